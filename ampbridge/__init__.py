@@ -1,0 +1,49 @@
+"""Mixed precision written once: one policy and one training loop for every framework."""
+
+from ampbridge.autocast import autocast
+from ampbridge.backend import Backend
+from ampbridge.errors import (
+    AmpBridgeError,
+    AmpBridgeWarning,
+    ArgumentError,
+    ArgumentTypeError,
+    BackendLoadError,
+    BackendNotFoundError,
+    CallOrderError,
+    PolicyError,
+    SimulationWarning,
+    StateError,
+    UnsupportedError,
+)
+from ampbridge.policy import Policy
+from ampbridge.registry import backend, backends, register_backend
+from ampbridge.scaler import Gradients, GradScaler
+from ampbridge.step import StepResult, TrainStep, train_step, value_and_grad
+
+__all__ = [
+    "AmpBridgeError",
+    "AmpBridgeWarning",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Backend",
+    "BackendLoadError",
+    "BackendNotFoundError",
+    "CallOrderError",
+    "GradScaler",
+    "Gradients",
+    "Policy",
+    "PolicyError",
+    "SimulationWarning",
+    "StateError",
+    "StepResult",
+    "TrainStep",
+    "UnsupportedError",
+    "autocast",
+    "backend",
+    "backends",
+    "register_backend",
+    "train_step",
+    "value_and_grad",
+]
+
+__version__ = "0.1.0"

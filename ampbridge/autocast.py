@@ -1,0 +1,51 @@
+"""The region in which a policy holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ampbridge import registry
+from ampbridge.backend import Backend
+from ampbridge.errors import UnsupportedError
+from ampbridge.policy import Policy
+
+
+@contextmanager
+def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) -> Iterator[None]:
+    """Run the enclosed ops, or the decorated function's, as ``policy`` says.
+
+    Regions nest: the inner policy alone counts, and an inner O0 region is full float32. They are
+    left intact by exceptions and are not seen by other threads. Take gradients outside.
+
+        with amp.autocast("O1:bfloat16"):
+            loss = loss_fn(model, x, y)
+
+    Args:
+        policy: a Policy or its short form.
+        backend: a name or a Backend; without it, the one registered framework that is imported.
+
+    Raises:
+        BackendNotFoundError: without ``backend``, if no or several frameworks are imported.
+    """
+    parsed = Policy.parse(policy)
+    check_level(parsed)
+    chosen = registry.active_backend() if backend is None else registry.backend(backend)
+    with chosen.autocast(parsed):
+        yield
+
+
+def check_level(policy: Policy) -> None:
+    """Refuse what no backend does yet, rather than ignore it."""
+    if policy.level == "O2":
+        msg = (
+            f"{policy!r}: level O2 comes with O2 support, in a later version.\n"
+            f"Hint: Policy('O1', {policy.dtype!r}) runs the allow list in {policy.dtype} today."
+        )
+        raise UnsupportedError(msg)
+    if policy.keep:
+        msg = (
+            f"{policy!r}: kept layers come with O2 support, in a later version.\n"
+            "Hint: deny=['linear'] keeps an op in float32 everywhere."
+        )
+        raise UnsupportedError(msg)

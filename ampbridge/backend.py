@@ -1,0 +1,168 @@
+"""The one interface between the core and a framework.
+
+An adapter does what pure Python cannot: cast ops, take gradients, check and step. It decides
+nothing. What is common (the scale rule, when to skip, what a step returns) lives in the core and
+takes a backend. An adapter holds no training state and is made without arguments; the core finds it
+by entry point (group ``ampbridge.backends``), whose name is the framework's root module.
+
+Native values (arrays, scalars, models, optimizers) pass through the core untouched: it never asks
+what they are. A native scalar is whatever the framework can branch on later: a Python number where
+the value is already on the host, a device tensor where reading it would wait for the device, a
+symbolic tensor while a step is being traced.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from ampbridge.policy import Policy
+    from ampbridge.scale_rule import ScalerConfig, ScaleState
+
+Array: TypeAlias = Any
+Scalar: TypeAlias = Any
+Model: TypeAlias = Any
+Optimizer: TypeAlias = Any
+LossFn: TypeAlias = Callable[..., Any]
+Program: TypeAlias = Callable[..., "StepOutput"]
+
+# What a finiteness check found, as a number so that it also travels through traced code.
+# INF wins over NAN: an overflow makes both, and only NaN alone is beyond the scaler's reach.
+FINITE, INF, NAN = 0, 1, 2
+
+
+class StepOutput(NamedTuple):
+    """What one traced or eager step hands back, all native."""
+
+    loss: Array
+    aux: Any
+    grads: Sequence[Array] | None
+    scale: Scalar
+    found: Scalar
+    applied: Scalar
+    grad_norm: Scalar
+    consecutive_skips: Scalar
+
+
+class ScaleStore(Protocol):
+    """Where the scaler's state lives: on the host, in device tensors, in traced variables."""
+
+    @abstractmethod
+    def read(self) -> ScaleState:
+        """The state as native scalars. Does not wait for a device."""
+
+    @abstractmethod
+    def write(self, state: ScaleState) -> None:
+        """Set the state from Python numbers."""
+
+    @abstractmethod
+    def update(self, found: Scalar, config: ScalerConfig) -> None:
+        """State <- next_state(state, found). Does not wait for a device."""
+
+
+class Backend(Protocol):
+    """Everything the core asks of a framework.
+
+    ``name`` is the framework's root module. ``compiles_by_default`` says whether its users expect
+    a training step to be compiled.
+    """
+
+    name: str
+    compiles_by_default: bool
+
+    @abstractmethod
+    def autocast(self, policy: Policy) -> AbstractContextManager[None]:
+        """A region in which ops run as ``policy`` says; O0 is a region of plain float32.
+
+        Regions nest (the inner policy alone counts), may be re-entered, are left intact by
+        exceptions, and are not seen by other threads.
+        """
+
+    @abstractmethod
+    def cast(self, x: Array, dtype: str) -> Array:
+        """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+
+    @abstractmethod
+    def parameters(self, owner: Model | Optimizer) -> list[Array]:
+        """The trainable parameters of a model or an optimizer, in a fixed order."""
+
+    @abstractmethod
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        model: Model,
+        batch: Sequence[Any],
+        policy: Policy,
+        factor: Scalar,
+        total: Sequence[Array] | None,
+    ) -> tuple[Array, Any, list[Array]]:
+        """Run ``loss_fn(model, *batch)`` under ``policy`` and differentiate ``factor * loss``.
+
+        ``loss_fn`` returns ``(loss, aux)``, the loss a scalar. Arrays in ``batch`` may be NumPy's.
+        The region spans the forward pass alone. The loss is taken to float32 before it is
+        multiplied: 65536 is already infinite in float16.
+
+        Args:
+            factor: multiplies the loss; a native scalar, or None for 1.
+            total: gradients of earlier micro-batches, to be added to; None for the first.
+
+        Returns:
+            The loss (float32, without ``factor``), ``aux``, and the sum of ``total`` and the new
+            gradients, in the order of ``parameters(model)``; None where the loss does not depend
+            on a parameter.
+        """
+
+    @abstractmethod
+    def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
+        """The gradients that the framework keeps beside the optimizer's parameters.
+
+        Raises:
+            UnsupportedError: where gradients are values that the caller holds.
+        """
+
+    @abstractmethod
+    def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
+        """Divide by ``scale`` in one pass that also looks for inf and NaN; may work in place.
+
+        Returns:
+            The gradients in float32 or wider, and FINITE, INF or NAN as a native scalar. After
+            INF or NAN the gradients' values are undefined.
+        """
+
+    @abstractmethod
+    def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
+        """Scale ``grads`` so that their joint 2-norm is at most ``max_norm``; the norm before."""
+
+    @abstractmethod
+    def apply(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Array],
+        grads: Sequence[Array],
+        found: Scalar,
+    ) -> Scalar:
+        """Step ``optimizer`` unless ``found`` says INF or NAN; None means unchecked.
+
+        A skipped step changes no parameter, no slot and no counter of the optimizer.
+
+        Returns:
+            Whether it was stepped, as a native scalar.
+        """
+
+    @abstractmethod
+    def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+        """``build(loss_fn)``, compiled where this framework compiles: the loss, or the whole step.
+
+        The compiled program follows the policy that is given at each call. ``total`` (a list of
+        gradients or None) and the batch are its arguments: ``program(policy, final, total, batch)``.
+
+        Raises:
+            UnsupportedError: where there is no compiler.
+        """
+
+    @abstractmethod
+    def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
+        """A place for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""

@@ -1,0 +1,65 @@
+"""What goes wrong, and what to do about it.
+
+Every error says what was passed, what is allowed, and ends with a ``Hint:`` line that holds the
+code to write. Each class is also the built-in exception that a caller would expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class AmpBridgeError(Exception):
+    """Base class of every error that ampbridge raises on purpose."""
+
+
+class PolicyError(AmpBridgeError, ValueError):
+    """A policy that cannot be: unknown level, dtype, list set or op, or a contradiction."""
+
+
+class ArgumentError(AmpBridgeError, ValueError):
+    """A value outside of what is allowed."""
+
+
+class ArgumentTypeError(AmpBridgeError, TypeError):
+    """An object of the wrong kind."""
+
+
+class CallOrderError(AmpBridgeError, RuntimeError):
+    """Calls in an order that cannot work, such as a second ``step`` before ``update``."""
+
+
+class StateError(AmpBridgeError, ValueError):
+    """A saved state that cannot be loaded. Nothing has been changed."""
+
+
+class UnsupportedError(AmpBridgeError, NotImplementedError):
+    """Something that this backend, or this version, cannot honour."""
+
+
+class BackendNotFoundError(AmpBridgeError, LookupError):
+    """No registered backend, or no single one, fits what was asked."""
+
+
+class BackendLoadError(AmpBridgeError, ImportError):
+    """A backend is registered but cannot be used."""
+
+
+class AmpBridgeWarning(UserWarning):
+    """Something is done for you, in another way than you may expect."""
+
+
+class SimulationWarning(AmpBridgeWarning):
+    """Low precision is simulated here: rounded values in float32 storage."""
+
+
+def listed(names: Iterable[object]) -> str:
+    """``'a', 'b' or 'c'``, for messages."""
+    quoted = [repr(name) for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names that look most like ``name``, best first."""
+    return get_close_matches(name, list(known), n=count, cutoff=0.6)

@@ -1,0 +1,226 @@
+"""Find the backend that speaks for a framework. Nothing here imports one.
+
+A backend is an entry point in the group ``ampbridge.backends`` whose *name* is the root module of
+its framework. The name alone decides, so no adapter is loaded to ask whether it is the right one:
+a broken adapter hurts only those who use it, and frameworks that cannot share a process
+(TensorFlow imported before Paddle crashes the interpreter) are never brought together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ampbridge.backend import Backend
+from ampbridge.errors import (
+    ArgumentTypeError,
+    BackendLoadError,
+    BackendNotFoundError,
+    listed,
+    nearest,
+)
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "ampbridge.backends"
+
+# The core imports these itself, so their presence in a process says nothing about its user; there
+# the adapter must have been imported.
+CORE_DEPENDENCIES = frozenset({"numpy"})
+
+Factory = Callable[[], Backend]
+_registered: dict[str, Factory] = {}
+_loaded: dict[str, Backend] = {}
+
+
+@cache
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    from importlib.metadata import entry_points  # 30 ms: only when first needed
+
+    found: dict[str, list[EntryPoint]] = {}
+    for entry_point in entry_points(group=GROUP):
+        found.setdefault(entry_point.name, []).append(entry_point)
+    return found
+
+
+def register_backend(name: str, factory: Factory) -> None:
+    """Add a backend of this process, or put one in another's place. ``name`` is the root module."""
+    _registered[name] = factory
+    _loaded.pop(name, None)
+
+
+def backend_names() -> list[str]:
+    """The registered backends, whether their framework is installed or not."""
+    return sorted({*_entry_points(), *_registered})
+
+
+def backends() -> dict[str, str]:
+    """Each registered backend with its status: "loaded", "installed" or "not installed".
+
+    Imports nothing.
+    """
+    return {name: _status(name) for name in backend_names()}
+
+
+def _status(name: str) -> str:
+    if name in _loaded:
+        return "loaded"
+    return "installed" if name in sys.modules or find_spec(name) else "not installed"
+
+
+def backend(name_or_object: object) -> Backend:
+    """The backend of that name, or the one that ``name_or_object`` belongs to.
+
+    Accepts a name, a model, an optimizer, a tensor, or a backend (returned as it is).
+
+    Raises:
+        BackendNotFoundError: if none fits.
+        BackendLoadError: if it cannot be used: framework missing, incomplete, claimed twice.
+    """
+    if isinstance(name_or_object, str):
+        return _load(name_or_object)
+    if _is_backend(name_or_object):
+        return name_or_object  # checked structurally
+    return _load(framework_of(name_or_object))
+
+
+def active_backend() -> Backend:
+    """The backend of the one registered framework that this process has imported.
+
+    Raises:
+        BackendNotFoundError: if it has imported none, or several.
+    """
+    names = [name for name in backend_names() if _in_use(name)]
+    if len(names) == 1:
+        return _load(names[0])
+    what = f"several ({listed(names)})" if names else "none"
+    example = names[0] if names else "torch"
+    msg = (
+        f"Which backend? Of the registered frameworks {backend_names()}, this process has imported "
+        f"{what}.\nHint: amp.autocast('O1', backend={example!r})"
+    )
+    raise BackendNotFoundError(msg)
+
+
+def _in_use(name: str) -> bool:
+    if name not in CORE_DEPENDENCIES:
+        return name in sys.modules
+    return any(point.module in sys.modules for point in _entry_points().get(name, []))
+
+
+def framework_of(*objects: object) -> str:
+    """The registered framework that the objects belong to, by the modules of their classes.
+
+    Objects of no framework are passed over.
+
+    Raises:
+        BackendNotFoundError: if they belong to none, or to several.
+    """
+    found = {name: obj for obj in objects if (name := _framework_of_type(type(obj)))}
+    if len(found) == 1:
+        return next(iter(found))
+    if found:
+        kinds = " and ".join(f"{_kind(obj)} ({name})" for name, obj in found.items())
+        msg = (
+            f"The objects belong to several frameworks: {kinds}.\n"
+            "Hint: give a model and an optimizer of one framework."
+        )
+        raise BackendNotFoundError(msg)
+    kinds = ", ".join(_kind(obj) for obj in objects)
+    msg = (
+        f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
+        "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
+    )
+    raise BackendNotFoundError(msg)
+
+
+def _framework_of_type(cls: type) -> str | None:
+    known = backend_names()
+    return next((root for root in _roots(cls) if root in known), None)
+
+
+def _roots(cls: type) -> Iterator[str]:
+    # Adapters ship classes of their own (ampbridge_numpy.nn.Linear): theirs is the adapter's name.
+    owners = {
+        point.module.partition(".")[0]: n for n, ps in _entry_points().items() for point in ps
+    }
+    for base in cls.__mro__:
+        root = base.__module__.partition(".")[0]
+        yield owners.get(root, root)
+
+
+def _kind(obj: object) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+def _load(name: str) -> Backend:
+    if name not in _loaded:
+        _loaded[name] = _checked(_factory(name), name)
+    return _loaded[name]
+
+
+def _factory(name: str) -> Factory:
+    if name in _registered:
+        return _registered[name]
+    candidates = _entry_points().get(name, [])
+    if not candidates:
+        close = nearest(name, backend_names(), 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"allowed are {listed(backend_names())}."
+        msg = f"No backend {name!r}; registered are {backend_names()}.\nHint: {hint}"
+        raise BackendNotFoundError(msg)
+    if len(candidates) > 1:
+        owners = ", ".join(f"{p.value} (from {p.dist.name if p.dist else '?'})" for p in candidates)
+        msg = f"Several distributions provide backend {name!r}: {owners}.\nHint: uninstall all but one."
+        raise BackendLoadError(msg)
+    factory: Factory = candidates[0].load()
+    return factory
+
+
+def _checked(factory: Factory, name: str) -> Backend:
+    try:
+        made = factory()
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        hint = f"pip install 'ampbridge[{name}]'" if missing == name else f"pip install {missing}"
+        msg = f"Backend {name!r} needs a package that is not installed: {error.name or error}.\n"
+        raise BackendLoadError(msg + f"Hint: {hint}") from error
+    absent = _missing_methods(made)
+    if absent:
+        msg = f"Backend {name!r} ({_kind(made)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
+        raise BackendLoadError(msg)
+    return made
+
+
+def _is_backend(obj: object) -> TypeGuard[Backend]:
+    return isinstance(getattr(obj, "name", None), str) and not _missing_methods(obj)
+
+
+def _missing_methods(obj: Any) -> list[str]:
+    methods: frozenset[str] = Backend.__abstractmethods__
+    return sorted(m for m in methods if not callable(getattr(obj, m, None)))
+
+
+def check_same_framework(model: object, optimizer: object) -> str:
+    """The framework of both; the optimizer may be of none that is known.
+
+    Raises:
+        ArgumentTypeError: if the optimizer is of another framework than the model.
+    """
+    name = framework_of(model)
+    other = _framework_of_type(type(optimizer))
+    if other is not None and other != name:
+        msg = (
+            f"The model {_kind(model)} belongs to {name}, the optimizer {_kind(optimizer)} to {other}.\n"
+            f"Hint: make the optimizer with {name}, over the model's own parameters."
+        )
+        raise ArgumentTypeError(msg)
+    return name
+
+
+def knows(obj: object) -> bool:
+    """Whether ``obj`` is of a registered framework."""
+    return _framework_of_type(type(obj)) is not None
