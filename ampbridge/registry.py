@@ -109,7 +109,11 @@ def active_backend() -> Backend:
 def _in_use(name: str) -> bool:
     if name not in CORE_DEPENDENCIES:
         return name in sys.modules
-    return any(point.module in sys.modules for point in _entry_points().get(name, []))
+    return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
+
+
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.module.partition(".")[0]
 
 
 def framework_of(*objects: object) -> str:
@@ -176,8 +180,8 @@ def _factory(name: str) -> Factory:
         owners = ", ".join(f"{p.value} (from {p.dist.name if p.dist else '?'})" for p in candidates)
         msg = f"Several distributions provide backend {name!r}: {owners}.\nHint: uninstall all but one."
         raise BackendLoadError(msg)
-    factory: Factory = candidates[0].load()
-    return factory
+    entry_point = candidates[0]
+    return lambda: entry_point.load()()
 
 
 def _checked(factory: Factory, name: str) -> Backend:

@@ -42,7 +42,11 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalerConfig:
-    """The numbers of the rule; what each means is said in ``GradScaler``."""
+    """The numbers of the rule; what each means is said in ``GradScaler``.
+
+    Factors and bounds are rounded to float32, the scale's own precision: a product of two float32
+    numbers then rounds alike on the host, in a fused kernel and under a tracer.
+    """
 
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -127,9 +131,10 @@ class HostStore:
 
 
 def checked_float(name: str, value: object) -> float:
-    """``value`` as a float; bool and text are not numbers here."""
+    """``value`` rounded to float32; bool and text are not numbers here."""
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        return float(value)
+        with np.errstate(over="ignore"):  # too large becomes inf, which no bound admits
+            return float(np.float32(value))
     msg = f"{name} is a number, not {value!r} of type {type(value).__name__}.\n"
     raise ArgumentTypeError(
         msg + f"Hint: {name}=2.0**16" if "scale" in name else msg + f"Hint: {name}=2.0"

@@ -274,11 +274,10 @@ class GradScaler:
             raise ArgumentTypeError(msg)
 
     def _bound_to(self, obj: Any) -> Backend:
-        if self._backend is None:
+        """The backend of a loss or an optimizer, which must be the one of those before it."""
+        if self._backend is None or registry.knows(obj):
             self.bind(registry.backend(obj), obj)
         assert self._backend is not None
-        if registry.knows(obj):
-            self.bind(registry.backend(obj), obj)
         return self._backend
 
     def _unscale_values(self, grads: Sequence[Array]) -> Gradients:
@@ -292,7 +291,7 @@ class GradScaler:
             raise CallOrderError(msg)
         if not self.enabled:
             return grads
-        backend = self._bound_to(next((g for g in grads if g is not None), None))
+        backend = self._backend or self._bound_to(next((g for g in grads if g is not None), None))
         values, found = backend.unscale(grads.values, self._store.read().scale)
         return Gradients(values, grads.parameters, found)
 

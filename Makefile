@@ -1,0 +1,71 @@
+# The two commands are `make demo` and `make test`; everything they need they install themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+FRAMEWORKS := numpy torch tensorflow paddle
+
+# A framework that is missing fails the tests instead of skipping them.
+export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types test-core $(FRAMEWORKS:%=test-%) test-examples nightly bench docs format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone (a minute)
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test lint types test-core $(FRAMEWORKS:%=test-%) test-examples ## lint, types and every test, one process per framework
+
+lint: $(VENV)/.test ## ruff, formatting included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test ## mypy, strict on the core
+	$(BIN)/mypy
+
+test-core: $(VENV)/.test ## the core alone, no framework loaded
+	$(BIN)/python -m pytest -q tests/core tests/conformance
+
+test-%: $(VENV)/.test
+	$(BIN)/python -m pytest -q tests/$*
+
+test-examples: $(VENV)/.test ## the examples on all backends, compared with each other
+	$(BIN)/python -m pytest -q tests/examples
+
+nightly: $(VENV)/.test ## the same tests with longer random searches
+	HYPOTHESIS_PROFILE=nightly $(MAKE) test
+
+bench: $(VENV)/.bench ## overhead against hand-written native loops, as ratios within one run
+	$(BIN)/python bench/overhead.py
+
+docs: $(VENV)/.test ## write the tables that are made from code
+	$(BIN)/python scripts/write_tables.py
+
+format: $(VENV)/.test ## ruff's formatter and its safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ampbridge needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	$(PIP) install -e '.[examples]'
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing the pinned frameworks (some minutes the first time)"
+	$(PIP) install --constraint constraints.txt torch tensorflow-cpu paddlepaddle
+	$(PIP) install --constraint constraints.txt -e '.[test,examples,report]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) install --constraint constraints.txt -e '.[bench]'
+	@touch $@

@@ -1,0 +1,125 @@
+"""What the conformance suite needs to know of a framework.
+
+A harness is written against the framework alone. It never goes through the backend, or a bug of
+the backend would hide itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ampbridge.backend import Array, Backend, Model, Optimizer, Scalar
+
+NumpyArray = npt.NDArray[Any]
+
+
+class Harness(Protocol):
+    """A framework in the suite's words; its own arrays, models and optimizers throughout.
+
+    The model is a perceptron of one hidden layer, ``relu(x @ w1 + b1) @ w2 + b2``, whose parameters
+    are ``w1, b1, w2, b2``, in this order and in these shapes (weights ``(in, out)``).
+
+    Attributes:
+        backend: the backend under test.
+        frameworks: root modules that the adapter may import, its own framework first. Of the
+            other registered frameworks it must import none.
+        compiles: whether ``train_step(..., compile=True)`` works; else it must be refused.
+        stores_gradients: whether ``backward`` leaves gradients beside the parameters; else
+            ``Backend.stored_gradients`` must be refused.
+        simulated: whether results in low precision are kept in float32 storage; ``dtype_of`` then
+            says "float32" of them.
+    """
+
+    backend: Backend
+    frameworks: Sequence[str]
+    compiles: bool
+    stores_gradients: bool
+    simulated: bool
+
+    @abstractmethod
+    def array(self, values: npt.ArrayLike, dtype: str = "float32") -> Array:
+        """A native array; ``dtype`` is float16, bfloat16, float32, float64 or int64."""
+
+    @abstractmethod
+    def numpy(self, x: Array) -> NumpyArray:
+        """Its values, bit by bit; bfloat16 may come as float32."""
+
+    @abstractmethod
+    def dtype_of(self, x: Array) -> str:
+        """The name of the dtype in which ``x`` is stored."""
+
+    @abstractmethod
+    def run(self, op: str, *inputs: Array) -> Array:
+        """Run the framework's "matmul", "exp", "add" or "atan2"."""
+
+    @abstractmethod
+    def model(self, weights: Sequence[NumpyArray]) -> Model:
+        """The perceptron with a copy of ``[w1, b1, w2, b2]``."""
+
+    @abstractmethod
+    def hidden(self, model: Model, x: Array) -> Array:
+        """``relu(x @ w1 + b1)``, of which ``w2`` and ``b2`` are no part."""
+
+    @abstractmethod
+    def forward(self, model: Model, x: Array) -> Array:
+        """``hidden(model, x) @ w2 + b2``."""
+
+    @abstractmethod
+    def mean_squared_error(self, prediction: Array, target: Array) -> Array:
+        """The mean over all elements, a scalar."""
+
+    @abstractmethod
+    def parameters(self, model: Model) -> list[Array]:
+        """The native ``w1, b1, w2, b2``."""
+
+    @abstractmethod
+    def optimizer(self, model: Model, kind: str, rate: float) -> Optimizer:
+        """ "momentum": SGD with momentum 0.9, not dampened, no Nesterov; "adam": Adam."""
+
+    @abstractmethod
+    def slots(self, optimizer: Optimizer) -> list[NumpyArray]:
+        """Every array and counter that the optimizer keeps, read bit by bit; may be none at first."""
+
+    @abstractmethod
+    def scaled_gradients(
+        self, model: Model, compute_loss: Callable[[], Array], scale: Callable[[Array], Array]
+    ) -> list[Array]:
+        """Differentiate ``scale(compute_loss())`` by the framework's own means, as a user would.
+
+        Where gradients are stored they are left beside the parameters, too.
+        """
+
+    @abstractmethod
+    def on_backward(self, x: Array, call: Callable[[], None]) -> Array:
+        """``x``, made to call ``call`` when its gradient is computed."""
+
+    @abstractmethod
+    def is_differentiable(self, x: Array) -> bool:
+        """Whether ``x`` is still tied to the computation it came from."""
+
+    @abstractmethod
+    def ambient(self) -> Mapping[str, object]:
+        """What a region may change in the framework: modes, default dtypes, attributes by name.
+
+        Compared before and after with ``==``; of attributes give the identity, as
+        ``attributes_of`` does.
+        """
+
+
+def attributes_of(*owners: Any) -> dict[str, int]:
+    """The identity of each attribute of modules and classes, to see whether any was left replaced."""
+    return {
+        f"{owner.__name__}.{name}": id(value)
+        for owner in owners
+        for name, value in vars(owner).items()
+    }
+
+
+def as_number(x: Scalar, harness: Harness) -> float:
+    """A native scalar, or one that is on the host already, as a Python number."""
+    return float(x if isinstance(x, (bool, int, float)) else harness.numpy(x))

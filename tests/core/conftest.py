@@ -1,0 +1,85 @@
+"""A backend for a framework that does not exist: the core is tested without any real one."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import registry
+from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.scale_rule import HostStore
+
+
+class ToyModel:
+    """One weight; the gradient of its loss is whatever ``slope`` says."""
+
+    __module__ = "toyframework.nn"
+
+    def __init__(self, slope=1.0):
+        self.weight, self.slope = np.zeros(1, np.float32), slope
+
+
+class ToyOptimizer:
+    """Plain gradient descent that keeps its gradient, as torch's does."""
+
+    __module__ = "toyframework.optim"
+
+    def __init__(self, model):
+        self.model, self.gradient, self.steps = model, None, 0
+
+
+class ToyBackend(amp.Backend):
+    """The smallest complete backend."""
+
+    name = "toyframework"
+    compiles_by_default = False
+
+    def autocast(self, policy):
+        return nullcontext()
+
+    def cast(self, x, dtype):
+        return np.asarray(x, dtype)
+
+    def parameters(self, owner):
+        return [getattr(owner, "model", owner).weight]
+
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        loss, aux = loss_fn(model, *batch)
+        gradient = np.array([model.slope], np.float32) * np.float32(factor or 1.0)
+        return loss, aux, [gradient if total is None else total[0] + gradient]
+
+    def stored_gradients(self, optimizer):
+        return [optimizer.gradient]
+
+    def unscale(self, grads, scale):
+        joined = np.concatenate(list(grads))
+        found = INF if np.isinf(joined).any() else NAN if np.isnan(joined).any() else FINITE
+        return [g / np.float32(scale) for g in grads], found
+
+    def clip(self, grads, max_norm):
+        norm = float(np.linalg.norm(np.concatenate(list(grads))))
+        return [g * min(1.0, max_norm / norm) for g in grads], norm
+
+    def apply(self, optimizer, parameters, grads, found):
+        if found:
+            return False
+        parameters[0] -= grads[0]
+        optimizer.steps += 1
+        return True
+
+    def compile(self, build, loss_fn):
+        return build(loss_fn)
+
+    def scale_store(self, state, like):
+        return HostStore(state)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The framework "toyframework", registered for one test."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    amp.register_backend("toyframework", ToyBackend)
+    return SimpleNamespace(Model=ToyModel, Optimizer=ToyOptimizer, Backend=ToyBackend)

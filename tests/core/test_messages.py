@@ -1,0 +1,645 @@
+"""Wrong calls, and what the user reads: what was passed, what is allowed, and code to write.
+
+Every message is compared word by word; a changed message is a changed interface.
+"""
+
+import subprocess
+import sys
+from collections import namedtuple
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import registry
+
+GradScaler, Policy = amp.GradScaler, amp.Policy
+
+LEVELS = "'O0', 'O1' or 'O2'"
+FIELDS = "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'master_weights', 'output_dtype' or 'execution'"
+OPS_ALLOWED = (
+    "allowed are the canonical names and framework names with a prefix "
+    "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:)."
+)
+
+POLICY_MISTAKES = {
+    "level": (
+        lambda: Policy("O3"),
+        amp.PolicyError,
+        f"Passed level='O3'; allowed are {LEVELS}.\nHint: level='O0'",
+    ),
+    "dtype": (
+        lambda: Policy("O1", "fp16"),
+        amp.PolicyError,
+        "Passed dtype='fp16'; allowed are 'float16' or 'bfloat16'.\nHint: dtype='float16'",
+    ),
+    "dtype of another kind": (
+        lambda: Policy("O1", 16),
+        amp.PolicyError,
+        "Passed dtype=16; allowed are 'float16' or 'bfloat16'.\nHint: dtype='float16'",
+    ),
+    "list set": (
+        lambda: Policy(lists="tensorflw"),
+        amp.PolicyError,
+        "Passed lists='tensorflw'; allowed are 'torch', 'paddle', 'tensorflow', 'safe' or 'native'.\n"
+        "Hint: lists='tensorflow'",
+    ),
+    "output dtype": (
+        lambda: Policy(output_dtype="float64"),
+        amp.PolicyError,
+        "Passed output_dtype='float64'; allowed are 'float32', 'float16' or 'bfloat16'.\n"
+        "Hint: output_dtype='float16'",
+    ),
+    "execution": (
+        lambda: Policy(execution="simulate"),
+        amp.PolicyError,
+        "Passed execution='simulate'; allowed are 'native', 'simulated' or 'auto'.\n"
+        "Hint: execution='simulated'",
+    ),
+    "master weights": (
+        lambda: Policy("O2", master_weights="yes"),
+        amp.ArgumentTypeError,
+        "master_weights is True or False, not 'yes'.\nHint: Policy('O2', master_weights=True)",
+    ),
+    "misspelt op": (
+        lambda: Policy(deny=["softmux"]),
+        amp.PolicyError,
+        f"Unknown op 'softmux'; {OPS_ALLOWED}\n"
+        "Hint: did you mean 'softmax' or 'softmin' or 'softplus'?",
+    ),
+    "framework name without its prefix": (
+        lambda: Policy(deny=["elementwise_add"]),
+        amp.PolicyError,
+        f"Unknown op 'elementwise_add'; {OPS_ALLOWED}\n"
+        "Hint: did you mean 'paddle:elementwise_add'?",
+    ),
+    "op like no other": (
+        lambda: Policy(deny=["zzzzzz"]),
+        amp.PolicyError,
+        f"Unknown op 'zzzzzz'; {OPS_ALLOWED}\n"
+        "Hint: `ampbridge.oplists.ops()` lists the canonical names.",
+    ),
+    "misspelt framework name": (
+        lambda: Policy(deny=["tf:MatMull"]),
+        amp.PolicyError,
+        "Unknown op 'tf:MatMull': 'MatMull' is no name of 'tf' in the op table.\n"
+        "Hint: did you mean 'tf:MatMul' or 'tf:BatchMatMul' or 'tf:SparseMatMul'?",
+    ),
+    "one op in both lists": (
+        lambda: Policy(allow=["softmax"], deny=["softmax", "paddle:softmax"]),
+        amp.PolicyError,
+        "'softmax' stands in both allow and deny; an op has one rule.\n"
+        "Hint: leave it in one list, for example deny=['softmax'].",
+    ),
+    "a string for a list": (
+        lambda: Policy(deny="softmax"),
+        amp.ArgumentTypeError,
+        "deny takes a list of names, not the string 'softmax'.\nHint: deny=['softmax']",
+    ),
+    "a number in a list": (
+        lambda: Policy(allow=[1]),
+        amp.ArgumentTypeError,
+        "allow takes names, not 1 of type int.\nHint: allow=['softmax']",
+    ),
+    "a class in keep": (
+        lambda: Policy(keep=[int]),
+        amp.ArgumentTypeError,
+        "keep takes names, not <class 'int'> of type type.\nHint: keep=['softmax']",
+    ),
+    "lists with native": (
+        lambda: Policy(lists="native", deny=["exp"]),
+        amp.PolicyError,
+        "lists='native' intercepts nothing, so allow and deny cannot be honoured "
+        "(allow=[], deny=['exp']).\n"
+        "Hint: start from a list set, lists='torch', and keep allow and deny.",
+    ),
+    "category under native": (
+        lambda: Policy(lists="native").category("exp"),
+        amp.PolicyError,
+        "With lists='native' the framework decides op by op; there is no list to look at.\n"
+        "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend.",
+    ),
+    "short form": (
+        lambda: Policy.parse("01"),
+        amp.PolicyError,
+        "Cannot read the policy '01'; allowed are 'O0', 'O1', 'O2', 'O1:float16', 'O1:bfloat16', "
+        "'O2:float16', 'O2:bfloat16', 'float32', 'fp32', '32', '32-true', 'no', 'float16', 'fp16', "
+        "'16-mixed', 'mixed_float16', 'bfloat16', 'bf16', 'bf16-mixed' or 'mixed_bfloat16'.\n"
+        "Hint: did you mean 'O1'?",
+    ),
+    "short form of another kind": (
+        lambda: Policy.parse(16),
+        amp.ArgumentTypeError,
+        "A policy is a Policy or a string, not int (16).\n"
+        "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')",
+    ),
+    "field of replace": (
+        lambda: Policy().replace(lvl="O1"),
+        amp.PolicyError,
+        f"policy.replace has no field 'lvl'; allowed are {FIELDS}.\nHint: did you mean 'level'?",
+    ),
+    "field of from_dict": (
+        lambda: Policy.from_dict({"level": "O1", "denied": []}),
+        amp.PolicyError,
+        f"Policy.from_dict has no field 'denied'; allowed are {FIELDS}.\nHint: did you mean 'deny'?",
+    ),
+}
+
+SCALER_MISTAKES = {
+    "text for a scale": (
+        lambda: GradScaler("65536"),
+        amp.ArgumentTypeError,
+        "init_scale is a number, not '65536' of type str.\nHint: init_scale=2.0**16",
+    ),
+    "a scale above its bound": (
+        lambda: GradScaler(2.0**26),
+        amp.ArgumentError,
+        "Passed init_scale=67108864.0; allowed is min_scale (5.960464477539063e-08) to max_scale "
+        "(16777216.0).\nHint: GradScaler(67108864.0, max_scale=67108864.0)",
+    ),
+    "growth factor": (
+        lambda: GradScaler(growth_factor=0.5),
+        amp.ArgumentError,
+        "Passed growth_factor=0.5; allowed is at least 1.0.\nHint: GradScaler(growth_factor=2.0)",
+    ),
+    "backoff factor": (
+        lambda: GradScaler(backoff_factor=2.0),
+        amp.ArgumentError,
+        "Passed backoff_factor=2.0; allowed is in (0.0, 1.0].\nHint: GradScaler(backoff_factor=0.5)",
+    ),
+    "interval of none": (
+        lambda: GradScaler(growth_interval=0),
+        amp.ArgumentError,
+        "Passed growth_interval=0; allowed is a whole number from 1.\n"
+        "Hint: GradScaler(growth_interval=1)",
+    ),
+    "interval of a fraction": (
+        lambda: GradScaler(backoff_interval=1.5),
+        amp.ArgumentTypeError,
+        "backoff_interval is a whole number, not 1.5 of type float.\nHint: backoff_interval=1",
+    ),
+    "floor at which 1/scale is infinite": (
+        lambda: GradScaler(min_scale=0.0),
+        amp.ArgumentError,
+        "Passed min_scale=0.0; allowed is at least 2.0**-126.\n"
+        "Hint: GradScaler(min_scale=5.960464477539063e-08)",
+    ),
+    "ceiling under the floor": (
+        lambda: GradScaler(1.0, min_scale=4.0, max_scale=2.0),
+        amp.ArgumentError,
+        "Passed max_scale=2.0; allowed is from min_scale (4.0) to 2.0**127.\n"
+        "Hint: GradScaler(max_scale=16777216.0)",
+    ),
+    "update of nothing": (
+        lambda: GradScaler().update(),
+        amp.CallOrderError,
+        "update() without a step() or unscale() since the last one: nothing was checked.\n"
+        "Hint: scaler.step(optimizer); scaler.update()",
+    ),
+    "question about nothing": (
+        lambda: GradScaler().found_inf(object()),
+        amp.CallOrderError,
+        "found_inf() of an optimizer whose gradients were not checked since update().\n"
+        "Hint: scaler.unscale(optimizer) checks them.",
+    ),
+    "state of nothing known": (
+        lambda: GradScaler().load_state_dict({"loss_scale": 1.0}),
+        amp.StateError,
+        "No known scaler state: its keys are ['loss_scale'].\n"
+        "Hint: accepted are GradScaler.state_dict() of ampbridge, torch, paddle, keras.",
+    ),
+    "state of another kind": (
+        lambda: GradScaler().load_state_dict([1.0]),
+        amp.StateError,
+        "A scaler's state is a dict, not list.\nHint: scaler.state_dict()",
+    ),
+    "state of another version": (
+        lambda: GradScaler().load_state_dict({"version": 99}),
+        amp.StateError,
+        "Scaler state of version 99; this ampbridge reads version 1.\n"
+        "Hint: pip install --upgrade ampbridge",
+    ),
+    "state with a key too many": (
+        lambda: GradScaler().load_state_dict({**GradScaler().state_dict(), "hysteresis": 2}),
+        amp.StateError,
+        "A scaler state of version 1 has other keys: missing [], unknown ['hysteresis'].\n"
+        "Hint: pass GradScaler.state_dict()'s result unchanged.",
+    ),
+    "state of a collapsed scaler": (
+        lambda: GradScaler().load_state_dict({"scale": 0.0, "_growth_tracker": 0}),
+        amp.StateError,
+        "The state holds an impossible value: scale=0.0, "
+        "{'good_steps': 0, 'bad_steps': 0, 'consecutive_skips': 0}.\n"
+        "Hint: start anew with GradScaler(); the saved scaler had collapsed.",
+    ),
+    "state with several scales": (
+        lambda: GradScaler().load_state_dict({"scale": [1.0, 2.0], "_growth_tracker": 0}),
+        amp.StateError,
+        "The state holds an impossible value. scale is one number, not [1.0, 2.0].\nHint: scale=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [*POLICY_MISTAKES, *SCALER_MISTAKES])
+def test_wrong_value(mistake):
+    call, kind, text = (POLICY_MISTAKES | SCALER_MISTAKES)[mistake]
+    with reads(kind, text):
+        call()
+
+
+@contextmanager
+def reads(kind, text):
+    """The block raises exactly ``kind``, an AmpBridgeError with a hint, and says ``text``."""
+    with pytest.raises(amp.AmpBridgeError) as caught:
+        yield
+    assert str(caught.value) == text
+    assert type(caught.value) is kind
+    assert "Hint: " in text.rpartition("\n")[2]
+
+
+# -- train_step and the scaler's order of calls, on a framework that does not exist
+
+
+def loss_fn(model, *batch):
+    return np.float32(1.0)
+
+
+@pytest.fixture
+def parts(toy):
+    model = toy.Model()
+    return namedtuple("Parts", "model optimizer")(model, toy.Optimizer(model))
+
+
+class Schedule:
+    """Shaped like a Keras LearningRateSchedule."""
+
+    def __call__(self, step):
+        return 0.1
+
+    def get_config(self):
+        return {}
+
+
+STEP_ARGUMENTS = {
+    "accumulate": (
+        {"accumulate": 0},
+        amp.ArgumentError,
+        "Passed accumulate=0; allowed is a whole number from 1.\nHint: accumulate=4",
+    ),
+    "clip_norm": (
+        {"clip_norm": -1.0},
+        amp.ArgumentError,
+        "Passed clip_norm=-1.0; allowed is a positive number or None.\nHint: clip_norm=1.0",
+    ),
+    "compile": (
+        {"compile": "yes"},
+        amp.ArgumentError,
+        "Passed compile='yes'; allowed are True, False and 'auto'.\nHint: compile='auto'",
+    ),
+    "scheduler": (
+        {"scheduler": 0.1},
+        amp.ArgumentTypeError,
+        "scheduler is an object with step() or a function, not float.\n"
+        "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
+        "follows optimizer.iterations, which stands still on skipped steps.",
+    ),
+    "a rate schedule": (
+        {"scheduler": Schedule()},
+        amp.ArgumentTypeError,
+        "scheduler is an object with step() or a function, not Schedule.\n"
+        "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
+        "follows optimizer.iterations, which stands still on skipped steps.",
+    ),
+    "another scaler": (
+        {"scaler": 1024},
+        amp.ArgumentTypeError,
+        "scaler is an ampbridge.GradScaler, 'auto' or None, not 1024 (builtins.int).\n"
+        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())",
+    ),
+    "O2": (
+        {"policy": "O2"},
+        amp.UnsupportedError,
+        "Policy('O2', 'float16'): level O2 comes with O2 support, in a later version.\n"
+        "Hint: Policy('O1', 'float16') runs the allow list in float16 today.",
+    ),
+    "policy": (
+        {"policy": None},
+        amp.ArgumentTypeError,
+        "A policy is a Policy or a string, not NoneType (None).\n"
+        "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", STEP_ARGUMENTS)
+def test_wrong_argument_of_train_step(mistake, parts):
+    arguments, kind, text = STEP_ARGUMENTS[mistake]
+    with reads(kind, text):
+        amp.train_step(loss_fn, parts.model, parts.optimizer, **arguments)
+
+
+def test_loss_fn_that_is_no_function(parts):
+    with reads(
+        amp.ArgumentTypeError,
+        "loss_fn is a function of (model, *batch), not 3.\n"
+        "Hint: def loss_fn(model, x, y): return loss",
+    ):
+        amp.train_step(3, parts.model, parts.optimizer)
+
+
+def test_loss_that_is_no_scalar(parts):
+    step = amp.train_step(lambda model: np.zeros((4, 2)), parts.model, parts.optimizer)
+    with reads(
+        amp.ArgumentError,
+        "loss_fn returned a loss of shape (4, 2); a scalar is needed.\nHint: return loss.mean()",
+    ):
+        step()
+
+
+def test_loss_that_is_nothing(parts):
+    step = amp.train_step(lambda model: None, parts.model, parts.optimizer)
+    with reads(
+        amp.ArgumentTypeError,
+        "loss_fn returned NoneType, not a tensor.\n"
+        "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)",
+    ):
+        step()
+
+
+def test_model_of_no_framework(toy, monkeypatch):
+    monkeypatch.setattr(registry, "backend_names", lambda: ["toyframework"])
+    with reads(
+        amp.BackendNotFoundError,
+        "No registered framework knows builtins.int; registered are ['toyframework'].\n"
+        "Hint: name it, backend='torch', or pass a native model, optimizer or tensor.",
+    ):
+        amp.train_step(loss_fn, 3, toy.Optimizer(None))
+
+
+class ForeignOptimizer:
+    __module__ = "torch.optim.sgd"
+
+
+def test_model_and_optimizer_of_two_frameworks(parts):
+    with reads(
+        amp.ArgumentTypeError,
+        "The model toyframework.nn.ToyModel belongs to toyframework, the optimizer "
+        "torch.optim.sgd.ForeignOptimizer to torch.\n"
+        "Hint: make the optimizer with toyframework, over the model's own parameters.",
+    ):
+        amp.train_step(loss_fn, parts.model, ForeignOptimizer())
+
+
+@pytest.mark.parametrize("scaler", [None, GradScaler(enabled=False)], ids=["none", "disabled"])
+def test_float16_without_a_scaler_warns(scaler, parts):
+    with pytest.warns(amp.AmpBridgeWarning) as caught:
+        amp.train_step(loss_fn, parts.model, parts.optimizer, policy="O1", scaler=scaler)
+    assert str(caught[0].message) == (
+        "Policy('O1', 'float16') without loss scaling: gradients under 6e-8 become zero.\n"
+        "Hint: scaler='auto', or a bfloat16 policy, which needs none."
+    )
+    assert caught[0].filename == __file__  # it points at the user's line
+
+
+@pytest.mark.parametrize("scaler", [None, "auto", GradScaler(enabled=False)])
+def test_bfloat16_without_a_scaler_is_fine(scaler, parts):
+    amp.train_step(loss_fn, parts.model, parts.optimizer, policy="O1:bfloat16", scaler=scaler)()
+
+
+def test_saving_between_micro_batches(parts):
+    step = amp.train_step(loss_fn, parts.model, parts.optimizer, accumulate=4)
+    step()
+    with reads(
+        amp.StateError,
+        "state_dict() after 1 of 4 micro-batches would lose their gradients.\n"
+        "Hint: save when result.reason != 'accumulating'.",
+    ):
+        step.state_dict()
+
+
+def saved(parts, **arguments):
+    return amp.train_step(loss_fn, parts.model, parts.optimizer, **arguments).state_dict()
+
+
+def test_loading_the_state_of_another_policy(parts):
+    step = amp.train_step(loss_fn, parts.model, parts.optimizer, policy="O1")
+    with reads(
+        amp.StateError,
+        "The state was saved under Policy('O0'), this step runs Policy('O1', 'float16').\n"
+        "Hint: amp.train_step(..., policy=Policy('O0'))",
+    ):
+        step.load_state_dict(saved(parts, policy="O0"))
+
+
+def test_loading_a_state_without_its_scaler(parts):
+    step = amp.train_step(
+        loss_fn, parts.model, parts.optimizer, policy="O1:bfloat16", scaler=GradScaler()
+    )
+    with reads(
+        amp.StateError,
+        "The state has no scaler, this step has a scaler.\n"
+        "Hint: make the step with the scaler= it was saved with.",
+    ):
+        step.load_state_dict(saved(parts, policy="O1:bfloat16"))
+
+
+def test_loading_something_else(parts):
+    step = amp.train_step(loss_fn, parts.model, parts.optimizer)
+    with reads(
+        amp.StateError,
+        "Not a train_step state of version 1: keys ['weights'].\n"
+        "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'step', 'version'].",
+    ):
+        step.load_state_dict({"weights": []})
+
+
+@pytest.fixture
+def scaler(parts):
+    """A scaler whose optimizer holds a gradient."""
+    parts.optimizer.gradient = np.ones(1, np.float32)
+    return GradScaler()
+
+
+def test_unscaling_twice(scaler, parts):
+    scaler.unscale(parts.optimizer)
+    with reads(
+        amp.CallOrderError,
+        "unscale() of this optimizer after unscale(), since the last update().\n"
+        "Hint: call unscale() once an iteration, before step(), and update() at its end.",
+    ):
+        scaler.unscale(parts.optimizer)
+
+
+def test_unscaling_after_the_step(scaler, parts):
+    scaler.step(parts.optimizer)
+    with reads(
+        amp.CallOrderError,
+        "unscale() of this optimizer after step(), since the last update().\n"
+        "Hint: call unscale() once an iteration, before step(), and update() at its end.",
+    ):
+        scaler.unscale(parts.optimizer)
+
+
+def test_stepping_twice(scaler, parts):
+    scaler.step(parts.optimizer)
+    with reads(
+        amp.CallOrderError,
+        "step() of this optimizer has been called already since the last update().\n"
+        "Hint: scaler.step(optimizer); scaler.update()",
+    ):
+        scaler.step(parts.optimizer)
+
+
+def test_unscaling_gradients_twice(scaler, parts):
+    _, grads = amp.value_and_grad(loss_fn, parts.model, scaler=scaler)
+    grads = scaler.unscale(grads)
+    with reads(
+        amp.CallOrderError,
+        "These gradients have been unscaled already.\n"
+        "Hint: grads = scaler.unscale(grads), once; then scaler.step(optimizer, grads).",
+    ):
+        scaler.unscale(grads)
+
+
+class OtherBackendModel:
+    __module__ = "otherframework"
+
+
+def test_one_scaler_for_two_frameworks(toy, scaler, parts):
+    class Other(toy.Backend):
+        name = "otherframework"
+
+    amp.register_backend("otherframework", Other)
+    scaler.step(parts.optimizer)
+    with reads(
+        amp.ArgumentTypeError,
+        "This GradScaler works for toyframework and was given something of otherframework.\n"
+        "Hint: other = GradScaler(); other.load_state_dict(scaler.state_dict())",
+    ):
+        amp.value_and_grad(loss_fn, OtherBackendModel(), scaler=scaler)
+
+
+def test_loading_a_scale_outside_of_the_bounds_warns():
+    scaler = GradScaler()
+    with pytest.warns(amp.AmpBridgeWarning) as caught:
+        scaler.load_state_dict({"scale": 2.0**30, "_growth_tracker": 7})
+    assert str(caught[0].message) == (
+        "The loaded scale 1073741824.0 lies outside of this scaler's bounds and becomes 16777216.0.\n"
+        "Hint: GradScaler(min_scale=..., max_scale=1073741824.0) keeps it."
+    )
+    assert scaler.get_scale() == 2.0**24
+
+
+# -- backends
+
+
+def test_misspelt_backend():
+    with reads(
+        amp.BackendNotFoundError,
+        f"No backend 'pytorch'; registered are {registry.backend_names()}.\n"
+        "Hint: did you mean 'torch'?",
+    ):
+        amp.backend("pytorch")
+
+
+def test_framework_that_is_not_installed(toy):
+    def factory():
+        raise ModuleNotFoundError("No module named 'toyframework'", name="toyframework")
+
+    amp.register_backend("toyframework", factory)
+    with reads(
+        amp.BackendLoadError,
+        "Backend 'toyframework' needs a package that is not installed: toyframework.\n"
+        "Hint: pip install 'ampbridge[toyframework]'",
+    ):
+        amp.backend("toyframework")
+
+
+def test_backend_that_needs_something_else(toy):
+    def factory():
+        raise ModuleNotFoundError("No module named 'scipy.special'", name="scipy.special")
+
+    amp.register_backend("toyframework", factory)
+    with reads(
+        amp.BackendLoadError,
+        "Backend 'toyframework' needs a package that is not installed: scipy.special.\n"
+        "Hint: pip install scipy",
+    ):
+        amp.backend("toyframework")
+
+
+def test_incomplete_backend(toy):
+    class Half:
+        __module__ = "toybridge"
+        name = "toyframework"
+
+    for method in amp.Backend.__abstractmethods__ - {"clip", "apply"}:
+        setattr(Half, method, print)
+    amp.register_backend("toyframework", Half)
+    with reads(
+        amp.BackendLoadError,
+        "Backend 'toyframework' (toybridge.test_incomplete_backend.<locals>.Half) lacks "
+        "['apply', 'clip'].\nHint: subclass ampbridge.Backend.",
+    ):
+        amp.backend("toyframework")
+
+
+def test_two_distributions_of_one_backend(monkeypatch):
+    Point = namedtuple("Point", "module value dist")
+    Dist = namedtuple("Dist", "name")
+    rivals = [Point("a", "a:backend", Dist("one")), Point("b", "b:backend", Dist("two"))]
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"jax": rivals})
+    with reads(
+        amp.BackendLoadError,
+        "Several distributions provide backend 'jax': a:backend (from one), b:backend (from two).\n"
+        "Hint: uninstall all but one.",
+    ):
+        amp.backend("jax")
+
+
+def test_no_framework_in_use():
+    """In a process of its own, as this one may have imported an adapter."""
+    code = "import ampbridge as amp\nwith amp.autocast('O1'): pass"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith(
+        "BackendNotFoundError: Which backend? Of the registered frameworks "
+        f"{registry.backend_names()}, this process has imported none.\n"
+        "Hint: amp.autocast('O1', backend='torch')\n"
+    )
+
+
+def test_several_frameworks_in_use(toy, monkeypatch):
+    monkeypatch.setattr(registry, "backend_names", lambda: ["one", "two"])
+    monkeypatch.setitem(sys.modules, "one", sys)
+    monkeypatch.setitem(sys.modules, "two", sys)
+    with (
+        reads(
+            amp.BackendNotFoundError,
+            "Which backend? Of the registered frameworks ['one', 'two'], this process has imported "
+            "several ('one' or 'two').\nHint: amp.autocast('O1', backend='one')",
+        ),
+        amp.autocast("O1"),
+    ):
+        pass
+
+
+def test_kept_layers(toy):
+    with (
+        reads(
+            amp.UnsupportedError,
+            "Policy('O1', 'float16', keep=['head']): kept layers come with O2 support, in a later "
+            "version.\nHint: deny=['linear'] keeps an op in float32 everywhere.",
+        ),
+        amp.autocast(Policy(keep=["head"]), backend="toyframework"),
+    ):
+        pass
+
+
+def test_a_failed_load_changes_nothing(parts):
+    scaler = GradScaler(1024.0)
+    before = scaler.state_dict()
+    for broken in ({**before, "growth_factor": 0.1}, {**before, "scale": "big"}, {"version": 7}):
+        with pytest.raises(amp.StateError):
+            scaler.load_state_dict(broken)
+        assert scaler.state_dict() == before

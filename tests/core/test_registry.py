@@ -1,0 +1,104 @@
+"""Finding a backend without importing a framework."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import ampbridge as amp
+
+FRAMEWORKS = ("torch", "tensorflow", "keras", "paddle", "autograd", "jax")
+
+
+def run(code):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loaded_after(code):
+    """The frameworks that ``code`` brings into a fresh interpreter."""
+    listing = f"import sys; print(*[f for f in {FRAMEWORKS!r} if f in sys.modules])"
+    return set(run(f"{code}\n{listing}").split())
+
+
+def test_importing_ampbridge_loads_no_framework():
+    assert loaded_after("import ampbridge") == set()
+
+
+def test_that_test_can_fail():
+    assert loaded_after("import ampbridge, autograd") == {"autograd"}
+
+
+def test_asking_for_the_status_of_backends_loads_no_framework():
+    assert loaded_after("import ampbridge as amp; amp.backends()") == set()
+
+
+def test_policies_and_op_names_load_no_framework():
+    code = "import ampbridge as amp; amp.Policy(deny=['tf:MatMul']).native_rules('torch')"
+    assert loaded_after(code) == set()
+
+
+@pytest.mark.parametrize("adapter", ["numpy", "torch", "tensorflow", "paddle"])
+def test_importing_an_adapter_package_loads_no_other_framework(adapter):
+    loaded = loaded_after(f"import ampbridge_{adapter}")
+    assert loaded <= ({"autograd"} if adapter == "numpy" else set())
+
+
+def test_import_costs_under_50_ms_over_numpy():
+    """The best of several, as noise only adds."""
+    code = """
+        import time, numpy
+        start = time.perf_counter()
+        import ampbridge
+        print(time.perf_counter() - start)
+    """
+    assert min(float(run(code)) for _ in range(5)) < 0.050
+
+
+def test_backends_names_every_adapter():
+    assert set(amp.backends()) >= {"numpy", "torch", "tensorflow", "paddle"}
+    assert set(amp.backends().values()) <= {"loaded", "installed", "not installed"}
+
+
+def test_a_registered_backend_is_found_by_name_and_by_object(toy):
+    assert amp.backend("toyframework").name == "toyframework"
+    assert amp.backend(toy.Model()).name == "toyframework"
+    assert amp.backends()["toyframework"] == "loaded"
+
+
+def test_subclasses_belong_to_the_framework_of_their_base(toy):
+    class Mine(toy.Model):
+        __module__ = "myproject.toyframework.wrappers"
+
+    assert amp.backend(Mine()).name == "toyframework"
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_root_module_decides_not_a_part_of_the_path():
+    class NotToy:
+        __module__ = "myproject.toyframework.wrappers"
+
+    with pytest.raises(amp.BackendNotFoundError):
+        amp.backend(NotToy())
+
+
+def test_a_backend_is_returned_as_it_is(toy):
+    backend = toy.Backend()
+    assert amp.backend(backend) is backend
+
+
+def test_a_framework_in_use_is_found_without_being_named():
+    """NumPy counts only where its adapter was imported: the core itself imports numpy."""
+    assert run("""
+        import ampbridge as amp
+        try:
+            amp.registry.active_backend()
+        except amp.BackendNotFoundError:
+            print("none")
+        import ampbridge_numpy
+        print(amp.registry.active_backend().name)
+    """).split() == ["none", "numpy"]
