@@ -17,12 +17,10 @@ from typing import Any
 
 from ampbridge.oplists import ops
 
-# Names that stand in the table because a framework's own list has them, though nothing in this
-# build ever dispatches under them: their list entries are dead, or live in CUDA builds alone.
+# Names that stand in the table because a framework's own list has them, though nothing in
+# Paddle ever dispatches under them: their list entries are dead.
 KNOWN_GAPS = {
     "paddle": {
-        "fused_attention": "list entry; the op is in CUDA builds",
-        "fused_feedforward": "list entry; the op is in CUDA builds",
         "pnorm": "list entry; dispatched as p_norm",
         "softmin": "list entry; a Python composite",
         "triplet_margin_loss": "list entry; a Python composite",
