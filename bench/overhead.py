@@ -1,0 +1,175 @@
+"""What ampbridge costs: the time of `train_step` over that of a hand-written native loop.
+
+    python bench/overhead.py                      every framework, one process each
+    python bench/overhead.py --framework torch    one of them, in this process
+
+Within one run all variants take turns, a few steps each, round after round; a figure is the median
+over the rounds of (variant / baseline), so that a machine whose speed drifts does not decide. Only
+these ratios mean anything. `--json FILE` keeps every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+FRAMEWORKS = ("torch", "tensorflow", "paddle", "numpy")
+WORKLOADS = ("tiny", "mid", "transformer")
+
+Step = Callable[[], object]
+
+
+class Shape(NamedTuple):
+    """Sizes of one workload; ``width`` is d_model for the transformer."""
+
+    batch: int
+    features: int
+    width: int
+    layers: int
+    classes: int = 10
+    tokens: int = 0
+
+
+SHAPES = {
+    "tiny": Shape(batch=32, features=64, width=64, layers=2),
+    "mid": Shape(batch=256, features=64, width=512, layers=2),
+    "transformer": Shape(batch=8, features=128, width=128, layers=2, tokens=64),
+}
+
+
+class Case(NamedTuple):
+    """Steps to compare; the first is the baseline."""
+
+    title: str
+    steps: dict[str, Step]
+
+
+def batch_of(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Random float32 inputs, (batch, features) or (batch, tokens, features), and int64 labels."""
+    random = np.random.default_rng(0)
+    size = (shape.batch, shape.tokens, shape.features) if shape.tokens else shape[:2]
+    x = random.standard_normal(size, dtype=np.float32)
+    return x, random.integers(0, shape.classes, shape.batch)
+
+
+def measure(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds a step of each variant, round by round; ``seconds`` is the length of one turn."""
+    repeats = {}
+    for name, step in steps.items():
+        for _ in range(5):
+            step()
+        start = time.perf_counter()
+        step()
+        repeats[name] = max(1, round(seconds / (time.perf_counter() - start)))
+    count = min(repeats.values())
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
+    for _ in range(rounds):
+        for name in order:
+            step = steps[name]
+            start = time.perf_counter()
+            for _ in range(count):
+                step()
+            times[name].append((time.perf_counter() - start) / count)
+        order.append(order.pop(0))  # nobody always follows the same neighbour
+    return times
+
+
+class Figure(NamedTuple):
+    """One line of the table: ratios to the baseline of the same case."""
+
+    workload: str
+    case: str
+    variant: str
+    milliseconds: float
+    ratio: float
+    low: float
+    high: float
+
+
+def figures(workload: str, case: str, times: dict[str, list[float]]) -> list[Figure]:
+    """Median and quartiles of the paired ratios."""
+    baseline = next(iter(times.values()))
+    lines = []
+    for variant, measured in times.items():
+        ratios = [t / b for t, b in zip(measured, baseline, strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        ms = 1000 * statistics.median(measured)
+        lines.append(Figure(workload, case, variant, ms, median, low, high))
+    return lines
+
+
+def machine(framework: str) -> str:
+    """Processor, cores and versions, for the table's head."""
+    module = importlib.import_module(framework)
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(": ")[1] for line in lines if line.startswith("model name")), cpu)
+    adapter = importlib.import_module(f"overhead_{framework}")
+    return f"{framework} {module.__version__}, {adapter.device()}, {cpu}, {os.cpu_count()} cores"
+
+
+def run_here(framework: str, options: argparse.Namespace) -> None:
+    """Measure one framework in this process and print its table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    cases = importlib.import_module(f"overhead_{framework}").cases
+    console = Console(width=110)
+    table = Table("workload", "case", "variant", "ms a step", "ratio", "quartiles")
+    kept = []
+    for workload in options.workload:
+        for case in cases(SHAPES[workload], workload):
+            with console.status(f"{framework}: {workload}, {case.title}"):
+                times = measure(case.steps, options.rounds, options.seconds)
+            for line in figures(workload, case.title, times):
+                table.add_row(
+                    line.workload,
+                    line.case,
+                    line.variant,
+                    f"{line.milliseconds:.3f}",
+                    f"{line.ratio:.3f}",
+                    f"{line.low:.3f} to {line.high:.3f}",
+                )
+                kept.append({**line._asdict(), "rounds": times[line.variant]})
+            table.add_section()
+    console.print(machine(framework))
+    console.print(table)
+    if options.json:
+        head = {"machine": machine(framework), "figures": kept}
+        Path(f"{options.json}.{framework}.json").write_text(json.dumps(head, indent=1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.05, help="one turn of one variant")
+    parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
+    options = parser.parse_args()
+    if options.framework:
+        run_here(options.framework, options)
+        return 0
+    # TensorFlow and Paddle cannot share a process, and no framework should warm another's caches.
+    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
+    return max(subprocess.run(command, check=False).returncode for command in commands)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The Paddle side of overhead.py: on a CPU the simulation, against float32."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Iterator
+
+import paddle
+import paddle.nn.functional as F
+from overhead import Case, Shape, Step, batch_of
+from paddle import nn
+
+import ampbridge as amp
+
+paddle.set_num_threads(1) if hasattr(paddle, "set_num_threads") else None
+GPU = paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+warnings.simplefilter("ignore", amp.SimulationWarning)  # it is what is measured here
+
+
+def device() -> str:
+    return "GPU" if GPU else "CPU, simulated"
+
+
+class Transformer(nn.Layer):
+    """An encoder over tokens, pooled and classified."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(shape.width, 4, 4 * shape.width, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, shape.layers)
+        self.head = nn.Linear(shape.width, shape.classes)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+def model_of(shape: Shape) -> nn.Layer:
+    paddle.seed(0)
+    if shape.tokens:
+        return Transformer(shape)
+    widths = [shape.features, *[shape.width] * shape.layers]
+    layers: list[nn.Layer] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(shape.width, shape.classes))
+
+
+def loss_fn(model: nn.Layer, x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def float32(model: nn.Layer, x: paddle.Tensor, y: paddle.Tensor) -> Step:
+    """The plain loop of Paddle's documentation."""
+    optimizer = paddle.optimizer.AdamW(1e-4, parameters=model.parameters())
+
+    def step() -> None:
+        loss_fn(model, x, y).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    return step
+
+
+def bridged(model: nn.Layer, x: paddle.Tensor, y: paddle.Tensor, policy: amp.Policy) -> Step:
+    optimizer = paddle.optimizer.AdamW(1e-4, parameters=model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy)
+    return lambda: step(x, y)
+
+
+POLICIES = {
+    "O1 float16": amp.Policy("O1"),
+    "O1 bfloat16": amp.Policy("O1", "bfloat16"),
+    'O1 float16, deny=["relu"]': amp.Policy("O1", deny=["relu"]),
+}
+
+
+def cases(shape: Shape, workload: str) -> Iterator[Case]:
+    x, y = map(paddle.to_tensor, batch_of(shape))
+    fresh = model_of(shape)
+    steps = {"float32 loop": float32(copy.deepcopy(fresh), x, y)}
+    for name, policy in POLICIES.items():
+        steps[f"ampbridge, {name}"] = bridged(copy.deepcopy(fresh), x, y, policy)
+    yield Case("against float32", steps)

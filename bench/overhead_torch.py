@@ -1,0 +1,158 @@
+"""The torch side of overhead.py: hand-written loops, ampbridge, Accelerate and Lightning Fabric."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from overhead import Case, Shape, Step, batch_of
+from torch import nn
+
+import ampbridge as amp
+
+torch.set_num_threads(1)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# float16 GEMMs on a CPU are 11 to 20 times slower than bfloat16's and would hide any overhead.
+DTYPE = torch.float16 if DEVICE == "cuda" else torch.bfloat16
+NAME = str(DTYPE).removeprefix("torch.")
+
+
+def device() -> str:
+    return torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU, 1 thread"
+
+
+class Transformer(nn.Module):
+    """An encoder over tokens, pooled and classified."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            shape.width, 4, 4 * shape.width, dropout=0.0, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(shape.width, shape.classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+def model_of(shape: Shape) -> nn.Module:
+    torch.manual_seed(0)
+    if shape.tokens:
+        return Transformer(shape).to(DEVICE)
+    widths = [shape.features, *[shape.width] * shape.layers]
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(shape.width, shape.classes)).to(DEVICE)
+
+
+def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def finished(step: Step) -> Step:
+    """On a GPU a step counts when the device has done it."""
+    if DEVICE == "cpu":
+        return step
+
+    def synchronised() -> None:
+        step()
+        torch.cuda.synchronize()
+
+    return synchronised
+
+
+def native(model: nn.Module, x: torch.Tensor, y: torch.Tensor, scaled: bool) -> Step:
+    """The loop of torch's own documentation."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler(DEVICE, enabled=scaled)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE, dtype=DTYPE):
+            loss = loss_fn(model, x, y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def bridged(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, policy: amp.Policy, scaled: bool
+) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scaler = amp.GradScaler(enabled=scaled)
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler)
+    return lambda: step(x, y)
+
+
+def accelerated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        return None
+    precision = "fp16" if DEVICE == "cuda" else "bf16"
+    accelerator = Accelerator(mixed_precision=precision, cpu=DEVICE == "cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = accelerator.prepare(model, optimizer)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with accelerator.autocast():
+            loss = loss_fn(model, x, y)
+        accelerator.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+def fabricated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from lightning_fabric import Fabric
+    except ImportError:
+        return None
+    precision = "16-mixed" if DEVICE == "cuda" else "bf16-mixed"
+    fabric = Fabric(accelerator=DEVICE, devices=1, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = fabric.setup(model, optimizer)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with fabric.autocast():
+            loss = loss_fn(model, x, y)
+        fabric.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+POLICIES = {
+    'lists="native"': amp.Policy("O1", NAME, lists="native"),
+    "default lists": amp.Policy("O1", NAME),
+    'deny=["gelu", "relu"]': amp.Policy("O1", NAME, deny=["gelu", "relu"]),
+}
+
+
+def cases(shape: Shape, workload: str) -> Iterator[Case]:
+    arrays = batch_of(shape)
+    x, y = (torch.from_numpy(array).to(DEVICE) for array in arrays)
+    fresh = model_of(shape)
+    for scaled in (False, True):
+        if DEVICE == "cuda" and not scaled:
+            continue  # float16 is never trained unscaled
+        steps: dict[str, Step | None] = {"native loop": native(copy.deepcopy(fresh), x, y, scaled)}
+        for name, policy in POLICIES.items():
+            steps[f"ampbridge, {name}"] = bridged(copy.deepcopy(fresh), x, y, policy, scaled)
+        if not scaled or DEVICE == "cuda":
+            steps["Accelerate"] = accelerated(copy.deepcopy(fresh), x, y)
+            steps["Lightning Fabric"] = fabricated(copy.deepcopy(fresh), x, y)
+        made = {name: finished(step) for name, step in steps.items() if step}
+        yield Case(f"{NAME}, {'with' if scaled else 'no'} scaler", made)
