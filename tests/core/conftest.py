@@ -30,6 +30,12 @@ class ToyOptimizer:
         self.model, self.gradient, self.steps = model, None, 0
 
 
+class ToyArray(np.ndarray):
+    """An array that belongs to the framework."""
+
+    __module__ = "toyframework"
+
+
 class ToyBackend(amp.Backend):
     """The smallest complete backend."""
 
@@ -82,4 +88,8 @@ def toy(monkeypatch):
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
     amp.register_backend("toyframework", ToyBackend)
-    return SimpleNamespace(Model=ToyModel, Optimizer=ToyOptimizer, Backend=ToyBackend)
+
+    def array(value, dtype=np.float32):
+        return np.array(value, dtype).view(ToyArray)
+
+    return SimpleNamespace(Model=ToyModel, Optimizer=ToyOptimizer, Backend=ToyBackend, array=array)

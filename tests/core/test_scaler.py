@@ -1,0 +1,194 @@
+"""GradScaler: its calls, several optimizers, its state, on a backend without a framework."""
+
+import json
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import GradScaler
+
+
+@pytest.fixture
+def make(toy):
+    """An optimizer whose stored gradient has the given value."""
+
+    def optimizer(gradient):
+        made = toy.Optimizer(toy.Model())
+        made.gradient = np.array([gradient], np.float32)
+        return made
+
+    return optimizer
+
+
+def test_a_loop_by_hand(toy, make):
+    scaler, optimizer = GradScaler(8.0), make(4.0)
+    assert scaler.scale(toy.array(1.5)) == 12.0
+    assert scaler.step(optimizer) is True
+    scaler.update()
+    assert optimizer.model.weight == -0.5  # 4 / 8, stepped once
+    assert scaler.get_scale() == 8.0
+
+
+def test_a_float16_loss_is_widened_before_it_is_scaled(toy):
+    scaled = GradScaler(2.0**16).scale(toy.array(1.0, np.float16))
+    assert (scaled, scaled.dtype) == (65536.0, np.float32)
+
+
+def test_losses_in_containers(toy):
+    losses = {"a": toy.array(1.0), "b": [toy.array(2.0), (toy.array(3.0),)]}
+    scaled = GradScaler(4.0).scale(losses)
+    assert scaled == {"a": 4.0, "b": [8.0, (12.0,)]}
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_bad_gradient_skips_and_backs_off(make, bad):
+    scaler, optimizer = GradScaler(8.0), make(bad)
+    assert scaler.step(optimizer) is False
+    assert scaler.found_inf(optimizer) is True
+    scaler.update()
+    assert (optimizer.steps, scaler.get_scale()) == (0, 4.0)
+
+
+@pytest.mark.parametrize("order", [("good", "bad"), ("bad", "good")])
+def test_each_optimizer_is_skipped_by_its_own_gradients(make, order):
+    optimizers = {"good": make(1.0), "bad": make(np.inf)}
+    scaler = GradScaler(8.0)
+    applied = {name: scaler.step(optimizers[name]) for name in order}
+    scaler.update()
+    assert applied == {"good": True, "bad": False}
+    assert scaler.get_scale() == 4.0  # any overflow backs the scale off, once
+
+
+def test_two_overflows_in_one_iteration_back_off_once(make):
+    scaler = GradScaler(8.0)
+    for optimizer in (make(np.inf), make(np.nan)):
+        scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    assert scaler.state_dict()["consecutive_skips"] == 1
+
+
+def test_unscaling_early_shows_true_gradients_and_is_not_done_again(make):
+    scaler, optimizer = GradScaler(8.0), make(4.0)
+    grads = scaler.unscale(optimizer)
+    assert grads[0] == 0.5
+    scaler.step(optimizer)
+    assert optimizer.model.weight == -0.5
+
+
+def test_gradients_as_values(toy):
+    scaler, model = GradScaler(8.0), toy.Model(slope=2.0)
+    loss, grads = amp.value_and_grad(lambda m: np.float32(3.0), model, scaler=scaler)
+    assert (loss, grads[0]) == (3.0, 16.0)
+    grads = scaler.unscale(grads)
+    assert grads[0] == 2.0
+    scaler.step(toy.Optimizer(model), grads)
+    scaler.update()
+    assert model.weight == -2.0
+
+
+def test_a_disabled_scaler_passes_through(make):
+    scaler, optimizer = GradScaler(8.0, enabled=False), make(np.inf)
+    assert scaler.scale(3.0) == 3.0
+    assert scaler.step(optimizer) is True
+    scaler.update()
+    assert (scaler.get_scale(), scaler.state_dict()["scale"]) == (1.0, 8.0)
+
+
+def test_minimize_is_step_and_update(make):
+    scaler, optimizer = GradScaler(8.0, growth_interval=1), make(8.0)
+    assert scaler.minimize(optimizer, scaled_loss=None) is True
+    assert (optimizer.steps, scaler.get_scale()) == (1, 16.0)
+
+
+# -- state
+
+SETTINGS = {
+    "init_scale": 1024.0,
+    "growth_factor": 4.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 7,
+    "backoff_interval": 3,
+    "min_scale": 0.5,
+    "max_scale": 4096.0,
+    "dynamic": False,
+    "enabled": False,
+}
+
+
+def test_the_round_trip_keeps_every_field(make):
+    saved = {**GradScaler(**SETTINGS).state_dict(), "good_steps": 5, "bad_steps": 2}
+    saved["consecutive_skips"] = 4
+    loaded = GradScaler()
+    loaded.load_state_dict(json.loads(json.dumps(saved)))
+    assert loaded.state_dict() == saved
+    default = GradScaler().state_dict()
+    assert {k for k in saved if saved[k] == default[k]} == {"version"}
+
+
+def test_a_loaded_scaler_goes_on_where_the_saved_one_stopped(make):
+    def run(scaler, history):
+        scales = []
+        for bad in history:
+            scaler.step(make(np.inf if bad else 1.0))
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales
+
+    history = [0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1]
+    whole = run(GradScaler(64.0, growth_interval=3, backoff_interval=2), history)
+    for cut in range(len(history)):
+        first = GradScaler(64.0, growth_interval=3, backoff_interval=2)
+        head = run(first, history[:cut])
+        second = GradScaler()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert head + run(second, history[cut:]) == whole
+
+
+TORCH = {
+    "scale": 512.0,
+    "growth_factor": 4.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 9,
+    "_growth_tracker": 4,
+}
+PADDLE = {
+    "scale": np.array([512.0], np.float32),
+    "incr_ratio": 4.0,
+    "decr_ratio": 0.25,
+    "incr_every_n_steps": 9,
+    "decr_every_n_nan_or_inf": 3,
+    "incr_count": 4,
+    "decr_count": 0,
+    "use_dynamic_loss_scaling": False,
+}
+KERAS = {"dynamic_scale": np.float32(512.0), "step_counter": np.int32(4), "dynamic_growth_steps": 9}
+
+
+@pytest.mark.parametrize(
+    ("foreign", "changed"),
+    [
+        (TORCH, {"growth_factor": 4.0, "backoff_factor": 0.25}),
+        (
+            PADDLE,
+            {"growth_factor": 4.0, "backoff_factor": 0.25, "backoff_interval": 3, "dynamic": False},
+        ),
+        (KERAS, {}),
+    ],
+    ids=["torch", "paddle", "keras"],
+)
+def test_reads_other_scalers_states(foreign, changed):
+    scaler = GradScaler()
+    scaler.load_state_dict(foreign)
+    common = {"scale": 512.0, "growth_interval": 9, "good_steps": 4}
+    assert scaler.state_dict() == {**GradScaler().state_dict(), **common, **changed}
+
+
+def test_a_tracker_past_its_interval_grows_on_the_next_step(make):
+    """Torch compares with ==, so that such a tracker would never grow again."""
+    scaler = GradScaler()
+    scaler.load_state_dict({**TORCH, "_growth_tracker": 100})
+    scaler.step(make(1.0))
+    scaler.update()
+    assert scaler.get_scale() == 2048.0
