@@ -10,10 +10,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
-from ampbridge.backend import Array, Backend, Model, Optimizer, Scalar
+from ampbridge.backend import Array, Backend, LossFn, Model, Optimizer, Scalar
 
 NumpyArray = npt.NDArray[Any]
 
@@ -29,7 +28,7 @@ class Harness(Protocol):
         frameworks: root modules that the adapter may import, its own framework first. Of the
             other registered frameworks it must import none.
         compiles: whether ``train_step(..., compile=True)`` works; else it must be refused.
-        stores_gradients: whether ``backward`` leaves gradients beside the parameters; else
+        stores_gradients: whether a backward pass leaves gradients beside the parameters; else
             ``Backend.stored_gradients`` must be refused.
         simulated: whether results in low precision are kept in float32 storage; ``dtype_of`` then
             says "float32" of them.
@@ -47,7 +46,7 @@ class Harness(Protocol):
 
     @abstractmethod
     def numpy(self, x: Array) -> NumpyArray:
-        """Its values, bit by bit; bfloat16 may come as float32."""
+        """A copy of its values, bit by bit; bfloat16 may come as float32."""
 
     @abstractmethod
     def dtype_of(self, x: Array) -> str:
@@ -86,12 +85,12 @@ class Harness(Protocol):
         """Every array and counter that the optimizer keeps, read bit by bit; may be none at first."""
 
     @abstractmethod
-    def scaled_gradients(
-        self, model: Model, compute_loss: Callable[[], Array], scale: Callable[[Array], Array]
+    def native_gradients(
+        self, model: Model, loss_fn: LossFn, batch: Sequence[Array], scale: Callable[[Array], Array]
     ) -> list[Array]:
-        """Differentiate ``scale(compute_loss())`` by the framework's own means, as a user would.
+        """The gradients of ``scale(loss_fn(model, *batch))``, taken as the framework's users do.
 
-        Where gradients are stored they are left beside the parameters, too.
+        Where gradients are stored, they are left beside the parameters too.
         """
 
     @abstractmethod

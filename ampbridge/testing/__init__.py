@@ -1,0 +1,34 @@
+"""The conformance suite: what every backend promises, as tests. Needs pytest.
+
+    from ampbridge.testing import BackendConformance
+    from ampbridge_torch.testing import TorchHarness
+
+    class TestTorchBackend(BackendConformance):
+        harness = TorchHarness()
+
+Give each framework a test file of its own and run it in a process of its own: TensorFlow and Paddle
+cannot share one. A new backend brings a ``Harness``, written against its framework alone.
+"""
+
+import pytest
+
+# Without this, users of the suite would see a bare AssertionError and no values.
+pytest.register_assert_rewrite(
+    *(
+        f"{__name__}.{module}"
+        for module in ("conformance", "gradients", "regions", "scaler", "training", "updates")
+    )
+)
+
+from ampbridge.testing.conformance import BackendConformance  # noqa: E402
+from ampbridge.testing.harness import Harness, as_number, attributes_of  # noqa: E402
+from ampbridge.testing.runner import import_or_skip, outcomes  # noqa: E402
+
+__all__ = [
+    "BackendConformance",
+    "Harness",
+    "as_number",
+    "attributes_of",
+    "import_or_skip",
+    "outcomes",
+]

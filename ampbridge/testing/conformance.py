@@ -1,0 +1,135 @@
+"""The suite as one class, and the promises about the adapter as a whole."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ampbridge import registry
+from ampbridge.backend import Backend
+from ampbridge.testing.gradients import GradientConformance
+from ampbridge.testing.harness import Harness
+from ampbridge.testing.reference import example
+from ampbridge.testing.regions import CastConformance, RegionConformance
+from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
+from ampbridge.testing.training import TrainStepConformance
+from ampbridge.testing.updates import (
+    ApplyConformance,
+    ClipConformance,
+    ScaleStoreConformance,
+    UnscaleConformance,
+)
+
+METHODS = sorted(Backend.__abstractmethods__)
+
+
+class AdapterConformance:
+    """Promises of the adapter as a whole."""
+
+    harness: Harness
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_method_takes_the_arguments_of_the_protocol(self, method: str) -> None:
+        expected = arguments_of(getattr(Backend, method))
+        assert arguments_of(getattr(type(self.harness.backend), method)) == expected
+
+    def test_the_name_is_the_framework_s_root_module(self) -> None:
+        assert self.harness.backend.name == self.harness.frameworks[0]
+
+    def test_it_says_whether_its_users_expect_a_compiled_step(self) -> None:
+        assert isinstance(self.harness.backend.compiles_by_default, bool)
+
+    def test_it_is_made_without_arguments(self) -> None:
+        backend = self.harness.backend
+        assert type(backend)().name == backend.name
+
+    def test_it_is_found_from_its_arrays_models_and_optimizers(self) -> None:
+        h = self.harness
+        model = h.model(example().weights)
+        for thing in (model, h.optimizer(model, "momentum", 0.1), h.array([1.0])):
+            assert registry.backend(thing) is h.backend
+
+    def test_it_imports_no_other_framework(self) -> None:
+        """In a process of its own, up to the first region."""
+        backend = self.harness.backend
+        own = {root.partition(".")[0] for root in self.harness.frameworks}
+        others = sorted(set(registry.backend_names()) - own - registry.CORE_DEPENDENCIES)
+        program = (
+            "import importlib, sys\n"
+            "from ampbridge import Policy\n"
+            f"module = importlib.import_module({type(backend).__module__!r})\n"
+            f"backend = getattr(module, {type(backend).__qualname__!r})()\n"
+            "with backend.autocast(Policy('O0')): pass\n"
+            f"print([name for name in {others!r} if name in sys.modules])\n"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::ampbridge.errors.SimulationWarning")
+class BackendConformance(
+    AdapterConformance,
+    CastConformance,
+    RegionConformance,
+    GradientConformance,
+    UnscaleConformance,
+    ClipConformance,
+    ApplyConformance,
+    ScaleStoreConformance,
+    GradScalerConformance,
+    StoredGradientsConformance,
+    TrainStepConformance,
+):
+    """Everything that a backend promises. Subclass it and give it a harness:
+
+        class TestMyBackend(BackendConformance):
+            harness = MyHarness()
+
+    A test that cannot hold may be overridden, with ``@pytest.mark.xfail(reason=...)`` alone.
+    """
+
+    @pytest.fixture(autouse=True)
+    def _backend_under_test(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The public functions find the harness's backend, registered or not."""
+        backend = self.harness.backend
+        monkeypatch.setitem(registry._registered, backend.name, lambda: backend)
+        monkeypatch.setitem(registry._loaded, backend.name, backend)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Tests that take ``compiled`` run eager, and compiled where the backend compiles."""
+        if "compiled" in metafunc.fixturenames:
+            choices = (
+                {"eager": False, "compiled": True} if self.harness.compiles else {"eager": False}
+            )
+            metafunc.parametrize("compiled", choices.values(), ids=choices.keys())
+
+    def test_the_suite_is_run_whole(self) -> None:
+        unexplained = [
+            name
+            for name in dir(BackendConformance)
+            if name.startswith("test_")
+            and getattr(type(self), name) is not getattr(BackendConformance, name)
+            and not has_xfail_reason(getattr(type(self), name))
+        ]
+        assert not unexplained, f"overridden without @pytest.mark.xfail(reason=...): {unexplained}"
+
+
+def arguments_of(method: Any) -> list[tuple[str, Any, Any]]:
+    """Name, kind and default of each argument."""
+    parameters = inspect.signature(method).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters]
+
+
+def has_xfail_reason(test: Any) -> bool:
+    marks = getattr(test, "pytestmark", [])
+    return any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks)

@@ -1,0 +1,308 @@
+"""Promises of ``cast`` and ``autocast``: what is cast, what is not, and for whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from ampbridge import Policy, autocast
+from ampbridge.backend import Array
+from ampbridge.testing.harness import Harness
+from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown
+
+low_dtypes = pytest.mark.parametrize("dtype", LOW_DTYPES)
+
+
+def matmul_dtype(harness: Harness, left: Array = None) -> str:
+    """The dtype in which a matmul runs here and now; of float32 arrays, if ``left`` is not given."""
+    left = harness.array([[1.0, 1.0]]) if left is None else left
+    product = harness.run("matmul", left, harness.array(np.diag(PROBE)))
+    return dtype_shown(harness.numpy(product), PROBE)
+
+
+def low_array(harness: Harness, values: list[float]) -> Array:
+    """A low-precision array with one row of ``values``, made by a matmul in the present region."""
+    return harness.run("matmul", harness.array([values]), harness.array(np.eye(len(values))))
+
+
+def exp_dtype(harness: Harness) -> str:
+    """The dtype in which ``exp`` runs on what a matmul gave."""
+    result = harness.run("exp", low_array(harness, list(EXP_PROBE)))
+    return dtype_shown(harness.numpy(result), np.exp(EXP_PROBE))
+
+
+class CastConformance:
+    """Promises of ``Backend.cast``."""
+
+    harness: Harness
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    def test_cast_changes_the_dtype_and_keeps_exact_values(self, dtype: str) -> None:
+        h = self.harness
+        result = h.backend.cast(h.array([1.0, -2.5, 0.0]), dtype)
+        assert h.simulated or h.dtype_of(result) == dtype
+        assert h.numpy(result).astype("float64").tolist() == [1.0, -2.5, 0.0]
+
+    @low_dtypes
+    def test_cast_rounds_to_nearest(self, dtype: str) -> None:
+        h = self.harness
+        result = h.numpy(h.backend.cast(h.array(PROBE), dtype))
+        assert dtype_shown(result, PROBE) == dtype
+
+    @low_dtypes
+    def test_cast_back_to_float32(self, dtype: str) -> None:
+        h = self.harness
+        result = h.backend.cast(h.array([1.5, -0.25], dtype), "float32")
+        assert h.dtype_of(result) == "float32"
+        assert h.numpy(result).tolist() == [1.5, -0.25]
+
+    @pytest.mark.parametrize("dtype", ["float64", "int64"])
+    @pytest.mark.parametrize("to", ["float16", "float32"])
+    def test_cast_leaves_float64_and_integers_alone(self, dtype: str, to: str) -> None:
+        h = self.harness
+        result = h.backend.cast(h.array([1, 2, 70000], dtype), to)
+        assert h.dtype_of(result) == dtype
+        assert h.numpy(result).tolist() == [1, 2, 70000]
+
+
+class RegionConformance:
+    """Promises of ``Backend.autocast``."""
+
+    harness: Harness
+
+    @contextmanager
+    def region(self, *arguments: str, **settings: object) -> Iterator[None]:
+        with self.harness.backend.autocast(Policy(*arguments, **settings)):  # type: ignore[arg-type]
+            yield
+
+    def still(self, before: Mapping[str, object]) -> Mapping[str, object]:
+        """The framework's present state, without what it has loaded since ``before``."""
+        now = self.harness.ambient()
+        return {name: now.get(name) for name in before}
+
+    # -- what is cast
+
+    @low_dtypes
+    def test_an_allowed_op_runs_in_the_low_dtype(self, dtype: str) -> None:
+        with self.region("O1", dtype):
+            assert matmul_dtype(self.harness) == dtype
+
+    @low_dtypes
+    def test_an_allowed_op_returns_the_low_dtype(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O1", dtype):
+            result = low_array(h, [1.0, 2.0])
+        assert h.dtype_of(result) == ("float32" if h.simulated else dtype)
+
+    @low_dtypes
+    def test_a_denied_op_runs_in_float32_on_low_inputs(self, dtype: str) -> None:
+        with self.region("O1", dtype):
+            assert exp_dtype(self.harness) == "float32"
+
+    @low_dtypes
+    def test_a_promoting_op_takes_the_widest_input(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O1", dtype):
+            result = h.run("atan2", low_array(h, [1.0, 1.0]), h.array([PROBE]))
+        assert dtype_shown(h.numpy(result), np.arctan2(1.0, PROBE)) == "float32"
+
+    @low_dtypes
+    def test_an_unlisted_op_follows_low_inputs(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O1", dtype):
+            result = h.run("add", low_array(h, [1.0, 1.0]), low_array(h, list(EXP_PROBE)))
+        assert dtype_shown(h.numpy(result), PROBE) == dtype
+
+    @low_dtypes
+    def test_an_unlisted_op_of_mixed_inputs_takes_the_widest(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O1", dtype):
+            result = h.run("add", low_array(h, [1.0, 1.0]), h.array([EXP_PROBE]))
+        assert dtype_shown(h.numpy(result), PROBE) == "float32"
+
+    @low_dtypes
+    def test_a_custom_deny_is_honoured(self, dtype: str) -> None:
+        with self.region("O1", dtype, deny=["matmul"]):
+            assert matmul_dtype(self.harness) == "float32"
+
+    @low_dtypes
+    def test_a_custom_allow_is_honoured(self, dtype: str) -> None:
+        with self.region("O1", dtype, allow=["exp"]):
+            assert exp_dtype(self.harness) == dtype
+
+    def test_two_policies_do_not_share_their_rules(self) -> None:
+        shown = []
+        for deny in ([], ["matmul"], []):
+            with self.region("O1", "float16", deny=deny):
+                shown.append(matmul_dtype(self.harness))
+        assert shown == ["float16", "float32", "float16"]
+
+    def test_float64_stays_float64(self) -> None:
+        h = self.harness
+        fine = 1 + 2.0**-40
+        with self.region("O1", "float16"):
+            result = h.run("matmul", h.array([[fine]], "float64"), h.array([[1.0]], "float64"))
+        assert h.dtype_of(result) == "float64"
+        assert h.numpy(result).item() == fine
+
+    def test_integers_stay_integers(self) -> None:
+        h = self.harness
+        with self.region("O1", "float16"):
+            result = h.run("add", h.array([70000], "int64"), h.array([1], "int64"))
+        assert h.dtype_of(result) == "int64"
+        assert h.numpy(result).item() == 70001
+
+    def test_the_operands_keep_their_dtype(self) -> None:
+        h = self.harness
+        left, right = h.array([[1.0, 1.0]]), h.array(np.diag(PROBE))
+        with self.region("O1", "float16"):
+            h.run("matmul", left, right)
+        assert (h.dtype_of(left), h.dtype_of(right)) == ("float32", "float32")
+        assert dtype_shown(np.diag(h.numpy(right)), PROBE) == "float32"
+
+    # -- level O0
+
+    def test_O0_casts_nothing(self) -> None:
+        with self.region("O0"):
+            assert matmul_dtype(self.harness) == "float32"
+
+    @low_dtypes
+    def test_O0_inside_O1_is_full_float32(self, dtype: str) -> None:
+        with self.region("O1", dtype), self.region("O0"):
+            assert matmul_dtype(self.harness) == "float32"
+
+    @low_dtypes
+    def test_O0_inside_O1_takes_low_arrays_to_float32(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O1", dtype):
+            low = low_array(h, [1.0, 1.0])
+            with self.region("O0"):
+                assert matmul_dtype(h, low) == "float32"
+
+    def test_O1_inside_O0_casts(self) -> None:
+        with self.region("O0"), self.region("O1", "float16"):
+            assert matmul_dtype(self.harness) == "float16"
+
+    # -- for how long
+
+    def test_nothing_is_cast_outside_of_regions(self) -> None:
+        assert matmul_dtype(self.harness) == "float32"
+        with self.region("O1", "float16"):
+            matmul_dtype(self.harness)
+        assert matmul_dtype(self.harness) == "float32"
+
+    def test_of_nested_regions_the_inner_one_counts(self) -> None:
+        with self.region("O1", "float16"):
+            with self.region("O1", "bfloat16"):
+                assert matmul_dtype(self.harness) == "bfloat16"
+            assert matmul_dtype(self.harness) == "float16"
+
+    def test_an_inner_region_does_not_inherit_the_outer_lists(self) -> None:
+        with self.region("O1", "float16", deny=["matmul"], allow=["exp"]):
+            with self.region("O1", "float16"):
+                assert matmul_dtype(self.harness) == "float16"
+                assert exp_dtype(self.harness) == "float32"
+            assert matmul_dtype(self.harness) == "float32"
+
+    def test_a_region_may_be_entered_again_within_itself(self) -> None:
+        h = self.harness
+
+        @autocast("O1:float16", backend=h.backend)
+        def descend(depth: int) -> list[str]:
+            below = descend(depth - 1) if depth else []
+            return [*below, matmul_dtype(h)]
+
+        assert descend(3) == ["float16"] * 4
+        assert matmul_dtype(h) == "float32"
+
+    def test_an_exception_leaves_the_region(self) -> None:
+        with pytest.raises(KeyError), self.region("O1", "float16"):
+            raise KeyError
+        assert matmul_dtype(self.harness) == "float32"
+
+    def test_an_exception_leaves_the_outer_region_intact(self) -> None:
+        with self.region("O1", "bfloat16"):
+            with pytest.raises(KeyError), self.region("O1", "float16"):
+                raise KeyError
+            assert matmul_dtype(self.harness) == "bfloat16"
+
+    @pytest.mark.parametrize("error", [None, KeyError])
+    def test_the_framework_is_left_as_it_was(self, error: type[Exception] | None) -> None:
+        h = self.harness
+        with self.region("O1", "float16"):
+            matmul_dtype(h)  # whatever is built once is built now
+        before = dict(h.ambient())
+        try:
+            with self.region("O1", "float16"), self.region("O0"):
+                matmul_dtype(h)
+                if error:
+                    raise error
+        except KeyError:
+            pass
+        assert self.still(before) == before
+
+    # -- for whom
+
+    def test_other_threads_do_not_see_the_region(self) -> None:
+        with self.region("O1", "float16"):
+            assert in_thread(lambda: matmul_dtype(self.harness)) == "float32"
+
+    def test_a_region_of_another_thread_is_not_seen(self) -> None:
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold_a_region() -> None:
+            with self.region("O1", "float16"):
+                entered.set()
+                leave.wait(60)
+
+        holder = threading.Thread(target=hold_a_region)
+        holder.start()
+        entered.wait(60)
+        try:
+            assert matmul_dtype(self.harness) == "float32"
+        finally:
+            leave.set()
+            holder.join()
+
+    def test_eight_threads_each_follow_their_own_policy(self) -> None:
+        h = self.harness
+        with self.region("O1", "float16"):
+            matmul_dtype(h)  # whatever is built once is built now
+        before = dict(h.ambient())
+        policies = [
+            Policy("O1", "float16"),
+            Policy("O1", "bfloat16"),
+            Policy("O0"),
+            Policy("O1", "float16", deny=("matmul",)),
+        ] * 2
+        expected = ["float16", "bfloat16", "float32", "float32"] * 2
+        seen: list[set[str]] = [set() for _ in policies]
+        barrier = threading.Barrier(len(policies))
+
+        def work(index: int) -> None:
+            barrier.wait(60)
+            for _ in range(10):
+                with h.backend.autocast(policies[index]):
+                    seen[index].add(matmul_dtype(h))
+                seen[index].add("outside: " + matmul_dtype(h))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(policies))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen == [{dtype, "outside: float32"} for dtype in expected]
+        assert self.still(before) == before
+
+
+def in_thread(call: object) -> object:
+    """The result of ``call()`` in a new thread."""
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(call()))  # type: ignore[operator]
+    thread.start()
+    thread.join()
+    return results[0]

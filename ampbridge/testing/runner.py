@@ -1,0 +1,81 @@
+"""Running the suite: where a framework may be absent, and against a backend that should fail it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ampbridge.testing.conformance import BackendConformance
+from ampbridge.testing.harness import Harness
+
+
+def import_or_skip(framework: str) -> ModuleType:
+    """``framework``, or the calling module's tests skipped.
+
+    What the environment variable AMPBRIDGE_REQUIRE names ("torch,paddle") is never skipped: there
+    a missing framework is an error.
+    """
+    if framework in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
+        return importlib.import_module(framework)
+    module: ModuleType = pytest.importorskip(framework)
+    return module
+
+
+def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
+    """Run the suite, or those of its ``tests``, against ``harness`` within this process.
+
+    For the suite's own tests: that it fails a backend which breaks a promise.
+
+    Returns:
+        "passed", "failed" or "skipped" for each test; "failed" if one of its cases did.
+    """
+    suite = type("TestBackend", (BackendConformance,), {"harness": harness})
+    place = f"{Path(__file__)}::{suite.__name__}"
+    recorder = _Recorder(suite)
+    silence = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    # Not the caller's configuration: the same runs everywhere, and warnings are errors.
+    isolation = ["-c", os.devnull, "--rootdir", os.path.dirname(__file__), "-W", "error"]
+    places = [f"{place}::{test}" for test in tests] or [place]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = pytest.main([*silence, *isolation, *places], plugins=[recorder])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(output.getvalue())
+    return recorder.outcomes
+
+
+class _Recorder:
+    """Hands pytest a module that holds ``suite`` alone, and notes how each test went."""
+
+    _RANKS = ("skipped", "passed", "failed")
+
+    def __init__(self, suite: type) -> None:
+        self._suite = suite
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> object:
+        return _Module.from_parent(parent, path=module_path, suite=self._suite)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        name = report.nodeid.rpartition("::")[2].partition("[")[0]
+        worst = max(self.outcomes.get(name, "skipped"), report.outcome, key=self._RANKS.index)
+        self.outcomes[name] = worst
+
+
+class _Module(pytest.Module):
+    def __init__(self, *, suite: type, **node: object) -> None:
+        super().__init__(**node)  # type: ignore[arg-type]
+        self._suite = suite
+
+    def _getobj(self) -> ModuleType:
+        module = ModuleType(self.name)
+        setattr(module, self._suite.__name__, self._suite)
+        return module

@@ -1,0 +1,101 @@
+"""The conformance suite's view of TensorFlow and Keras. Never uses the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ampbridge import Backend
+from ampbridge.testing import Harness, attributes_of
+from ampbridge_tensorflow import backend
+
+
+class TensorFlowHarness(Harness):
+    """A Keras model, Keras optimizers and raw TensorFlow ops."""
+
+    frameworks = ("tensorflow", "keras")
+    compiles = True
+    stores_gradients = False
+    simulated = False
+
+    def __init__(self, tested: Backend | None = None) -> None:
+        self.backend = tested or backend()
+
+    def array(self, values: Any, dtype: str = "float32") -> tf.Tensor:
+        return tf.constant(np.asarray(values).astype(tf.as_dtype(dtype).as_numpy_dtype))
+
+    def numpy(self, x: tf.Tensor) -> np.ndarray:
+        return np.array(tf.convert_to_tensor(x).numpy())
+
+    def dtype_of(self, x: tf.Tensor) -> str:
+        return tf.as_dtype(x.dtype).name
+
+    def run(self, op: str, *inputs: tf.Tensor) -> tf.Tensor:
+        ops = {"matmul": tf.matmul, "exp": tf.exp, "add": tf.add, "atan2": tf.atan2}
+        return ops[op](*inputs)
+
+    def model(self, weights: Sequence[np.ndarray]) -> keras.Sequential:
+        inner, outer = weights[0].shape[1], weights[2].shape[1]
+        layers = [keras.layers.Dense(inner, activation="relu"), keras.layers.Dense(outer)]
+        model = keras.Sequential([keras.Input(weights[0].shape[:1]), *layers])
+        model.set_weights(weights)
+        return model
+
+    def hidden(self, model: keras.Sequential, x: tf.Tensor) -> tf.Tensor:
+        return model.layers[0](x)
+
+    def forward(self, model: keras.Sequential, x: tf.Tensor) -> tf.Tensor:
+        return model(x)
+
+    def mean_squared_error(self, prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(prediction - target))
+
+    def parameters(self, model: keras.Sequential) -> list[Any]:
+        return list(model.trainable_variables)
+
+    def optimizer(
+        self, model: keras.Sequential, kind: str, rate: float
+    ) -> keras.optimizers.Optimizer:
+        if kind == "adam":
+            optimizer = keras.optimizers.Adam(rate)
+        else:
+            optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        return optimizer
+
+    def slots(self, optimizer: keras.optimizers.Optimizer) -> list[np.ndarray]:
+        return [self.numpy(variable) for variable in optimizer.variables]
+
+    def native_gradients(
+        self, model: keras.Sequential, loss_fn: Any, batch: Sequence[tf.Tensor], scale: Any
+    ) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            scaled = scale(loss_fn(model, *batch))
+        return tape.gradient(scaled, model.trainable_variables)
+
+    def on_backward(self, x: tf.Tensor, call: Callable[[], None]) -> tf.Tensor:
+        @tf.custom_gradient
+        def identity(value: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                call()
+                return upstream
+
+            return tf.identity(value), gradient
+
+        return identity(x)
+
+    def is_differentiable(self, x: tf.Tensor) -> bool:
+        return False  # a tensor has no history; a tape that has closed knows it no more
+
+    def ambient(self) -> Mapping[str, object]:
+        return {
+            "default dtype": keras.config.floatx(),
+            "dtype policy": keras.config.dtype_policy().name,
+            **attributes_of(
+                tf, tf.Tensor, tf.Variable, tf.raw_ops, keras.Layer, keras.Operation, keras.ops
+            ),
+        }

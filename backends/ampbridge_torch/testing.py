@@ -1,0 +1,110 @@
+"""The conformance suite's view of PyTorch. Uses torch alone, never the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ampbridge import Backend
+from ampbridge.testing import Harness, attributes_of
+from ampbridge_torch import backend
+
+
+class Perceptron(torch.nn.Module):
+    """One hidden layer, with weights (in, out) as the suite has them."""
+
+    def __init__(self, weights: Sequence[np.ndarray], device: str) -> None:
+        super().__init__()
+        for name, value in zip(("w1", "b1", "w2", "b2"), weights, strict=True):
+            tensor = torch.tensor(value, device=device)
+            self.register_parameter(name, torch.nn.Parameter(tensor))
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(functional.linear(x, self.w1.T, self.b1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.hidden(x), self.w2.T, self.b2)
+
+
+class TorchHarness(Harness):
+    """PyTorch on one device."""
+
+    frameworks = ("torch",)
+    compiles = True
+    stores_gradients = True
+    simulated = False
+
+    def __init__(self, tested: Backend | None = None, device: str = "cpu") -> None:
+        self.backend = tested or backend()
+        self.device = device
+
+    def array(self, values: Any, dtype: str = "float32") -> torch.Tensor:
+        return torch.as_tensor(np.array(values)).to(self.device, getattr(torch, dtype))
+
+    def numpy(self, x: torch.Tensor) -> np.ndarray:
+        wide = x.detach().float() if x.dtype == torch.bfloat16 else x.detach()
+        return wide.cpu().numpy().copy()
+
+    def dtype_of(self, x: torch.Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def run(self, op: str, *inputs: torch.Tensor) -> torch.Tensor:
+        return getattr(torch, op)(*inputs)
+
+    def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
+        return Perceptron(weights, self.device)
+
+    def hidden(self, model: Perceptron, x: torch.Tensor) -> torch.Tensor:
+        return model.hidden(x)
+
+    def forward(self, model: Perceptron, x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    def mean_squared_error(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(prediction, target)
+
+    def parameters(self, model: Perceptron) -> list[torch.Tensor]:
+        return list(model.parameters())
+
+    def optimizer(self, model: Perceptron, kind: str, rate: float) -> torch.optim.Optimizer:
+        if kind == "adam":
+            return torch.optim.Adam(model.parameters(), lr=rate)
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+    def slots(self, optimizer: torch.optim.Optimizer) -> list[np.ndarray]:
+        state = optimizer.state_dict()["state"]
+        return [
+            self.numpy(torch.as_tensor(value))
+            for _, slots in sorted(state.items())
+            for _, value in sorted(slots.items())
+            if value is not None
+        ]
+
+    def native_gradients(
+        self, model: Perceptron, loss_fn: Any, batch: Sequence[torch.Tensor], scale: Any
+    ) -> list[torch.Tensor]:
+        model.zero_grad()
+        scale(loss_fn(model, *batch)).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    def on_backward(self, x: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        x.register_hook(lambda gradient: call())
+        return x
+
+    def is_differentiable(self, x: torch.Tensor) -> bool:
+        return x.requires_grad
+
+    def ambient(self) -> Mapping[str, object]:
+        kind = torch.device(self.device).type
+        return {
+            "autocast": torch.is_autocast_enabled(kind),
+            "autocast dtype": torch.get_autocast_dtype(kind),
+            "autocast cache": torch.is_autocast_cache_enabled(),
+            "default dtype": torch.get_default_dtype(),
+            "function modes": torch._C._len_torch_function_stack(),
+            **attributes_of(torch, torch.Tensor, functional),
+        }
