@@ -1,0 +1,299 @@
+"""The region: in which precision an op runs.
+
+While a region is open, each op of ``autograd.numpy`` (functions, array operators and methods) and
+of ``ampbridge_numpy.functional`` looks up its rule:
+
+    allow     floating inputs are rounded to the low dtype, and so is the result
+    deny      floating inputs are taken to float32, and so is the result
+    promote   both go by the widest floating input
+
+Whatever the rule, the arithmetic is done in float32 and the result is rounded once, forward and
+backward: the numerics of Tensor Cores. It is also the fast way, as NumPy multiplies float16
+matrices a hundred times slower than float32 ones, and the safe one, as much of NumPy refuses
+bfloat16 or returns another dtype (matmul, einsum, linalg). Ops that only move numbers stay in the
+storage dtype.
+
+Out of reach: operators between plain arrays, which NumPy keeps to itself, and functions that were
+imported by name (``from autograd.numpy import exp``) before the region was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, NamedTuple, TypeVar
+
+import autograd.numpy as anp
+import ml_dtypes
+import numpy as np
+from autograd.extend import VSpace, defvjp, primitive, vspace
+
+from ampbridge import oplists
+from ampbridge.errors import UnsupportedError
+from ampbridge.interception import Interception, Site
+from ampbridge.oplists import Category
+from ampbridge.policy import Policy
+from ampbridge_numpy._private import look_up
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),  # np.finfo and dtype.kind == "f" do not know it
+    "float32": FLOAT32,
+}
+CASTABLE = frozenset(DTYPES.values())
+
+ArrayBox = look_up("ArrayBox")
+value_of: Callable[[Any], Any] = look_up("getval")
+"""The plain array behind a traced one; anything else as it is."""
+
+# Scalars that NumPy makes of zero-dimensional bfloat16 arrays; autograd knows NumPy's own only.
+ArrayBox.register(ml_dtypes.bfloat16)
+VSpace.register(ml_dtypes.bfloat16, lambda value: vspace(np.asarray(value)))
+
+
+@primitive
+def _as_dtype(x: Any, dtype: np.dtype[Any]) -> Any:
+    with np.errstate(over="ignore"):  # beyond the largest float16 lies inf: the scaler looks for it
+        return np.asanyarray(x).astype(dtype, copy=False)
+
+
+defvjp(_as_dtype, lambda ans, x, dtype: lambda g: _as_dtype(g, x.dtype), argnums=(0,))
+
+
+def cast(x: Any, dtype: str) -> Any:
+    """``x`` in ``dtype``, its gradient in its own; float64 and integers as they are."""
+    return _as_dtype(x, DTYPES[dtype]) if _dtype_of(x) in CASTABLE else x
+
+
+def _dtype_of(x: Any) -> np.dtype[Any] | None:
+    value = value_of(x)
+    return value.dtype if isinstance(value, (np.ndarray, np.generic)) else None
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``tree`` with ``function`` applied inside of its lists, tuples and dicts."""
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_leaves(function, value) for value in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_leaves(function, value) for value in tree)
+    return function(tree)
+
+
+# -- rules
+
+
+class Rules(NamedTuple):
+    """A policy as the ops look it up: by canonical name or, with ``numpy.`` ahead, by NumPy's."""
+
+    low: np.dtype[Any]
+    categories: Mapping[str, Category]
+    unlisted: Category
+
+    def category(self, name: str) -> Category:
+        return self.categories.get(name, self.unlisted)
+
+
+ALL_FLOAT32 = Rules(FLOAT32, {}, "deny")
+
+
+@cache
+def rules_of(policy: Policy) -> Rules:
+    """The rules of ``policy``; NumPy has none of its own.
+
+    Raises:
+        UnsupportedError: for ``lists="native"`` and ``execution="simulated"``.
+    """
+    if policy.execution == "simulated":
+        msg = (
+            "execution='simulated': NumPy stores float16 and bfloat16 itself, nothing is simulated.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, execution='native')"
+        )
+        raise UnsupportedError(msg)
+    if policy.level == "O0":
+        return ALL_FLOAT32
+    if policy.lists == "native":
+        msg = (
+            "lists='native': NumPy has no autocast of its own.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='torch')"
+        )
+        raise UnsupportedError(msg)
+    op_list = policy.op_list
+    canonical = {op: op_list.category(op) for op in oplists.ops()}
+    return Rules(
+        DTYPES[policy.dtype],
+        canonical | policy.native_rules("numpy"),
+        "deny" if op_list.unlisted == "full" else "promote",
+    )
+
+
+@contextmanager
+def region(policy: Policy) -> Iterator[None]:
+    """Ops run as ``policy`` says. O0 intercepts nothing, except inside of another region."""
+    rules = rules_of(policy)
+    if rules is ALL_FLOAT32 and _interception.active.get() is None:
+        yield
+        return
+    with _interception.region(rules):
+        yield
+
+
+# -- ops
+
+
+def op(
+    name: str, *, moves_only: bool = False, decided_by: int | None = None
+) -> Callable[[Function], Function]:
+    """Make ``function`` an op that follows the rule of ``name``.
+
+    Inside, nothing is cast any more: it is one op, whatever it is made of.
+
+    Args:
+        moves_only: it computes nothing; its inputs stay in the storage dtype.
+        decided_by: how many leading arguments decide where the rule is to promote; the others
+            (a normalization's weights) follow. All, if None.
+    """
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            rules = _interception.active.get()
+            if rules is None or kwargs.get("dtype") is not None:  # dtype=: the caller has decided
+                return function(*args, **kwargs)
+            target = _target(rules, name, [*args, *kwargs.values()], decided_by)
+            if target is None:
+                return function(*args, **kwargs)
+            held = target if moves_only or target == FLOAT64 else FLOAT32
+            with _interception.paused():
+                args, kwargs = map_leaves(lambda x: _rounded(x, target, held), (args, kwargs))
+                result = _opened(function(*args, **kwargs))
+            return map_leaves(lambda x: _rounded(x, target, target), result)
+
+        return entry  # type: ignore[return-value]
+
+    return decorate
+
+
+def composite(name: str) -> Callable[[Function], Function]:
+    """Make ``function`` a layer whose ops follow their own rules; denied, all of them are float32."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            rules = _interception.active.get()
+            if rules is None or rules.category(name) != "deny":
+                return function(*args, **kwargs)
+            with _interception.paused(ALL_FLOAT32):
+                return function(*args, **kwargs)
+
+        return entry  # type: ignore[return-value]
+
+    return decorate
+
+
+def _target(
+    rules: Rules, name: str, arguments: Sequence[Any], decided_by: int | None
+) -> np.dtype[Any] | None:
+    """The dtype that inputs and result are rounded to; None where there is nothing to round.
+
+    A float64 array was asked for by the caller, and the op runs in float64. A float64 scalar was
+    not: ``x / np.sqrt(64)`` is meant to be of ``x``'s dtype.
+    """
+    arrays: list[Any] = []
+    map_leaves(lambda x: arrays.append(x) if _dtype_of(x) is not None else None, list(arguments))
+    if any(_dtype_of(x) == FLOAT64 and x.ndim for x in arrays):
+        return FLOAT64
+    if all(_dtype_of(x) not in CASTABLE for x in arrays):
+        return None
+    category = rules.category(name)
+    if category != "promote":
+        return rules.low if category == "allow" else FLOAT32
+    return _widest(arrays if decided_by is None else arrays[:decided_by])
+
+
+def _widest(arrays: Sequence[Any]) -> np.dtype[Any]:
+    """The widest dtype among arrays; scalars count where there is nothing else, as in torch."""
+    dtypes = {_dtype_of(x) for x in arrays if x.ndim} & CASTABLE
+    dtypes = dtypes or {_dtype_of(x) for x in arrays} & CASTABLE
+    only = dtypes.pop() if len(dtypes) == 1 else None
+    return only or FLOAT32  # also for float16 with bfloat16, neither of which holds the other
+
+
+def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
+    """``x`` rounded to ``target``, kept in ``held``; what is not floating point as it is.
+
+    The cast is there even if it changes nothing: through it the gradient comes back in ``x``'s own
+    dtype, where autograd would let float64 through (its ``maximum``, ``where`` and ``mean``).
+    """
+    dtype = _dtype_of(x)
+    if dtype in CASTABLE and dtype != target:
+        x = _as_dtype(x, target)
+    return _as_dtype(x, held) if dtype in CASTABLE or dtype == FLOAT64 else x
+
+
+def _opened(result: Any) -> Any:
+    """Several results that autograd traces as one (``linalg.eigh``), as that many traced ones."""
+    value = value_of(result)
+    if result is value or not isinstance(value, (list, tuple)):
+        return result
+    parts = [result[i] for i in range(len(value))]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+# -- what is replaced in autograd while a region is open
+
+# What the caller writes decides the dtype of their results.
+_CONSTRUCTORS = {
+    "_array_from_scalar_or_array", "_astype", "array_from_args", "astype", "full", "full_like",
+    "linspace", "ones_like", "zeros_like",
+}  # fmt: skip
+
+_MOVES_ONLY = {
+    "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "concat", "concatenate", "copy", "diag",
+    "diagonal", "dsplit", "expand_dims", "extract", "flip", "fliplr", "flipud", "hsplit", "moveaxis",
+    "pad", "permute_dims", "ravel", "reshape", "roll", "rollaxis", "rot90", "split", "squeeze",
+    "stack", "swapaxes", "take", "take_along_axis", "transpose", "tril", "triu", "unstack", "vsplit",
+}  # fmt: skip
+
+
+# NumPy's second names that are functions of their own.
+_SECOND_NAMES = {"numpy.amax": "numpy.max", "numpy.amin": "numpy.min"}
+
+
+@cache
+def _sites() -> tuple[Site, ...]:
+    """Every place from which an op of autograd is called."""
+    ops = _ops()
+    owners = (anp, anp.linalg, anp.fft, look_up("numpy_wrapper"), ArrayBox)
+    called = [(owner, *item) for owner in owners for item in vars(owner).items()]
+    sites = [Site(o, name, f, ops[f]) for o, name, f in called if callable(f) and f in ops]
+    by_ufunc = look_up("trace_primitives_map")  # how x @ w gets here if x is a plain array
+    replacement = {ufunc: ops.get(function, function) for ufunc, function in by_ufunc.items()}
+    return (*sites, Site(look_up("numpy_boxes"), "trace_primitives_map", by_ufunc, replacement))
+
+
+def _ops() -> dict[Any, Any]:
+    """Each function of autograd that is an op -> the one that follows its rule."""
+    listed, differentiable = oplists.native_names("numpy"), look_up("primitive_vjps")
+    names: dict[Any, str] = {}
+    for module, prefix in ((anp, "numpy."), (anp.linalg, "numpy.linalg."), (anp.fft, "numpy.fft.")):
+        for attribute, function in vars(module).items():
+            name = _SECOND_NAMES.get(prefix + attribute, prefix + attribute)
+            if not callable(function) or attribute in _CONSTRUCTORS:
+                continue
+            if name in listed or (function in differentiable and function not in names):
+                names[function] = name  # of absolute and abs, one function, the listed name stays
+    found = {
+        function: op(name, moves_only=name.removeprefix("numpy.") in _MOVES_ONLY)(function)
+        for function, name in names.items()
+    }
+    slicing = vars(ArrayBox)["__getitem__"]
+    return found | {slicing: op("slice", moves_only=True)(slicing)}
+
+
+_interception: Interception[Rules] = Interception("ampbridge_numpy rules", _sites)

@@ -1,0 +1,127 @@
+"""Parameters of a model, and the gradient of a loss with respect to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from autograd.extend import VJPNode
+
+from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.policy import Policy
+from ampbridge_numpy._private import look_up
+from ampbridge_numpy.casting import cast, map_leaves, region, value_of
+from ampbridge_numpy.nn import Module, substituted
+
+_isbox, _new_box = look_up("isbox"), look_up("new_box")
+_add_outgrads, _toposort = look_up("add_outgrads"), look_up("toposort")
+_trace_stack = look_up("trace_stack")
+_trace_lock = Lock()
+
+
+def parameters(owner: Model | Optimizer) -> list[np.ndarray]:
+    """The arrays of a module or an optimizer, themselves.
+
+    Raises:
+        ArgumentTypeError: if it is neither.
+    """
+    if isinstance(owner, Module):
+        return owner.parameters()
+    listed = getattr(owner, "parameters", None)
+    if isinstance(listed, list):
+        return listed
+    kind = f"{type(owner).__module__}.{type(owner).__qualname__}"
+    msg = (
+        f"Parameters are kept by an ampbridge_numpy.nn.Module or an optimizer of ampbridge_numpy.optim, "
+        f"not by {kind}.\nHint: class Model(nn.Module): ..."
+    )
+    raise ArgumentTypeError(msg)
+
+
+def gradients(
+    loss_fn: LossFn,
+    model: Model,
+    batch: Sequence[Any],
+    policy: Policy,
+    factor: Scalar,
+    total: Sequence[Array] | None,
+) -> tuple[Array, Any, list[Array]]:
+    """See ``Backend.gradients``; float64 arrays of the batch become float32 if the model is."""
+    arrays = parameters(model)
+    trace = _new_trace()
+    roots = [VJPNode.new_root() for _ in arrays]
+    traced = {id(a): _new_box(a, trace, root) for a, root in zip(arrays, roots, strict=True)}
+    inputs = _in_model_precision(list(batch), arrays)
+    with region(policy), substituted(traced):
+        loss, aux = loss_fn(model, *inputs)
+    loss = cast(loss, "float32")
+    grads: list[Any] = [None] * len(arrays)
+    if _isbox(loss) and loss._trace == trace:
+        grads = _backward(loss, roots, factor)
+    grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
+    if total is not None:
+        grads = [_sum(*pair) for pair in zip(total, grads, strict=True)]
+    return np.asarray(value_of(loss), np.float32), map_leaves(value_of, aux), grads
+
+
+def _new_trace() -> int:
+    """A number for a new trace, above all that were given out before.
+
+    autograd counts the open traces, which goes wrong where threads open and close theirs in turn:
+    an inner trace must have a higher number than an outer one. It counts on from ours.
+    """
+    with _trace_lock:
+        _trace_stack.top += 1
+        number: int = _trace_stack.top
+        return number
+
+
+def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array | None]:
+    """The gradient of ``factor * loss`` at each root; None where the loss does not depend on it."""
+    seed = value_of(loss).dtype.type(1 if factor is None else factor)
+    # Infinities in scaled gradients are what the scaler looks for, and inf - inf follows from them.
+    expected = "warn" if factor is None else "ignore"
+    pending = {loss._node: (np.asarray(seed), False)}
+    found: dict[Any, Any] = {}
+    with np.errstate(over=expected, invalid=expected):
+        for node in _toposort(loss._node):
+            gradient, _ = pending.pop(node)
+            found[node] = gradient
+            for parent, part in zip(node.parents, node.vjp(gradient), strict=True):
+                pending[parent] = _add_outgrads(pending.get(parent), part)
+    return [found.get(root) for root in roots]
+
+
+def _in_model_precision(batch: list[Any], arrays: Sequence[np.ndarray]) -> list[Any]:
+    """NumPy makes float64 arrays unasked; a float32 model would compute in float64 with them."""
+    if any(array.dtype != np.float32 for array in arrays):
+        return batch
+
+    def narrowed(x: Any) -> Any:
+        is_double = isinstance(x, (np.ndarray, np.float64)) and x.dtype == np.float64
+        return np.asarray(x, np.float32) if is_double else x
+
+    return [map_leaves(narrowed, x) for x in batch]
+
+
+def _sum(total: Array | None, grad: Array | None) -> Array | None:
+    if total is None or grad is None:
+        return grad if total is None else total
+    return total + grad
+
+
+def stored_gradients(optimizer: Optimizer) -> list[Array]:
+    """NumPy arrays have no gradients beside them.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    msg = (
+        f"NumPy keeps no gradients beside the parameters of {type(optimizer).__name__}; they are values.\n"
+        "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
+        "scaler.step(optimizer, grads)"
+    )
+    raise UnsupportedError(msg)

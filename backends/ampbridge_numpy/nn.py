@@ -1,0 +1,351 @@
+"""Layers over NumPy arrays: ``Module`` to subclass, and the usual ones.
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 10)
+
+        def forward(self, x):
+            return self.second(nn.relu(self.first(x)))
+
+A parameter is a float32 array that the optimizer changes in place. While gradients are taken, a
+layer that reads its ``weight`` finds it traced instead; see ``substituted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ampbridge.errors import ArgumentError
+from ampbridge_numpy import functional
+from ampbridge_numpy.casting import value_of
+from ampbridge_numpy.functional import (
+    Array,
+    avg_pool2d,
+    batch_norm,
+    conv2d,
+    cross_entropy,
+    embedding,
+    flatten,
+    gelu,
+    layer_norm,
+    linear,
+    log_softmax,
+    max_pool2d,
+    mse_loss,
+    multi_head_attention,
+    relu,
+    scaled_dot_product_attention,
+    sigmoid,
+    silu,
+    softmax,
+)
+
+__all__ = [
+    "GELU",
+    "BatchNorm2d",
+    "Conv2d",
+    "Embedding",
+    "Flatten",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "MultiHeadAttention",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "avg_pool2d",
+    "batch_norm",
+    "conv2d",
+    "cross_entropy",
+    "embedding",
+    "flatten",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "max_pool2d",
+    "mse_loss",
+    "multi_head_attention",
+    "relu",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "softmax",
+]
+
+Rng = np.random.Generator | int | None
+"""Where random weights come from: a generator, a seed, or None for fresh ones."""
+
+# id of a parameter's array -> what stands for it, in this thread or task.
+_stand_ins: ContextVar[Mapping[int, Any]] = ContextVar(
+    "ampbridge_numpy parameters", default=MappingProxyType({})
+)
+
+
+@contextmanager
+def substituted(stand_ins: Mapping[int, Any]) -> Iterator[None]:
+    """Modules read ``stand_ins[id(array)]`` where a parameter is ``array``.
+
+    No module is changed: other threads keep reading the arrays, and so does this one afterwards.
+    """
+    token = _stand_ins.set({**_stand_ins.get(), **stand_ins})
+    try:
+        yield
+    finally:
+        _stand_ins.reset(token)
+
+
+class Parameter:
+    """Marks an array as trainable when it is assigned to a module: ``self.w = Parameter(values)``.
+
+    The module keeps a float32 copy (float64 stays float64), and ``self.w`` reads as that array.
+    """
+
+    def __init__(self, values: Any) -> None:
+        values = np.asarray(values)
+        self.array = np.array(values, np.float64 if values.dtype == np.float64 else np.float32)
+
+
+class Module:
+    """A model or a part of one. Subclasses assign parameters and modules, and write ``forward``.
+
+    Lists and tuples of modules count as parts.
+    """
+
+    training: bool = True
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """What calling the module does."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward()")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self.forward(*inputs, **options)
+
+    def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Each parameter once, under its dotted name: the module's own first, then its parts'."""
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            for name, array in module._own_parameters().items():
+                if id(array) not in seen:
+                    seen.add(id(array))
+                    yield f"{prefix}.{name}" if prefix else name, array
+
+    def parameters(self) -> list[np.ndarray]:
+        """The arrays of ``named_parameters``, themselves."""
+        return [array for _, array in self.named_parameters()]
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """The module itself under ``prefix``, and all below it under their dotted names."""
+        yield prefix, self
+        for name, value in vars(self).items():
+            parts = enumerate(value) if isinstance(value, (list, tuple)) else [("", value)]
+            for index, part in parts:
+                if isinstance(part, Module):
+                    dotted = (prefix, name, str(index))
+                    yield from part.named_modules(".".join(filter(None, dotted)))
+
+    def train(self, mode: bool = True) -> Module:
+        """Put all modules into training (or, with False, evaluation) mode."""
+        for _, module in self.named_modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """``train(False)``."""
+        return self.train(False)
+
+    def _own_parameters(self) -> dict[str, np.ndarray]:
+        return vars(self).setdefault("_parameters", {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self._own_parameters()
+        if isinstance(value, Parameter):
+            own[name] = value.array
+        elif name in own:
+            msg = (
+                f"{type(self).__name__}.{name} is a parameter; a value in its place would not be "
+                f"trained.\nHint: module.{name}[...] = values, or nn.Parameter(values) for a new one."
+            )
+            raise ArgumentError(msg)
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        own = vars(self).get("_parameters", {})
+        if name not in own:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return _stand_ins.get().get(id(own[name]), own[name])
+
+
+def _uniform(rng: np.random.Generator, bound: float, *shape: int) -> Parameter:
+    return Parameter(rng.uniform(-bound, bound, shape).astype(np.float32))
+
+
+class Linear(Module):
+    """``x @ weight + bias``: ``weight`` (in, out) and ``bias`` (out,), uniform in +-1/sqrt(in)."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, rng: Rng = None
+    ) -> None:
+        rng, bound = np.random.default_rng(rng), in_features**-0.5
+        self.weight = _uniform(rng, bound, in_features, out_features)
+        self.bias = _uniform(rng, bound, out_features) if bias else None
+
+    def forward(self, x: Array) -> Array:
+        return linear(x, self.weight, self.bias)
+
+
+class Conv2d(Module):
+    """Convolution of (batch, in, height, width) with ``weight`` (out, in, size, size)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+        *,
+        rng: Rng = None,
+    ) -> None:
+        rng, bound = np.random.default_rng(rng), (in_channels * kernel_size**2) ** -0.5
+        self.weight = _uniform(rng, bound, out_channels, in_channels, kernel_size, kernel_size)
+        self.bias = _uniform(rng, bound, out_channels) if bias else None
+        self.stride, self.padding = stride, padding
+
+    def forward(self, x: Array) -> Array:
+        return conv2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding)
+
+
+class LayerNorm(Module):
+    """Normalizes over the last axes, of ``shape``, then scales by ``weight`` and adds ``bias``."""
+
+    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5) -> None:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.weight, self.bias = Parameter(np.ones(shape, "f")), Parameter(np.zeros(shape, "f"))
+        self.eps = eps
+
+    def forward(self, x: Array) -> Array:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class BatchNorm2d(Module):
+    """Normalizes each channel of (batch, channels, height, width), then scales and shifts it.
+
+    In training by the batch's statistics, towards which ``running_mean`` and ``running_var`` move
+    by ``momentum``; in evaluation by those.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        self.weight = Parameter(np.ones(channels, "f"))
+        self.bias = Parameter(np.zeros(channels, "f"))
+        self.running_mean, self.running_var = np.zeros(channels, "f"), np.ones(channels, "f")
+        self.eps, self.momentum = eps, momentum
+
+    def forward(self, x: Array) -> Array:
+        if not self.training:
+            running = self.running_mean, self.running_var
+            return batch_norm(x, self.weight, self.bias, *running, eps=self.eps)
+        self._follow(np.asarray(value_of(x), np.float32))
+        return batch_norm(x, self.weight, self.bias, eps=self.eps)
+
+    def _follow(self, x: np.ndarray) -> None:
+        """Move the running statistics; the variance without bias, as torch keeps it."""
+        count = x.size // x.shape[1]
+        var = x.var(axis=(0, 2, 3)) * (count / max(count - 1, 1))
+        self.running_mean += self.momentum * (x.mean(axis=(0, 2, 3)) - self.running_mean)
+        self.running_var += self.momentum * (var - self.running_var)
+
+
+class Embedding(Module):
+    """One row of ``weight`` (count, width), normal, for each integer of the input."""
+
+    def __init__(self, count: int, width: int, *, rng: Rng = None) -> None:
+        rng = np.random.default_rng(rng)
+        self.weight = Parameter(rng.standard_normal((count, width), np.float32))
+
+    def forward(self, indices: np.ndarray) -> Array:
+        return embedding(indices, self.weight)
+
+
+class MultiHeadAttention(Module):
+    """Attention of ``heads`` heads over (batch, tokens, width); self-attention by default.
+
+    Parameters: ``weight`` and ``bias`` of ``query``, ``key``, ``value`` and ``output``, in order.
+    """
+
+    def __init__(self, width: int, heads: int, *, rng: Rng = None) -> None:
+        if width % heads:
+            msg = (
+                f"MultiHeadAttention got width={width} and heads={heads}; heads must divide width.\n"
+                f"Hint: nn.MultiHeadAttention({heads * (width // heads or 1)}, {heads})"
+            )
+            raise ArgumentError(msg)
+        rng = np.random.default_rng(rng)
+        self.query, self.key = Linear(width, width, rng=rng), Linear(width, width, rng=rng)
+        self.value, self.output = Linear(width, width, rng=rng), Linear(width, width, rng=rng)
+        self.heads = heads
+
+    def forward(
+        self,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        mask: np.ndarray | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Array:
+        """``key`` is ``query`` and ``value`` is ``key`` where they are not given."""
+        key = query if key is None else key
+        value = key if value is None else value
+        maps = (self.query, self.key, self.value, self.output)
+        projections = [(m.weight, m.bias) for m in maps]
+        return multi_head_attention(
+            query, key, value, projections, self.heads, mask, is_causal=is_causal
+        )
+
+
+class _Elementwise(Module):
+    """A function as a layer."""
+
+    function: Callable[[Array], Array]
+
+    def forward(self, x: Array) -> Array:
+        return type(self).function(x)
+
+
+class ReLU(_Elementwise):
+    """``relu`` as a layer."""
+
+    function = staticmethod(functional.relu)
+
+
+class GELU(_Elementwise):
+    """``gelu`` as a layer."""
+
+    function = staticmethod(functional.gelu)
+
+
+class Flatten(_Elementwise):
+    """``flatten`` as a layer."""
+
+    function = staticmethod(functional.flatten)
+
+
+class Sequential(Module):
+    """Modules, one after the other."""
+
+    def __init__(self, *layers: Module) -> None:
+        self.layers = list(layers)
+
+    def forward(self, x: Array) -> Array:
+        for layer in self.layers:
+            x = layer(x)
+        return x
