@@ -23,6 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+# One thread everywhere: on shared cores the ratios of threads mean nothing. NumPy's BLAS reads this
+# when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,15 +113,24 @@ def accelerated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | No
     return step
 
 
+def lightning_fabric() -> Any:
+    """Fabric from its own package, or from the one of all of Lightning."""
+    for name in ("lightning_fabric", "lightning.fabric"):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its own imports
+                return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
 def fabricated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from lightning_fabric import Fabric
-    except ImportError:
+    fabric_module = lightning_fabric()
+    if fabric_module is None:
         return None
     precision = "16-mixed" if DEVICE == "cuda" else "bf16-mixed"
-    fabric = Fabric(accelerator=DEVICE, devices=1, precision=precision)
+    fabric = fabric_module.Fabric(accelerator=DEVICE, devices=1, precision=precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = fabric.setup(model, optimizer)
 
