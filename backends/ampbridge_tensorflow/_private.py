@@ -1,0 +1,286 @@
+"""Every private name of TensorFlow and Keras that this adapter touches, and no other module does.
+
+Checked on TensorFlow 2.21.0 with Keras 3.15.1. All names are looked up before the first attribute
+is replaced. A missing required name is an UnsupportedError that says what moved; without an optional
+one its feature alone is lost, as the table says.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ampbridge.errors import UnsupportedError
+
+CHECKED = "tensorflow 2.21.0 with keras 3.15.1"
+
+
+class PrivateName(NamedTuple):
+    """One name, and what does not work without it."""
+
+    module: str
+    attribute: str
+    without_it: str
+    required: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.attribute}"
+
+
+class Location(NamedTuple):
+    """Where an attribute is held, and what ``vars(owner)`` holds there, descriptors included."""
+
+    owner: Any
+    attribute: str
+    value: Any
+
+
+# -- where ops enter
+EAGER_OP = PrivateName(
+    "tensorflow.python.pywrap_tfe",
+    "TFE_Py_FastPathExecute",
+    "eager ops do not follow the lists",
+)
+GRAPH_OP = PrivateName(
+    "tensorflow.python.framework.op_def_library",
+    "_apply_op_helper",
+    "ops in tf.function do not follow the lists",
+)
+EAGER_FALLBACK = PrivateName(
+    "tensorflow.python.eager.execute",
+    "quick_execute",
+    "eager ops do not follow the lists while op callbacks are on (tf.debugging.enable_check_numerics)",
+    required=False,
+)
+EAGER_FALLBACK_ALIAS = PrivateName(
+    "tensorflow.python.eager.execute",
+    "execute",
+    "the same, for ops that call it by its other name",
+    required=False,
+)
+EAGER_FALLBACK_INPUTS = PrivateName(
+    "tensorflow.python.eager.execute",
+    "args_to_matching_eager",
+    "mixed inputs raise while op callbacks are on",
+    required=False,
+)
+OP_DEFINITION = PrivateName(
+    "tensorflow.python.framework.op_def_registry",
+    "get",
+    "which inputs of an op share a dtype is unknown",
+)
+KERNELS = PrivateName(
+    "tensorflow.python.framework.kernels",
+    "get_registered_kernels_for_op",
+    "ops without a low-precision kernel on this device (Svd, Cholesky, ...) raise",
+    required=False,
+)
+CONVERSION = PrivateName(
+    "tensorflow.python.framework.tensor_conversion_registry",
+    "convert",
+    "Variable.assign(low) and every convert_to_tensor(low, dtype=float32) raise",
+)
+DIVISION = PrivateName(
+    "tensorflow.python.ops.math_ops",
+    "_truediv_python3",
+    "float16 / float32 raises before there is an op",
+    required=False,
+)
+SPARSE_MATMUL = PrivateName(
+    "tensorflow.python.ops.math_ops",
+    "sparse_matmul",
+    "tf.matmul(bfloat16, float32) becomes SparseMatMul, whose result is float32",
+    required=False,
+)
+GLOBAL_DISPATCHERS = PrivateName(
+    "tensorflow.python.util.dispatch",
+    "_GLOBAL_DISPATCHERS",
+    "functions that compare dtypes in Python (tf.one_hot, tf.math.divide_no_nan) raise on mixed inputs",
+    required=False,
+)
+
+# -- traced code
+FUNCTION_CONTEXT = PrivateName(
+    "tensorflow.python.eager.polymorphic_function.function_context",
+    "make_function_context",
+    "a traced tf.function is reused under another policy",
+)
+WHILE_LOOP = PrivateName(
+    "tensorflow.python.ops.while_v2",
+    "while_loop",
+    "loops whose body returns another float dtype raise",
+    required=False,
+)
+COND = PrivateName(
+    "tensorflow.python.ops.cond_v2",
+    "cond_v2",
+    "tf.cond raises where its branches end in different float dtypes",
+    required=False,
+)
+INDEXED_CASE = PrivateName(
+    "tensorflow.python.ops.cond_v2",
+    "indexed_case",
+    "tf.switch_case raises where its branches end in different float dtypes",
+    required=False,
+)
+AUTOGRAPH_LOOP = PrivateName(
+    "tensorflow.python.autograph.operators.control_flow",
+    "_verify_single_loop_var",
+    "Python loops that AutoGraph converts raise where a variable changes its float dtype",
+    required=False,
+)
+AUTOGRAPH_COND = PrivateName(
+    "tensorflow.python.autograph.operators.control_flow",
+    "verify_single_cond_var",
+    "Python ifs that AutoGraph converts raise where branches end in different float dtypes",
+    required=False,
+)
+TENSOR_ARRAY = "tensorflow.python.ops.tensor_array_ops"
+TENSOR_ARRAY_WRITE = PrivateName(
+    TENSOR_ARRAY, "TensorArray.write", "TensorArray(float32).write(low) raises", required=False
+)
+TENSOR_ARRAY_UNSTACK = PrivateName(
+    TENSOR_ARRAY, "TensorArray.unstack", "TensorArray(float32).unstack(low) raises", required=False
+)
+TENSOR_ARRAY_SCATTER = PrivateName(
+    TENSOR_ARRAY, "TensorArray.scatter", "TensorArray(float32).scatter(low) raises", required=False
+)
+TENSOR_ARRAY_SPLIT = PrivateName(
+    TENSOR_ARRAY, "TensorArray.split", "TensorArray(float32).split(low) raises", required=False
+)
+TO_AUTOGRAPH = PrivateName(
+    "tensorflow.python.autograph.impl.api",
+    "tf_convert",
+    "a compiled step does not convert Python control flow on tensors in loss_fn",
+    required=False,
+)
+AUTOGRAPH_STATUS = PrivateName(
+    "tensorflow.python.autograph.core.ag_ctx",
+    "control_status_ctx",
+    "the same",
+    required=False,
+)
+
+# -- gradients
+EAGER_GRADIENT = PrivateName(
+    "tensorflow.python.eager.imperative_grad",
+    "imperative_grad",
+    "gradients taken inside of a region cast the gradient functions' ops by the lists again",
+)
+GRAPH_GRADIENT = PrivateName(
+    "tensorflow.python.ops.gradients_util",
+    "_GradientsHelper",
+    "the same, for tf.gradients and the backward pass of tf.function",
+)
+CUSTOM_GRADIENT_EAGER = PrivateName(
+    "tensorflow.python.ops.custom_gradient",
+    "_eager_mode_decorator",
+    "tf.custom_gradient and tf.recompute_grad run their backward pass in another precision",
+)
+CUSTOM_GRADIENT_GRAPH = PrivateName(
+    "tensorflow.python.ops.custom_gradient",
+    "_graph_mode_decorator",
+    "the same, in tf.function",
+)
+
+# -- Keras
+LAYER_CALL = PrivateName(
+    "keras.src.ops.operation",
+    "Operation.__call__",
+    "Keras layers do not follow the lists as a whole; Dense ends in float32",
+)
+SYMBOLIC_CALL = PrivateName(
+    "keras.src.ops.operation",
+    "Operation.symbolic_call",
+    "a functional model that is made inside of a region keeps that region's dtypes",
+)
+LAYER_BUILD = PrivateName(
+    "keras.src.layers.layer",
+    "Layer._maybe_build",
+    "weights and sublayers that are made inside of a region keep low precision",
+)
+LAYER_INPUT = PrivateName(
+    "keras.src.dtype_policies.dtype_policy",
+    "DTypePolicy.convert_input",
+    "every float32 layer casts its inputs back up to float32",
+)
+LAYER_VARIABLES = PrivateName(
+    "keras.src.backend.common.variables",
+    "AutocastScope",
+    "biases stay float32 and promote the results of Dense and Conv",
+)
+LOSS_CLASS = PrivateName(
+    "keras.src.losses.losses",
+    "LossFunctionWrapper.call",
+    "Keras Loss objects stay float32 where a policy allows their op",
+    required=False,
+)
+PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
+
+
+@cache
+def find(name: PrivateName) -> Location | None:
+    """Where ``name`` is held; None if this version has no such name and can do without.
+
+    Raises:
+        UnsupportedError: if it is required.
+    """
+    try:
+        owner: Any = import_module(name.module)
+        *path, attribute = name.attribute.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        return Location(owner, attribute, vars(owner)[attribute])
+    except (ImportError, AttributeError, KeyError) as error:
+        if not name.required:
+            return None
+        raise moved(name) from error
+
+
+def value(name: PrivateName) -> Any:
+    """What ``name`` stands for, None where ``find`` says None."""
+    location = find(name)
+    return None if location is None else location.value
+
+
+def moved(name: PrivateName) -> UnsupportedError:
+    """The error for a required name that this version lacks."""
+    import keras
+    import tensorflow as tf
+
+    msg = (
+        f"TensorFlow {tf.__version__} with Keras {keras.__version__} has no {name}; without it "
+        f"{name.without_it}.\n"
+        f"Hint: use a checked version, {CHECKED}; lists and scaling are unaffected by O0."
+    )
+    return UnsupportedError(msg)
+
+
+def optimizer_parameters(optimizer: Any) -> list[Any] | None:
+    """What a Keras optimizer was built for (``_trainable_variables``); None if not built, or moved."""
+    if not getattr(optimizer, "built", False):
+        return None
+    found = getattr(optimizer, "_trainable_variables", None)
+    return None if found is None else list(found)
+
+
+def keras_implementation(spelling: str) -> Any:
+    """The function that ``keras.ops.name`` and its node in a functional model both call.
+
+    It is ``keras.src.backend.tensorflow.<area>.name``, or ``_name`` beside the public one.
+    """
+    import keras
+
+    function: Any = keras
+    for part in spelling.split(".")[1:]:
+        function = getattr(function, part, None)
+    if function is None:
+        return None
+    area, name = function.__module__.rpartition(".")[2], spelling.rpartition(".")[2]
+    try:
+        backend = import_module(f"keras.src.backend.tensorflow.{area}")
+    except ImportError:
+        backend = None
+    beside = import_module(function.__module__)
+    return getattr(backend, name, None) or getattr(beside, f"_{name}", None)

@@ -1,0 +1,73 @@
+"""TensorFlow 2 with Keras 3 as an ampbridge backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+from ampbridge.backend import (
+    Array,
+    Backend,
+    LossFn,
+    Model,
+    Optimizer,
+    Program,
+    Scalar,
+    ScaleStore,
+)
+from ampbridge.policy import Policy
+from ampbridge.scale_rule import ScaleState
+from ampbridge_tensorflow import casting, compiling, gradients, scaling
+
+
+@final
+class TensorflowBackend(Backend):
+    """Casts where ops enter TensorFlow, ``tf.GradientTape``, Keras optimizers, ``tf.function``."""
+
+    name = "tensorflow"
+    compiles_by_default = True
+
+    def autocast(self, policy: Policy) -> AbstractContextManager[None]:
+        return casting.autocast(policy)
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        return gradients.cast(x, dtype)
+
+    def parameters(self, owner: Model | Optimizer) -> list[Array]:
+        return gradients.parameters(owner)
+
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        model: Model,
+        batch: Sequence[Any],
+        policy: Policy,
+        factor: Scalar,
+        total: Sequence[Array] | None,
+    ) -> tuple[Array, Any, list[Array]]:
+        return gradients.gradients(loss_fn, model, batch, policy, factor, total)
+
+    def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
+        return gradients.stored_gradients(optimizer)
+
+    def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
+        return scaling.unscale(grads, scale)
+
+    def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
+        return scaling.clip(grads, max_norm)
+
+    def apply(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Array],
+        grads: Sequence[Array],
+        found: Scalar,
+    ) -> Scalar:
+        return scaling.apply(optimizer, parameters, grads, found)
+
+    def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+        return compiling.compile_step(build, loss_fn)
+
+    def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
+        return scaling.VariableStore(state)

@@ -1,0 +1,105 @@
+"""The region: while it is open, the ops of this thread run as a policy says.
+
+Functions of TensorFlow and Keras are replaced as long as any region is open in the process, and
+look at each call at the rules that are active in their own thread or task.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+
+from ampbridge import oplists
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.interception import Interception, Site
+from ampbridge.policy import Policy
+from ampbridge_tensorflow import _private, functions, keras_layers, op_entry, traced_code
+from ampbridge_tensorflow.rules import Rules, rules_of
+
+
+@contextmanager
+def autocast(policy: Policy) -> Iterator[None]:
+    """Run ops by ``policy``; the inner of nested regions alone counts.
+
+    O0 within another region is full float32; elsewhere it intercepts nothing.
+
+    Raises:
+        UnsupportedError: for what TensorFlow has not: lists of its own, simulated precision.
+    """
+    _check(policy)
+    if policy.level == "O0" and regions.active.get() is None:
+        yield
+        return
+    _warn_of_missing(policy)
+    with regions.region(rules_of(policy)):
+        yield
+
+
+def ops_without_counterpart() -> list[str]:
+    """The canonical ops that neither TensorFlow nor Keras has; a rule for them has no effect."""
+    namespaces = oplists.PREFIXES["tensorflow"]
+    ops = oplists.ops().values()
+    return [op.name for op in ops if not any(op.names.get(n) for n in namespaces)]
+
+
+def _check(policy: Policy) -> None:
+    if policy.level != "O0" and policy.lists == "native":
+        msg = (
+            f"{policy!r}: TensorFlow casts nothing by itself, so lists='native' would be float32.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='tensorflow') has the lists of "
+            "TensorFlow's graph optimizer."
+        )
+        raise UnsupportedError(msg)
+    if policy.execution == "simulated":
+        msg = (
+            f"{policy!r}: on TensorFlow low precision is computed, not simulated.\n"
+            "Hint: execution='auto'"
+        )
+        raise UnsupportedError(msg)
+
+
+@cache
+def _warn_of_missing(policy: Policy) -> None:
+    """Say once for a policy which of the ops that the user listed do not exist here."""
+    missing = sorted({*policy.allow, *policy.deny} & set(ops_without_counterpart()))
+    if missing:
+        msg = (
+            f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
+            "Hint: ampbridge_tensorflow.casting.ops_without_counterpart() lists such ops."
+        )
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
+
+
+# -- what stands in the place of what
+
+REPLACEMENTS = {
+    **op_entry.REPLACE,
+    **traced_code.REPLACE,
+    **functions.REPLACE,
+    **keras_layers.REPLACE,
+}
+
+
+def _find_sites() -> Sequence[Site]:
+    return [*_private_sites(), *_function_sites().find()]
+
+
+@cache
+def _private_sites() -> list[Site]:
+    """Every name is looked up before the first is replaced; see ``_private``."""
+    found = {name: _private.find(name) for name in _private.PRIVATE_NAMES}
+    return [
+        Site(*place, REPLACEMENTS[name](place.value, regions))
+        for name, place in found.items()
+        if place is not None and name in REPLACEMENTS
+    ]
+
+
+@cache
+def _function_sites() -> functions.FunctionSites:
+    return functions.FunctionSites(regions)
+
+
+regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)

@@ -1,0 +1,49 @@
+"""The whole step as a tf.function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.backend import Array, LossFn, Program, StepOutput
+from ampbridge.policy import Policy
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.gradients import native_batch
+
+
+def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+    """``build(loss_fn)``, traced once for each policy and each kind of step.
+
+    Python control flow on tensors in ``loss_fn`` is converted by AutoGraph, as in any tf.function.
+    """
+    step = build(_with_autograph(loss_fn))
+    traced: dict[tuple[Policy, bool, bool], Any] = {}
+
+    def trace(policy: Policy, final: bool) -> Any:
+        def run(total: Sequence[Array] | None, batch: Sequence[Any]) -> StepOutput:
+            return step(policy, final, total, batch)
+
+        # Our own code holds nothing to convert; reduce_retracing for a last, smaller batch.
+        return tf.function(run, autograph=False, reduce_retracing=True)
+
+    def program(
+        policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
+    ) -> StepOutput:
+        kind = (policy, final, total is None)
+        if kind not in traced:
+            traced[kind] = trace(policy, final)
+        output: StepOutput = traced[kind](total, native_batch(batch))
+        return output
+
+    return program
+
+
+def _with_autograph(loss_fn: LossFn) -> LossFn:
+    convert = _private.value(_private.TO_AUTOGRAPH)
+    status = _private.value(_private.AUTOGRAPH_STATUS)
+    if convert is None or status is None:
+        return loss_fn
+    converted: LossFn = convert(loss_fn, status())
+    return converted

@@ -1,0 +1,138 @@
+"""Keras layers: let low-precision values pass, and follow the rules as a whole.
+
+A float32 Keras layer casts its inputs up and its result back to float32; within a region neither may
+happen. Layers are not changed: weights stay float32, and what is built inside of a region is built
+as outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ampbridge import oplists
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.functions import owner_family
+from ampbridge_tensorflow.op_entry import Regions, Replace
+from ampbridge_tensorflow.rules import (
+    LOW,
+    PROMOTE_ONLY,
+    Rules,
+    cast_float,
+    float_dtype,
+    map_floats,
+)
+
+
+def replace_layer_call(original: Any, regions: Regions) -> Any:
+    """``Operation.__call__``, after the layer has prepared its inputs.
+
+    Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
+    rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
+    """
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rules = regions.active.get()
+        if rules is None or not _is_float32_layer(self) or _is_symbolic((args, kwargs)):
+            return original(self, *args, **kwargs)
+        rule = rules.layer(self)
+        if rule == "deny":
+            args, kwargs = _cast((args, kwargs), tf.float32)
+            with regions.paused(PROMOTE_ONLY):
+                return original(self, *args, **kwargs)
+        arrived = _float_dtypes((args, kwargs))
+        if rule == "allow":
+            args, kwargs = _cast((args, kwargs), rules.low)
+            with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
+                outputs = original(self, *args, **kwargs)
+        else:
+            outputs = original(self, *args, **kwargs)
+        return _as_ruled(self, outputs, rules, rule, arrived)
+
+    return call
+
+
+def _is_float32_layer(operation: Any) -> bool:
+    """Whether it is a layer without a precision of its own choice."""
+    return isinstance(operation, keras.Layer) and operation.compute_dtype == "float32"
+
+
+def _is_symbolic(structure: Any) -> bool:
+    return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
+
+
+def _cast(structure: Any, dtype: tf.DType) -> Any:
+    return map_floats(lambda v: cast_float(v, dtype), structure)
+
+
+def _float_dtypes(structure: Any) -> set[Any]:
+    return {v.dtype for v in tf.nest.flatten(structure) if tf.is_tensor(v) and v.dtype.is_floating}
+
+
+def _as_ruled(layer: Any, outputs: Any, rules: Rules, rule: Any, arrived: set[Any]) -> Any:
+    """The results of a normalisation, which Keras casts to float32, in the dtype of its rule."""
+    if not isinstance(layer, NORMALIZATIONS):
+        return outputs
+    if rule == "allow":
+        return _cast(outputs, rules.low)
+    return _cast(outputs, arrived.pop()) if len(arrived) == 1 and arrived <= LOW else outputs
+
+
+NORMALIZATIONS = tuple(
+    getattr(keras.layers, name)
+    for name, (owner, *_) in oplists.native_names("keras_layers").items()
+    if owner_family(owner) == "norm" and hasattr(keras.layers, name)
+)
+
+
+def replace_without_rules(original: Any, regions: Regions) -> Any:
+    """Symbolic calls and building: as outside of any region."""
+
+    @functools.wraps(original)
+    def without_rules(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if regions.active.get() is None:
+            return original(self, *args, **kwargs)
+        with regions.paused(None):
+            return original(self, *args, **kwargs)
+
+    return without_rules
+
+
+def replace_build(original: Any, regions: Regions) -> Any:
+    """``Layer._maybe_build``, which every call of a layer passes through."""
+    build = replace_without_rules(original, regions)
+
+    @functools.wraps(original)
+    def maybe_build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (original if self.built else build)(self, *args, **kwargs)
+
+    return maybe_build
+
+
+def replace_layer_input(original: Any, regions: Regions) -> Any:
+    """``DTypePolicy.convert_input``: a float32 layer takes low inputs as they are."""
+
+    @functools.wraps(original)
+    def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any:
+        passes = (
+            regions.active.get() is not None
+            and keras.backend.standardize_dtype(dtype) == "float32"
+            and tf.is_tensor(x)
+            and float_dtype(x) in LOW
+        )
+        return x if passes else original(self, x, autocast, dtype)
+
+    return convert_input
+
+
+REPLACE: Mapping[_private.PrivateName, Replace] = {
+    _private.LAYER_CALL: replace_layer_call,
+    _private.SYMBOLIC_CALL: replace_without_rules,
+    _private.LAYER_BUILD: replace_build,
+    _private.LAYER_INPUT: replace_layer_input,
+}

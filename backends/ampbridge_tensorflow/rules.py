@@ -1,0 +1,293 @@
+"""What a policy means for TensorFlow: a rule for each op, function and layer, and casts that follow it.
+
+TensorFlow says of each op which inputs share a dtype (the ``OpDef``), so one rule serves every op:
+inputs that share a dtype are cast together, to the rule's dtype, or to the widest of theirs.
+float64, integer, complex and sparse inputs are left alone, and so is every input they stand with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ampbridge.oplists import Category
+from ampbridge.policy import Policy
+from ampbridge_tensorflow import _private
+
+LOW = frozenset({tf.float16, tf.bfloat16})
+FLOATS = LOW | {tf.float32}
+
+# They move, name or convert values and have no precision of their own.
+NEVER_CAST = frozenset(
+    {
+        *("Cast", "Bitcast", "Identity", "IdentityN", "Const", "Placeholder", "NoOp", "Shape"),
+        *("ShapeN", "Rank", "Size", "PartitionedCall", "StatefulPartitionedCall", "If"),
+        *("StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"),
+    }
+)
+
+# The bias takes the dtype of what it is added to, as in torch's linear: else it would promote it.
+FOLLOWS_FIRST_INPUT = frozenset({"BiasAdd", "BiasAddV1"})
+
+
+class Member(NamedTuple):
+    """One input of an op: its position or name, and whether it is a list of tensors."""
+
+    key: Any
+    is_list: bool
+
+
+class Group(NamedTuple):
+    """Inputs that share a dtype. ``target`` None is the widest of those that arrive."""
+
+    attribute: str
+    members: tuple[Member, ...]
+    target: tf.DType | None
+    follows_first: bool = False
+
+
+class Plan(NamedTuple):
+    """How to cast the inputs of one op: the same groups by position and by name."""
+
+    by_position: tuple[Group, ...]
+    by_name: tuple[Group, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """One policy, compiled. Its identity is part of the key under which tf.function keeps traces."""
+
+    low: tf.DType
+    ops: Mapping[str, Category]
+    functions: Mapping[str, Category]
+    layers: Mapping[type, Category]
+    unlisted: Category
+    _plans: dict[str, Plan | None] = field(default_factory=dict)
+
+    def plan(self, op: str) -> Plan | None:
+        """How to cast the inputs of ``op``; None where there is nothing to do."""
+        if op not in self._plans:
+            self._plans[op] = self._make_plan(op)
+        return self._plans[op]
+
+    def layer(self, layer: object) -> Category | None:
+        """The rule for a Keras layer, that of the nearest base class in the table."""
+        return next((self.layers[c] for c in type(layer).__mro__ if c in self.layers), None)
+
+    def dtype(self, rule: Category) -> tf.DType | None:
+        """What ``rule`` casts to; None for "promote"."""
+        return {"allow": self.low, "deny": tf.float32}.get(rule)
+
+    def _make_plan(self, op: str) -> Plan | None:
+        definition = None if op in NEVER_CAST else _private.value(_private.OP_DEFINITION)(op)
+        if definition is None:
+            return None
+        rule = self.ops.get(op)
+        if rule is None:
+            rule = "promote" if _uses_storage(definition) else self.unlisted
+        groups = list(self._groups(definition, rule))
+        if not groups:
+            return None
+        return Plan(tuple(g for g, _ in groups), tuple(g for _, g in groups))
+
+    def _groups(self, definition: Any, rule: Category) -> Any:
+        """Pairs of one group by position and by name."""
+        inputs = [a for a in enumerate(definition.input_arg) if not a[1].is_ref]
+        for attribute in dict.fromkeys(a.type_attr for _, a in inputs if a.type_attr):
+            members = [(i, a) for i, a in inputs if a.type_attr == attribute]
+            target = self._target(definition, attribute, rule)
+            alone = len(members) == 1 and not members[0][1].number_attr
+            if target is not None or not alone:
+                first = definition.name in FOLLOWS_FIRST_INPUT and target is None
+                yield _group(attribute, members, target, first)
+        fixed = [(i, a) for i, a in inputs if a.type == tf.float32.as_datatype_enum]
+        if fixed:  # declared float32 by the op itself
+            yield _group("", fixed, tf.float32)
+
+    def _target(self, definition: Any, attribute: str, rule: Category) -> tf.DType | None:
+        """The dtype that ``rule`` gives this group, as far as the op and the device have it."""
+
+        def runs_in(dtype: tf.DType) -> bool:
+            return _accepts(definition, attribute, dtype)
+
+        if not runs_in(tf.float32):
+            return None
+        if (
+            rule == "allow"
+            and runs_in(self.low)
+            and _has_kernel(definition.name, attribute, self.low)
+        ):
+            return self.low
+        if rule != "promote":
+            return tf.float32
+        lows = (self.low,) if self.low in LOW else tuple(LOW)
+        if all(runs_in(d) and _has_kernel(definition.name, attribute, d) for d in lows):
+            return None
+        return tf.float32
+
+
+def _group(
+    attribute: str, members: Sequence[Any], target: tf.DType | None, first: bool = False
+) -> tuple[Group, Group]:
+    by_position = tuple(Member(i, bool(a.number_attr)) for i, a in members)
+    by_name = tuple(Member(a.name, bool(a.number_attr)) for _, a in members)
+    return Group(attribute, by_position, target, first), Group(attribute, by_name, target, first)
+
+
+def _uses_storage(definition: Any) -> bool:
+    """Whether it reads or writes variables or lists, whose own dtype counts."""
+    handles = {tf.resource.as_datatype_enum, tf.variant.as_datatype_enum}
+    return any(a.type in handles or a.is_ref for a in definition.input_arg)
+
+
+def _accepts(definition: Any, attribute: str, dtype: tf.DType) -> bool:
+    allowed = next(a for a in definition.attr if a.name == attribute)
+    if not allowed.HasField("allowed_values"):
+        return True
+    return dtype.as_datatype_enum in allowed.allowed_values.list.type
+
+
+@cache
+def _has_kernel(op: str, attribute: str, dtype: tf.DType) -> bool:
+    """False where the device runs ``op`` in float32 and has no kernel for ``dtype`` (Svd on CPU)."""
+    registered = _private.value(_private.KERNELS)
+    if registered is None:
+        return True
+    kernels = registered(op).kernel
+    for device in ("GPU", "CPU") if tf.config.list_physical_devices("GPU") else ("CPU",):
+        supported = [
+            {t for c in k.constraint if c.name == attribute for t in c.allowed_values.list.type}
+            for k in kernels
+            if k.device_type == device
+        ]
+        if supported:
+            low, full = dtype.as_datatype_enum, tf.float32.as_datatype_enum
+            any_dtype = any(not types for types in supported)
+            return (
+                any_dtype
+                or any(low in t for t in supported)
+                or not any(full in t for t in supported)
+            )
+    return True
+
+
+# -- rules of a policy
+
+
+# Inside of an op that has been cast as a whole, and while gradients are built: dtypes are decided,
+# only mixed ones need settling.
+PROMOTE_ONLY = Rules(tf.float32, {}, {}, {}, "promote")
+
+
+@cache
+def rules_of(policy: Policy) -> Rules:
+    """``policy`` compiled, once."""
+    import keras
+
+    layers = policy.native_rules("keras_layers")
+    functions = {**policy.native_rules("keras_ops"), **policy.native_rules("tensorflow_api")}
+    full = policy.level == "O0" or policy.op_list.unlisted == "full"
+    return Rules(
+        tf.as_dtype(policy.compute_dtype),
+        policy.native_rules("tensorflow"),
+        functions,
+        {getattr(keras.layers, n): r for n, r in layers.items() if hasattr(keras.layers, n)},
+        "deny" if full else "promote",
+    )
+
+
+# -- casting values
+
+
+def float_dtype(value: Any) -> tf.DType | str | None:
+    """The dtype of a tensor or of what becomes one.
+
+    None for values that take any dtype (Python numbers, and NumPy's float64, which TensorFlow
+    converts to the dtype of the tensors beside them); "other" for values that are left alone.
+    """
+    if isinstance(value, tf.Tensor):
+        return value.dtype
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not hasattr(value, "shape"):
+        return None
+    if isinstance(value, (tf.SparseTensor, tf.IndexedSlices, tf.RaggedTensor)):
+        return "other"
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64:
+        return None
+    try:
+        return tf.as_dtype(dtype).base_dtype
+    except TypeError:
+        return "other"
+
+
+def cast_to(value: Any, dtype: tf.DType) -> Any:
+    """``value`` in ``dtype``; differentiable."""
+    if not isinstance(value, tf.Tensor):
+        value = tf.convert_to_tensor(value)
+    return value if value.dtype == dtype else tf.cast(value, dtype)
+
+
+def cast_float(value: Any, dtype: tf.DType) -> Any:
+    """``value`` in ``dtype`` if it is a float16, bfloat16 or float32 tensor, else as it is."""
+    found = float_dtype(value)
+    return cast_to(value, dtype) if found in FLOATS and found != dtype else value
+
+
+def cast_groups(groups: Sequence[Group], values: Any) -> None:
+    """Cast the inputs in ``values`` (a list or a dict) in place."""
+    for group in groups:
+        found = [(member, _found(values, member)) for member in group.members]
+        dtypes = {d for _, ds in found for d in ds if d is not None}
+        target = _settled(group, dtypes, found[0][1])
+        if target is None:
+            continue
+        for (key, is_list), _ in found:
+            if is_list:
+                values[key] = [cast_float(v, target) for v in values[key]]
+            else:
+                values[key] = cast_float(values[key], target)
+
+
+def _found(values: Any, member: Member) -> list[Any]:
+    """The dtypes of one input; lists of tensors that TensorFlow would stack are stacked here."""
+    value = values[member.key]
+    if member.is_list:
+        return [float_dtype(v) for v in value] if isinstance(value, (list, tuple)) else ["other"]
+    if isinstance(value, (list, tuple)) and any(map(tf.is_tensor, tf.nest.flatten(value))):
+        value = values[member.key] = tf.convert_to_tensor(value)
+    return [float_dtype(value)]
+
+
+def _settled(group: Group, dtypes: set[Any], first: list[Any]) -> tf.DType | None:
+    """What the group is cast to; None if it is left as it is."""
+    if not dtypes or not dtypes <= FLOATS:
+        return None
+    if group.follows_first and first[0] in LOW:
+        target = first[0]
+    elif group.target is None and len(dtypes) < 2:
+        return None
+    else:
+        target = group.target or tf.float32
+    return None if dtypes == {target} else target
+
+
+def widest(values: Sequence[Any]) -> list[Any]:
+    """``values`` in float32 if their float dtypes are mixed, else as they are."""
+    dtypes = {float_dtype(v) for v in values} - {None}
+    if len(dtypes) > 1 and dtypes <= FLOATS:
+        return [cast_float(v, tf.float32) for v in values]
+    return list(values)
+
+
+def map_floats(cast: Callable[[Any], Any], structure: Any) -> Any:
+    """``cast`` applied to the values of tuples, lists and dicts, however nested."""
+    if isinstance(structure, dict):
+        return {k: map_floats(cast, v) for k, v in structure.items()}
+    if type(structure) in (tuple, list):
+        return type(structure)(map_floats(cast, v) for v in structure)
+    return cast(structure)

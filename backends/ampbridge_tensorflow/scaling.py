@@ -1,0 +1,149 @@
+"""Unscaling, clipping, the step that may be skipped, and the scaler's state in tf.Variables.
+
+All of it works eagerly, in tf.function and under XLA, and waits for no device. None of it follows a
+region's rules, in case the caller stands in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.scale_rule import ScalerConfig, ScaleState, next_state
+from ampbridge_tensorflow.casting import regions
+from ampbridge_tensorflow.gradients import checked_optimizer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` in plain TensorFlow, whatever region its caller stands in."""
+
+    @wraps(function)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        with regions.paused(None):
+            return function(*args, **kwargs)
+
+    return plain
+
+
+@outside_of_regions
+def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
+    """Divide by ``scale`` and look for inf and NaN; see ``Backend``.
+
+    Dense gradients and IndexedSlices stay what they are, None stays None.
+    """
+    inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
+    unscaled = [_on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
+    return unscaled, _found([_values(g) for g in unscaled if g is not None])
+
+
+def _found(values: Sequence[Array]) -> Scalar:
+    """FINITE, INF or NAN as an int32 scalar."""
+    if not values:
+        return tf.constant(FINITE)
+    finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
+
+    def kind() -> Array:
+        infinite = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
+        return tf.where(infinite, INF, NAN)
+
+    return tf.cond(finite, lambda: tf.constant(FINITE), kind)
+
+
+@outside_of_regions
+def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
+    """Scale ``grads`` to a joint 2-norm of at most ``max_norm``; the norm before, a float32 scalar."""
+    grads = [_without_repeats(g) for g in grads]
+    values = [_full(_values(g)) for g in grads if g is not None]
+    norm = tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]) if values else 0.0
+    factor = max_norm / tf.maximum(norm, max_norm)
+    return [_on_values(g, lambda v: v * tf.cast(factor, v.dtype)) for g in grads], norm
+
+
+def _without_repeats(gradient: Array | None) -> Array | None:
+    """IndexedSlices with each row once, summed: the rows of a batch repeat, which a norm must see."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, where = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, where, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _values(gradient: Array) -> Array:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _on_values(gradient: Array | None, function: Callable[[Array], Array]) -> Array | None:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def _full(values: Array) -> Array:
+    """float32 or wider."""
+    values = tf.convert_to_tensor(values)
+    return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
+
+
+@outside_of_regions
+def apply(
+    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
+) -> Scalar:
+    """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``.
+
+    Slots are made before it: variables cannot be made in a branch. Parameters without a gradient
+    are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
+    """
+    optimizer = checked_optimizer(optimizer)
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(list(parameters))
+    pairs = [(g, p) for g, p in zip(grads, parameters, strict=True) if g is not None]
+
+    def step() -> Array:
+        optimizer.apply([g for g, _ in pairs], [p for _, p in pairs])
+        return tf.constant(True)
+
+    if found is None:
+        return step()
+    return tf.cond(tf.equal(found, FINITE), step, lambda: tf.constant(False))
+
+
+class VariableStore:
+    """The scaler's state in tf.Variables: a traced step reads and writes them on the device."""
+
+    @outside_of_regions
+    def __init__(self, state: ScaleState) -> None:
+        with tf.init_scope():  # a scaler may be met first while a step is being traced
+            self._variables = ScaleState(
+                tf.Variable(
+                    float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"
+                ),
+                *(
+                    tf.Variable(int(count), dtype=tf.int32, trainable=False, name=name)
+                    for name, count in zip(ScaleState._fields[1:], state[1:], strict=True)
+                ),
+            )
+
+    def read(self) -> ScaleState:
+        """The state as tensors."""
+        return ScaleState(*(variable.read_value() for variable in self._variables))
+
+    def write(self, state: ScaleState) -> None:
+        """Set the variables from Python numbers."""
+        for variable, value in zip(self._variables, state, strict=True):
+            variable.assign(value)
+
+    @outside_of_regions
+    def update(self, found: Scalar, config: ScalerConfig) -> None:
+        """State <- next_state(state, found), without a branch."""
+        self.write(next_state(self.read(), tf.convert_to_tensor(found), config, tf.where))
