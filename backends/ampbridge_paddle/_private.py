@@ -1,0 +1,107 @@
+"""Every private name of Paddle that this adapter touches, in one table.
+
+A name that is missing is an error for the feature that needs it, at the moment it is needed; the
+rest goes on. Private are, beside underscored names, the modules under ``paddle.base`` and what
+``paddle._C_ops`` holds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import paddle
+
+from ampbridge.errors import UnsupportedError
+
+
+class Private(NamedTuple):
+    """A private name: what breaks without it, whether anything works without it, where it was seen."""
+
+    breaks: str
+    required: bool
+    versions: str
+
+
+PRIVATE: Mapping[str, Private] = {
+    "paddle._C_ops": Private("simulated regions: every op is looked up there", True, "3.3.1"),
+    "paddle._C_ops.cast": Private("rounding to the low precision", True, "3.3.1"),
+    "paddle._C_ops.scale": Private("rounding to float16", True, "3.3.1"),
+    "paddle._C_ops.scale_": Private("rounding to float16", True, "3.3.1"),
+    "paddle._C_ops.check_finite_and_unscale_": Private("the GradScaler", True, "3.3.1"),
+    "paddle._C_ops.squared_l2_norm": Private("the GradScaler, clip_norm", True, "3.3.1"),
+    "paddle.base.core.eager.Tensor": Private("simulated regions: + - * / @ **", True, "3.3.1"),
+    "paddle.nn.functional.conv._conv_nd": Private(
+        "simulated regions: the bias of convolution layers", False, "3.3.1"
+    ),
+    "paddle.base.framework._dygraph_tracer": Private(
+        "regions on GPU: op lists that custom lists cannot express", True, "3.3.1"
+    ),
+    "paddle.base.core._set_amp_op_list": Private(
+        "regions on GPU, in a traced program", True, "3.3.1"
+    ),
+    "paddle.base.core._get_amp_attrs": Private("regions on GPU, in a traced program", True, "3.3.1"),
+    "paddle.base.core.AmpLevel": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
+    "paddle.base.core.get_all_op_names": Private(
+        "regions on GPU with lists='tensorflow': the ops that are in no list", True, "3.3.1"
+    ),
+    "paddle.base.framework.in_pir_mode": Private("compile=True", True, "3.3.1"),
+    # methods, looked up on the objects themselves
+    "Tensor._inplace_version": Private(
+        "simulated regions: marks of changed tensors", True, "3.3.1"
+    ),
+    "Tensor._is_initialized": Private("simulated regions: ops with unused outputs", True, "3.3.1"),
+    "Tensor._get_tensor_from_selected_rows": Private(
+        "gradients of sparse embeddings", False, "3.3.1"
+    ),
+    "Tensor._register_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
+    "Tensor._remove_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
+    "Optimizer._parameter_list": Private("scaler.step(optimizer)", True, "3.3.1"),
+    "Optimizer._inner_opt": Private("optimizers that fleet has wrapped", False, "3.3.1"),
+    "Optimizer._param_groups": Private("scaler.step(optimizer)", True, "3.3.1"),
+}
+
+
+@cache
+def private(name: str) -> Any:
+    """The object that a dotted ``name`` of the table stands for.
+
+    Raises:
+        UnsupportedError: if this version of Paddle does not have it.
+    """
+    entry = PRIVATE[name]
+    try:
+        return _resolve(name)
+    except (ImportError, AttributeError) as error:
+        msg = (
+            f"paddlepaddle {paddle.__version__} has no {name} (seen in {entry.versions}); "
+            f"without it there is no: {entry.breaks}.\n"
+            "Hint: pip install paddlepaddle==3.3.1"
+        )
+        raise UnsupportedError(msg) from error
+
+
+def method(kind: str, obj: Any, name: str) -> Any:
+    """``obj.name``, a method or attribute that the table lists under ``kind.name``."""
+    try:
+        return getattr(obj, name)
+    except AttributeError as error:
+        entry = PRIVATE[f"{kind}.{name}"]
+        msg = (
+            f"{type(obj).__name__} of paddlepaddle {paddle.__version__} has no {name} (seen in "
+            f"{entry.versions}); without it there is no: {entry.breaks}.\n"
+            "Hint: pip install paddlepaddle==3.3.1"
+        )
+        raise UnsupportedError(msg) from error
+
+
+def _resolve(name: str) -> Any:
+    # Modules are imported, not looked up: `paddle.tensor` as an attribute is not the module.
+    module, _, attribute = name.rpartition(".")
+    try:
+        owner = importlib.import_module(module)
+    except ImportError:
+        owner = _resolve(module)
+    return getattr(owner, attribute)

@@ -1,0 +1,64 @@
+"""What the core asks of PaddlePaddle; the work is done in the modules beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+from ampbridge.backend import Array, Backend, LossFn, Model, Optimizer, Program, Scalar
+from ampbridge.policy import Policy
+from ampbridge.scale_rule import HostStore, ScaleState
+from ampbridge_paddle import casting, compiling, gradients, scaling
+
+
+@final
+class PaddleBackend(Backend):
+    """PaddlePaddle: native casts where there are 16-bit kernels, simulated ones on CPU."""
+
+    name = "paddle"
+    compiles_by_default = False
+
+    def autocast(self, policy: Policy) -> AbstractContextManager[None]:
+        return casting.region(policy)
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        return casting.cast(x, dtype)
+
+    def parameters(self, owner: Model | Optimizer) -> list[Array]:
+        return gradients.parameters(owner)
+
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        model: Model,
+        batch: Sequence[Any],
+        policy: Policy,
+        factor: Scalar,
+        total: Sequence[Array] | None,
+    ) -> tuple[Array, Any, list[Array]]:
+        return gradients.gradients(loss_fn, model, batch, casting.region(policy), factor, total)
+
+    def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
+        return gradients.stored_gradients(optimizer)
+
+    def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
+        return scaling.unscale(grads, scale)
+
+    def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
+        return scaling.clip(grads, max_norm)
+
+    def apply(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Array],
+        grads: Sequence[Array],
+        found: Scalar,
+    ) -> Scalar:
+        return scaling.apply(optimizer, parameters, grads, found)
+
+    def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+        return build(compiling.compiled(loss_fn))
+
+    def scale_store(self, state: ScaleState, like: Any) -> HostStore:
+        return scaling.scale_store(state)

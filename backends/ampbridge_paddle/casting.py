@@ -1,0 +1,148 @@
+"""The region: how an op's inputs are cast.
+
+On a device that has 16-bit kernels it is ``paddle.amp.auto_cast`` with the policy's lists in Paddle's
+names; on CPU it is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import paddle
+
+from ampbridge.errors import UnsupportedError
+from ampbridge.policy import Policy
+from ampbridge.oplists import Category
+from ampbridge_paddle import functions, simulation
+from ampbridge_paddle._private import private
+from ampbridge_paddle.rules import AmpLists, Rules, amp_lists_for, lists_of_everything, rules_for
+
+Tensor = Any
+
+
+def region(policy: Policy) -> AbstractContextManager[None]:
+    """A region in which ops run as ``policy`` says.
+
+    Raises:
+        UnsupportedError: for an execution or a list set that this device cannot give.
+    """
+    return _simulated_region(policy) if _on_cpu() else native_region(policy)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+    if x.dtype not in _CASTABLE or x.dtype == _CASTABLE_BY_NAME[dtype]:
+        return x
+    return x.astype(dtype)
+
+
+_CASTABLE_BY_NAME = {name: getattr(paddle, name) for name in ("float32", "float16", "bfloat16")}
+_CASTABLE = frozenset(_CASTABLE_BY_NAME.values())
+
+
+def _on_cpu() -> bool:
+    return paddle.device.get_device() == "cpu"
+
+
+def _simulated_region(policy: Policy) -> AbstractContextManager[None]:
+    if policy.level == "O0":
+        if simulation.active_region() is None:
+            return nullcontext()
+        return simulation.open_region(rules_for(policy))
+    if policy.execution == "native":
+        msg = (
+            f"{policy!r}: PaddlePaddle has no native {policy.dtype} kernels on CPU.\n"
+            "Hint: execution='simulated', or paddle.device.set_device('gpu')"
+        )
+        raise UnsupportedError(msg)
+    if policy.lists == "native":
+        msg = (
+            f"{policy!r}: PaddlePaddle's own autocast does nothing on CPU, so lists='native' would "
+            "train in float32.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='paddle') follows its lists here."
+        )
+        raise UnsupportedError(msg)
+    return simulation.open_region(rules_for(policy))
+
+
+def native_region(policy: Policy) -> AbstractContextManager[None]:
+    """``paddle.amp.auto_cast`` with the policy's lists; also while a program is being traced.
+
+    Raises:
+        UnsupportedError: for execution="simulated".
+    """
+    if policy.level == "O0":
+        return _auto_cast(amp_lists_for(policy)) if _amp_is_on() else nullcontext()
+    if policy.execution == "simulated":
+        msg = (
+            f"{policy!r}: on {paddle.device.get_device()} PaddlePaddle casts natively; simulation is "
+            "there for CPUs.\nHint: execution='auto', or paddle.device.set_device('cpu')"
+        )
+        raise UnsupportedError(msg)
+    if policy.lists == "native":
+        return paddle.amp.auto_cast(level="O1", dtype=policy.dtype)
+    return _listed_region(policy)
+
+
+@contextmanager
+def _listed_region(policy: Policy) -> Iterator[None]:
+    region = NativeRegion(rules_for(policy))
+    with functions.interception.region(region), _auto_cast(amp_lists_for(policy)):
+        yield
+
+
+class NativeRegion:
+    """What an open native region says of functions that are no kernel of their own."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.bias_follows = rules.bias_follows
+
+    def function_rule(self, name: str) -> Category | None:
+        if name == functions.LINEAR:
+            # Without a bias it is a plain matmul there, with another rule.
+            rule = self._rules.category("linear")
+            return rule if rule != self._rules.category("matmul") and rule != "promote" else None
+        return self._rules.functions.get(name)
+
+    def as_a_whole(self, category: Category) -> AbstractContextManager[None]:
+        return _auto_cast(lists_of_everything(self._rules.dtype, category))
+
+    def in_dtype_of(self, bias: Tensor, output: Tensor) -> Tensor:
+        return cast(bias, str(output.dtype).rpartition(".")[2].lower())
+
+
+@contextmanager
+def _auto_cast(lists: AmpLists) -> Iterator[None]:
+    """Paddle's region holding exactly ``lists``.
+
+    Custom lists can move an op from one list to the other, but not out of both; what Paddle lists
+    and ``lists`` does not is taken out by setting the dispatcher's lists.
+    """
+    white, black = set(lists.white), set(lists.black)
+    with paddle.amp.auto_cast(
+        custom_white_list=white, custom_black_list=black, level="O1", dtype=lists.dtype
+    ):
+        _set_op_lists(white, black)
+        yield
+
+
+def _set_op_lists(white: set[str], black: set[str]) -> None:
+    if _tracing():
+        private("paddle.base.core._set_amp_op_list")(white, black)
+    else:
+        private("paddle.base.framework._dygraph_tracer")()._set_amp_op_list(white, black)
+
+
+def _amp_is_on() -> bool:
+    if _tracing():
+        level = private("paddle.base.core._get_amp_attrs")()._amp_level
+    else:
+        level = private("paddle.base.framework._dygraph_tracer")()._amp_level
+    return bool(level != private("paddle.base.core.AmpLevel").O0)
+
+
+def _tracing() -> bool:
+    return bool(private("paddle.base.framework.in_pir_mode")())

@@ -1,0 +1,160 @@
+"""Parameters, gradients, stored gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ampbridge.errors import ArgumentTypeError
+from ampbridge_paddle._private import method
+from ampbridge_paddle.casting import cast
+
+Tensor = Any
+
+
+def parameters(owner: Any) -> list[Tensor]:
+    """The trainable parameters of a layer or an optimizer, each once, in the owner's order."""
+    if isinstance(owner, paddle.nn.Layer):
+        found = owner.parameters()
+    elif isinstance(owner, paddle.optimizer.Optimizer):
+        found = _optimized(owner)
+    elif isinstance(getattr(owner, "_inner_opt", None), paddle.optimizer.Optimizer):
+        found = _optimized(owner._inner_opt)  # fleet's wrappers keep the user's optimizer there
+    else:
+        msg = (
+            f"Neither a paddle.nn.Layer nor a paddle.optimizer.Optimizer: {type(owner).__name__}.\n"
+            "Hint: paddle.optimizer.SGD(0.1, parameters=model.parameters())"
+        )
+        raise ArgumentTypeError(msg)
+    return [p for p in found if not p.stop_gradient]
+
+
+def _optimized(optimizer: Any) -> list[Tensor]:
+    groups = method("Optimizer", optimizer, "_param_groups") or []
+    if groups and isinstance(groups[0], dict):
+        return [p for group in groups for p in group["params"]]
+    return list(method("Optimizer", optimizer, "_parameter_list") or [])
+
+
+def gradients(
+    loss_fn: Callable[..., Any],
+    model: Any,
+    batch: Sequence[Any],
+    region: AbstractContextManager[None],
+    factor: float | None,
+    total: Sequence[Tensor] | None,
+) -> tuple[Tensor, Any, list[Tensor]]:
+    """The loss, ``aux``, and ``total`` plus the gradients of ``factor * loss``.
+
+    ``.grad`` of every tensor, the model's and others', is what it was.
+    """
+    inputs = [_native(x, model) for x in batch]
+    with region:
+        loss, aux = loss_fn(model, *inputs)
+    loss = cast(loss, "float32")
+    scaled = loss if factor is None else loss * factor
+    grads = _differentiate(scaled, model, parameters(model))
+    if total is not None:
+        grads = [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
+    return cast(loss.detach(), "float32"), aux, grads
+
+
+def _native(x: Any, model: Any) -> Any:
+    """A NumPy array as a tensor; float64 becomes float32 unless the model computes in float64."""
+    if not isinstance(x, (np.ndarray, np.generic)):
+        return x
+    if x.dtype == np.float64 and not _holds_float64(model):
+        x = x.astype(np.float32)
+    return paddle.to_tensor(x)
+
+
+def _holds_float64(model: Any) -> bool:
+    return any(p.dtype == paddle.float64 for p in model.parameters())
+
+
+def _differentiate(loss: Tensor, model: Any, wanted: list[Tensor]) -> list[Tensor]:
+    """Gradients of ``loss``; None where it does not depend on a parameter.
+
+    ``paddle.grad`` leaves ``.grad`` alone, everybody's, but runs neither the hooks on parameters
+    (data parallel reduction is one) nor a backward inside of a backward (reentrant recompute).
+    Those need ``backward()``, which also adds to ``.grad`` of other models in the loss, as it does
+    in a loop by hand.
+    """
+    if loss.stop_gradient:
+        return [None] * len(wanted)
+    if not _needs_backward(loss, model, wanted):
+        return list(paddle.grad(loss, wanted, allow_unused=True)) if wanted else []
+    with replaced_grad(wanted, [None] * len(wanted)):
+        loss.backward()
+        return [p.grad for p in wanted]
+
+
+def _needs_backward(loss: Tensor, model: Any, wanted: Sequence[Tensor]) -> bool:
+    if isinstance(model, paddle.DataParallel):
+        return True
+    # Every parameter is asked, so that each one's count of hooks is up to date.
+    hooked = [_has_had_hooks(p) for p in wanted]
+    return any(hooked) or _recomputes(loss)
+
+
+_HOOKS_SEEN = "_ampbridge_hooks"
+
+
+def _has_had_hooks(parameter: Tensor) -> bool:
+    """Whether anyone but us ever hooked ``parameter``.
+
+    Paddle does not list hooks, but numbers them: a probe that gets a higher number than the last
+    probe's successor comes after a hook of somebody else's.
+    """
+    expected, hooked = parameter.__dict__.get(_HOOKS_SEEN, (0, False))
+    number = method("Tensor", parameter, "_register_grad_hook")(_no_hook)
+    method("Tensor", parameter, "_remove_grad_hook")(number)
+    hooked = hooked or number != expected
+    setattr(parameter, _HOOKS_SEEN, (number + 1, hooked))
+    return hooked
+
+
+def _no_hook(grad: Tensor) -> None:
+    return None
+
+
+def _recomputes(loss: Tensor) -> bool:
+    """Whether the graph of ``loss`` holds a reentrant recompute."""
+    pending, seen = [loss.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node.node_ptr() in seen:
+            continue
+        seen.add(node.node_ptr())
+        if "RecomputeFunction" in node.name():
+            return True
+        pending.extend(node.next_functions)
+    return False
+
+
+@contextmanager
+def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
+    """``.grad`` of ``tensors`` set to ``grads``, and put back afterwards."""
+    before = [t.grad for t in tensors]
+    for t, grad in zip(tensors, grads, strict=True):
+        t.grad = grad
+    try:
+        yield
+    finally:
+        for t, grad in zip(tensors, before, strict=True):
+            t.grad = grad
+
+
+def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if earlier is None or new is None:
+        return new if earlier is None else earlier
+    return paddle.add_n([earlier, new]) if earlier.is_selected_rows() else earlier + new
+
+
+def stored_gradients(optimizer: Any) -> list[Tensor]:
+    """``.grad`` of each parameter of ``optimizer``, the tensors themselves; None without one."""
+    return [p.grad for p in parameters(optimizer)]

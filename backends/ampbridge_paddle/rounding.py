@@ -1,0 +1,117 @@
+"""Rounding to float16 or bfloat16 in float32 storage, forward and backward.
+
+Paddle's CPU casts do the rounding (to nearest even; overflow becomes inf). Two things are added:
+
+* The cast to float16 is wrong for 2**-89 <= \\|x\\| < 2**-77: it returns up to 6.1e-5 instead of 0 (a
+  shift by 64 or more in phi/common/float16.h, paddlepaddle 3.3.1). Gradients of a softmax fall
+  there. Multiplying by 2**-73 and back flushes them through float32's subnormals, and changes
+  nothing that float16 can hold; the bias of -0.0 keeps the sign of zero.
+* Whether this is bit exact is probed at import; elsewhere NumPy does the rounding.
+
+float64 is not rounded here: a region leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+
+from ampbridge_paddle._private import private
+
+Tensor = Any
+
+_cast = private("paddle._C_ops.cast")
+_scale = private("paddle._C_ops.scale")
+_scale_in_place = private("paddle._C_ops.scale_")
+
+_FLUSH = 2.0**73
+_NUMPY_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def _flush(x: Tensor) -> Tensor:
+    small = _scale(x, 1 / _FLUSH, -0.0, True)
+    return _scale_in_place(small, _FLUSH, -0.0, True)
+
+
+def _through_float16(x: Tensor) -> Tensor:
+    return _cast(_cast(_flush(x), paddle.float16), paddle.float32)
+
+
+def _through_bfloat16(x: Tensor) -> Tensor:
+    return _cast(_cast(x, paddle.bfloat16), paddle.float32)
+
+
+def _with_numpy(dtype: str) -> Callable[[Tensor], Tensor]:
+    def through(x: Tensor) -> Tensor:
+        with np.errstate(over="ignore"):
+            rounded = x.numpy().astype(_NUMPY_DTYPES[dtype]).astype(np.float32)
+        return paddle.to_tensor(rounded, place=x.place)
+
+    return through
+
+
+# Normal, ties, the largest and the first overflow, subnormal ties, what the flush is for, -0.
+_PROBE = (1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 65520.0, 2.0**-25, 3 * 2.0**-26, 6e-25, 3e-24, -0.0)
+
+
+def is_exact(through: Callable[[Tensor], Tensor], dtype: str) -> bool:
+    """Whether ``through`` gives NumPy's bits on values where casts go wrong."""
+    values = np.array([*_PROBE, *(1 + np.arange(1, 16) * 2.0**-9), np.inf, 1e-45], np.float32)
+    with paddle.no_grad(), np.errstate(over="ignore"):
+        got = through(paddle.to_tensor(values, place=paddle.CPUPlace())).numpy()
+        expected = values.astype(_NUMPY_DTYPES[dtype]).astype(np.float32)
+    return bool(np.array_equal(got.view(np.uint32), expected.view(np.uint32)))
+
+
+def _exact(through: Callable[[Tensor], Tensor], dtype: str) -> Callable[[Tensor], Tensor]:
+    return through if is_exact(through, dtype) else _with_numpy(dtype)
+
+
+_to_float16 = _exact(_through_float16, "float16")
+_to_bfloat16 = _exact(_through_bfloat16, "bfloat16")
+
+
+class _RoundFloat16(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _to_float16(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _to_float16(grad)
+
+
+class _RoundBfloat16(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _to_bfloat16(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _to_bfloat16(grad)
+
+
+def round_to(x: Tensor, dtype: str) -> Tensor:
+    """float32 ``x`` with its values, and the gradient that comes back, rounded to ``dtype``."""
+    if dtype == "float16":
+        return _to_float16(x) if x.stop_gradient else _RoundFloat16.apply(x)
+    if x.stop_gradient or _to_bfloat16 is _through_bfloat16:
+        return _to_bfloat16(x)  # the derivative of a cast is the cast of the gradient
+    return _RoundBfloat16.apply(x)
+
+
+def round_traced(x: Tensor, dtype: str) -> Tensor:
+    """``round_to`` for a value of a program that is being traced.
+
+    The chain is symmetric, so that its derivative flushes and rounds the gradient as well.
+    """
+    if dtype == "bfloat16":
+        return _through_bfloat16(x)
+    small = _scale(_scale(x, 1 / _FLUSH, -0.0, True), _FLUSH, -0.0, True)
+    rounded = _cast(_cast(small, paddle.float16), paddle.float32)
+    return _scale(_scale(rounded, _FLUSH, -0.0, True), 1 / _FLUSH, -0.0, True)

@@ -1,0 +1,157 @@
+"""A policy in Paddle's own names: ops of ``paddle._C_ops``, Python functions, AMP list entries.
+
+Paddle has three layers of names. Kernels are called through ``paddle._C_ops`` (``matmul``); its AMP
+lists hold the names of the old static graph (``matmul_v2``); and some canonical ops have no kernel
+of their own, they are Python functions made of several (``mse_loss``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ampbridge import oplists
+from ampbridge.errors import AmpBridgeWarning
+from ampbridge.oplists import Category
+from ampbridge.policy import Policy
+from ampbridge_paddle._private import private
+
+# Kernels that the table does not list by name -> the listed kernel they are a form of.
+SAME_OP: Mapping[str, str] = {
+    "linear": "linear_v2",  # what a CPU build calls for F.linear; a GPU build calls linear_v2
+    "batch_norm": "batch_norm_",
+    "split": "split_with_num",
+    "strided_slice": "slice",
+    "expand_as": "expand",
+    "unstack": "unbind",
+    "depthwise_conv2d_bias": "depthwise_conv2d",
+}
+
+# Functions that only make or convert a tensor, or that compute later: no rule could take effect.
+WITHOUT_EFFECT = frozenset({"cast", "zeros_like", "ones_like", "full", "weight_norm"})
+
+# Its projections and its softmax have rules of their own, as in torch; a list set that names it
+# means the fused kernel.
+SEEN_THROUGH = frozenset({"multi_head_attention"})
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a region does, by name. ``functions`` are those without a kernel of their own."""
+
+    dtype: str
+    kernels: Mapping[str, Category]
+    unlisted: Category
+    functions: Mapping[str, Category]
+    bias_follows: bool
+    """Whether the bias of a convolution is rounded with it (torch's fused op) or added as it is."""
+
+    def category(self, kernel: str) -> Category:
+        """The rule for a name of ``paddle._C_ops``."""
+        return self.kernels.get(SAME_OP.get(kernel, kernel), self.unlisted)
+
+    def everything(self, category: Category) -> Rules:
+        """The rules inside of a function that runs in one precision as a whole."""
+        return Rules(self.dtype, {}, category, {}, self.bias_follows)
+
+
+@cache
+def rules_for(policy: Policy) -> Rules:
+    """``policy`` compiled; warns of ops it names that Paddle does not have."""
+    if policy.level == "O0":
+        return Rules("float32", {}, "deny", {}, True)
+    _warn_of_ops_without_effect(policy)
+    return Rules(
+        policy.dtype,
+        policy.native_rules("paddle_ops"),
+        "deny" if policy.op_list.unlisted == "full" else "promote",
+        _function_rules(policy),
+        # Paddle's rule: conv2d returns the low precision, adding a float32 bias promotes again.
+        bias_follows=policy.lists != "paddle",
+    )
+
+
+def function_names() -> list[str]:
+    """Dotted names of the Python functions and layers that stand for a canonical op."""
+    return sorted({name for op in _made_of_several() for name in op.names["paddle_api"]})
+
+
+def _made_of_several() -> list[oplists.Op]:
+    return [
+        op
+        for op in oplists.ops().values()
+        if op.names.get("paddle_api")
+        and not op.names.get("paddle_ops")
+        and op.name not in WITHOUT_EFFECT
+    ]
+
+
+def _function_rules(policy: Policy) -> dict[str, Category]:
+    """Which functions run in one precision as a whole.
+
+    Those that the user named. Beyond that, what the list set says, except for Paddle's own lists,
+    which know kernels alone: there a function does what its parts do.
+    """
+    named = {*policy.allow, *policy.deny}
+    spelled = policy.native_rules("paddle_api")
+    found: dict[str, Category] = {}
+    for op in _made_of_several():
+        by_list = policy.lists != "paddle" and op.name not in SEEN_THROUGH
+        if op.name in named or (by_list and policy.category(op.name) != "promote"):
+            found |= {name: spelled[name] for name in op.names["paddle_api"]}
+    return {name: category for name, category in found.items() if category != "promote"}
+
+
+def _warn_of_ops_without_effect(policy: Policy) -> None:
+    for field_name, names in (("allow", policy.allow), ("deny", policy.deny)):
+        idle = [name for name in names if not _has_effect(oplists.ops()[name])]
+        if idle:
+            msg = (
+                f"{field_name}={idle!r} has no effect on PaddlePaddle, which has no such op to cast.\n"
+                f"Hint: name the ops it is made of, for example {field_name}=['multiply']."
+            )
+            warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+
+
+def _has_effect(op: oplists.Op) -> bool:
+    if op.name in WITHOUT_EFFECT:
+        return False
+    return bool(op.names.get("paddle_ops") or op.names.get("paddle_api"))
+
+
+@dataclass(frozen=True)
+class AmpLists:
+    """White and black list in the names of Paddle's AMP; whatever is in neither promotes."""
+
+    dtype: str
+    white: frozenset[str]
+    black: frozenset[str]
+
+
+@cache
+def amp_lists_for(policy: Policy) -> AmpLists:
+    """``policy`` as the lists that Paddle's own dispatcher follows."""
+    if policy.level == "O0":
+        return lists_of_everything("float16", "deny")
+    listed = policy.native_rules("paddle")
+    white = frozenset(name for name, category in listed.items() if category == "allow")
+    black = frozenset(name for name, category in listed.items() if category == "deny")
+    if policy.op_list.unlisted == "full":
+        black |= _every_name() - frozenset(listed)
+    return AmpLists(policy.dtype, white, black)
+
+
+@cache
+def lists_of_everything(dtype: str, category: Category) -> AmpLists:
+    """Lists under which every op is allowed, or every op denied."""
+    every, none = _every_name(), frozenset[str]()
+    return AmpLists(dtype, every, none) if category == "allow" else AmpLists(dtype, none, every)
+
+
+@cache
+def _every_name() -> frozenset[str]:
+    return frozenset(private("paddle.base.core.get_all_op_names")()) | frozenset(
+        oplists.native_names("paddle")
+    )

@@ -1,0 +1,131 @@
+"""Unscale, clip, apply, and where the scaler's state lives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.scale_rule import HostStore, ScaleState
+from ampbridge_paddle._private import method, private
+from ampbridge_paddle.gradients import parameters as parameters_of
+from ampbridge_paddle.gradients import replaced_grad
+
+Tensor = Any
+
+
+@paddle.no_grad()
+def unscale(grads: Sequence[Tensor], scale: float) -> tuple[list[Tensor], int]:
+    """Divide by ``scale`` in place, and look for inf and NaN. Reads from the device.
+
+    float64 gradients are divided by a float64 scale, 16-bit ones taken to float32 first. Of sparse
+    gradients the rows that exist are checked and divided.
+    """
+    unscaled = [_at_least_float32(g) for g in grads]
+    values = [_values(g) for g in unscaled if g is not None]
+    found = FINITE
+    for dtype in {v.dtype for v in values}:
+        group = [v for v in values if v.dtype == dtype]
+        found = _worse(found, _check_and_divide(group, scale, dtype))
+    return unscaled, found
+
+
+def _at_least_float32(grad: Tensor | None) -> Tensor | None:
+    if grad is None or grad.dtype in (paddle.float32, paddle.float64):
+        return grad
+    return grad.astype("float32")
+
+
+def _values(grad: Tensor) -> Tensor:
+    """The dense values, sharing memory."""
+    if not grad.is_selected_rows():
+        return grad
+    return method("Tensor", grad, "_get_tensor_from_selected_rows")()
+
+
+def _worse(one: int, other: int) -> int:
+    """INF before NAN before FINITE."""
+    return INF if INF in (one, other) else max(one, other)
+
+
+def _check_and_divide(values: list[Tensor], scale: float, dtype: Any) -> int:
+    """Paddle's fused kernel, with a look at the gradients before it clobbers them.
+
+    On CPU the kernel turns inf into NaN and sets later gradients to 0, so that afterwards nobody
+    can tell what it was. The look is one fast reduction; only if that is not finite does the
+    exact one follow.
+    """
+    if not math.isfinite(_sum_of_squares(values)):
+        found = _classify(values)
+        if found != FINITE:
+            return found
+    factor = paddle.to_tensor([scale], dtype=dtype, place=values[0].place)
+    kernel = private("paddle._C_ops.check_finite_and_unscale_")
+    return INF if bool(kernel(values, factor)[1].item()) else FINITE
+
+
+def _sum_of_squares(values: Sequence[Tensor]) -> float:
+    """Not finite if any value is not; may also overflow by itself."""
+    return float(_squares(values).numpy().sum())
+
+
+def _squares(values: Sequence[Tensor]) -> Tensor:
+    """The squared 2-norm of each, as one tensor."""
+    squared_norm = private("paddle._C_ops.squared_l2_norm")
+    return paddle.concat([squared_norm(value).reshape([1]) for value in values])
+
+
+def _classify(values: Sequence[Tensor]) -> int:
+    if any(bool(paddle.isinf(v).any().item()) for v in values):
+        return INF
+    return NAN if any(bool(paddle.isnan(v).any().item()) for v in values) else FINITE
+
+
+@paddle.no_grad()
+def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
+    """Scale ``grads`` to a joint 2-norm of at most ``max_norm``; the norm before, float32.
+
+    The factor is torch's, ``max_norm / (norm + 1e-6)``, at most 1. Rows that a sparse gradient
+    holds several times count by their sum.
+    """
+    merged = [_merged(g) for g in grads]
+    present = [_values(g) for g in merged if g is not None]
+    if not present:
+        return list(grads), paddle.zeros([])
+    total = sum(_squares([v]).astype("float64").sum() for v in present)
+    norm = paddle.sqrt(total)
+    factor = paddle.clip(max_norm / (norm + 1e-6), max=1.0)
+    for value in present:
+        value.multiply_(factor.astype(value.dtype))
+    return merged, norm.astype("float32")
+
+
+def _merged(grad: Tensor | None) -> Tensor | None:
+    if grad is None or not grad.is_selected_rows():
+        return grad
+    return paddle.nn.clip.merge_selected_rows(grad)
+
+
+def apply(
+    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], found: int | None
+) -> bool:
+    """Step ``optimizer`` on ``grads`` unless ``found`` says otherwise; whether it was stepped.
+
+    A skipped step does not reach the optimizer, so nothing of it can change. ``.grad`` is set for
+    the step alone.
+    """
+    if found is not None and int(found) != FINITE:
+        return False
+    given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    own = parameters_of(optimizer)
+    with replaced_grad(own, [given.get(id(p)) for p in own]):
+        optimizer.step()
+    return True
+
+
+def scale_store(state: ScaleState) -> HostStore:
+    """On the host: whether to step is decided there."""
+    return HostStore(state)

@@ -1,0 +1,418 @@
+"""Simulated low precision on CPU, where Paddle has no 16-bit kernels.
+
+While a region is open, the functions through which Paddle calls its kernels are replaced: the
+attributes of ``paddle._C_ops``, the module-level copies of them, the Tensor operators and methods
+that are bound in C++, and the Python functions that stand for one op. Storage stays float32; that
+a tensor is in low precision is a mark on it. A kernel then follows its rule:
+
+* allow: inputs rounded, computed in float32, output rounded (what a Tensor Core does) and marked;
+* promote: the same, if every floating-point input is marked; else float32;
+* deny: computed on the inputs as they are, output not marked.
+
+Rounding is differentiable and rounds the gradient as well. A mark holds for the state of the
+tensor that was marked: a later change in place makes it float32 again. Real float16 and bfloat16
+tensors count as marked and are taken to float32 storage by whatever reads them.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import paddle
+
+from ampbridge.errors import SimulationWarning
+from ampbridge.interception import Interception, Site
+from ampbridge.oplists import Category
+from ampbridge_paddle import functions
+from ampbridge_paddle._private import private
+from ampbridge_paddle.functions import Replacements, find
+from ampbridge_paddle.rounding import round_to, round_traced
+from ampbridge_paddle.rules import Rules
+
+Tensor: type = private("paddle.base.core.eager.Tensor")
+Value = paddle.pir.Value
+_C_ops = private("paddle._C_ops")
+_cast = private("paddle._C_ops.cast")
+
+_FLOAT32, _FLOAT64 = paddle.float32, paddle.float64
+_LOW = {"float16": paddle.float16, "bfloat16": paddle.bfloat16}
+_LOW_NAMES = {dtype: name for name, dtype in _LOW.items()}
+
+
+@dataclass(frozen=True)
+class Region:
+    """An open region: its rules, and the marked values of programs traced in it.
+
+    A traced value has no place for a mark; it is known by its address, which is its own for as long
+    as the program that is being traced.
+    """
+
+    rules: Rules
+    marked_values: set[int] = field(default_factory=set)
+
+    @property
+    def bias_follows(self) -> bool:
+        return self.rules.bias_follows
+
+    def function_rule(self, name: str) -> Category | None:
+        return self.rules.functions.get(name)
+
+    def as_a_whole(self, category: Category) -> AbstractContextManager[None]:
+        return _interception.paused(Region(self.rules.everything(category), self.marked_values))
+
+    def in_dtype_of(self, bias: Any, output: Any) -> Any:
+        return mark(_rounded_input(bias, self), self) if _is_marked(output, self) else bias
+
+
+# ------------------------------------------------------------------------------------------- marks
+
+_MARK = "_ampbridge_low"
+
+
+def mark(x: Any, region: Region, dtype: str | None = None) -> Any:
+    """Say that ``x`` holds values of ``dtype``, the region's low precision by default."""
+    dtype = dtype or region.rules.dtype
+    if isinstance(x, Tensor):
+        setattr(x, _MARK, (dtype, x._inplace_version()))
+    elif dtype == region.rules.dtype:
+        region.marked_values.add(x.hash())
+    return x
+
+
+def low_dtype(x: Any) -> str | None:
+    """The low precision that a tensor is marked with, or None."""
+    marked = x.__dict__.get(_MARK)
+    return marked[0] if marked is not None and marked[1] == x._inplace_version() else None
+
+
+def _is_marked(x: Any, region: Region) -> bool:
+    if isinstance(x, Tensor):
+        return low_dtype(x) == region.rules.dtype
+    return x.hash() in region.marked_values
+
+
+# What a kernel's inputs hold, as flags.
+_NARROW, _WIDE, _STORED_LOW = 1, 2, 4
+
+
+def _survey(values: Iterable[Any], region: Region) -> int:
+    """Whether there are marked, float32 and really 16-bit tensors among ``values``."""
+    found = 0
+    for x in values:
+        if isinstance(x, (Tensor, Value)):
+            found |= _kind(x, region)
+        elif isinstance(x, (list, tuple)):
+            found |= _survey(x, region)
+    return found
+
+
+def _kind(x: Any, region: Region) -> int:
+    dtype = x.dtype
+    if dtype == _FLOAT32:
+        return _NARROW if _is_marked(x, region) else _WIDE
+    if dtype == _FLOAT64:
+        return _WIDE
+    if dtype in _LOW_NAMES:
+        return _STORED_LOW | (_NARROW if _LOW_NAMES[dtype] == region.rules.dtype else _WIDE)
+    return 0
+
+
+# ---------------------------------------------------------------------------------------- rounding
+
+
+def _round(x: Any, dtype: str) -> Any:
+    return round_to(x, dtype) if isinstance(x, Tensor) else round_traced(x, dtype)
+
+
+def _rounded_input(x: Any, region: Region) -> Any:
+    if isinstance(x, (Tensor, Value)):
+        if x.dtype == _FLOAT32:
+            return x if _is_marked(x, region) else _round(x, region.rules.dtype)
+        if x.dtype in _LOW_NAMES:
+            wide = _cast(x, _FLOAT32)
+            return (
+                wide
+                if _LOW_NAMES[x.dtype] == region.rules.dtype
+                else _round(wide, region.rules.dtype)
+            )
+        return x
+    if type(x) in (list, tuple):
+        return type(x)(_rounded_input(item, region) for item in x)
+    return x
+
+
+def _in_float32_storage(x: Any) -> Any:
+    """Real 16-bit tensors as float32 ones, for which there are kernels."""
+    if isinstance(x, (Tensor, Value)):
+        return _cast(x, _FLOAT32) if x.dtype in _LOW_NAMES else x
+    if type(x) in (list, tuple):
+        return type(x)(_in_float32_storage(item) for item in x)
+    return x
+
+
+def _low_output(x: Any, region: Region, exact: bool) -> Any:
+    """``x`` rounded, unless its kernel is ``exact``, and marked."""
+    if isinstance(x, (Tensor, Value)):
+        if x.dtype != _FLOAT32 or (isinstance(x, Tensor) and not x._is_initialized()):
+            return x
+        return mark(x if exact else _round(x, region.rules.dtype), region)
+    if type(x) in (list, tuple):
+        return type(x)(_low_output(item, region, exact) for item in x)
+    return x
+
+
+# -------------------------------------------------------------------------------- what kernels need
+
+# Only the first input decides and is cast; scale, bias and statistics stay float32 (amp_utils.h;
+# cuDNN's batch norm does the same under torch).
+_FIRST_INPUT_DECIDES = frozenset({"batch_norm", "batch_norm_", "sync_batch_norm_", "layer_norm"})
+
+# The outputs that are results; the others are caches and statistics, some without memory.
+_RESULTS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys([*_FIRST_INPUT_DECIDES, "einsum", "instance_norm", "group_norm"], (0,)),
+    **dict.fromkeys(["rms_norm", "flash_attn", "dropout"], (0,)),
+    "rnn": (0, 2),
+}
+
+# Kernels whose outputs are inputs again: representable inputs need no rounding afterwards.
+_EXACT = frozenset(
+    {
+        # shape and order
+        *("as_strided", "assign", "broadcast_tensors", "clone", "concat", "contiguous", "crop"),
+        *("detach", "diag", "diagonal", "expand", "expand_as", "flatten", "flip", "meshgrid"),
+        *("pixel_shuffle", "pixel_unshuffle", "repeat_interleave", "reshape", "reverse", "roll"),
+        *("slice", "split", "split_with_num", "squeeze", "stack", "strided_slice", "tile"),
+        *("transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "unstack", "view_shape"),
+        # choice among the inputs
+        *("amax", "amin", "argsort", "gather", "gather_nd", "index_sample", "index_select"),
+        *("kthvalue", "masked_select", "max", "max_pool2d_with_index", "max_pool3d_with_index"),
+        *("maximum", "min", "minimum", "mode", "take_along_axis", "topk", "unique", "where"),
+        # sign
+        *("abs", "relu", "sign"),
+    }
+)
+
+# Changes in place that keep the mark, for the same reason.
+_EXACT_IN_PLACE = frozenset(
+    {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
+)
+
+# Not ops of the user's model: a compiled program's own call, raw memory.
+_NOT_OPS = frozenset({"run_program", "view_dtype"})
+
+# Tensor operators that C++ binds without a look at _C_ops -> their kernel.
+_OPERATORS: Mapping[str, str] = {
+    "matmul": "matmul",
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "divide",
+    "div": "divide",
+    "pow": "elementwise_pow",
+    "mod": "remainder",
+    "floordiv": "floor_divide",
+}
+
+# Tensor methods bound in C++ that return the same values -> the kernel whose rule they follow.
+_COPIES: Mapping[str, str] = {
+    "__getitem__": "slice",
+    "clone": "assign",
+    "detach": "assign",
+    "contiguous": "assign",
+}
+
+# Methods that return the tensor itself where the dtype is the same already.
+_CONVERSIONS = ("astype", "cast", "float", "to", "type_as")
+
+# Functions that stand for one kernel of a GPU, which a CPU build composes -> that kernel.
+_FUSED: Mapping[str, str] = {
+    "paddle.nn.functional.linear": "linear_v2",
+    "paddle.nn.functional.scaled_dot_product_attention": "flash_attn",
+    "paddle.nn.functional.flash_attention.flash_attention": "flash_attn",
+}
+
+
+# ------------------------------------------------------------------------------------ replacements
+
+
+def _following_rule(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, the kernel ``name`` or what stands for it, made to follow the region's rule."""
+    exact = name in _EXACT
+    decides = 1 if name in _FIRST_INPUT_DECIDES else None
+    results = _RESULTS.get(name)
+    active = _interception.active
+
+    def low(output: Any, region: Region) -> Any:
+        if results is None or not isinstance(output, (list, tuple)):
+            return _low_output(output, region, exact)
+        return type(output)(
+            _low_output(item, region, exact) if index in results else item
+            for index, item in enumerate(output)
+        )
+
+    @wraps(original)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        region = active.get()
+        if region is None:
+            return original(*args, **kwargs)
+        category = region.rules.category(name)
+        if category == "allow":
+            rounded = [_rounded_input(x, region) for x in args[:decides]]
+            args = (*rounded, *args[len(rounded) :])
+            if kwargs and decides is None:
+                kwargs = {key: _rounded_input(x, region) for key, x in kwargs.items()}
+            return low(original(*args, **kwargs), region)
+        found = _survey(args[:decides], region)
+        if kwargs and decides is None:
+            found |= _survey(kwargs.values(), region)
+        if found & _STORED_LOW:
+            args = tuple(_in_float32_storage(x) for x in args)
+            kwargs = {key: _in_float32_storage(x) for key, x in kwargs.items()}
+        output = original(*args, **kwargs)
+        if category == "promote" and found & (_NARROW | _WIDE) == _NARROW:
+            return low(output, region)
+        return output
+
+    return kernel
+
+
+def _cast_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A cast to 16 bits rounds and marks; any other result is not marked."""
+
+    @wraps(original)
+    def cast(x: Any, dtype: Any) -> Any:
+        region = _interception.active.get()
+        if region is None or x.dtype != _FLOAT32 or dtype not in _LOW_NAMES:
+            return original(x, dtype)
+        rounded = _round(x, _LOW_NAMES[dtype])
+        return mark(rounded, region, _LOW_NAMES[dtype])
+
+    return cast
+
+
+def _exact_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def kernel(x: Any, *args: Any, **kwargs: Any) -> Any:
+        region = _interception.active.get()
+        was_low = region is not None and isinstance(x, Tensor) and _is_marked(x, region)
+        output = original(x, *args, **kwargs)
+        if was_low and region is not None:
+            mark(x, region)
+        return output
+
+    return kernel
+
+
+def _conversion(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``x.astype("float32")`` of a marked tensor is a new tensor, really float32 from now on."""
+
+    @wraps(original)
+    def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        if output is self and _interception.active.get() is not None and low_dtype(self):
+            return _clone(self)
+        return output
+
+    return convert
+
+
+def _fused(kernel: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is one kernel elsewhere: nothing inside of it is rounded."""
+
+    @wraps(original)
+    def in_float32(*args: Any, **kwargs: Any) -> Any:
+        with _interception.paused():
+            return original(*args, **kwargs)
+
+    return _following_rule(kernel, in_float32)
+
+
+# ------------------------------------------------------------------------------- where they belong
+
+
+def _replacements() -> Replacements:
+    kernels = {
+        id(original): (original, replacement)
+        for name, original in vars(_C_ops).items()
+        if (replacement := _kernel_replacement(name, original)) is not None
+    }
+    fused = {find(name): kernel for name, kernel in _FUSED.items()}
+    return kernels | {
+        id(original): (original, _fused(kernel, original)) for original, kernel in fused.items()
+    }
+
+
+def _kernel_replacement(name: str, original: Any) -> Callable[..., Any] | None:
+    """None for what is left alone: gradients, changes in place, the optimizers' updates."""
+    if not isinstance(original, types.BuiltinFunctionType) or name in _NOT_OPS:
+        return None
+    if name.endswith(("_grad", "_grad_")) or name.startswith("__"):
+        return None
+    if name == "cast":
+        return _cast_kernel(original)
+    if name in _EXACT_IN_PLACE:
+        return _exact_in_place(original)
+    if name.endswith("_") and name not in _FIRST_INPUT_DECIDES:
+        return None
+    return _following_rule(name, original)
+
+
+def _tensor_sites() -> list[Site]:
+    """Sites on the Tensor class itself, most of which C++ binds."""
+    operators = {f"__{prefix}{n}__": k for n, k in _OPERATORS.items() for prefix in ("", "r")}
+    replacements = {
+        attribute: _following_rule(kernel, vars(Tensor)[attribute])
+        for attribute, kernel in {**operators, **_COPIES}.items()
+        if attribute in vars(Tensor)
+    }
+    replacements |= {name: _conversion(vars(Tensor)[name]) for name in _CONVERSIONS}
+    return [Site(Tensor, name, vars(Tensor)[name], new) for name, new in replacements.items()]
+
+
+_clone = Tensor.clone
+_interception: Interception[Region] = Interception(
+    "ampbridge_paddle_kernels", functions.Sites(_replacements, _tensor_sites)
+)
+
+
+# ------------------------------------------------------------------------------------- the region
+
+
+def open_region(rules: Rules) -> AbstractContextManager[None]:
+    """A region of simulated precision under ``rules``."""
+    _warn_once()
+    outer = active_region()
+    return entering(Region(rules, outer.marked_values if outer else set()))
+
+
+@contextmanager
+def entering(region: Region) -> Iterator[None]:
+    """Enter ``region``, new or one that ``active_region`` found elsewhere."""
+    with functions.interception.region(region), _interception.region(region):
+        yield
+
+
+def active_region() -> Region | None:
+    """The innermost open region of this thread or task."""
+    return _interception.active.get()
+
+
+_warned = False
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        msg = (
+            "PaddlePaddle has no 16-bit kernels on CPU: low precision is simulated (values and "
+            "gradients rounded, float32 storage). This is for rehearsal, it is not faster.\n"
+            "Hint: warnings.simplefilter('ignore', ampbridge.SimulationWarning)"
+        )
+        warnings.warn(msg, SimulationWarning, stacklevel=2)
