@@ -1,0 +1,147 @@
+"""Float32 beside O1 float16 on the handwritten digits, with nothing but NumPy: ``make demo``.
+
+The loss scale starts far too high, at 2^24, to give the scaler something to do: the first steps
+overflow float16 and are skipped, the scale backs off until the gradients fit, and after every run
+of good steps it grows again, now and then too far.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import digits
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+from train import train
+
+import ampbridge as amp
+
+STEPS = 600
+INIT_SCALE = 2.0**24
+GROWTH_INTERVAL = 60
+LAST_STEPS = 50  # the table's loss is the mean over these
+
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+HISTORY_COLUMNS = 60
+
+
+class Outcome(NamedTuple):
+    """One training run: a value a step, then what it came to."""
+
+    losses: list[float]
+    scales: list[float]
+    applied: list[bool]
+    accuracy: float
+    seconds: float
+
+    @property
+    def skipped(self) -> int:
+        return self.applied.count(False)
+
+
+def main() -> None:
+    """Train twice, then compare."""
+    console = Console(highlight=False)
+    training, test = digits.load("mlp")
+    console.print(
+        f"Handwritten digits on the NumPy backend: {len(training.y)} to learn from, "
+        f"{len(test.y)} to test on.\n"
+    )
+    scaler = amp.GradScaler(INIT_SCALE, growth_interval=GROWTH_INTERVAL)
+    with live_progress(console) as progress:
+        full = run(progress, "float32", policy="O0")
+        mixed = run(progress, "O1 float16", policy="O1:float16", scaler=scaler)
+    console.print("", comparison(full, mixed), scale_history(mixed, console), sep="\n")
+    console.print(
+        "NumPy has no fast float16: O1 costs time here, which it saves on a GPU.\n"
+        "The same loop elsewhere: python examples/train.py --backend torch",
+        style="dim",
+    )
+
+
+def live_progress(console: Console) -> Progress:
+    """A bar for each run; in a log, where nothing can be redrawn, ``run`` prints lines instead."""
+    return Progress(
+        TextColumn("{task.description:10}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+        expand=True,
+        disable=not console.is_terminal,
+    )
+
+
+def run(progress: Progress, title: str, **settings: Any) -> Outcome:
+    """Train the digits' MLP with ``settings``, showing how it goes."""
+    task = progress.add_task(title, total=STEPS, state="")
+    losses: list[float] = []
+    scales: list[float] = []
+    applied: list[bool] = []
+
+    def report(result: amp.StepResult) -> None:
+        losses.append(result.loss)
+        scales.append(result.scale)
+        applied.append(result.applied)
+        state = f"loss {result.loss:.4f}  scale {power(result.scale):4}  skipped {applied.count(False):2}"
+        progress.update(task, advance=1, state=state)
+        if progress.disable and result.step % 100 == 0:
+            progress.console.print(f"{title:10}  step {result.step}  {state}")
+
+    start = perf_counter()
+    accuracy = train("numpy", "mlp", steps=STEPS, report=report, **settings).accuracy
+    return Outcome(losses, scales, applied, accuracy, perf_counter() - start)
+
+
+def comparison(full: Outcome, mixed: Outcome) -> Table:
+    """The two runs beside each other."""
+    table = Table("", "float32", "O1 float16")
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def row(name: str, *values: str) -> None:
+        table.add_row(name, *values)
+
+    row(f"loss, last {LAST_STEPS} steps", *(f"{final_loss(o):.4f}" for o in (full, mixed)))
+    row("test accuracy", *(f"{o.accuracy:.1%}" for o in (full, mixed)))
+    row("skipped steps", *(f"{o.skipped} of {STEPS}" for o in (full, mixed)))
+    row("final scale", "none", power(mixed.scales[-1]))
+    row("time", *(f"{o.seconds:.1f} s" for o in (full, mixed)))
+    return table
+
+
+def final_loss(outcome: Outcome) -> float:
+    return float(np.mean(outcome.losses[-LAST_STEPS:]))
+
+
+def scale_history(outcome: Outcome, console: Console) -> Text:
+    """The scale over the steps as a line of blocks, and under it how many steps were skipped."""
+    blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
+    exponents = np.log2(outcome.scales)
+    low, high = exponents.min(), exponents.max()
+    heights = np.round((exponents - low) / max(high - low, 1.0) * (len(blocks) - 1)).astype(int)
+    width = STEPS // HISTORY_COLUMNS
+    skips = np.logical_not(outcome.applied).reshape(HISTORY_COLUMNS, width).sum(axis=1)
+    line = "".join(blocks[height] for height in heights[::width])
+    marks = "".join(str(n) if n else " " for n in skips)
+    return Text.assemble(
+        f"Loss scale of O1, from 2^{low:g} to 2^{high:g}; a column is {width} steps\n",
+        ("  scale    ", "dim"),
+        (line, "cyan"),
+        ("\n  skipped  ", "dim"),
+        (marks, "red"),
+        "\n",
+    )
+
+
+def power(scale: float) -> str:
+    return f"2^{log2(scale):g}"
+
+
+if __name__ == "__main__":
+    main()

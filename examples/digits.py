@@ -1,0 +1,69 @@
+"""Scikit-learn's handwritten digits: 1797 images of 8 x 8 pixels in ten classes, as NumPy arrays.
+
+The data come with scikit-learn, nothing is downloaded. Split and order of the batches depend on
+seeds alone, so every framework sees the same numbers in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+CLASSES = 10
+TEST_SIZE = 600
+
+# The transformer reads an image as 16 words, one for each 2 x 2 patch. A word says where the patch
+# is and which of its pixels are inked, so that one embedding holds words and positions.
+PATCHES, PATTERNS = 16, 16
+VOCABULARY = PATCHES * PATTERNS
+
+
+class Examples(NamedTuple):
+    """Inputs and their labels, along the first axis."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def load(workload: str) -> tuple[Examples, Examples]:
+    """Training and test examples, shuffled once and for all.
+
+    Returns:
+        ``x`` as ``workload`` reads it: token ids int64 (n, 16) for "transformer", else pixels from
+        0 to 1, float32 (n, 1, 8, 8). ``y`` int64 (n,).
+    """
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images, labels = digits.images[order], digits.target[order].astype(np.int64)
+    x = tokens(images) if workload == "transformer" else pixels(images)
+    return Examples(x[TEST_SIZE:], labels[TEST_SIZE:]), Examples(x[:TEST_SIZE], labels[:TEST_SIZE])
+
+
+def pixels(images: np.ndarray) -> np.ndarray:
+    """Images with values 0 to 16, (n, 8, 8), as one channel from 0 to 1: float32 (n, 1, 8, 8)."""
+    return (images / 16.0).astype(np.float32)[:, None]
+
+
+def tokens(images: np.ndarray) -> np.ndarray:
+    """Images with values 0 to 16, (n, 8, 8), as the words of their 2 x 2 patches: int64 (n, 16)."""
+    inked = (images >= 8).astype(np.int64).reshape(-1, 4, 2, 4, 2)
+    patterns = np.einsum("nyaxb,ab->nyx", inked, [[1, 2], [4, 8]]).reshape(-1, PATCHES)
+    return np.arange(PATCHES) * PATTERNS + patterns
+
+
+def batches(data: Examples, size: int, steps: int, seed: int = 0) -> Iterator[Examples]:
+    """``steps`` batches of ``size``, epoch after epoch in a new order; an epoch's rest is left out.
+
+    Every batch has the same shape, so that a compiled step is compiled once.
+    """
+    rng = np.random.default_rng(seed)
+    per_epoch = len(data.y) // size
+    for step in range(steps):
+        position = step % per_epoch
+        if position == 0:
+            order = rng.permutation(len(data.y))
+        chosen = order[position * size : (position + 1) * size]
+        yield Examples(data.x[chosen], data.y[chosen])

@@ -1,0 +1,104 @@
+"""The workloads in NumPy, with the layers that come with ampbridge."""
+
+from __future__ import annotations
+
+import numpy as np
+from ampbridge_numpy import nn, optim
+
+from workloads.weights import HEADS, WIDTH, Weights
+
+
+def mlp(weights: Weights) -> nn.Module:
+    """Two hidden layers over the 64 pixels."""
+    return nn.Sequential(
+        nn.Flatten(),
+        linear(weights, "hidden1"),
+        nn.ReLU(),
+        linear(weights, "hidden2"),
+        nn.ReLU(),
+        linear(weights, "head"),
+    )
+
+
+def conv(weights: Weights) -> nn.Module:
+    """Two convolutions with batch norm, the second of stride 2."""
+    return nn.Sequential(
+        conv2d(weights, "conv1", padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        conv2d(weights, "conv2", stride=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        linear(weights, "head"),
+    )
+
+
+def transformer(weights: Weights) -> nn.Module:
+    """One pre-norm encoder block over 16 tokens, then their mean."""
+    return Transformer(weights)
+
+
+class Transformer(nn.Module):
+    def __init__(self, weights: Weights) -> None:
+        self.embedding = embedding(weights)
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attention = attention(weights)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.feed_forward = nn.Sequential(
+            linear(weights, "widen"), nn.GELU(), linear(weights, "narrow")
+        )
+        self.norm3 = nn.LayerNorm(WIDTH)
+        self.head = linear(weights, "head")
+
+    def forward(self, tokens: np.ndarray) -> np.ndarray:
+        x = self.embedding(tokens)
+        x = x + self.attention(self.norm1(x))
+        x = x + self.feed_forward(self.norm2(x))
+        return self.head(self.norm3(x.mean(axis=1)))
+
+
+def optimizer(model: nn.Module, learning_rate: float = 0.1) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+
+
+def loss(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return nn.cross_entropy(model(x), y)
+
+
+def predict(model: nn.Module, x: np.ndarray) -> np.ndarray:
+    """The most likely class of each input, with batch norm's running statistics."""
+    model.eval()
+    classes = model(x).argmax(axis=1)
+    model.train()
+    return classes
+
+
+def linear(weights: Weights, name: str) -> nn.Linear:
+    layer = nn.Linear(*weights[f"{name}.weight"].shape)
+    layer.weight[...] = weights[f"{name}.weight"]
+    layer.bias[...] = weights[f"{name}.bias"]
+    return layer
+
+
+def conv2d(weights: Weights, name: str, **geometry: int) -> nn.Conv2d:
+    weight = weights[f"{name}.weight"]
+    outputs, inputs, kernel, _ = weight.shape
+    layer = nn.Conv2d(inputs, outputs, kernel, bias=False, **geometry)
+    layer.weight[...] = weight
+    return layer
+
+
+def embedding(weights: Weights) -> nn.Embedding:
+    layer = nn.Embedding(*weights["embedding"].shape)
+    layer.weight[...] = weights["embedding"]
+    return layer
+
+
+def attention(weights: Weights) -> nn.MultiHeadAttention:
+    layer = nn.MultiHeadAttention(WIDTH, HEADS)
+    layer.query = linear(weights, "query")
+    layer.key = linear(weights, "key")
+    layer.value = linear(weights, "value")
+    layer.output = linear(weights, "output")
+    return layer
