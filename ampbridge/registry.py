@@ -32,6 +32,9 @@ GROUP = "ampbridge.backends"
 # the adapter must have been imported.
 CORE_DEPENDENCIES = frozenset({"numpy"})
 
+# What stands for an array while its gradient is taken belongs to another package than the array.
+TRACED_BY = {"autograd": "numpy"}
+
 Factory = Callable[[], Backend]
 _registered: dict[str, Factory] = {}
 _loaded: dict[str, Backend] = {}
@@ -149,7 +152,7 @@ def _framework_of_type(cls: type) -> str | None:
 
 def _roots(cls: type) -> Iterator[str]:
     # Adapters ship classes of their own (ampbridge_numpy.nn.Linear): theirs is the adapter's name.
-    owners = {
+    owners = TRACED_BY | {
         point.module.partition(".")[0]: n for n, ps in _entry_points().items() for point in ps
     }
     for base in cls.__mro__:
