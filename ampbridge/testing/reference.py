@@ -57,7 +57,7 @@ def example(seed: int = 0, batch: int = 8) -> Example:
     """A small problem. All residuals have one sign: an infinite factor makes +inf, not only NaN."""
     rng = np.random.default_rng(seed)
     shapes = ((6, 10), (10,), (10, 3), (3,))
-    weights = [rng.normal(0.0, 0.5, shape).astype(np.float32) for shape in shapes]
+    weights = [rng.normal(0.0, 0.3, shape).astype(np.float32) for shape in shapes]
     x = rng.normal(0.0, 1.0, (batch, 6)).astype(np.float32)
     target = rng.normal(-8.0, 0.5, (batch, 3)).astype(np.float32)
     return Example(weights, x, target)

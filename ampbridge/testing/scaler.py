@@ -312,6 +312,7 @@ class GradScalerConformance(Updating):
         assert relative_error([h.numpy(p) for p in h.parameters(model)], expected) < FLOAT32_ERROR
         assert scaler.get_scale() == 1.0
 
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of inf - inf
     def test_a_disabled_scaler_steps_on_infinite_gradients(self) -> None:
         h = self.harness
         training, scaler = self.training(), GradScaler(enabled=False)

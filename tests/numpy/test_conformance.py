@@ -3,8 +3,8 @@
 from ampbridge.testing import BackendConformance, import_or_skip
 
 import_or_skip("numpy")
-from ampbridge_numpy.testing import NumPyHarness  # noqa: E402
+from ampbridge_numpy.testing import NumpyHarness  # noqa: E402
 
 
-class TestNumPyBackend(BackendConformance):
-    harness = NumPyHarness()
+class TestNumpyBackend(BackendConformance):
+    harness = NumpyHarness()
