@@ -1,0 +1,33 @@
+"""The PyTorch backend of ampbridge. Importing it imports no framework.
+
+``checkpoint`` is ``torch.utils.checkpoint.checkpoint`` for use inside a region: it recomputes under
+the lists under which it computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ampbridge.backend import Backend
+
+__all__ = ["backend", "checkpoint"]
+
+
+def backend() -> Backend:
+    """The backend; imports torch."""
+    from ampbridge_torch.backend import TorchBackend
+
+    return TorchBackend()
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``torch.utils.checkpoint.checkpoint`` whose recomputation follows the policy of the call.
+
+    Takes its arguments; ``use_reentrant`` is False unless it is given. Torch itself brings
+    ``torch.autocast`` back for the recomputation, but not lists.
+    """
+    from ampbridge_torch.checkpointing import checkpoint as checkpoint_under_lists
+
+    return checkpoint_under_lists(function, *args, **kwargs)

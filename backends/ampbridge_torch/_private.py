@@ -1,0 +1,158 @@
+"""Every private name of torch that the adapter touches, and what breaks without it.
+
+Checked on torch 2.13; the adapter supports torch >= 2.6. A name that moved is found when it is
+first needed, and only the feature that needs it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from ampbridge.errors import UnsupportedError
+
+
+class Name(NamedTuple):
+    """One private name: where it is, what needs it, and whether there is a way without it."""
+
+    path: str
+    breaks: str
+    required: bool
+
+
+NAMES = {
+    name.path.rpartition(".")[2]: name
+    for name in (
+        Name("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler.unscale", True),
+        Name("torch._amp_update_scale_", "one kernel for the scale on a GPU", False),
+        Name("torch._foreach_mul_", "clip_norm", True),
+        Name("torch._foreach_abs", "telling inf from NaN on a GPU", True),
+        Name("torch._foreach_sub_", "telling inf from NaN on a GPU", True),
+        Name("torch._foreach_sign_", "telling inf from NaN on a GPU", True),
+        Name("torch._foreach_max", "telling inf from NaN on a GPU", True),
+        Name("torch.Tensor._values", "GradScaler.unscale of sparse gradients", True),
+        Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
+        Name("torch._C._jit_get_schemas_for_operator", "lists='tensorflow' and 'paddle'", True),
+        Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
+        Name("torch._functorch.config", "gradients of compiled functions under lists", False),
+        Name("torch._dynamo.lookup_backend", "compile=True", True),
+        Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
+    )
+}
+
+
+@cache
+def lookup(name: str) -> Any:
+    """The object of that name in ``NAMES``; None where an optional one has moved.
+
+    Raises:
+        UnsupportedError: where a required one has moved.
+    """
+    entry = NAMES[name]
+    module, _, attribute = entry.path.rpartition(".")
+    try:
+        return getattr(_owner(module), attribute)
+    except (AttributeError, ImportError) as error:
+        if not entry.required:
+            return None
+        msg = (
+            f"torch {torch.__version__} has no {entry.path}, which {entry.breaks} needs "
+            "(checked with torch 2.13).\nHint: pip install 'torch==2.13.*'"
+        )
+        raise UnsupportedError(msg) from error
+
+
+def _owner(path: str) -> Any:
+    try:
+        return import_module(path)
+    except ImportError:
+        parent, _, attribute = path.rpartition(".")
+        return getattr(_owner(parent), attribute)
+
+
+def function_mode_stack() -> Sequence[Any]:
+    """The function modes of this thread, outermost first."""
+    return cast(Sequence[Any], lookup("_get_current_function_mode_stack")())
+
+
+def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The stored elements of a sparse tensor, coalesced or not; shares its memory."""
+    return cast(torch.Tensor, lookup("_values")(tensor))
+
+
+# Where torch keeps the functions that its public names are made of.
+FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
+    (torch, ""),
+    (torch.Tensor, ""),
+    (torch.nn.functional, ""),
+    (torch._C._VariableFunctions, ""),
+    (torch._C._nn, ""),
+    (torch.special, "special_"),
+    (torch.linalg, "linalg_"),
+    (torch.fft, "fft_"),
+)
+"""Namespaces of overridable functions, each with the prefix that aten puts before their names."""
+
+
+def computes(aten_name: str) -> bool:
+    """Whether an aten op makes new tensors from tensors: no view, nothing in place, no query."""
+    schemas = lookup("_jit_get_schemas_for_operator")(f"aten::{aten_name}")
+    return any(
+        _has_tensor(schema.arguments) and _has_tensor(schema.returns) for schema in schemas
+    ) and not any(
+        argument.alias_info is not None and not argument.is_out
+        for schema in schemas
+        for argument in schema.arguments
+    )
+
+
+def _has_tensor(arguments: Sequence[Any]) -> bool:
+    return any("Tensor" in str(argument.type) for argument in arguments)
+
+
+@cache
+def registered_for_autocast(device_type: str) -> frozenset[str] | None:
+    """The aten names that ``torch.autocast(device_type)`` casts; None where torch cannot say."""
+    registrations = lookup("_dispatch_get_registrations_for_dispatch_key")
+    if registrations is None:
+        return None
+    names = registrations(f"Autocast{device_type.upper()}")
+    return frozenset(name.partition("::")[2].partition(".")[0] for name in names)
+
+
+def backward_autocast_off() -> AbstractContextManager[Any]:
+    """What is compiled inside computes its backward pass as eager torch does: outside of autocast.
+
+    By default AOTAutograd traces it inside, where denied ops' gradients are computed in low
+    precision: an error of 4e-3 instead of 2e-7. The setting is read while a graph is compiled.
+    """
+    config = lookup("config")
+    if config is None or not hasattr(config, "backward_pass_autocast"):
+        return nullcontext()
+    patched: AbstractContextManager[Any] = config.patch(backward_pass_autocast="off")
+    return patched
+
+
+def backward_autocast_is_on() -> bool:
+    """Whether functions compiled now would compute their backward pass under autocast."""
+    config = lookup("config")
+    return getattr(config, "backward_pass_autocast", "off") != "off"
+
+
+def graph_compiler(name: str) -> Callable[..., Any]:
+    """The torch.compile backend of that name."""
+    return cast(Callable[..., Any], lookup("lookup_backend")(name))
+
+
+def decides_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether torch's own fused kernel skips by ``optimizer.found_inf``, on the device.
+
+    Optimizers of others that say so may expect an older contract.
+    """
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(supports) and type(optimizer).__module__.startswith("torch.optim.")

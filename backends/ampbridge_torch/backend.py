@@ -1,0 +1,70 @@
+"""The Backend of PyTorch: each method is a line, what it does stands in the module it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+from torch import Tensor, nn, optim
+
+from ampbridge.backend import Backend, LossFn, Program, Scalar, ScaleStore
+from ampbridge.policy import Policy
+from ampbridge.scale_rule import ScaleState
+from ampbridge_torch import casting, compiling, gradients, scaling
+
+
+@final
+class TorchBackend(Backend):
+    """PyTorch, on CPU and CUDA."""
+
+    name = "torch"
+    compiles_by_default = False
+
+    def autocast(self, policy: Policy) -> AbstractContextManager[None]:
+        return casting.region(policy)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return casting.cast(x, dtype)
+
+    def parameters(self, owner: nn.Module | optim.Optimizer) -> list[Tensor]:
+        return gradients.parameters(owner)
+
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        model: nn.Module,
+        batch: Sequence[Any],
+        policy: Policy,
+        factor: Scalar,
+        total: Sequence[Tensor | None] | None,
+    ) -> tuple[Tensor, Any, list[Tensor | None]]:
+        return gradients.gradients(loss_fn, model, batch, policy, factor, total)
+
+    def stored_gradients(self, optimizer: optim.Optimizer) -> list[Tensor | None]:
+        return gradients.stored_gradients(optimizer)
+
+    def unscale(
+        self, grads: Sequence[Tensor | None], scale: Scalar
+    ) -> tuple[list[Tensor | None], Scalar]:
+        return scaling.unscale(grads, scale)
+
+    def clip(
+        self, grads: Sequence[Tensor | None], max_norm: float
+    ) -> tuple[list[Tensor | None], Tensor]:
+        return scaling.clip(grads, max_norm)
+
+    def apply(
+        self,
+        optimizer: optim.Optimizer,
+        parameters: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        found: Scalar,
+    ) -> Scalar:
+        return scaling.apply(optimizer, parameters, grads, found)
+
+    def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+        return compiling.compile_step(build, loss_fn)
+
+    def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
+        return scaling.scale_store(state, like)

@@ -1,0 +1,170 @@
+"""Torch's callables: the functions behind a spelling, those that compute, and the composites.
+
+One op has several function objects (``torch.softmax``, ``torch.Tensor.softmax``, ``F.softmax``, ...),
+and a function mode is handed the one that was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ampbridge_torch import _private
+
+Function: TypeAlias = Callable[..., Any]
+
+PYTHON_METHODS = frozenset(f for f in vars(Tensor).values() if isinstance(f, FunctionType))
+"""Methods of Tensor that are written in Python."""
+
+# `x + y` arrives as Tensor.add in eager code and as Tensor.__add__ from Dynamo.
+_OPERATORS = {
+    "add": ("__add__", "__radd__"),
+    "sub": ("__sub__", "__rsub__"),
+    "mul": ("__mul__", "__rmul__"),
+    "div": ("__truediv__",),
+    "pow": ("__pow__", "__rpow__"),
+    "matmul": ("__matmul__", "__rmatmul__"),
+}
+
+# Allocations and conversions: what they are handed says a shape or a dtype, not a value.
+_NOT_COMPUTING = ("_like", "type_as", "copy")
+
+
+@cache
+def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
+    """The functions that a spelling of the op table ("torch" or "aten" namespace) stands for."""
+    if namespace == "aten":
+        return _by_aten_name().get(spelling, ())
+    found: Any = torch
+    for attribute in spelling.split(".")[1:]:
+        found = getattr(found, attribute, None)
+    if found is None:  # not in this version of torch
+        return ()
+    owner, _, name = spelling.rpartition(".")
+    operators = _OPERATORS.get(name, ()) if owner == "torch.Tensor" else ()
+    return (found, *(getattr(Tensor, operator) for operator in operators))
+
+
+@cache
+def computing_functions() -> frozenset[Function]:
+    """Every overridable function that computes new tensors from its input tensors.
+
+    Not among them: views, in-place functions, conversions, allocations.
+    """
+    return frozenset(
+        function
+        for aten_name, functions in _by_aten_name().items()
+        if not aten_name.endswith(_NOT_COMPUTING)
+        and not aten_name.startswith("new_")
+        and _private.computes(aten_name)
+        for function in functions
+    )
+
+
+@cache
+def _by_aten_name() -> dict[str, tuple[Function, ...]]:
+    overridable = {
+        f for functions in torch.overrides.get_overridable_functions().values() for f in functions
+    }
+    found: dict[str, list[Function]] = {}
+    for namespace, prefix in _private.FUNCTION_NAMESPACES:
+        for name in dir(namespace):
+            function = getattr(namespace, name, None)
+            if name.startswith("_") or name.endswith("_") or not _is_function(function):
+                continue
+            if function in overridable or not isinstance(function, FunctionType):
+                aten_name = name if name.startswith(prefix) else prefix + name
+                found.setdefault(aten_name, []).append(function)
+    for name, operators in _OPERATORS.items():
+        found[name] += [getattr(Tensor, operator) for operator in operators]
+    return {name: tuple(dict.fromkeys(functions)) for name, functions in found.items()}
+
+
+def _is_function(obj: object) -> bool:
+    return isinstance(obj, (FunctionType, BuiltinFunctionType, MethodDescriptorType))
+
+
+# -- composites: functions of torch that are written in Python
+
+
+def revealed_composites(listed: Collection[Function]) -> Iterator[tuple[Function, Function]]:
+    """Each composite that is not listed but calls, however deep, what is; with its twin.
+
+    While a mode's ``__torch_function__`` runs, the mode is off, so it would not see those calls.
+    """
+    names = {function.__name__ for function in listed}
+    for composite, twin, called in _composites():
+        if composite not in listed and not names.isdisjoint(called):
+            yield composite, twin
+
+
+def is_composite(function: Function) -> bool:
+    """Whether it is a Python function whose inner calls a twin would reveal."""
+    return isinstance(function, FunctionType) and _hands_over(function)
+
+
+@cache
+def _composites() -> tuple[tuple[FunctionType, FunctionType, frozenset[str]], ...]:
+    """Each composite, its twin, and the names that it can come to call."""
+    modules = (torch.nn.functional, torch.functional)
+    candidates: Iterable[Any] = [f for module in modules for f in vars(module).values()]
+    globals_of_twins: dict[int, dict[str, Any]] = {}
+    return tuple(
+        (function, _twin(function, globals_of_twins), _names_called(function))
+        for function in candidates
+        if is_composite(function)
+    )
+
+
+def _hands_over(function: FunctionType) -> bool:
+    """Whether it passes itself to function modes, which is how a mode comes to see it."""
+    return any(name.startswith("has_torch_function") for name in function.__code__.co_names)
+
+
+def _twin(function: FunctionType, globals_of_twins: dict[int, dict[str, Any]]) -> FunctionType:
+    """``function`` with a body that does not hand itself over, so that its inner calls do.
+
+    (``torch.overrides.redispatch_function`` is newer than torch 2.6 and Dynamo cannot trace it.)
+    """
+    variables = globals_of_twins.get(id(function.__globals__))
+    if variables is None:
+        checks = [n for n in function.__globals__ if n.startswith("has_torch_function")]
+        variables = {**function.__globals__, **dict.fromkeys(checks, _no_torch_function)}
+        globals_of_twins[id(function.__globals__)] = variables
+    twin = FunctionType(
+        function.__code__,
+        variables,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _no_torch_function(*_: object) -> bool:
+    return False
+
+
+def _names_called(function: FunctionType) -> frozenset[str]:
+    """The names in the body, and in the bodies of the same module's functions among them."""
+    names: set[str] = set()
+    bodies = [function]
+    while bodies:
+        body = bodies.pop()
+        for name in _names(body.__code__) - names:
+            names.add(name)
+            inner = body.__globals__.get(name)
+            if isinstance(inner, FunctionType) and inner.__module__ == function.__module__:
+                bodies.append(inner)
+    return frozenset(names)
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, nested))

@@ -1,0 +1,133 @@
+"""Parameters, and the gradients of a loss with respect to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from ampbridge.backend import LossFn, Scalar
+from ampbridge.errors import ArgumentError, UnsupportedError
+from ampbridge.policy import Policy
+from ampbridge_torch.casting import cast, region
+from ampbridge_torch.rules import DeviceType
+
+
+def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
+    """The trainable parameters of a model or an optimizer, in its own order."""
+    if isinstance(owner, optim.Optimizer):
+        return [p for group in owner.param_groups for p in group["params"] if p.requires_grad]
+    return [p for p in owner.parameters() if p.requires_grad]
+
+
+def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
+    """``.grad`` of the optimizer's parameters."""
+    return [p.grad for p in parameters(optimizer)]
+
+
+def gradients(
+    loss_fn: LossFn,
+    model: nn.Module,
+    batch: Sequence[Any],
+    policy: Policy,
+    factor: Scalar,
+    total: Sequence[Tensor | None] | None,
+) -> tuple[Tensor, Any, list[Tensor | None]]:
+    """The loss, aux and gradients: see ``ampbridge.backend.Backend.gradients``.
+
+    Runs ``backward``, so that hooks and DistributedDataParallel work, but for the model's own
+    parameters: those of other models that the loss depends on get no gradient (and reentrant
+    checkpoints, which torch refuses then, have to be non-reentrant ones). ``.grad`` is as before.
+
+    Raises:
+        ArgumentError: if the model has no trainable parameters or the loss depends on none.
+        UnsupportedError: if the model is on a device other than the CPU or CUDA.
+    """
+    trainable = parameters(model)
+    device_types = _device_types(trainable)
+    inputs = [_native(value, trainable[0]) for value in batch]
+    with region(policy, device_types):
+        loss, aux = loss_fn(model, *inputs)
+    if not loss.requires_grad:
+        msg = (
+            "The loss does not depend on any trainable parameter, or was detached.\n"
+            "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
+        )
+        raise ArgumentError(msg)
+    loss = cast(loss, "float32")
+    return (
+        loss.detach(),
+        aux,
+        _backward(loss if factor is None else loss * factor, trainable, total),
+    )
+
+
+def _backward(
+    loss: Tensor, trainable: Sequence[Tensor], total: Sequence[Tensor | None] | None
+) -> list[Tensor | None]:
+    """``total`` plus the gradients of ``loss``; what ``.grad`` held is put back."""
+    before = [p.grad for p in trainable]
+    store(trainable, [None] * len(trainable) if total is None else total)
+    try:
+        loss.backward(inputs=trainable)
+        return [p.grad for p in trainable]
+    finally:
+        store(trainable, before)
+
+
+def store(owners: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Set ``.grad``, in each parameter's dtype."""
+    for parameter, grad in zip(owners, grads, strict=True):
+        if grad is not None and grad.dtype is not parameter.dtype:
+            grad = grad.to(parameter.dtype)
+        parameter.grad = grad
+
+
+def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
+    found = {p.device.type for p in trainable}
+    if found == {"cpu"}:
+        return ("cpu",)
+    if found == {"cuda"}:
+        return ("cuda",)
+    if found == {"cpu", "cuda"}:
+        return ("cpu", "cuda")
+    if not found:
+        msg = (
+            "The model has no trainable parameters.\n"
+            "Hint: give the model that the optimizer trains, with requires_grad=True."
+        )
+        raise ArgumentError(msg)
+    msg = (
+        f"The model is on {sorted(found)}; the torch backend runs on 'cpu' and 'cuda'.\n"
+        "Hint: model.to('cpu')"
+    )
+    raise UnsupportedError(msg)
+
+
+def _native(value: Any, like: Tensor) -> Any:
+    """NumPy arrays as tensors on the model's device, nested ones too; the rest as it is.
+
+    Float64 arrays, NumPy's default, become float32 for a float32 model, which would refuse them.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return _from_numpy(value, like)
+    if type(value) in (list, tuple):
+        return type(value)(_native(item, like) for item in value)
+    if type(value) is dict:
+        return {name: _native(item, like) for name, item in value.items()}
+    return value
+
+
+def _from_numpy(array: np.ndarray, like: Tensor) -> Tensor:
+    if array.dtype == np.float64 and like.dtype != torch.float64:
+        array = array.astype(np.float32)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch shares the memory, and can share neither
+    if array.dtype.name == "bfloat16":  # ml_dtypes', which torch does not know
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(like.device)
+    return torch.from_numpy(array).to(like.device)

@@ -1,0 +1,173 @@
+"""What a policy asks of torch beyond ``torch.autocast``, function by function.
+
+What ``torch.autocast`` does by itself is data, in canonical names: ``native_lists.json`` for the
+CPU, the core's list set "torch" for CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from types import FunctionType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from ampbridge import oplists
+from ampbridge.errors import UnsupportedError
+from ampbridge.oplists import Category, OpList
+from ampbridge.policy import Policy
+from ampbridge_torch import _private
+from ampbridge_torch.functions import (
+    PYTHON_METHODS,
+    Function,
+    computing_functions,
+    functions_named,
+    is_composite,
+    revealed_composites,
+)
+
+DeviceType: TypeAlias = Literal["cpu", "cuda"]
+
+# They write to their running statistics: only the input is cast, the kernels take it mixed.
+_CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
+
+
+class Rule(NamedTuple):
+    """The category of one function by device; None leaves it to ``torch.autocast``."""
+
+    cpu: Category | None
+    cuda: Category | None
+    input_alone: bool
+
+
+class Rules:
+    """What the mode does with each function: a ``Rule``, or the twin of a composite.
+
+    ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled.
+    """
+
+    def __init__(self, table: Mapping[Function, Rule | FunctionType], follows_autocast: bool):
+        self.table = table
+        self.follows_autocast = follows_autocast
+        # Dynamo cannot look up methods that torch writes in Python (`__rsub__`) in a dict.
+        self.methods = tuple((f, rule) for f, rule in table.items() if f in PYTHON_METHODS)
+        self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
+
+
+@cache
+def _rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
+    if policy.execution == "simulated":
+        msg = (
+            f"{policy!r}: torch has low-precision kernels on every device; it does not simulate.\n"
+            f"Hint: {policy.replace(execution='native')!r}"
+        )
+        raise UnsupportedError(msg)
+    on_cpu = _categories(policy, "cpu") if "cpu" in device_types else {}
+    on_cuda = _categories(policy, "cuda") if "cuda" in device_types else {}
+    table: dict[Function, Rule | FunctionType] = {
+        function: Rule(
+            on_cpu.get(function), on_cuda.get(function), function.__name__ in _CAST_INPUT_ALONE
+        )
+        for function in {**on_cpu, **on_cuda}
+    }
+    table.update(revealed_composites(table))
+    return Rules(table, follows_autocast=policy.level != "O0")
+
+
+@torch.compiler.assume_constant_result
+def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
+    """The rules that ``torch.autocast`` does not have by itself on these devices.
+
+    Dynamo calls it while it traces and guards on the arguments.
+
+    Raises:
+        UnsupportedError: for ``execution="simulated"``.
+    """
+    return _rules_for(policy, device_types)
+
+
+def _categories(policy: Policy, device_type: DeviceType) -> dict[Function, Category]:
+    """The category of each function that this device treats otherwise by itself."""
+    if policy.level == "O0":
+        return dict.fromkeys(computing_functions(), "deny")
+    if policy.lists == "native":
+        return {}
+    found: dict[Function, Category] = {}
+    lists = policy.op_list
+    if lists.unlisted != "follow":
+        rest: Category = "deny" if lists.unlisted == "full" else "promote"
+        found.update(dict.fromkeys(computing_functions(), rest))
+    for namespace in ("aten", "torch"):
+        owners = oplists.native_names(namespace)
+        for spelling, category in policy.native_rules(namespace).items():
+            verdict = _verdict(owners[spelling], category, lists, device_type)
+            for function in functions_named(namespace, spelling):
+                if verdict == "native":
+                    found.pop(function, None)
+                elif verdict != "rest" and not (verdict == "promote" and is_composite(function)):
+                    found[function] = verdict
+    return found
+
+
+def _verdict(
+    candidates: Sequence[str], category: Category, lists: OpList, device_type: DeviceType
+) -> Category | Literal["native", "rest"]:
+    """What becomes of a spelling that stands for ``candidates``, its owner first.
+
+    "native": the device does by itself as the policy says. "rest": what becomes of every op that
+    stands on no list. A composite that is to promote is left to its parts.
+    """
+    native = native_list(device_type)
+    owner = candidates[0]
+    if native.category(owner) == category and (category != "promote" or owner in native.promote):
+        return "native"
+    if category == "promote" and owner in _ops_without_kernels(device_type):
+        return "native"
+    if category == "promote" and owner not in lists.promote:
+        casts = any(op in native.allow or op in native.deny for op in candidates)
+        return "promote" if casts else "rest"
+    if category == "deny" and not any(op in lists.deny for op in candidates):
+        return "rest"
+    return category
+
+
+# -- what torch.autocast does by itself
+
+
+@cache
+def native_list(device_type: DeviceType) -> OpList:
+    """The ops that ``torch.autocast(device_type)`` of the installed torch casts by itself."""
+    if device_type == "cuda":
+        recorded = oplists.op_list("torch", "O1", "float16")
+    else:
+        lists = (frozenset(_data()["cpu"][name]) for name in ("allow", "deny", "promote"))
+        recorded = OpList(*lists, "follow")
+    absent = _unregistered(device_type)
+    return OpList(
+        recorded.allow - absent, recorded.deny - absent, recorded.promote - absent, "follow"
+    )
+
+
+def _unregistered(device_type: DeviceType) -> frozenset[str]:
+    """The ops whose recorded registrations the installed torch lacks: it is older, or newer."""
+    installed = _private.registered_for_autocast(device_type)
+    if installed is None:
+        return frozenset()
+    missing = frozenset(_data()["registered"][device_type]) - installed
+    return frozenset(
+        op.name for op in oplists.ops().values() if not missing.isdisjoint(op.names.get("aten", ()))
+    )
+
+
+def _ops_without_kernels(device_type: DeviceType) -> frozenset[str]:
+    """Ops that no list needs to name: the device has no 16-bit kernel, so they run in float32."""
+    return frozenset(_data()["no_low_kernel"]) if device_type == "cpu" else frozenset()
+
+
+@cache
+def _data() -> Any:
+    file = files("ampbridge_torch") / "native_lists.json"
+    return json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,219 @@
+"""Unscale, check, clip, step or skip; and the loss scale on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from ampbridge.backend import FINITE, INF, NAN, Scalar, ScaleStore
+from ampbridge.errors import UnsupportedError
+from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, next_state
+from ampbridge_torch import _private
+from ampbridge_torch.gradients import parameters, store
+
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
+
+# -- unscale and check
+
+
+@torch.no_grad()
+def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor | None], Scalar]:
+    """The gradients over ``scale`` and FINITE, INF or NAN: an int on the CPU, a tensor elsewhere.
+
+    In place, in one fused pass for each device and dtype; 16-bit gradients are widened to new
+    float32 tensors first. Waits for no device.
+    """
+    wide = [grad if grad is None else _widened(grad) for grad in grads]
+    found = [_unscale_group(group, scale) for group in _by_device_and_dtype(wide)]
+    return wide, _joined(found)
+
+
+def _widened(grad: Tensor) -> Tensor:
+    return grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
+
+
+def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in grads:
+        if grad is not None:
+            values = _private.sparse_values(grad) if grad.is_sparse else grad
+            groups.setdefault((grad.device, grad.dtype), []).append(values)
+    return groups.values()
+
+
+def _unscale_group(grads: list[Tensor], scale: Scalar) -> Scalar:
+    device = grads[0].device
+    not_finite = torch.zeros((), device=device)
+    if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
+        inverse = scale.to(device).double().reciprocal().float()
+    else:
+        inverse = torch.full((), 1.0 / scale, device=device)
+    _private.lookup("_amp_foreach_non_finite_check_and_unscale_")(grads, not_finite, inverse)
+    if device.type != "cpu":
+        kind = torch.where(_has_inf(grads), INF, NAN)
+        return torch.where(not_finite > 0, kind, FINITE)
+    if not not_finite.item():
+        return FINITE
+    return INF if any(grad.isinf().any() for grad in grads) else NAN
+
+
+def _has_inf(grads: list[Tensor]) -> Tensor:
+    """Whether any element is inf, NaN beside it or not, without waiting for the device.
+
+    Of ``|x| - largest`` the sign is 1 for inf alone: it is 0 for NaN, unlike a norm or a maximum.
+    """
+    excess = _private.lookup("_foreach_abs")(grads)
+    _private.lookup("_foreach_sub_")(excess, _LARGEST_FLOAT32)
+    _private.lookup("_foreach_sign_")(excess)
+    return torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0
+
+
+def _joined(found: list[Scalar]) -> Scalar:
+    """What was found on all devices together; INF wins over NAN."""
+    if len(found) == 1:
+        return found[0]
+    on_device = [kind for kind in found if isinstance(kind, Tensor)]
+    if not on_device:
+        return min((kind for kind in found if kind != FINITE), default=FINITE)
+    device = on_device[0].device
+    kinds = torch.stack([torch.as_tensor(kind, device=device) for kind in found])
+    kind = torch.where((kinds == INF).any(), INF, NAN)
+    return torch.where((kinds != FINITE).any(), kind, FINITE)
+
+
+# -- clip
+
+
+@torch.no_grad()
+def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor | None], Tensor]:
+    """``torch.nn.utils.clip_grad_norm_`` on values, in place. Does not wait for a device."""
+    present = [grad for grad in grads if grad is not None]
+    norm = nn.utils.get_total_norm(present)
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for group in _by_device_and_dtype(present):
+        _private.lookup("_foreach_mul_")(group, factor.to(group[0].device))
+    return list(grads), norm
+
+
+# -- step or skip
+
+
+def apply(
+    optimizer: optim.Optimizer,
+    owners: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    found: Scalar,
+) -> Scalar:
+    """Step ``optimizer`` with ``grads`` unless ``found`` says INF or NAN; ``.grad`` is as before.
+
+    Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
+
+    Raises:
+        UnsupportedError: for an optimizer that evaluates the loss itself.
+    """
+    if isinstance(optimizer, optim.LBFGS):
+        msg = (
+            "LBFGS evaluates the loss several times a step; a training step does so once.\n"
+            "Hint: with ampbridge.autocast(policy): inside of your closure, without a scaler."
+        )
+        raise UnsupportedError(msg)
+    if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
+        return _step_unless(optimizer, owners, grads, found)
+    if found is not None and int(found) != FINITE:
+        return False
+    _step(optimizer, owners, grads)
+    return True
+
+
+def _step(
+    optimizer: optim.Optimizer, owners: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> None:
+    before = [p.grad for p in owners]
+    store(owners, grads)
+    try:
+        optimizer.step()
+    finally:
+        store(owners, before)
+
+
+def _step_unless(
+    optimizer: Any, owners: Sequence[Tensor], grads: Sequence[Tensor | None], found: Tensor
+) -> Tensor:
+    """Torch's contract with its fused optimizers: they read these attributes during ``step``."""
+    optimizer.grad_scale, optimizer.found_inf = None, (found != FINITE).float()
+    try:
+        _step(optimizer, owners, grads)
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+    return found == FINITE
+
+
+# -- the scale on a device
+
+
+def scale_store(state: ScaleState, like: Any) -> ScaleStore:
+    """On the host for a model, optimizer or tensor on the CPU; on its device otherwise."""
+    if isinstance(like, (nn.Module, optim.Optimizer)):
+        like = next(iter(parameters(like)), None)
+    if like is None or like.device.type == "cpu":
+        return HostStore(state)
+    return DeviceStore(state, like.device)
+
+
+class DeviceStore:
+    """The scaler's state in tensors that are replaced, never changed: what was read stays so."""
+
+    def __init__(self, state: ScaleState, device: torch.device) -> None:
+        self._device = device
+        self.write(state)
+
+    def read(self) -> ScaleState:
+        return self._state
+
+    def write(self, state: ScaleState) -> None:
+        counts = (torch.tensor(int(n), dtype=torch.int32, device=self._device) for n in state[1:])
+        scale = torch.tensor(float(state.scale), dtype=torch.float32, device=self._device)
+        self._state = ScaleState(scale, *counts)
+
+    @torch.no_grad()
+    def update(self, found: Scalar, config: ScalerConfig) -> None:
+        found = torch.as_tensor(found, device=self._device)
+        if _kernel_follows(config):
+            self._state = _next_by_kernel(self._state, found, config)
+            return
+        # In double and rounded once, as on the host.
+        state = self._state._replace(scale=self._state.scale.double())
+        state = next_state(state, found, config, torch.where)
+        self._state = state._replace(scale=state.scale.float())
+
+
+def _kernel_follows(config: ScalerConfig) -> bool:
+    """Whether torch's kernel, with the bounds put behind it, is the rule.
+
+    It backs off at each overflow and keeps a scale that would grow beyond float32.
+    """
+    return (
+        config.dynamic
+        and config.backoff_interval == 1
+        and config.max_scale * config.growth_factor <= _LARGEST_FLOAT32
+        and _private.lookup("_amp_update_scale_") is not None
+    )
+
+
+def _next_by_kernel(state: ScaleState, found: Tensor, config: ScalerConfig) -> ScaleState:
+    scale, good = state.scale.clone(), state.good.clone()
+    _private.lookup("_amp_update_scale_")(
+        scale,
+        good,
+        found.float(),
+        config.growth_factor,
+        config.backoff_factor,
+        config.growth_interval,
+    )
+    scale.clamp_(config.min_scale, config.max_scale)
+    skips = torch.where(found != FINITE, state.consecutive_skips + 1, 0)
+    return ScaleState(scale, good, state.bad, skips)
