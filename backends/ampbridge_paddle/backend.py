@@ -58,7 +58,7 @@ class PaddleBackend(Backend):
         return scaling.apply(optimizer, parameters, grads, found)
 
     def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-        return build(compiling.compiled(loss_fn))
+        return compiling.compiled(build, loss_fn)
 
     def scale_store(self, state: ScaleState, like: Any) -> HostStore:
         return scaling.scale_store(state)

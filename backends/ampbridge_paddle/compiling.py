@@ -1,4 +1,64 @@
-"""Compiled losses (placeholder while being written)."""
+"""Compiled losses: ``paddle.jit.to_static`` of the loss, one program for each policy.
+
+The forward pass and its gradients become a static program; scaling, checking and stepping stay
+eager, since the optimizer is stepped from Python anyway. Paddle keeps a traced program by the
+shapes of its inputs alone, so that a later policy would silently run what the first one traced.
+Therefore each policy, and each training mode of the layers, has a traced function of its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
 from typing import Any
-def compiled(loss_fn: Any) -> Any:
-    return loss_fn
+
+import paddle
+
+from ampbridge.backend import LossFn, Program
+from ampbridge.policy import Policy
+from ampbridge_paddle import casting
+
+Traced = Callable[..., Any]
+
+
+def compiled(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+    """``build(loss_fn)`` with the loss traced, anew for each policy."""
+    programs: dict[Policy, Program] = {}
+
+    def program(policy: Policy, *arguments: Any) -> Any:
+        if policy not in programs:
+            programs[policy] = build(_TracedLoss(loss_fn, policy))
+        return programs[policy](policy, *arguments)
+
+    return program
+
+
+class _TracedLoss:
+    """``loss_fn`` traced under one policy."""
+
+    def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
+        self._loss_fn, self._policy = loss_fn, policy
+        self._traced: dict[tuple[int, tuple[bool, ...]], Traced] = {}
+
+    def __call__(self, model: Any, *batch: Any) -> Any:
+        modes = tuple(layer.training for layer in model.sublayers(include_self=True))
+        key = (id(model), modes)
+        if key not in self._traced:
+            self._traced[key] = trace(self._loss_fn, model, self._policy)
+        with warnings.catch_warnings():
+            # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
+            warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
+            return self._traced[key](list(batch))
+
+
+def trace(loss_fn: LossFn, model: Any, policy: Policy) -> Traced:
+    """``loss_fn`` of ``model`` as a function of the batch that runs a static program."""
+
+    def loss(batch: Any) -> Any:
+        # Entered while tracing: the program holds the casts, whatever is open when it runs.
+        with casting.region(policy):
+            return loss_fn(model, *batch)
+
+    paddle.jit.ignore_module([casting])  # Paddle would translate its Python to graph code
+    # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
+    return paddle.jit.to_static(loss, full_graph=True)

@@ -1,0 +1,85 @@
+"""Rounding is bit exact, in value and in gradient, against NumPy and ml_dtypes."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from ampbridge_paddle import rounding
+from paddle_reference import LOW, rounded, trainable
+
+
+def interesting(dtype: str) -> np.ndarray:
+    """Every 16-bit value, the midpoints between neighbours one ulp around, and random bits."""
+    every = np.arange(2**16, dtype=np.uint16).view(LOW[dtype]).astype(np.float32)
+    finite = np.sort(every[np.isfinite(every)])
+    middle = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
+    around = [np.nextafter(middle, np.float32(end)) for end in (-np.inf, np.inf)]
+    rng = np.random.default_rng(0)
+    random = rng.integers(0, 2**32, 200_000, dtype=np.uint32).view(np.float32)
+    # Paddle's own cast to float16 is wrong here.
+    tiny = (rng.uniform(1, 2, 50_000) * 2.0 ** rng.integers(-95, -70, 50_000)).astype(np.float32)
+    edges = np.array([65519, 65519.996, 65520, 65536, 1e38, -0.0, np.inf, -np.inf], np.float32)
+    values = np.concatenate([every, middle, *around, random, tiny, -tiny, edges])
+    return values[~np.isnan(values)]
+
+
+def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
+    wrong = got.view(np.uint32) != expected.view(np.uint32)
+    assert not wrong.any(), (got[wrong][:5], expected[wrong][:5])
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_value_and_gradient_are_numpy_s(dtype: str) -> None:
+    values = interesting(dtype)
+    incoming = values[::-1].copy()
+    x = trainable(values)
+    y = rounding.round_to(x, dtype)
+    y.backward(paddle.to_tensor(incoming))
+    assert_same_bits(y.numpy(), rounded(values, dtype))
+    assert_same_bits(x.grad.numpy(), rounded(incoming, dtype))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_nan_stays_nan(dtype: str) -> None:
+    x = paddle.to_tensor([np.nan, 1.0, np.nan])
+    assert np.isnan(rounding.round_to(x, dtype).numpy()).tolist() == [True, False, True]
+
+
+def test_paddle_s_own_cast_is_what_the_flush_is_for() -> None:
+    tiny = paddle.to_tensor([6e-25, 3.3e-24])
+    assert (tiny.astype("float16").astype("float32") > 1e-6).all()  # the bug: should be 0
+    assert (rounding.round_to(tiny, "float16") == 0).all()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_probe_rejects_truncation(dtype: str) -> None:
+    """paddlepaddle 3.0 truncated; there the probe must choose the other way."""
+    kept_bits = {"float16": 0xFFFFE000, "bfloat16": 0xFFFF0000}[dtype]
+
+    def truncating(x: paddle.Tensor) -> paddle.Tensor:
+        return paddle.to_tensor((x.numpy().view(np.uint32) & kept_bits).view(np.float32))
+
+    assert rounding.is_exact(lambda x: rounding.round_to(x, dtype), dtype)
+    assert not rounding.is_exact(truncating, dtype)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_numpy_fallback(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    through = rounding._with_numpy(dtype)
+    monkeypatch.setattr(rounding, f"_to_{dtype}", through)
+    values = interesting(dtype)[::37].copy()
+    x = trainable(values)
+    y = rounding.round_to(x, dtype)
+    y.backward(paddle.to_tensor(values))
+    assert_same_bits(y.numpy(), rounded(values, dtype))
+    assert_same_bits(x.grad.numpy(), rounded(values, dtype))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_second_derivative(dtype: str) -> None:
+    x = trainable(np.array([0.5, 1.5], np.float32))
+    y = (rounding.round_to(x, dtype) ** 3).sum()
+    (slope,) = paddle.grad(y, [x], create_graph=True)
+    slope.sum().backward()
+    assert x.grad.numpy().tolist() == [3.0, 9.0]  # 6x
