@@ -45,6 +45,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": FLOAT32,
 }
 CASTABLE = frozenset(DTYPES.values())
+FLOATING = CASTABLE | {FLOAT64}  # look dtypes up in sets: np.dtype(np.float64) == None is True
 
 ArrayBox = look_up("ArrayBox")
 value_of: Callable[[Any], Any] = look_up("getval")
@@ -233,7 +234,7 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
     dtype = _dtype_of(x)
     if dtype in CASTABLE and dtype != target:
         x = _as_dtype(x, target)
-    return _as_dtype(x, held) if dtype in CASTABLE or dtype == FLOAT64 else x
+    return _as_dtype(x, held) if dtype in FLOATING else x
 
 
 def _opened(result: Any) -> Any:

@@ -13,7 +13,8 @@ from autograd.extend import defvjp, primitive
 
 from ampbridge import Backend
 from ampbridge.testing import Harness, attributes_of
-from ampbridge_numpy import backend, nn, optim
+from ampbridge_numpy import nn, optim
+from ampbridge_numpy.backend import NumpyBackend
 
 
 class Perceptron(nn.Module):
@@ -36,7 +37,7 @@ class NumpyHarness(Harness):
     simulated = False
 
     def __init__(self, tested: Backend | None = None) -> None:
-        self.backend = tested or backend()
+        self.backend = tested or NumpyBackend()
 
     def array(self, values: Any, dtype: str = "float32") -> np.ndarray:
         return np.array(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
