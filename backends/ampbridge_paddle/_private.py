@@ -42,8 +42,12 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.base.core._set_amp_op_list": Private(
         "regions on GPU, in a traced program", True, "3.3.1"
     ),
-    "paddle.base.core._get_amp_attrs": Private("regions on GPU, in a traced program", True, "3.3.1"),
-    "paddle.base.core.AmpLevel": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
+    "paddle.base.core._get_amp_attrs": Private(
+        "regions on GPU, in a traced program", True, "3.3.1"
+    ),
+    "paddle.base.core.AmpLevel": Private(
+        "regions on GPU: O0 inside of another region", True, "3.3.1"
+    ),
     "paddle.base.core.get_all_op_names": Private(
         "regions on GPU with lists='tensorflow': the ops that are in no list", True, "3.3.1"
     ),

@@ -13,10 +13,11 @@ from typing import Any
 import paddle
 
 from ampbridge.errors import UnsupportedError
-from ampbridge.policy import Policy
 from ampbridge.oplists import Category
+from ampbridge.policy import Policy
 from ampbridge_paddle import functions, simulation
 from ampbridge_paddle._private import private
+from ampbridge_paddle.functions import Function
 from ampbridge_paddle.rules import AmpLists, Rules, amp_lists_for, lists_of_everything, rules_for
 
 Tensor = Any
@@ -100,15 +101,26 @@ class NativeRegion:
         self._rules = rules
         self.bias_follows = rules.bias_follows
 
-    def function_rule(self, name: str) -> Category | None:
+    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        return self._call(self._rule(name), function, args, kwargs)
+
+    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
+        return self._call(self._rule(name), forward, args, kwargs)
+
+    def _rule(self, name: str) -> Category | None:
         if name == functions.LINEAR:
-            # Without a bias it is a plain matmul there, with another rule.
+            # Without a bias it calls matmul there, which may have another rule.
             rule = self._rules.category("linear")
-            return rule if rule != self._rules.category("matmul") and rule != "promote" else None
+            return rule if rule != self._rules.category("matmul") else None
         return self._rules.functions.get(name)
 
-    def as_a_whole(self, category: Category) -> AbstractContextManager[None]:
-        return _auto_cast(lists_of_everything(self._rules.dtype, category))
+    def _call(self, rule: Category | None, function: Function, args: Any, kwargs: Any) -> Any:
+        """In one precision as a whole; promotion is left to the parts."""
+        if rule is None or rule == "promote":
+            return function(*args, **kwargs)
+        lists = lists_of_everything(self._rules.dtype, rule)
+        with _auto_cast(lists), functions.interception.paused():
+            return function(*args, **kwargs)
 
     def in_dtype_of(self, bias: Tensor, output: Tensor) -> Tensor:
         return cast(bias, str(output.dtype).rpartition(".")[2].lower())

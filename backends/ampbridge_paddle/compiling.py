@@ -8,6 +8,7 @@ Therefore each policy, and each training mode of the layers, has a traced functi
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -57,8 +58,21 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy) -> Traced:
     def loss(batch: Any) -> Any:
         # Entered while tracing: the program holds the casts, whatever is open when it runs.
         with casting.region(policy):
-            return loss_fn(model, *batch)
+            output = loss_fn(model, *batch)
+        return _copied(output)
 
-    paddle.jit.ignore_module([casting])  # Paddle would translate its Python to graph code
+    # Paddle would translate the Python of these two to graph code.
+    paddle.jit.ignore_module([casting, sys.modules[__name__]])
     # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
     return paddle.jit.to_static(loss, full_graph=True)
+
+
+def _copied(output: Any) -> Any:
+    """Copies of the traced values in ``output``.
+
+    Paddle's in-place pass takes a returned value for dead after its last use in the program, and
+    overwrites it: ``return mse_loss(p, y), p`` would return something else for ``p`` (3.3.1).
+    """
+    return paddle.utils.map_structure(
+        lambda x: paddle.assign(x) if isinstance(x, paddle.pir.Value) else x, output
+    )

@@ -1,8 +1,9 @@
-"""Python functions of Paddle that stand for one op, and so have one rule.
+"""Python functions and layers of Paddle that stand for one op, and so have one rule.
 
-Two kinds, both made of several kernels, so that rules by kernel do not reach them: functions such
-as ``mse_loss``, which run in one precision as a whole if the policy says so; and convolutions, whose
-bias Paddle adds in a second kernel. They are replaced in simulated and in native regions alike.
+They are made of several kernels, so that rules by kernel do not reach them: functions such as
+``mse_loss``, layers such as ``LSTMCell``, and convolutions, whose bias Paddle adds in a second kernel.
+They are replaced in simulated and in native regions alike; what a rule means there, the region
+says.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, Protocol
 
 import paddle
 
 from ampbridge.interception import Interception, Site
-from ampbridge.oplists import Category
 from ampbridge_paddle._private import PRIVATE, private
 from ampbridge_paddle.rules import function_names
 
@@ -27,6 +26,13 @@ Replacements = Mapping[int, tuple[Any, Function]]
 """By ``id`` of the original: the original and what replaces it."""
 
 LINEAR = "paddle.nn.functional.linear"
+
+# Functions that call one kernel on a GPU and several on a CPU -> that kernel.
+KERNELS_ELSEWHERE: Mapping[str, str] = {
+    LINEAR: "linear_v2",
+    "paddle.nn.functional.scaled_dot_product_attention": "flash_attn",
+    "paddle.nn.functional.flash_attention.flash_attention": "flash_attn",
+}
 
 CONVOLUTIONS = (
     "paddle.nn.functional.conv1d",
@@ -40,31 +46,40 @@ CONVOLUTIONS = (
 
 
 class FunctionRegion(Protocol):
-    """What an open region, simulated or native, says of functions."""
+    """What an open region, simulated or native, does with functions."""
 
     bias_follows: bool
 
-    def function_rule(self, name: str) -> Category | None:
-        """The rule for the function as a whole; None to leave it to its parts."""
+    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)`` by the rule for ``name``, if there is one."""
 
-    def as_a_whole(self, category: Category) -> AbstractContextManager[None]:
-        """A region in which everything runs as ``category`` says."""
+    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
+        """The same of a layer's forward, whose parameters are not among ``args``."""
 
     def in_dtype_of(self, bias: Tensor, output: Tensor) -> Tensor:
         """``bias`` in the precision that ``output`` is in."""
 
 
-def _as_a_whole(name: str, original: Function) -> Function:
+def _function(name: str, original: Function) -> Function:
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         region = interception.active.get()
-        category = None if region is None else region.function_rule(name)
-        if region is None or category is None:
+        if region is None:
             return original(*args, **kwargs)
-        with region.as_a_whole(category), interception.paused():
-            return original(*args, **kwargs)
+        return region.call_function(name, original, args, kwargs)
 
     return function
+
+
+def _forward(name: str, original: Function) -> Function:
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        region = interception.active.get()
+        if region is None:
+            return original(*args, **kwargs)
+        return region.call_layer(name, original, args, kwargs)
+
+    return forward
 
 
 def _convolution(original: Function) -> Function:
@@ -138,25 +153,31 @@ def find(name: str) -> Any:
 
 
 def _replacements() -> Replacements:
-    originals = {name: find(name) for name in [*function_names(), LINEAR]}
-    made = {
-        id(original): (original, _as_a_whole(name, original))
-        for name, original in originals.items()
-        if not isinstance(original, type)
+    named = {name: find(name) for name in [*function_names(), *KERNELS_ELSEWHERE]}
+    functions = {
+        id(found): (found, _function(name, found))
+        for name, found in named.items()
+        if not isinstance(found, type)
     }
     convolutions = [find(name) for name in CONVOLUTIONS]
-    return made | {id(original): (original, _convolution(original)) for original in convolutions}
+    return functions | {id(found): (found, _convolution(found)) for found in convolutions}
 
 
-def _layers() -> list[Site]:
-    """Layers that stand for an op: their forward."""
+def _class_sites() -> list[Site]:
+    """Layers, by their forward; and the operator that is a function of its own."""
     layers = {name: found for name in function_names() if isinstance(found := find(name), type)}
+    tensor = private("paddle.base.core.eager.Tensor")
+    negation = vars(tensor)["__neg__"]
     return [
-        Site(layer, "forward", vars(layer)["forward"], _as_a_whole(name, vars(layer)["forward"]))
-        for name, layer in layers.items()
+        Site(tensor, "__neg__", negation, _function("paddle.neg", negation)),
+        *(
+            Site(layer, "forward", original, _forward(name, original))
+            for name, layer in layers.items()
+            for original in [vars(layer)["forward"]]
+        ),
     ]
 
 
 interception: Interception[FunctionRegion] = Interception(
-    "ampbridge_paddle_functions", Sites(_replacements, _layers)
+    "ampbridge_paddle_functions", Sites(_replacements, _class_sites)
 )

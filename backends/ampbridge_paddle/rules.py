@@ -29,8 +29,11 @@ SAME_OP: Mapping[str, str] = {
     "depthwise_conv2d_bias": "depthwise_conv2d",
 }
 
-# Functions that only make or convert a tensor, or that compute later: no rule could take effect.
-WITHOUT_EFFECT = frozenset({"cast", "zeros_like", "ones_like", "full", "weight_norm"})
+# Functions that only make or convert a tensor, compute later, or take sparse tensors, which are
+# never cast: no rule could take effect.
+WITHOUT_EFFECT = frozenset(
+    {"cast", "zeros_like", "ones_like", "full", "weight_norm", "sparse_matmul"}
+)
 
 # Its projections and its softmax have rules of their own, as in torch; a list set that names it
 # means the fused kernel.
@@ -39,7 +42,7 @@ SEEN_THROUGH = frozenset({"multi_head_attention"})
 
 @dataclass(frozen=True)
 class Rules:
-    """What a region does, by name. ``functions`` are those without a kernel of their own."""
+    """What a region does, by name. ``functions`` are made of several kernels, dotted names."""
 
     dtype: str
     kernels: Mapping[str, Category]
@@ -53,7 +56,7 @@ class Rules:
         return self.kernels.get(SAME_OP.get(kernel, kernel), self.unlisted)
 
     def everything(self, category: Category) -> Rules:
-        """The rules inside of a function that runs in one precision as a whole."""
+        """The rules inside of a layer that runs in one precision as a whole."""
         return Rules(self.dtype, {}, category, {}, self.bias_follows)
 
 
@@ -89,19 +92,19 @@ def _made_of_several() -> list[oplists.Op]:
 
 
 def _function_rules(policy: Policy) -> dict[str, Category]:
-    """Which functions run in one precision as a whole.
+    """Which functions have a rule as a whole; the others do what their parts do.
 
-    Those that the user named. Beyond that, what the list set says, except for Paddle's own lists,
-    which know kernels alone: there a function does what its parts do.
+    Those that the user named have one. So have the others, by the list set; except by Paddle's own
+    lists, which know kernels alone.
     """
     named = {*policy.allow, *policy.deny}
-    spelled = policy.native_rules("paddle_api")
-    found: dict[str, Category] = {}
-    for op in _made_of_several():
-        by_list = policy.lists != "paddle" and op.name not in SEEN_THROUGH
-        if op.name in named or (by_list and policy.category(op.name) != "promote"):
-            found |= {name: spelled[name] for name in op.names["paddle_api"]}
-    return {name: category for name, category in found.items() if category != "promote"}
+    rules = policy.native_rules("paddle_api")
+    return {
+        name: rules[name]
+        for op in _made_of_several()
+        if op.name in named or (policy.lists != "paddle" and op.name not in SEEN_THROUGH)
+        for name in op.names["paddle_api"]
+    }
 
 
 def _warn_of_ops_without_effect(policy: Policy) -> None:

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -31,7 +31,7 @@ from ampbridge.interception import Interception, Site
 from ampbridge.oplists import Category
 from ampbridge_paddle import functions
 from ampbridge_paddle._private import private
-from ampbridge_paddle.functions import Replacements, find
+from ampbridge_paddle.functions import Function, Replacements
 from ampbridge_paddle.rounding import round_to, round_traced
 from ampbridge_paddle.rules import Rules
 
@@ -56,15 +56,31 @@ class Region:
     rules: Rules
     marked_values: set[int] = field(default_factory=set)
 
+    # What functions and layers do in it, see ``functions.FunctionRegion``.
+
     @property
     def bias_follows(self) -> bool:
         return self.rules.bias_follows
 
-    def function_rule(self, name: str) -> Category | None:
-        return self.rules.functions.get(name)
+    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        kernel = functions.KERNELS_ELSEWHERE.get(name)
+        category = self.rules.category(kernel) if kernel else self.rules.functions.get(name)
+        if category is None:
+            return function(*args, **kwargs)
 
-    def as_a_whole(self, category: Category) -> AbstractContextManager[None]:
-        return _interception.paused(Region(self.rules.everything(category), self.marked_values))
+        def in_float32(*inputs: Any, **options: Any) -> Any:
+            with _interception.paused(), functions.interception.paused():
+                return function(*inputs, **options)
+
+        return _run(in_float32, args, kwargs, self, category, _Needs(results=_RESULTS.get(kernel)))
+
+    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
+        category = self.rules.functions.get(name)
+        if category is None or category == "promote":
+            return forward(*args, **kwargs)
+        inside = Region(self.rules.everything(category), self.marked_values)
+        with _interception.paused(inside), functions.interception.paused():
+            return forward(*args, **kwargs)
 
     def in_dtype_of(self, bias: Any, output: Any) -> Any:
         return mark(_rounded_input(bias, self), self) if _is_marked(output, self) else bias
@@ -230,59 +246,68 @@ _COPIES: Mapping[str, str] = {
 # Methods that return the tensor itself where the dtype is the same already.
 _CONVERSIONS = ("astype", "cast", "float", "to", "type_as")
 
-# Functions that stand for one kernel of a GPU, which a CPU build composes -> that kernel.
-_FUSED: Mapping[str, str] = {
-    "paddle.nn.functional.linear": "linear_v2",
-    "paddle.nn.functional.scaled_dot_product_attention": "flash_attn",
-    "paddle.nn.functional.flash_attention.flash_attention": "flash_attn",
-}
-
 
 # ------------------------------------------------------------------------------------ replacements
 
 
-def _following_rule(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, the kernel ``name`` or what stands for it, made to follow the region's rule."""
-    exact = name in _EXACT
-    decides = 1 if name in _FIRST_INPUT_DECIDES else None
-    results = _RESULTS.get(name)
-    active = _interception.active
+class _Needs(NamedTuple):
+    """What is special about a kernel."""
 
-    def low(output: Any, region: Region) -> Any:
-        if results is None or not isinstance(output, (list, tuple)):
-            return _low_output(output, region, exact)
-        return type(output)(
-            _low_output(item, region, exact) if index in results else item
-            for index, item in enumerate(output)
-        )
+    exact: bool = False
+    decides: int | None = None
+    """How many of the inputs decide and are cast; None for all."""
+    results: tuple[int, ...] | None = None
+    """Which of several outputs are cast; None for all."""
+
+
+def _run(
+    kernel: Function, args: Any, kwargs: Any, region: Region, category: Category, needs: _Needs
+) -> Any:
+    """``kernel(*args, **kwargs)`` by ``category``."""
+    decides = needs.decides
+    if category == "allow":
+        rounded = [_rounded_input(x, region) for x in args[:decides]]
+        args = (*rounded, *args[len(rounded) :])
+        if kwargs and decides is None:
+            kwargs = {key: _rounded_input(x, region) for key, x in kwargs.items()}
+        return _low_results(kernel(*args, **kwargs), region, needs)
+    found = _survey(args[:decides], region)
+    if kwargs and decides is None:
+        found |= _survey(kwargs.values(), region)
+    if found & _STORED_LOW:
+        args = tuple(_in_float32_storage(x) for x in args)
+        kwargs = {key: _in_float32_storage(x) for key, x in kwargs.items()}
+    output = kernel(*args, **kwargs)
+    if category == "promote" and found & (_NARROW | _WIDE) == _NARROW:
+        return _low_results(output, region, needs)
+    return output
+
+
+def _low_results(output: Any, region: Region, needs: _Needs) -> Any:
+    if needs.results is None or not isinstance(output, (list, tuple)):
+        return _low_output(output, region, needs.exact)
+    return type(output)(
+        _low_output(item, region, needs.exact) if index in needs.results else item
+        for index, item in enumerate(output)
+    )
+
+
+def _following_rule(name: str, original: Function) -> Function:
+    """``original``, which is the kernel ``name`` or calls it, made to follow the region's rule."""
+    needs = _Needs(name in _EXACT, 1 if name in _FIRST_INPUT_DECIDES else None, _RESULTS.get(name))
+    active = _interception.active
 
     @wraps(original)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         region = active.get()
         if region is None:
             return original(*args, **kwargs)
-        category = region.rules.category(name)
-        if category == "allow":
-            rounded = [_rounded_input(x, region) for x in args[:decides]]
-            args = (*rounded, *args[len(rounded) :])
-            if kwargs and decides is None:
-                kwargs = {key: _rounded_input(x, region) for key, x in kwargs.items()}
-            return low(original(*args, **kwargs), region)
-        found = _survey(args[:decides], region)
-        if kwargs and decides is None:
-            found |= _survey(kwargs.values(), region)
-        if found & _STORED_LOW:
-            args = tuple(_in_float32_storage(x) for x in args)
-            kwargs = {key: _in_float32_storage(x) for key, x in kwargs.items()}
-        output = original(*args, **kwargs)
-        if category == "promote" and found & (_NARROW | _WIDE) == _NARROW:
-            return low(output, region)
-        return output
+        return _run(original, args, kwargs, region, region.rules.category(name), needs)
 
     return kernel
 
 
-def _cast_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
+def _cast_kernel(original: Function) -> Function:
     """A cast to 16 bits rounds and marks; any other result is not marked."""
 
     @wraps(original)
@@ -296,7 +321,7 @@ def _cast_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
     return cast
 
 
-def _exact_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
+def _exact_in_place(original: Function) -> Function:
     @wraps(original)
     def kernel(x: Any, *args: Any, **kwargs: Any) -> Any:
         region = _interception.active.get()
@@ -309,7 +334,7 @@ def _exact_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _conversion(original: Callable[..., Any]) -> Callable[..., Any]:
+def _conversion(original: Function) -> Function:
     """``x.astype("float32")`` of a marked tensor is a new tensor, really float32 from now on."""
 
     @wraps(original)
@@ -322,33 +347,18 @@ def _conversion(original: Callable[..., Any]) -> Callable[..., Any]:
     return convert
 
 
-def _fused(kernel: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is one kernel elsewhere: nothing inside of it is rounded."""
-
-    @wraps(original)
-    def in_float32(*args: Any, **kwargs: Any) -> Any:
-        with _interception.paused():
-            return original(*args, **kwargs)
-
-    return _following_rule(kernel, in_float32)
-
-
 # ------------------------------------------------------------------------------- where they belong
 
 
 def _replacements() -> Replacements:
-    kernels = {
+    return {
         id(original): (original, replacement)
         for name, original in vars(_C_ops).items()
         if (replacement := _kernel_replacement(name, original)) is not None
     }
-    fused = {find(name): kernel for name, kernel in _FUSED.items()}
-    return kernels | {
-        id(original): (original, _fused(kernel, original)) for original, kernel in fused.items()
-    }
 
 
-def _kernel_replacement(name: str, original: Any) -> Callable[..., Any] | None:
+def _kernel_replacement(name: str, original: Any) -> Function | None:
     """None for what is left alone: gradients, changes in place, the optimizers' updates."""
     if not isinstance(original, types.BuiltinFunctionType) or name in _NOT_OPS:
         return None

@@ -10,7 +10,7 @@ import paddle
 
 from ampbridge import Backend
 from ampbridge.testing import Harness, attributes_of
-from ampbridge_paddle import backend
+from ampbridge_paddle.backend import PaddleBackend
 
 
 class PaddleHarness(Harness):
@@ -21,7 +21,7 @@ class PaddleHarness(Harness):
     stores_gradients = True
 
     def __init__(self, tested: Backend | None = None) -> None:
-        self.backend = tested or backend()
+        self.backend = tested or PaddleBackend()
         self.simulated = paddle.get_device() == "cpu"
 
     def array(self, values: Any, dtype: str = "float32") -> paddle.Tensor:

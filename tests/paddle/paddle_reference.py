@@ -33,4 +33,6 @@ def trainable(array: np.ndarray) -> paddle.Tensor:
 
 
 def bits(tensor: Any) -> bytes:
-    return bytes(np.ascontiguousarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor).tobytes())
+    return bytes(
+        np.ascontiguousarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor).tobytes()
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from ampbridge_paddle import rounding
 from paddle_reference import LOW, rounded, trainable
+
+from ampbridge_paddle import rounding
 
 
 def interesting(dtype: str) -> np.ndarray:
@@ -54,7 +55,7 @@ def test_paddle_s_own_cast_is_what_the_flush_is_for() -> None:
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_probe_rejects_truncation(dtype: str) -> None:
-    """paddlepaddle 3.0 truncated; there the probe must choose the other way."""
+    """Paddlepaddle 3.0 truncated; there the probe must choose the other way."""
     kept_bits = {"float16": 0xFFFFE000, "bfloat16": 0xFFFF0000}[dtype]
 
     def truncating(x: paddle.Tensor) -> paddle.Tensor:
