@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -17,10 +17,9 @@ from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_show
 low_dtypes = pytest.mark.parametrize("dtype", LOW_DTYPES)
 
 
-def matmul_dtype(harness: Harness, left: Array = None) -> str:
-    """The dtype in which a matmul runs here and now; of float32 arrays, if ``left`` is not given."""
-    left = harness.array([[1.0, 1.0]]) if left is None else left
-    product = harness.run("matmul", left, harness.array(np.diag(PROBE)))
+def matmul_dtype(harness: Harness) -> str:
+    """The dtype in which a matmul of float32 arrays runs here and now."""
+    product = harness.run("matmul", harness.array([[1.0, 1.0]]), harness.array(np.diag(PROBE)))
     return dtype_shown(harness.numpy(product), PROBE)
 
 
@@ -48,10 +47,12 @@ class CastConformance:
         assert h.numpy(result).astype("float64").tolist() == [1.0, -2.5, 0.0]
 
     @low_dtypes
-    def test_cast_rounds_to_nearest(self, dtype: str) -> None:
+    def test_cast_rounds_to_nearest_even(self, dtype: str) -> None:
         h = self.harness
-        result = h.numpy(h.backend.cast(h.array(PROBE), dtype))
-        assert dtype_shown(result, PROBE) == dtype
+        unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+        values = 1 + unit * np.array([0.25, 0.5, 0.75, 1.25, 1.5, 1.75])
+        result = h.numpy(h.backend.cast(h.array(values), dtype)).astype("float64")
+        assert result.tolist() == [1 + unit * up for up in (0, 0, 1, 1, 2, 2)]
 
     @low_dtypes
     def test_cast_back_to_float32(self, dtype: str) -> None:
@@ -74,15 +75,20 @@ class RegionConformance:
 
     harness: Harness
 
-    @contextmanager
+    @contextlib.contextmanager
     def region(self, *arguments: str, **settings: object) -> Iterator[None]:
         with self.harness.backend.autocast(Policy(*arguments, **settings)):  # type: ignore[arg-type]
             yield
 
-    def still(self, before: Mapping[str, object]) -> Mapping[str, object]:
-        """The framework's present state, without what it has loaded since ``before``."""
+    @pytest.fixture(scope="class", autouse=True)
+    def untouched(self) -> Mapping[str, object]:
+        """The framework's state before the suite's first test."""
+        return dict(self.harness.ambient())
+
+    def state_of(self, names: Iterable[str]) -> Mapping[str, object]:
+        """The present state, without what the framework has loaded since."""
         now = self.harness.ambient()
-        return {name: now.get(name) for name in before}
+        return {name: now.get(name) for name in names}
 
     # -- what is cast
 
@@ -179,9 +185,10 @@ class RegionConformance:
     def test_O0_inside_O1_takes_low_arrays_to_float32(self, dtype: str) -> None:
         h = self.harness
         with self.region("O1", dtype):
-            low = low_array(h, [1.0, 1.0])
+            ones, small = low_array(h, [1.0, 1.0]), low_array(h, list(EXP_PROBE))
             with self.region("O0"):
-                assert matmul_dtype(h, low) == "float32"
+                result = h.run("add", ones, small)
+        assert dtype_shown(h.numpy(result), PROBE) == "float32"
 
     def test_O1_inside_O0_casts(self) -> None:
         with self.region("O0"), self.region("O1", "float16"):
@@ -231,19 +238,15 @@ class RegionConformance:
             assert matmul_dtype(self.harness) == "bfloat16"
 
     @pytest.mark.parametrize("error", [None, KeyError])
-    def test_the_framework_is_left_as_it_was(self, error: type[Exception] | None) -> None:
-        h = self.harness
-        with self.region("O1", "float16"):
-            matmul_dtype(h)  # whatever is built once is built now
-        before = dict(h.ambient())
-        try:
+    def test_the_framework_is_left_as_it_was(
+        self, untouched: Mapping[str, object], error: type[Exception] | None
+    ) -> None:
+        with contextlib.suppress(KeyError):
             with self.region("O1", "float16"), self.region("O0"):
-                matmul_dtype(h)
+                matmul_dtype(self.harness)
                 if error:
                     raise error
-        except KeyError:
-            pass
-        assert self.still(before) == before
+        assert self.state_of(untouched) == untouched
 
     # -- for whom
 
@@ -268,11 +271,10 @@ class RegionConformance:
             leave.set()
             holder.join()
 
-    def test_eight_threads_each_follow_their_own_policy(self) -> None:
+    def test_eight_threads_each_follow_their_own_policy(
+        self, untouched: Mapping[str, object]
+    ) -> None:
         h = self.harness
-        with self.region("O1", "float16"):
-            matmul_dtype(h)  # whatever is built once is built now
-        before = dict(h.ambient())
         policies = [
             Policy("O1", "float16"),
             Policy("O1", "bfloat16"),
@@ -284,11 +286,12 @@ class RegionConformance:
         barrier = threading.Barrier(len(policies))
 
         def work(index: int) -> None:
-            barrier.wait(60)
-            for _ in range(10):
+            for _ in range(5):
                 with h.backend.autocast(policies[index]):
+                    barrier.wait(60)  # all are inside now
                     seen[index].add(matmul_dtype(h))
-                seen[index].add("outside: " + matmul_dtype(h))
+                    barrier.wait(60)
+                seen[index].add("outside: " + matmul_dtype(h))  # while others still close theirs
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(len(policies))]
         for thread in threads:
@@ -296,7 +299,7 @@ class RegionConformance:
         for thread in threads:
             thread.join()
         assert seen == [{dtype, "outside: float32"} for dtype in expected]
-        assert self.still(before) == before
+        assert self.state_of(untouched) == untouched
 
 
 def in_thread(call: object) -> object:

@@ -288,7 +288,7 @@ class GradScalerConformance(Updating):
         return scaler
 
     def test_a_reloaded_scaler_goes_on_as_the_saved_one(self) -> None:
-        factors = (1.0, 1.0, math.inf, 1.0, 1.0, 1.0, math.inf, math.inf, 1.0)
+        factors = (1.0, 1.0, 1.0, math.inf, 1.0, 1.0, 1.0, math.inf, math.inf, 1.0)
         scaler = GradScaler(**SETTINGS)
         for factor in factors[:2]:
             self.iterate(scaler, self.training(), factor)
