@@ -57,6 +57,7 @@ PRIVATE: Mapping[str, Private] = {
         "simulated regions: marks of changed tensors", True, "3.3.1"
     ),
     "Tensor._is_initialized": Private("simulated regions: ops with unused outputs", True, "3.3.1"),
+    "Tensor._use_gpudnn": Private("simulated regions: marks in adaptive pooling", False, "3.3.1"),
     "Tensor._get_tensor_from_selected_rows": Private(
         "gradients of sparse embeddings", False, "3.3.1"
     ),

@@ -23,13 +23,15 @@ from ampbridge_paddle.rules import AmpLists, Rules, amp_lists_for, lists_of_ever
 Tensor = Any
 
 
-def region(policy: Policy) -> AbstractContextManager[None]:
+@contextmanager
+def region(policy: Policy) -> Iterator[None]:
     """A region in which ops run as ``policy`` says.
 
     Raises:
         UnsupportedError: for an execution or a list set that this device cannot give.
     """
-    return _simulated_region(policy) if _on_cpu() else native_region(policy)
+    with simulated_region(policy) if _on_cpu() else native_region(policy):
+        yield
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
@@ -47,7 +49,12 @@ def _on_cpu() -> bool:
     return paddle.device.get_device() == "cpu"
 
 
-def _simulated_region(policy: Policy) -> AbstractContextManager[None]:
+def simulated_region(policy: Policy) -> AbstractContextManager[None]:
+    """A region of simulated precision, made to be entered at once.
+
+    Raises:
+        UnsupportedError: for execution="native" and lists="native".
+    """
     if policy.level == "O0":
         if simulation.active_region() is None:
             return nullcontext()
@@ -69,7 +76,9 @@ def _simulated_region(policy: Policy) -> AbstractContextManager[None]:
 
 
 def native_region(policy: Policy) -> AbstractContextManager[None]:
-    """``paddle.amp.auto_cast`` with the policy's lists; also while a program is being traced.
+    """``paddle.amp.auto_cast`` with the policy's lists, made to be entered at once.
+
+    It also holds while a program is being traced.
 
     Raises:
         UnsupportedError: for execution="simulated".
@@ -115,15 +124,32 @@ class NativeRegion:
         return self._rules.functions.get(name)
 
     def _call(self, rule: Category | None, function: Function, args: Any, kwargs: Any) -> Any:
-        """In one precision as a whole; promotion is left to the parts."""
-        if rule is None or rule == "promote":
+        if rule is None:
             return function(*args, **kwargs)
+        if rule == "promote":
+            return self._promoted(function, args, kwargs)
         lists = lists_of_everything(self._rules.dtype, rule)
         with _auto_cast(lists), functions.interception.paused():
             return function(*args, **kwargs)
 
+    def _promoted(self, function: Function, args: Any, kwargs: Any) -> Any:
+        """The parts by their rules; the result as low as the inputs."""
+        output = function(*args, **kwargs)
+        arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
+        if arrived != {_CASTABLE_BY_NAME[self._rules.dtype]}:
+            return output
+        return paddle.utils.map_structure(
+            lambda x: cast(x, self._rules.dtype) if _floating([x]) else x, output
+        )
+
     def in_dtype_of(self, bias: Tensor, output: Tensor) -> Tensor:
         return cast(bias, str(output.dtype).rpartition(".")[2].lower())
+
+
+def _floating(values: Any) -> list[Tensor]:
+    kinds = (paddle.Tensor, paddle.pir.Value)
+    found = [x for x in paddle.utils.flatten(values) if isinstance(x, kinds)]
+    return [x for x in found if x.dtype in _CASTABLE or x.dtype == paddle.float64]
 
 
 @contextmanager

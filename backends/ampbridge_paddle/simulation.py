@@ -241,6 +241,7 @@ _COPIES: Mapping[str, str] = {
     "clone": "assign",
     "detach": "assign",
     "contiguous": "assign",
+    "_use_gpudnn": "assign",
 }
 
 # Methods that return the tensor itself where the dtype is the same already.
