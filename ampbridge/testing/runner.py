@@ -36,7 +36,7 @@ def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
     Returns:
         "passed", "failed" or "skipped" for each test; "failed" if one of its cases did.
     """
-    left_out = dict.fromkeys(set(test_names()).difference(tests), None) if tests else {}
+    left_out = dict.fromkeys(set(names_of_tests()).difference(tests), None) if tests else {}
     suite = type("TestBackend", (BackendConformance,), {"harness": harness, **left_out})
     recorder = _Recorder(suite)
     # Not the caller's configuration: the same runs everywhere, and warnings are errors.
@@ -51,7 +51,7 @@ def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
     return recorder.outcomes
 
 
-def test_names() -> list[str]:
+def names_of_tests() -> list[str]:
     """Every test of the suite."""
     return [name for name in dir(BackendConformance) if name.startswith("test_")]
 

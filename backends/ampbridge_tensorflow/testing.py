@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ampbridge import Backend
 from ampbridge.testing import Harness, attributes_of
-from ampbridge_tensorflow import backend
+from ampbridge_tensorflow.backend import TensorflowBackend
 
 
 class TensorFlowHarness(Harness):
@@ -23,7 +23,7 @@ class TensorFlowHarness(Harness):
     simulated = False
 
     def __init__(self, tested: Backend | None = None) -> None:
-        self.backend = tested or backend()
+        self.backend = tested or TensorflowBackend()
 
     def array(self, values: Any, dtype: str = "float32") -> tf.Tensor:
         return tf.constant(np.asarray(values).astype(tf.as_dtype(dtype).as_numpy_dtype))

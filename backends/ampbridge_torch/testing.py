@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ampbridge import Backend
 from ampbridge.testing import Harness, attributes_of
-from ampbridge_torch import backend
+from ampbridge_torch.backend import TorchBackend
 
 
 class Perceptron(torch.nn.Module):
@@ -39,7 +39,7 @@ class TorchHarness(Harness):
     simulated = False
 
     def __init__(self, tested: Backend | None = None, device: str = "cpu") -> None:
-        self.backend = tested or backend()
+        self.backend = tested or TorchBackend()
         self.device = device
 
     def array(self, values: Any, dtype: str = "float32") -> torch.Tensor:

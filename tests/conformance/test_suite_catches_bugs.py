@@ -1,0 +1,919 @@
+"""The suite is itself tested: it must fail each of these broken backends, by the test that is for it.
+
+Each breaks one promise of the NumPy adapter, which keeps them all. PyTorch's, which differ where a
+framework has tensors of its own, stand in ``tests/torch/test_suite_catches_bugs.py``.
+"""
+
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ampbridge import Policy
+from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.testing import BackendConformance, outcomes, names_of_tests
+from ampbridge_numpy import casting
+from ampbridge_numpy.backend import NumpyBackend
+from ampbridge_numpy.testing import NumpyHarness
+
+SABOTAGE = []
+
+
+def caught_by(*tests):
+    """Note a broken backend, with the tests that must fail for it."""
+
+    def note(backend):
+        SABOTAGE.append(pytest.param(backend, tests, id=backend.__name__))
+        return backend
+
+    return note
+
+
+# -- cast and the region
+
+
+@caught_by("test_cast_leaves_float64_and_integers_alone")
+class CastsIntegers(NumpyBackend):
+    def cast(self, x, dtype):
+        return (
+            np.asarray(x).astype(np.float32)
+            if np.asarray(x).dtype.kind == "i"
+            else super().cast(x, dtype)
+        )
+
+
+@caught_by("test_cast_leaves_float64_and_integers_alone")
+class CastsFloat64(NumpyBackend):
+    def cast(self, x, dtype):
+        return super().cast(np.float32(x) if x.dtype == np.float64 else x, dtype)
+
+
+@caught_by("test_cast_rounds_to_nearest_even")
+class CastTruncates(NumpyBackend):
+    """As Paddle's did up to 3.0."""
+
+    def cast(self, x, dtype):
+        dropped_bits = {"float16": 13, "bfloat16": 16}.get(dtype, 0)
+        kept = np.float32(x).view(np.uint32) >> dropped_bits << dropped_bits
+        return super().cast(kept.view(np.float32) if x.dtype == np.float32 else x, dtype)
+
+
+@caught_by("test_scale_takes_a_low_loss_to_float32_first", "test_cast_back_to_float32")
+class CastNeverWidens(NumpyBackend):
+    def cast(self, x, dtype):
+        return x if dtype == "float32" else super().cast(x, dtype)
+
+
+@caught_by(
+    "test_an_allowed_op_runs_in_the_low_dtype",
+    "test_a_custom_allow_is_honoured",
+    "test_O1_inside_O0_casts",
+    "test_O1_gradients_show_the_low_dtype",
+    "test_the_loss_function_runs_under_the_policy",
+)
+class CastsNothing(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(Policy("O0"))
+
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        return super().gradients(loss_fn, model, batch, Policy("O0"), factor, total)
+
+
+@caught_by("test_a_denied_op_runs_in_float32_on_low_inputs")
+class CastsADeniedOp(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy if policy.level == "O0" else policy.replace(allow=("exp",)))
+
+
+@caught_by("test_a_custom_deny_is_honoured", "test_two_policies_do_not_share_their_rules")
+class IgnoresDeny(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy.replace(deny=()))
+
+
+@caught_by("test_a_custom_allow_is_honoured")
+class IgnoresAllow(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy.replace(allow=()))
+
+
+@caught_by("test_a_promoting_op_takes_the_widest_input")
+class PromotesToTheNarrowest(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(
+            policy if policy.level == "O0" else policy.replace(allow=("atan2",))
+        )
+
+
+@caught_by("test_an_unlisted_op_follows_low_inputs")
+class KeepsUnlistedOpsInFloat32(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy if policy.level == "O0" else policy.replace(deny=("add",)))
+
+
+@caught_by("test_an_unlisted_op_of_mixed_inputs_takes_the_widest")
+class CastsUnlistedOps(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy if policy.level == "O0" else policy.replace(allow=("add",)))
+
+
+@caught_by(
+    "test_an_allowed_op_runs_in_the_low_dtype", "test_of_nested_regions_the_inner_one_counts"
+)
+class TakesFloat16ForBfloat16(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy if policy.level == "O0" else policy.replace(dtype="float16"))
+
+
+@caught_by("test_O0_casts_nothing", "test_O0_inside_O1_is_full_float32")
+class O0Casts(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(Policy("O1") if policy.level == "O0" else policy)
+
+
+@caught_by("test_O0_inside_O1_is_full_float32", "test_O0_inside_O1_takes_low_arrays_to_float32")
+class O0OpensNoRegion(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        if policy.level == "O0":
+            yield
+        else:
+            with super().autocast(policy):
+                yield
+
+
+@caught_by("test_O0_inside_O1_takes_low_arrays_to_float32")
+class O0LeavesLowArraysLow(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        if policy.level == "O0":
+            with casting._interception.paused():
+                yield
+        else:
+            with super().autocast(policy):
+                yield
+
+
+@caught_by(
+    "test_an_exception_leaves_the_region",
+    "test_an_exception_leaves_the_outer_region_intact",
+)
+class LeaksTheRegionAfterAnException(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        token = enter(policy)
+        yield
+        leave(token)
+
+
+@caught_by(
+    "test_nothing_is_cast_outside_of_regions", "test_a_region_may_be_entered_again_within_itself"
+)
+class NeverLeavesTheRegion(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        enter(policy)
+        yield
+
+
+@caught_by("test_the_framework_is_left_as_it_was")
+class LeavesTheFrameworkPatched(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        token = enter(policy)
+        try:
+            yield
+        finally:
+            casting._interception.active.reset(token)
+
+
+def enter(policy):
+    """A region that stays open until ``leave``, whatever happens."""
+    casting._interception._enter()
+    return casting._interception.active.set(casting.rules_of(policy))
+
+
+def leave(token):
+    casting._interception.active.reset(token)
+    casting._interception._leave()
+
+
+@caught_by("test_of_nested_regions_the_inner_one_counts")
+class OuterRegionWins(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        with (
+            super().autocast(policy)
+            if casting._interception.active.get() is None
+            else nullcontext()
+        ):
+            yield
+
+
+@caught_by("test_an_inner_region_does_not_inherit_the_outer_lists")
+class InheritsTheOuterLists(NumpyBackend):
+    """As torch function modes do when they are stacked without care."""
+
+    outer: ClassVar = []
+
+    @contextmanager
+    def autocast(self, policy):
+        if self.outer and policy.level == self.outer[-1].level == "O1":
+            policy = policy.replace(allow=self.outer[-1].allow, deny=self.outer[-1].deny)
+        self.outer.append(policy)
+        try:
+            with super().autocast(policy):
+                yield
+        finally:
+            self.outer.pop()
+
+
+@caught_by("test_of_nested_regions_the_inner_one_counts")
+class LeavingTheInnerRegionLeavesTheOuter(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        with super().autocast(policy):
+            yield
+        casting._interception.active.set(None)
+
+
+@caught_by(
+    "test_other_threads_do_not_see_the_region",
+    "test_a_region_of_another_thread_is_not_seen",
+    "test_eight_threads_each_follow_their_own_policy",
+)
+class LeaksTheRegionToOtherThreads(NumpyBackend):
+    """The active policy in a global variable."""
+
+    def __init__(self):
+        casting._interception.active = GlobalVariable()
+
+
+class GlobalVariable:
+    value = None
+
+    def get(self):
+        return self.value
+
+    def set(self, value):
+        previous, self.value = self.value, value
+        return previous
+
+    def reset(self, token):
+        self.value = token
+
+
+@caught_by("test_float64_stays_float64")
+class RegionCastsFloat64(NumpyBackend):
+    @contextmanager
+    def autocast(self, policy):
+        original, casting.FLOAT64 = casting.FLOAT64, np.dtype(object)
+        castable, casting.CASTABLE = casting.CASTABLE, casting.CASTABLE | {original}
+        try:
+            with super().autocast(policy):
+                yield
+        finally:
+            casting.FLOAT64, casting.CASTABLE = original, castable
+
+
+# -- gradients
+
+
+class ChangesGradients(NumpyBackend):
+    """Shares the plumbing of what follows: ``changed`` sees every argument and result."""
+
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        loss, aux, grads = super().gradients(loss_fn, model, batch, policy, factor, total)
+        return self.changed(loss, aux, grads, factor, total)
+
+
+@caught_by("test_the_total_is_added_to", "test_accumulated_micro_batches_equal_the_big_batch")
+class IgnoresTheTotal(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        return super().gradients(loss_fn, model, batch, policy, factor, None)
+
+
+@caught_by("test_the_total_is_added_to", "test_an_overflow_in_any_micro_batch_skips_the_step")
+class ReturnsTheTotalAlone(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return loss, aux, grads if total is None else total
+
+
+@caught_by("test_the_factor_does_not_multiply_the_total")
+class MultipliesTheTotal(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        scaled = None if total is None else [t if t is None else t * (factor or 1.0) for t in total]
+        return super().gradients(loss_fn, model, batch, policy, factor, scaled)
+
+
+@caught_by(
+    "test_the_factor_multiplies_the_gradients",
+    "test_value_and_grad_gives_the_unscaled_loss_and_scaled_gradients",
+    "test_scaling_does_not_change_the_step",
+)
+class IgnoresTheFactor(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        return super().gradients(loss_fn, model, batch, policy, None, total)
+
+
+@caught_by(
+    "test_the_loss_comes_without_the_factor",
+    "test_value_and_grad_gives_the_unscaled_loss_and_scaled_gradients",
+)
+class ReturnsTheLossScaled(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return loss if factor is None else np.float32(loss * factor), aux, grads
+
+
+@caught_by("test_the_loss_is_a_detached_float32_scalar")
+class ReturnsTheLossInItsOwnDtype(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return np.float16(loss), aux, grads
+
+
+@caught_by("test_aux_passes_through_untouched", "test_value_and_grad_returns_aux_beside_the_loss")
+class LosesAux(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return loss, None, grads
+
+
+@caught_by("test_a_parameter_that_the_loss_does_not_use_has_no_gradient")
+class GivesZerosForUnusedParameters(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        loss, aux, grads = super().gradients(loss_fn, model, batch, policy, factor, total)
+        pairs = zip(grads, self.parameters(model), strict=True)
+        return loss, aux, [np.zeros_like(p) if g is None else g for g, p in pairs]
+
+
+@caught_by("test_gradients_are_float32_like_their_parameters")
+class GivesLowGradients(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return loss, aux, [g if g is None else g.astype(np.float16) for g in grads]
+
+
+@caught_by(
+    "test_O0_gradients_are_exact", "test_a_step_is_the_optimizer_s_step_from_the_true_gradients"
+)
+class RoundsGradientsAtO0(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return (
+            loss,
+            aux,
+            [g if g is None else g.astype(np.float16).astype(np.float32) for g in grads],
+        )
+
+
+@caught_by("test_O1_gradients_are_within_the_low_dtype_s_error")
+class AddsUpInLowPrecision(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return loss, aux, [g if g is None else np.float32(g * 1.1) for g in grads]
+
+
+@caught_by("test_denied_products_give_exact_gradients", "test_a_denied_product_trains_in_float32")
+class DeniesNothingInTraining(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        policy = policy.replace(deny=())
+        return super().gradients(loss_fn, model, batch, policy, factor, total)
+
+
+@caught_by("test_the_backward_pass_runs_outside_of_the_region")
+class BackwardInsideTheRegion(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        with self.autocast(policy):
+            return super().gradients(loss_fn, model, batch, policy, factor, total)
+
+
+@caught_by("test_an_exception_in_the_loss_function_leaves_the_region")
+class LeaksTheRegionOfAFailedLoss(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        token = enter(policy)
+        result = super().gradients(loss_fn, model, batch, policy, factor, total)
+        leave(token)
+        return result
+
+
+@caught_by("test_integer_batches_stay_integers")
+class CastsTheBatch(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        batch = [np.asarray(x, np.float32) for x in batch]
+        return super().gradients(loss_fn, model, batch, policy, factor, total)
+
+
+@caught_by("test_the_parameters_are_not_changed")
+class RoundsTheParameters(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        for parameter in self.parameters(model):
+            parameter[...] = parameter.astype(np.float16)
+        return super().gradients(loss_fn, model, batch, policy, factor, total)
+
+
+@caught_by(
+    "test_parameters_of_a_model_come_in_order",
+    "test_a_step_is_the_optimizer_s_step_from_the_true_gradients",
+)
+class ReversesTheParameters(NumpyBackend):
+    def parameters(self, owner):
+        return super().parameters(owner)[::-1]
+
+
+@caught_by("test_parameters_of_an_optimizer_are_those_of_its_model")
+class ForgetsParametersOfOptimizers(NumpyBackend):
+    def parameters(self, owner):
+        parameters = super().parameters(owner)
+        return (
+            parameters
+            if hasattr(owner, "parameters") and callable(owner.parameters)
+            else parameters[:2]
+        )
+
+
+@caught_by(
+    "test_stored_gradients_are_those_of_the_last_backward_pass",
+    "test_unscale_of_an_optimizer_is_refused_where_gradients_are_values",
+)
+class InventsStoredGradients(NumpyBackend):
+    def stored_gradients(self, optimizer):
+        return []
+
+
+# -- unscale
+
+
+class ChangesFound(NumpyBackend):
+    """Shares the plumbing of what follows: ``changed`` sees what the check found."""
+
+    def unscale(self, grads, scale):
+        values, found = super().unscale(grads, scale)
+        return values, self.changed(found)
+
+
+@caught_by(
+    "test_unscale_reports_what_it_finds_anywhere",
+    "test_inf_and_nan_back_off_alike",
+    "test_a_skipped_training_step_leaves_every_bit",
+)
+class IgnoresNan(ChangesFound):
+    def changed(self, found):
+        return INF if found == INF else FINITE
+
+
+@caught_by(
+    "test_unscale_reports_what_it_finds_anywhere",
+    "test_step_skips_what_overflowed",
+    "test_a_scale_that_is_too_large_backs_off_until_a_step_is_applied",
+)
+class IgnoresInf(ChangesFound):
+    def changed(self, found):
+        return NAN if found == NAN else FINITE
+
+
+@caught_by("test_unscale_reports_what_it_finds_anywhere", "test_inf_wins_over_nan")
+class ReportsInfAsNan(ChangesFound):
+    def changed(self, found):
+        return NAN if found else FINITE
+
+
+@caught_by("test_unscale_reports_what_it_finds_anywhere")
+class ReportsNanAsInf(ChangesFound):
+    def changed(self, found):
+        return INF if found else FINITE
+
+
+@caught_by("test_unscale_finds_finite_gradients_finite", "test_the_loss_falls")
+class ReportsFiniteAsInf(ChangesFound):
+    def changed(self, found):
+        return found or INF
+
+
+@caught_by(
+    "test_unscale_reports_what_it_finds_anywhere", "test_unscale_looks_behind_none_gradients"
+)
+class LooksAtTheFirstGradientAlone(NumpyBackend):
+    def unscale(self, grads, scale):
+        return super().unscale(grads, scale)[0], super().unscale(grads[:1], scale)[1]
+
+
+@caught_by("test_unscale_reports_what_it_finds_anywhere")
+class LooksAtTheFirstElementsAlone(NumpyBackend):
+    def unscale(self, grads, scale):
+        first = [g if g is None else g.reshape(-1)[:1] for g in grads]
+        return super().unscale(grads, scale)[0], super().unscale(first, scale)[1]
+
+
+@caught_by("test_inf_wins_over_nan")
+class TheLastFindingWins(NumpyBackend):
+    def unscale(self, grads, scale):
+        found = [super(TheLastFindingWins, self).unscale([g], scale)[1] for g in grads]
+        return super().unscale(grads, scale)[0], next((f for f in found[::-1] if f), FINITE)
+
+
+@caught_by("test_opposite_infinities_are_inf", "test_large_gradients_are_not_taken_for_inf")
+class ChecksTheSum(NumpyBackend):
+    """One reduction for all elements: cheap, and wrong."""
+
+    def unscale(self, grads, scale):
+        values = super().unscale(grads, scale)[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = sum((g.astype(np.float32).sum() for g in grads if g is not None), np.float32(0))
+        return values, NAN if np.isnan(total) else INF if np.isinf(total) else FINITE
+
+
+@caught_by(
+    "test_unscale_divides_exactly_by_powers_of_two",
+    "test_step_after_unscale_does_not_unscale_again",
+    "test_scaling_does_not_change_the_step",
+)
+class UnscalesTwice(NumpyBackend):
+    def unscale(self, grads, scale):
+        return super().unscale(super().unscale(grads, scale)[0], scale)
+
+
+@caught_by(
+    "test_unscale_divides_exactly_by_powers_of_two",
+    "test_unscale_gives_the_true_gradients",
+    "test_step_unscales_by_itself",
+    "test_clip_norm_clips_the_true_gradients",
+)
+class DoesNotUnscale(NumpyBackend):
+    def unscale(self, grads, scale):
+        return list(grads), super().unscale(grads, scale)[1]
+
+
+@caught_by("test_unscale_gives_float32_for_low_gradients")
+class UnscalesInLowPrecision(NumpyBackend):
+    def unscale(self, grads, scale):
+        values, found = super().unscale(grads, scale)
+        pairs = zip(values, grads, strict=True)
+        return [v if v is None else v.astype(g.dtype) for v, g in pairs], found
+
+
+@caught_by("test_unscale_passes_none_gradients_over")
+class DropsNoneGradients(NumpyBackend):
+    def unscale(self, grads, scale):
+        return super().unscale([g for g in grads if g is not None], scale)
+
+
+@caught_by("test_unscale_keeps_the_shapes")
+class FlattensGradients(NumpyBackend):
+    def unscale(self, grads, scale):
+        values, found = super().unscale(grads, scale)
+        return [v if v is None else v.reshape(-1) for v in values], found
+
+
+# -- clip
+
+
+@caught_by(
+    "test_clip_brings_the_joint_norm_to_the_limit", "test_clip_norm_clips_the_true_gradients"
+)
+class ClipsNothing(NumpyBackend):
+    def clip(self, grads, max_norm):
+        return list(grads), super().clip(grads, max_norm)[1]
+
+
+@caught_by("test_clip_brings_the_joint_norm_to_the_limit")
+class ClipsEachGradientByItself(NumpyBackend):
+    def clip(self, grads, max_norm):
+        each = [super(ClipsEachGradientByItself, self).clip([g], max_norm)[0][0] for g in grads]
+        return each, super().clip(grads, max_norm)[1]
+
+
+@caught_by("test_clip_leaves_smaller_gradients_alone", "test_clip_of_zeros_is_zeros")
+class AlwaysNormalizes(NumpyBackend):
+    def clip(self, grads, max_norm):
+        _, norm = super().clip(grads, max_norm)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return [g if g is None else g * np.float32(max_norm / norm) for g in grads], norm
+
+
+@caught_by("test_clip_tells_the_norm_before")
+class TellsTheNormAfter(NumpyBackend):
+    def clip(self, grads, max_norm):
+        values, norm = super().clip(grads, max_norm)
+        return values, min(norm, max_norm)
+
+
+# -- apply
+
+
+@caught_by(
+    "test_a_skipped_step_leaves_every_bit",
+    "test_step_skips_what_overflowed",
+    "test_a_skipped_training_step_leaves_every_bit",
+    "test_an_overflow_in_any_micro_batch_skips_the_step",
+)
+class StepsOnInf(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        return super().apply(optimizer, parameters, grads, None)
+
+
+@caught_by("test_a_skipped_step_leaves_every_bit", "test_step_skips_what_overflowed")
+class StepsOnNan(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        return super().apply(optimizer, parameters, grads, None if found == NAN else found)
+
+
+@caught_by(
+    "test_a_skipped_step_leaves_every_bit", "test_a_skipped_step_leaves_no_trace_in_the_next"
+)
+class UpdatesASlotOnASkippedStep(NumpyBackend):
+    """Steps with gradients of zero, as a mask does, and puts the parameters back."""
+
+    def apply(self, optimizer, parameters, grads, found):
+        if not found:
+            return super().apply(optimizer, parameters, grads, found)
+        kept = [p.copy() for p in parameters]
+        super().apply(optimizer, parameters, [np.zeros_like(p) for p in parameters], None)
+        for parameter, before in zip(parameters, kept, strict=True):
+            parameter[...] = before
+        return False
+
+
+@caught_by(
+    "test_a_skipped_step_leaves_every_bit", "test_the_scheduler_moves_on_applied_steps_alone"
+)
+class SaysThatASkippedStepWasApplied(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        super().apply(optimizer, parameters, grads, found)
+        return True
+
+
+@caught_by("test_apply_steps_on_finite_and_on_unchecked_gradients", "test_the_loss_falls")
+class NeverSteps(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        return super().apply(optimizer, parameters, grads, INF)
+
+
+@caught_by(
+    "test_apply_steps_on_finite_and_on_unchecked_gradients",
+    "test_a_disabled_scaler_steps_on_infinite_gradients",
+)
+class SkipsUncheckedGradients(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        return super().apply(optimizer, parameters, grads, INF if found is None else found)
+
+
+@caught_by("test_a_parameter_without_gradient_is_not_stepped")
+class TakesNoneForZero(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        pairs = zip(grads, parameters, strict=True)
+        filled = [np.full_like(p, 1e-3) if g is None else g for g, p in pairs]
+        return super().apply(optimizer, parameters, filled, found)
+
+
+@caught_by(
+    "test_a_step_changes_parameters_and_slots",
+    "test_apply_steps_on_finite_and_on_unchecked_gradients",
+)
+class ForgetsTheSlots(NumpyBackend):
+    """Plain gradient descent by hand, whatever the optimizer is."""
+
+    def apply(self, optimizer, parameters, grads, found):
+        if found:
+            return False
+        for parameter, gradient in zip(parameters, grads, strict=True):
+            if gradient is not None:
+                parameter -= np.float32(0.125) * gradient
+        return True
+
+
+# -- the state of the scaler
+
+
+def with_store(**methods):
+    """A backend whose store has these methods in place of ``HostStore``'s."""
+
+    def scale_store(self, state, like):
+        return type("BrokenStore", (HostStore,), methods)(state)
+
+    return scale_store
+
+
+def with_rule(change):
+    """A store whose rule is the right one for ``change(config)``."""
+    return with_store(
+        update=lambda self, found, config: HostStore.update(self, found, change(config))
+    )
+
+
+def changed(config, **fields):
+    return ScalerConfig(**{**vars(config), **fields})
+
+
+RULE = "test_the_scale_follows_the_rule"
+TOO_LARGE = "test_a_scale_that_is_too_large_backs_off_until_a_step_is_applied"
+
+
+@caught_by(RULE, "test_inf_and_nan_back_off_alike", "test_step_skips_what_overflowed", TOO_LARGE)
+class ForgetsToBackOff(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, backoff_factor=1.0))
+
+
+@caught_by(RULE, "test_the_scale_grows_after_growth_interval_finite_steps")
+class GrowsEveryStep(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, growth_interval=1))
+
+
+@caught_by(
+    RULE,
+    "test_the_scale_grows_after_growth_interval_finite_steps",
+    "test_the_result_tells_the_scale_used_and_the_skips_in_a_row",
+)
+class NeverGrows(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, growth_factor=1.0))
+
+
+@caught_by(RULE)
+class IgnoresTheFloor(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, min_scale=2.0**-126))
+
+
+@caught_by(RULE)
+class IgnoresTheCeiling(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, max_scale=2.0**127))
+
+
+@caught_by(RULE)
+class BacksOffOnEveryOverflow(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, backoff_interval=1))
+
+
+@caught_by(RULE)
+class MovesAStaticScale(NumpyBackend):
+    scale_store = with_rule(lambda config: changed(config, dynamic=True))
+
+
+@caught_by(RULE)
+class FixesTheFactors(NumpyBackend):
+    """As Keras does, whose scaler knows 2 and 0.5 alone."""
+
+    scale_store = with_rule(lambda config: changed(config, growth_factor=2.0, backoff_factor=0.5))
+
+
+def count_from_now_on(self, found, config):
+    """Overflows need not come in a row to be counted."""
+    bad = self.read().bad
+    HostStore.update(self, found, config)
+    if not found and config.backoff_interval > 1:
+        HostStore.write(self, self.read()._replace(bad=bad))
+
+
+@caught_by(RULE)
+class CountsOverflowsThatAreNotConsecutive(NumpyBackend):
+    scale_store = with_store(update=count_from_now_on)
+
+
+def back_off_on_inf_alone(self, found, config):
+    HostStore.update(self, INF if found == INF else FINITE, config)
+
+
+@caught_by("test_inf_and_nan_back_off_alike", "test_two_optimizers_back_the_scale_off_once")
+class BacksOffOnInfAlone(NumpyBackend):
+    scale_store = with_store(update=back_off_on_inf_alone)
+
+
+def write_the_scale_alone(self, state):
+    HostStore.write(self, ScaleState(state.scale, 0, 0, 0))
+
+
+def update_all(self, found, config):
+    written = HostStore(self.read())
+    written.update(found, config)
+    HostStore.write(self, written.read())
+
+
+@caught_by(
+    "test_a_store_starts_with_the_given_state",
+    "test_a_store_reads_what_was_written",
+    "test_the_counters_make_the_round_trip",
+    "test_a_reloaded_scaler_goes_on_as_the_saved_one",
+)
+class LosesTheCountersOnWrite(NumpyBackend):
+    scale_store = with_store(write=write_the_scale_alone, update=update_all)
+
+
+@caught_by(
+    "test_a_store_reads_what_was_written", "test_the_state_makes_the_round_trip_with_every_field"
+)
+class IgnoresWrite(NumpyBackend):
+    scale_store = with_store(
+        write=lambda self, state: hasattr(self, "_state") or HostStore.write(self, state),
+        update=lambda self, found, config: vars(self).update(
+            _state=updated(self.read(), found, config)
+        ),
+    )
+
+
+def updated(state, found, config):
+    store = HostStore(state)
+    store.update(found, config)
+    return store.read()
+
+
+@caught_by("test_the_scale_is_rounded_to_float32")
+class KeepsTheScaleInFloat64(NumpyBackend):
+    scale_store = with_store(write=lambda self, state: vars(self).update(_state=state))
+
+
+@caught_by("test_two_stores_are_independent", "test_a_store_starts_with_the_given_state")
+class SharesOneStore(NumpyBackend):
+    shared = None
+
+    def scale_store(self, state, like):
+        type(self).shared = type(self).shared or HostStore(state)
+        return self.shared
+
+
+@caught_by("test_the_result_tells_the_scale_used_and_the_skips_in_a_row")
+class ForgetsTheSkips(NumpyBackend):
+    scale_store = with_store(read=lambda self: HostStore.read(self)._replace(consecutive_skips=0))
+
+
+# -- the adapter as a whole
+
+
+@caught_by("test_a_method_takes_the_arguments_of_the_protocol")
+class RenamesAnArgument(NumpyBackend):
+    def clip(self, grads, limit):
+        return super().clip(grads, limit)
+
+
+@caught_by("test_a_method_takes_the_arguments_of_the_protocol")
+class AddsAnArgument(NumpyBackend):
+    def cast(self, x, dtype, copy=False):
+        return super().cast(x, dtype)
+
+
+@caught_by("test_the_name_is_the_framework_s_root_module")
+class HasAnotherName(NumpyBackend):
+    name = "np"
+
+
+@caught_by("test_it_is_made_without_arguments")
+class NeedsAnArgument(NumpyBackend):
+    def __init__(self, device):
+        self.device = device
+
+
+@caught_by("test_it_says_whether_its_users_expect_a_compiled_step")
+class DoesNotSayWhetherItCompiles(NumpyBackend):
+    compiles_by_default = None
+
+
+@caught_by("test_compiling_is_refused_where_there_is_no_compiler")
+class IgnoresCompile(NumpyBackend):
+    def compile(self, build, loss_fn):
+        return build(loss_fn)
+
+
+@pytest.mark.parametrize("backend, tests", SABOTAGE)
+def test_the_suite_fails_a_broken_backend(backend, tests):
+    made = backend("cpu") if backend is NeedsAnArgument else backend()
+    results = copy_context().run(outcomes, NumpyHarness(made), tests)
+    assert results == dict.fromkeys(tests, "failed")
+
+
+@pytest.fixture(autouse=True)
+def _clean_interception(monkeypatch):
+    """Some of the broken backends leave a region open or replace what the regions share."""
+    monkeypatch.setattr(casting._interception, "active", casting._interception.active)
+    yield
+    while casting._interception._open_regions:
+        casting._interception._leave()
+
+
+def test_the_suite_passes_an_intact_backend():
+    results = outcomes(NumpyHarness())
+    assert {name: outcome for name, outcome in results.items() if outcome == "failed"} == {}
+    assert sorted(results) == names_of_tests()
+
+
+def test_a_test_may_not_be_left_out():
+    class Incomplete(BackendConformance):
+        test_O0_casts_nothing = None
+
+    with pytest.raises(AssertionError, match=r"overridden without .*test_O0_casts_nothing"):
+        Incomplete().test_the_suite_is_run_whole()
+
+
+def test_a_test_may_be_expected_to_fail_for_a_reason():
+    class Limited(BackendConformance):
+        @pytest.mark.xfail(reason="no kernel for it")
+        def test_O0_casts_nothing(self):
+            super().test_O0_casts_nothing()
+
+    Limited().test_the_suite_is_run_whole()
+
+
+def test_no_test_hides_another():
+    """The suite is put together from several classes; a name that two of them use runs once."""
+    names = [
+        name
+        for part in BackendConformance.__mro__
+        for name in vars(part)
+        if name.startswith("test_")
+    ]
+    assert len(names) == len(set(names))
