@@ -30,9 +30,18 @@ def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) 
     """
     parsed = Policy.parse(policy)
     check_level(parsed)
-    chosen = registry.active_backend() if backend is None else registry.backend(backend)
-    with chosen.autocast(parsed):
+    chosen = backend if backend is not None and not isinstance(backend, str) else _loaded(backend)
+    with registry.backend(chosen).autocast(parsed):
         yield
+
+
+def _loaded(name: str | None) -> str:
+    """The name of the backend of that name, or of the active one, which is loaded now."""
+    return (registry.active_backend() if name is None else registry.backend(name)).name
+
+
+# torch.compile calls it while it traces `autocast`, rather than trace the import of an adapter.
+_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_level(policy: Policy) -> None:

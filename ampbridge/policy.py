@@ -185,14 +185,13 @@ class Policy:
                 "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')"
             )
             raise ArgumentTypeError(msg)
+        if text in _SHORT_FORMS:
+            return _SHORT_FORMS[text]
         level, _, dtype = text.partition(":")
-        if level in LEVELS and not text.endswith(":"):
-            return cls(cast(Level, level), dtype or "float16")
-        if text in SPELLINGS:
-            return cls(*SPELLINGS[text])
-        known = [*LEVELS, *(f"{lv}:{dt}" for lv in ("O1", "O2") for dt in LOW_DTYPES), *SPELLINGS]
-        close = nearest(text, known, 1) or ["O1"]
-        msg = f"Cannot read the policy {text!r}; allowed are {listed(known)}.\n"
+        if level in LEVELS and dtype:
+            return cls(cast(Level, level), dtype)
+        close = nearest(text, _SHORT_FORMS, 1) or ["O1"]
+        msg = f"Cannot read the policy {text!r}; allowed are {listed(_SHORT_FORMS)}.\n"
         raise PolicyError(msg + f"Hint: did you mean {close[0]!r}?")
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,3 +249,16 @@ def _canonical(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
 def _unknown_field(name: str, where: str) -> str:
     close = nearest(name, _FIELDS, 1) or list(_FIELDS)
     return f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\nHint: did you mean {close[0]!r}?"
+
+
+# Made beforehand: torch.compile can trace a lookup, not the making of a policy.
+_SHORT_FORMS: Mapping[str, Policy] = {
+    text: Policy(cast(Level, level), dtype)
+    for text, (level, dtype) in {
+        "O0": ("O0", "float32"),
+        "O1": ("O1", "float16"),
+        "O2": ("O2", "float16"),
+        **{f"{lv}:{dt}": (lv, dt) for lv in ("O1", "O2") for dt in LOW_DTYPES},
+        **SPELLINGS,
+    }.items()
+}

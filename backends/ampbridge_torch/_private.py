@@ -75,9 +75,9 @@ def _owner(path: str) -> Any:
         return getattr(_owner(parent), attribute)
 
 
-def function_mode_stack() -> Sequence[Any]:
-    """The function modes of this thread, outermost first."""
-    return cast(Sequence[Any], lookup("_get_current_function_mode_stack")())
+# Looked up here, because Dynamo cannot trace the lookup.
+function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function_mode_stack")
+"""The function modes of this thread, outermost first."""
 
 
 def sparse_values(tensor: torch.Tensor) -> torch.Tensor:

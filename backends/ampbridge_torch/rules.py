@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from types import FunctionType
+from threading import Lock
+from types import FunctionType, SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -57,8 +58,46 @@ class Rules:
         self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
 
 
-@cache
-def _rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
+_compiled = SimpleNamespace()
+_names: dict[tuple[Policy, tuple[DeviceType, ...]], str] = {}
+_lock = Lock()
+
+
+def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
+    """The rules that ``torch.autocast`` does not have by itself on these devices; made once.
+
+    Raises:
+        UnsupportedError: for ``execution="simulated"``.
+    """
+    rules: Rules = getattr(_compiled, _name(policy, device_types))
+    return rules
+
+
+@torch.compiler.assume_constant_result
+def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
+    """The attribute of ``_compiled`` that holds the rules.
+
+    Dynamo calls it as it is, with guards on its arguments, and traces the lookup of the attribute,
+    with guards on the rules that it meets; rules that a call returned could not be guarded, and a
+    dict would not show it an entry made while it traces.
+    """
+    if not vars(policy):  # made while Dynamo traces: it hands over an empty shell
+        msg = (
+            "A Policy made inside of a compiled function cannot be read while it is compiled.\n"
+            "Hint: make it outside: policy = Policy(...), then ampbridge.autocast(policy) inside."
+        )
+        raise UnsupportedError(msg)
+    key = policy, device_types
+    name = _names.get(key)
+    if name is None:
+        rules = _compile(policy, device_types)
+        with _lock:
+            name = _names.setdefault(key, f"rules_{len(_names)}")
+            vars(_compiled).setdefault(name, rules)
+    return name
+
+
+def _compile(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
     if policy.execution == "simulated":
         msg = (
             f"{policy!r}: torch has low-precision kernels on every device; it does not simulate.\n"
@@ -75,18 +114,6 @@ def _rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
     }
     table.update(revealed_composites(table))
     return Rules(table, follows_autocast=policy.level != "O0")
-
-
-@torch.compiler.assume_constant_result
-def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
-    """The rules that ``torch.autocast`` does not have by itself on these devices.
-
-    Dynamo calls it while it traces and guards on the arguments.
-
-    Raises:
-        UnsupportedError: for ``execution="simulated"``.
-    """
-    return _rules_for(policy, device_types)
 
 
 def _categories(policy: Policy, device_type: DeviceType) -> dict[Function, Category]:
