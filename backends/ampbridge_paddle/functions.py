@@ -103,12 +103,24 @@ def _channel_axis(output: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return len(output.shape) - 1 if any(layout.endswith("C") for layout in layouts) else 1
 
 
+# This adapter itself, and modules whose names only the compiler and Paddle's C++ read.
+_NEVER_LOOKED_UP_IN = (
+    "ampbridge_paddle",
+    "paddle.base.libpaddle",
+    "paddle._legacy_C_ops",
+    "paddle._pir_ops",
+    "paddle.decomposition",
+    "paddle.incubate.autograd",
+)
+
+
 class Sites:
     """A list of sites for an ``Interception``, made when the first region opens.
 
     Functions are replaced under every module-level name that they have in the process, since
-    ``from paddle.nn.functional import mse_loss`` does not look at Paddle's modules again; the names
-    are collected anew when modules or names of ``__main__`` have been added.
+    ``from paddle.nn.functional import mse_loss`` does not look at Paddle's modules again. The names
+    are collected anew when modules, or names in the user's own modules, have been added. What an
+    object or a closure holds is not found: such a function does what its parts do.
     """
 
     def __init__(
@@ -118,28 +130,43 @@ class Sites:
         self._replacements: Replacements = {}
         self._fixed: Sequence[Site] = ()
         self._sites: Sequence[Site] = ()
+        self._watched: list[dict[str, Any]] = []
         self._seen = (0, 0)
 
     def __call__(self) -> Sequence[Site]:
         if not self._replacements:
             self._replacements, self._fixed = self._make_replacements(), self._make_fixed()
-        seen = (len(sys.modules), len(vars(sys.modules["__main__"])))
-        if seen != self._seen:
+        if self._seen != self._names_there_are():
             self._sites = [*self._fixed, *self._names()]
-            self._seen = seen
+            self._watched = [vars(m) for m in list(sys.modules.values()) if _is_the_user_s(m)]
+            self._seen = self._names_there_are()
         return self._sites
 
+    def _names_there_are(self) -> tuple[int, int]:
+        return len(sys.modules), sum(map(len, self._watched))
+
     def _names(self) -> Iterator[Site]:
-        modules = [
-            module
+        # By identity: several modules are registered under more than one name.
+        modules = {
+            id(module): module
             for name, module in list(sys.modules.items())
-            if type(module) is types.ModuleType and not name.startswith("ampbridge_paddle")
-        ]
-        for owner in [*modules, private("paddle.base.core.eager.Tensor"), paddle.pir.Value]:
+            if type(module) is types.ModuleType and not name.startswith(_NEVER_LOOKED_UP_IN)
+        }
+        for owner in [*modules.values(), private("paddle.base.core.eager.Tensor"), paddle.pir.Value]:
             for attribute, value in list(vars(owner).items()):
                 found = self._replacements.get(id(value))
                 if found is not None and found[0] is value:
                     yield Site(owner, attribute, value, found[1])
+
+
+def _is_the_user_s(module: Any) -> bool:
+    """Whether names may be added to ``module`` after its import: a script, a notebook, a test."""
+    file = getattr(module, "__file__", None) or ""
+    installed = "site-packages" in file or "dist-packages" in file
+    root = getattr(module, "__name__", "").partition(".")[0]
+    return not installed and root not in {*sys.stdlib_module_names, "ampbridge_paddle"} - {
+        "__main__"
+    }
 
 
 def find(name: str) -> Any:
