@@ -22,7 +22,7 @@ pytest.register_assert_rewrite(
 
 from ampbridge.testing.conformance import BackendConformance  # noqa: E402
 from ampbridge.testing.harness import Harness, as_number, attributes_of  # noqa: E402
-from ampbridge.testing.runner import import_or_skip, outcomes, names_of_tests  # noqa: E402
+from ampbridge.testing.runner import import_or_skip, names_of_tests, outcomes  # noqa: E402
 
 __all__ = [
     "BackendConformance",
@@ -30,6 +30,6 @@ __all__ = [
     "as_number",
     "attributes_of",
     "import_or_skip",
-    "outcomes",
     "names_of_tests",
+    "outcomes",
 ]

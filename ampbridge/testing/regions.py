@@ -80,10 +80,14 @@ class RegionConformance:
         with self.harness.backend.autocast(Policy(*arguments, **settings)):  # type: ignore[arg-type]
             yield
 
-    @pytest.fixture(scope="class", autouse=True)
+    before_the_first_test: Mapping[str, object] = {}
+
+    @pytest.fixture(autouse=True)
     def untouched(self) -> Mapping[str, object]:
-        """The framework's state before the suite's first test."""
-        return dict(self.harness.ambient())
+        """The framework's state before the class's first test."""
+        if not self.before_the_first_test:
+            type(self).before_the_first_test = dict(self.harness.ambient())
+        return self.before_the_first_test
 
     def state_of(self, names: Iterable[str]) -> Mapping[str, object]:
         """The present state, without what the framework has loaded since."""

@@ -34,7 +34,8 @@ def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
     For the suite's own tests: that it fails a backend which breaks a promise.
 
     Returns:
-        "passed", "failed" or "skipped" for each test; "failed" if one of its cases did.
+        "skipped", "passed", "failed" or, where the test could not be set up, "error" for each test;
+        the last of these that one of its cases came to.
     """
     left_out = dict.fromkeys(set(names_of_tests()).difference(tests), None) if tests else {}
     suite = type("TestBackend", (BackendConformance,), {"harness": harness, **left_out})
@@ -59,7 +60,7 @@ def names_of_tests() -> list[str]:
 class _Recorder:
     """Hands pytest a module that holds ``suite`` alone, and notes how each test went."""
 
-    _RANKS = ("skipped", "passed", "failed")
+    _RANKS = ("skipped", "passed", "failed", "error")
 
     def __init__(self, suite: type) -> None:
         self._suite = suite
@@ -72,8 +73,10 @@ class _Recorder:
         if report.when != "call" and report.passed:
             return
         name = report.nodeid.rpartition("::")[2].partition("[")[0]
-        worst = max(self.outcomes.get(name, "skipped"), report.outcome, key=self._RANKS.index)
-        self.outcomes[name] = worst
+        outcome = "error" if report.failed and report.when != "call" else report.outcome
+        self.outcomes[name] = max(
+            self.outcomes.get(name, "skipped"), outcome, key=self._RANKS.index
+        )
 
 
 class _Module(pytest.Module):

@@ -14,7 +14,7 @@ import pytest
 from ampbridge import Policy
 from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
-from ampbridge.testing import BackendConformance, outcomes, names_of_tests
+from ampbridge.testing import BackendConformance, names_of_tests, outcomes
 from ampbridge_numpy import casting
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.testing import NumpyHarness
@@ -887,7 +887,7 @@ def _clean_interception(monkeypatch):
 
 def test_the_suite_passes_an_intact_backend():
     results = outcomes(NumpyHarness())
-    assert {name: outcome for name, outcome in results.items() if outcome == "failed"} == {}
+    assert {name: o for name, o in results.items() if o not in ("passed", "skipped")} == {}
     assert sorted(results) == names_of_tests()
 
 
