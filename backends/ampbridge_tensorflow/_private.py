@@ -265,6 +265,11 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
     return None if found is None else list(found)
 
 
+def is_recomputed(function: Any) -> bool:
+    """Whether a function with a custom gradient was made by ``tf.recompute_grad``."""
+    return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
+
+
 def keras_implementation(spelling: str) -> Any:
     """The function that ``keras.ops.name`` and its node in a functional model both call.
 

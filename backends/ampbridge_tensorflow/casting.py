@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 from ampbridge import oplists
@@ -16,7 +16,7 @@ from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private, functions, keras_layers, op_entry, traced_code
-from ampbridge_tensorflow.rules import Rules, rules_of
+from ampbridge_tensorflow.rules import GRADIENTS, Rules, rules_of
 
 
 @contextmanager
@@ -35,6 +35,11 @@ def autocast(policy: Policy) -> Iterator[None]:
     _warn_of_missing(policy)
     with regions.region(rules_of(policy)):
         yield
+
+
+def differentiation(policy: Policy) -> AbstractContextManager[None]:
+    """Where the gradients of a region of ``policy`` are built."""
+    return nullcontext() if policy.level == "O0" else regions.region(GRADIENTS)
 
 
 def ops_without_counterpart() -> list[str]:

@@ -101,7 +101,7 @@ def _replacement(spelling: str, original: Any, regions: Regions) -> Any:
     @functools.wraps(original)
     def one_op(*args: Any, **kwargs: Any) -> Any:
         rules = regions.active.get()
-        if rules is None or rules is PROMOTE_ONLY:
+        if rules is None:
             return original(*args, **kwargs)
         return run_as_one_op(rules, spelling, original, regions, args, kwargs)
 

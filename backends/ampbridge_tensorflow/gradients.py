@@ -13,7 +13,7 @@ from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.casting import autocast
+from ampbridge_tensorflow.casting import autocast, differentiation
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -81,13 +81,13 @@ def gradients(
 ) -> tuple[Array, Any, list[Array]]:
     """Run ``loss_fn`` under ``policy`` and differentiate ``factor * loss``; see ``Backend``."""
     batch = native_batch(batch)
-    with tf.GradientTape() as tape:
-        with autocast(policy):
-            loss, aux = loss_fn(model, *batch)
-        loss = cast(loss, "float32")
-        scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
-    variables = [native_variable(p) for p in parameters(model)]
-    grads = tape.gradient(scaled, variables)
+    with differentiation(policy):
+        with tf.GradientTape() as tape:
+            with autocast(policy):
+                loss, aux = loss_fn(model, *batch)
+            loss = cast(loss, "float32")
+            scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
+        grads = tape.gradient(scaled, [native_variable(p) for p in parameters(model)])
     if total is not None:
         grads = [_sum(t, g) for t, g in zip(total, grads, strict=True)]
     return tf.stop_gradient(loss), aux, grads

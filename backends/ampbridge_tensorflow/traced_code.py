@@ -1,7 +1,7 @@
 """tf.function, control flow and gradients: code that TensorFlow builds from a user's functions.
 
 A trace belongs to the rules it was made under. Loops keep the dtype they began with, branches end
-in a common one, and gradients are built promote-only: their dtypes follow the forward pass.
+in a common one, and gradients have rules of their own: their dtypes follow the forward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.op_entry import Regions, Replace
-from ampbridge_tensorflow.rules import FLOATS, LOW, PROMOTE_ONLY, cast_float, cast_to, float_dtype
+from ampbridge_tensorflow.rules import FLOATS, GRADIENTS, LOW, cast_float, cast_to, float_dtype
 
 
 def replace_function_context(original: Any, regions: Regions) -> Any:
@@ -136,36 +136,37 @@ def _replace_tensor_array(position: int) -> Replace:
 
 
 def replace_gradient(original: Any, regions: Regions) -> Any:
-    """The two functions that build gradients, run promote-only."""
+    """The two functions that build gradients, run by ``GRADIENTS``."""
 
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         if regions.active.get() is None:
             return original(*args, **kwargs)
-        with regions.paused(PROMOTE_ONLY):
+        with regions.paused(GRADIENTS):
             return original(*args, **kwargs)
 
     return gradient
 
 
 def replace_custom_gradient(original: Any, regions: Regions) -> Any:
-    """``tf.custom_gradient``: backward under the rules of forward, gradients as their inputs.
+    """``tf.custom_gradient``: backward by ``GRADIENTS``, results in the dtypes of their inputs.
 
-    A recomputed forward pass (``tf.recompute_grad``) must cast as the first one did; the backward
-    pass often runs after the region has closed.
+    ``tf.recompute_grad`` computes its forward pass once more in there, which must cast as the first
+    one did; and that is often after the region has closed.
     """
 
     def decorator(f: Any, args: Any, kwargs: Any) -> Any:
         rules = regions.active.get()
         if rules is None:
             return original(f, args, kwargs)
+        backward_rules = rules if _private.is_recomputed(f) else GRADIENTS
 
         @functools.wraps(f)
         def with_cast_gradient(*inputs: Any, **keywords: Any) -> Any:
             output, gradient = f(*inputs, **keywords)
 
             def cast_gradient(*upstream: Any, variables: Any = None, **rest: Any) -> Any:
-                with regions.region(rules):
+                with regions.region(backward_rules):
                     if not variables:
                         return _like_inputs(inputs, gradient(*upstream, **rest))
                     of_inputs, of_variables = gradient(*upstream, variables=variables, **rest)
