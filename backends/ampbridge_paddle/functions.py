@@ -152,7 +152,11 @@ class Sites:
             for name, module in list(sys.modules.items())
             if type(module) is types.ModuleType and not name.startswith(_NEVER_LOOKED_UP_IN)
         }
-        for owner in [*modules.values(), private("paddle.base.core.eager.Tensor"), paddle.pir.Value]:
+        for owner in [
+            *modules.values(),
+            private("paddle.base.core.eager.Tensor"),
+            paddle.pir.Value,
+        ]:
             for attribute, value in list(vars(owner).items()):
                 found = self._replacements.get(id(value))
                 if found is not None and found[0] is value:

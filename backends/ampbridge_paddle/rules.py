@@ -27,6 +27,7 @@ SAME_OP: Mapping[str, str] = {
     "expand_as": "expand",
     "unstack": "unbind",
     "depthwise_conv2d_bias": "depthwise_conv2d",
+    "scale": "multiply",  # x * 2.0, and x + 1.0 too
 }
 
 # Functions that only make or convert a tensor, compute later, or take sparse tensors, which are
@@ -138,7 +139,8 @@ def amp_lists_for(policy: Policy) -> AmpLists:
     """``policy`` as the lists that Paddle's own dispatcher follows."""
     if policy.level == "O0":
         return lists_of_everything("float16", "deny")
-    listed = policy.native_rules("paddle")
+    listed = dict(policy.native_rules("paddle"))
+    listed["scale"] = listed["elementwise_mul"]  # x * 2.0, and x + 1.0 too
     white = frozenset(name for name, category in listed.items() if category == "allow")
     black = frozenset(name for name, category in listed.items() if category == "deny")
     if policy.op_list.unlisted == "full":

@@ -58,13 +58,17 @@ def _check_and_divide(values: list[Tensor], scale: float, dtype: Any) -> int:
     can tell what it was. The look is one fast reduction; only if that is not finite does the
     exact one follow.
     """
-    if not math.isfinite(_sum_of_squares(values)):
-        found = _classify(values)
-        if found != FINITE:
-            return found
+    found = _look(values)
+    if found != FINITE:
+        return found
     factor = paddle.to_tensor([scale], dtype=dtype, place=values[0].place)
-    kernel = private("paddle._C_ops.check_finite_and_unscale_")
-    return INF if bool(kernel(values, factor)[1].item()) else FINITE
+    private("paddle._C_ops.check_finite_and_unscale_")(values, factor)
+    # It looks at what it divides, not at the result, which a scale under 1 makes larger.
+    return _look(values) if scale < 1.0 else FINITE
+
+
+def _look(values: list[Tensor]) -> int:
+    return FINITE if math.isfinite(_sum_of_squares(values)) else _classify(values)
 
 
 def _sum_of_squares(values: Sequence[Tensor]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,17 @@ def test_lists_given_to_a_gpu_are_paddle_s(case: str) -> None:
 def test_other_list_sets_on_a_gpu(lists: str, op: str, call: str) -> None:
     """Ops that Paddle lists and the policy does not, too, and functions made of several ops."""
     policy = amp.Policy("O1", "bfloat16", lists=lists)
-    native = native_decisions(lambda: native_region(policy))[call]
+    native = decisions_on_a_gpu(policy)[call]
     # All inputs of these calls are low, or the op's rule does not depend on them.
     expected = {"allow": "bfloat16", "deny": "float32"}.get(policy.category(op))
     if expected is None:
         expected = "float32" if op in FLOAT32_INPUTS else "bfloat16"
     assert native == expected
+
+
+@cache
+def decisions_on_a_gpu(policy: amp.Policy) -> dict[str, str]:
+    return native_decisions(lambda: native_region(policy))
 
 
 FLOAT32_INPUTS = {"embedding", "bmm", "conv3d", "prelu"}
