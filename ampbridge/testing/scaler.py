@@ -289,14 +289,14 @@ class GradScalerConformance(Updating):
 
     def test_a_reloaded_scaler_goes_on_as_the_saved_one(self) -> None:
         factors = (1.0, 1.0, 1.0, math.inf, 1.0, 1.0, 1.0, math.inf, math.inf, 1.0)
-        scaler = GradScaler(**SETTINGS)
+        saved, training = GradScaler(**SETTINGS), self.training()
         for factor in factors[:2]:
-            self.iterate(scaler, self.training(), factor)
-        pair = [scaler, self.reloaded(scaler.state_dict())]
+            self.iterate(saved, training, factor)
+        reloaded = self.reloaded(saved.state_dict())
         for factor in factors[2:]:
-            for one in pair:
-                self.iterate(one, self.training(), factor)
-            assert pair[0].state_dict() == pair[1].state_dict()
+            for scaler in (saved, reloaded):
+                self.iterate(scaler, training, factor)
+            assert saved.state_dict() == reloaded.state_dict()
 
     # -- disabled
 
