@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampbridge_numpy import nn, optim
+
+# Here, as the first import of the module would put the module in the place of the function below.
+from ampbridge_numpy.backend import NumpyBackend
+
 if TYPE_CHECKING:
     from ampbridge.backend import Backend
 
-__all__ = ["backend"]
+__all__ = ["backend", "nn", "optim"]
 
 
 def backend() -> Backend:
-    """The adapter; imports ``autograd``."""
-    from ampbridge_numpy.backend import NumpyBackend
-
+    """The adapter."""
     return NumpyBackend()

@@ -15,11 +15,12 @@ CHECKED_VERSIONS = "autograd 1.7.0 and 1.9.1"
 
 
 class PrivateName(NamedTuple):
-    """Where a name lives, and what does not work without it."""
+    """Where a name lives, what does not work without it, and whether it must be there."""
 
     module: str
     attribute: str
     without: str
+    required: bool = True
 
 
 TABLE = {
@@ -30,7 +31,8 @@ TABLE = {
         PrivateName(
             "autograd.numpy.numpy_boxes",
             "trace_primitives_map",
-            "ops on a plain array and a traced one (x @ w) are not cast",
+            "NumPy's own functions of a traced array are not cast",
+            required=False,  # autograd 1.7 has none, and NumPy's functions do not come to it
         ),
         PrivateName("autograd.numpy", "numpy_wrapper", "operators (w * x) are not cast"),
         PrivateName("autograd.core", "primitive_vjps", "ops outside of the op table are not cast"),
@@ -42,19 +44,20 @@ TABLE = {
         PrivateName("autograd.tracer", "trace_stack", "no gradients"),
     )
 }
-"""All of them are required."""
 
 
 def look_up(attribute: str) -> Any:
-    """The object behind a name of the table.
+    """The object behind a name of the table; None if it is missing and optional.
 
     Raises:
-        UnsupportedError: if this version of ``autograd`` does not have it.
+        UnsupportedError: if this version of ``autograd`` lacks a required one.
     """
     name = TABLE[attribute]
     try:
         return getattr(import_module(name.module), attribute)
     except (ImportError, AttributeError) as error:
+        if not name.required:
+            return None
         msg = (
             f"This version of autograd has no {name.module}.{attribute}; without it {name.without}.\n"
             f"Hint: pip install 'autograd>=1.7,<2'  # checked: {CHECKED_VERSIONS}"

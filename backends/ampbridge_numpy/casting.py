@@ -273,7 +273,9 @@ def _sites() -> tuple[Site, ...]:
     owners = (anp, anp.linalg, anp.fft, look_up("numpy_wrapper"), ArrayBox)
     called = [(owner, *item) for owner in owners for item in vars(owner).items()]
     sites = [Site(o, name, f, ops[f]) for o, name, f in called if callable(f) and f in ops]
-    by_ufunc = look_up("trace_primitives_map")  # how x @ w gets here if x is a plain array
+    by_ufunc = look_up("trace_primitives_map")  # how NumPy's own functions, and x @ w, get here
+    if by_ufunc is None:
+        return tuple(sites)
     replacement = {ufunc: ops.get(function, function) for ufunc, function in by_ufunc.items()}
     return (*sites, Site(look_up("numpy_boxes"), "trace_primitives_map", by_ufunc, replacement))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -282,6 +283,17 @@ def test_messages(call: Callable[[], Any], message: str) -> None:
     assert str(error.value) == message
 
 
+def test_the_factory_is_a_function_whatever_was_imported_before() -> None:
+    """A package's module of the same name would take its place."""
+    program = (
+        "import ampbridge_numpy.backend\n"
+        "from ampbridge_numpy import backend\n"
+        "print(backend().name, backend().name)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout == "numpy numpy\n", result.stderr
+
+
 # -- private names
 
 
@@ -291,6 +303,9 @@ def test_a_private_name_that_moved_is_named(
 ) -> None:
     name = _private.TABLE[attribute]
     monkeypatch.setitem(sys.modules, name.module, types.ModuleType(name.module))
+    if not name.required:
+        assert _private.look_up(attribute) is None
+        return
     expected = f"no {name.module}.{attribute}; without it {name.without}"
     with pytest.raises(UnsupportedError, match=re.escape(expected)):
         _private.look_up(attribute)
