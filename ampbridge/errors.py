@@ -7,7 +7,6 @@ code to write. Each class is also the built-in exception that a caller would exp
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class AmpBridgeError(Exception):
@@ -62,4 +61,6 @@ def listed(names: Iterable[object]) -> str:
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that look most like ``name``, best first."""
+    from difflib import get_close_matches  # only where something went wrong
+
     return get_close_matches(name, list(known), n=count, cutoff=0.6)

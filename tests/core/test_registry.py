@@ -49,12 +49,12 @@ def test_importing_an_adapter_package_loads_no_other_framework(adapter):
 
 
 def test_import_costs_under_50_ms_over_numpy():
-    """The best of several, as noise only adds."""
+    """Processor time, the best of several: what else the machine does only adds to it."""
     code = """
         import time, numpy
-        start = time.perf_counter()
+        start = time.process_time()
         import ampbridge
-        print(time.perf_counter() - start)
+        print(time.process_time() - start)
     """
     assert min(float(run(code)) for _ in range(5)) < 0.050
 

@@ -1,0 +1,105 @@
+"""Attribute replacements: there while a region is open, gone afterwards, seen by nobody else."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ampbridge.interception import Interception, Site
+
+
+def original():
+    return "original"
+
+
+@pytest.fixture
+def module():
+    return SimpleNamespace(op=original)
+
+
+@pytest.fixture
+def patch(module):
+    """``module.op`` says which state is active, while a region is open."""
+
+    def replacement():
+        state = interception.active.get()
+        return original() if state is None else state
+
+    interception = Interception("test", lambda: [Site(module, "op", original, replacement)])
+    return interception
+
+
+def test_the_innermost_region_is_active(module, patch):
+    with patch.region("outer"):
+        with patch.region("inner"):
+            assert module.op() == "inner"
+        with patch.region(None):
+            assert module.op() == "original"
+        with patch.paused("paused"):
+            assert module.op() == "paused"
+        assert module.op() == "outer"
+
+
+def test_the_original_object_is_back_afterwards(module, patch):
+    with patch.region("a"), patch.region("b"):
+        assert module.op is not original
+    assert module.op is original
+    assert patch.active.get() is None
+
+
+def test_an_exception_restores_everything(module, patch):
+    with pytest.raises(KeyError), patch.region("outer"):
+        with pytest.raises(ValueError), patch.region("inner"):
+            raise ValueError
+        assert module.op() == "outer"
+        raise KeyError
+    assert module.op is original
+    assert patch.active.get() is None
+
+
+def test_other_threads_pass_straight_through(module, patch):
+    seen = []
+    with patch.region("mine"):
+        thread = threading.Thread(target=lambda: seen.append(module.op()))
+        thread.start()
+        thread.join()
+    assert seen == ["original"]
+
+
+def test_threads_keep_their_regions_apart_and_the_last_one_restores(module, patch):
+    inside, seen = threading.Barrier(8), {}
+
+    def work(name):
+        with patch.region(name):
+            inside.wait()  # all eight are open at once
+            seen[name] = {module.op() for _ in range(200)}
+            inside.wait()
+
+    threads = [threading.Thread(target=work, args=(f"state {i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {f"state {i}": {f"state {i}"} for i in range(8)}
+    assert module.op is original
+
+
+def test_a_replacement_on_top_of_ours_is_left_alone(module, patch):
+    def theirs():
+        return "theirs"
+
+    with patch.region("mine"):
+        module.op = theirs
+    assert module.op is theirs
+
+
+def test_a_name_that_is_missing_leaves_nothing_half_replaced(module):
+    def find_sites():
+        raise LookupError("moved")
+
+    interception = Interception("test", find_sites)
+    for _ in range(2):
+        with pytest.raises(LookupError), interception.region("mine"):
+            pass
+    assert module.op is original
+    assert interception.active.get() is None
