@@ -41,6 +41,7 @@ TABLE = {
         PrivateName("autograd.tracer", "isbox", "no gradients"),
         PrivateName("autograd.tracer", "new_box", "no gradients"),
         PrivateName("autograd.tracer", "toposort", "no gradients"),
+        PrivateName("autograd", "tracer", "no gradients"),
         PrivateName("autograd.tracer", "trace_stack", "no gradients"),
     )
 }

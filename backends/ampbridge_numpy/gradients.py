@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from threading import Lock
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from autograd.extend import VJPNode
 
 from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.casting import cast, map_leaves, region, value_of
@@ -18,8 +20,29 @@ from ampbridge_numpy.nn import Module, substituted
 
 _isbox, _new_box = look_up("isbox"), look_up("new_box")
 _add_outgrads, _toposort = look_up("add_outgrads"), look_up("toposort")
-_trace_stack = look_up("trace_stack")
-_trace_lock = Lock()
+
+
+class _TraceNumbers:
+    """Numbers the traces of all threads; stands in for autograd's ``trace_stack``.
+
+    An inner trace must have a higher number than an outer one. autograd counts the open traces of
+    the process, which goes wrong when threads open and close theirs in turn. Here no number is
+    given twice, and all lie above autograd's own.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count(2**32)
+
+    @contextmanager
+    def new_trace(self) -> Iterator[int]:
+        yield next(self._numbers)
+
+
+_numbers = _TraceNumbers()
+_numbering: Interception[None] = Interception(
+    "ampbridge_numpy traces",
+    lambda: [Site(look_up("tracer"), "trace_stack", look_up("trace_stack"), _numbers)],
+)
 
 
 def parameters(owner: Model | Optimizer) -> list[np.ndarray]:
@@ -51,32 +74,19 @@ def gradients(
 ) -> tuple[Array, Any, list[Array]]:
     """See ``Backend.gradients``; float64 arrays of the batch become float32 if the model is."""
     arrays = parameters(model)
-    trace = _new_trace()
-    roots = [VJPNode.new_root() for _ in arrays]
-    traced = {id(a): _new_box(a, trace, root) for a, root in zip(arrays, roots, strict=True)}
     inputs = _in_model_precision(list(batch), arrays)
-    with region(policy), substituted(traced):
-        loss, aux = loss_fn(model, *inputs)
-    loss = cast(loss, "float32")
-    grads: list[Any] = [None] * len(arrays)
-    if _isbox(loss) and loss._trace == trace:
-        grads = _backward(loss, roots, factor)
+    roots = [VJPNode.new_root() for _ in arrays]
+    with _numbering.region(None), _numbers.new_trace() as trace:
+        traced = {id(a): _new_box(a, trace, root) for a, root in zip(arrays, roots, strict=True)}
+        with region(policy), substituted(traced):
+            loss, aux = loss_fn(model, *inputs)
+        loss = cast(loss, "float32")
+        depends = _isbox(loss) and loss._trace == trace
+        grads = _backward(loss, roots, factor) if depends else [None] * len(arrays)
     grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
     if total is not None:
         grads = [_sum(*pair) for pair in zip(total, grads, strict=True)]
     return np.asarray(value_of(loss), np.float32), map_leaves(value_of, aux), grads
-
-
-def _new_trace() -> int:
-    """A number for a new trace, above all that were given out before.
-
-    autograd counts the open traces, which goes wrong where threads open and close theirs in turn:
-    an inner trace must have a higher number than an outer one. It counts on from ours.
-    """
-    with _trace_lock:
-        _trace_stack.top += 1
-        number: int = _trace_stack.top
-        return number
 
 
 def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array | None]:

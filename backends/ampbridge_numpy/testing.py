@@ -104,6 +104,9 @@ class NumpyHarness(Harness):
     def is_differentiable(self, x: np.ndarray) -> bool:
         return not isinstance(x, (np.ndarray, np.generic))
 
+    def is_tracing(self) -> bool:
+        return False
+
     def ambient(self) -> Mapping[str, object]:
         boxes = anp.numpy_boxes
         return attributes_of(anp, anp.linalg, anp.numpy_wrapper, boxes, boxes.ArrayBox, np, nn)

@@ -15,6 +15,7 @@ import autograd
 import autograd.numpy as anp
 import numpy as np
 import pytest
+from autograd import tracer
 from autograd.numpy import numpy_boxes, numpy_wrapper
 
 import ampbridge as amp
@@ -63,7 +64,7 @@ def test_every_way_into_an_op_is_cast(way: str) -> None:
 
 
 def patched_places() -> dict[str, dict[str, int]]:
-    owners = (anp, anp.linalg, anp.fft, numpy_wrapper, numpy_boxes, numpy_boxes.ArrayBox)
+    owners = (anp, anp.linalg, anp.fft, numpy_wrapper, numpy_boxes, numpy_boxes.ArrayBox, tracer)
     return {o.__name__: {k: id(v) for k, v in vars(o).items()} for o in owners}
 
 
