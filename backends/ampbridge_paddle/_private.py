@@ -52,6 +52,9 @@ PRIVATE: Mapping[str, Private] = {
         "regions on GPU with lists='tensorflow': the ops that are in no list", True, "3.3.1"
     ),
     "paddle.base.framework.in_pir_mode": Private("compile=True", True, "3.3.1"),
+    "paddle.jit.dy2static.program_translator.convert_to_static": Private(
+        "compile=True: control flow in the loss", True, "3.3.1"
+    ),
     # methods, looked up on the objects themselves
     "Tensor._inplace_version": Private(
         "simulated regions: marks of changed tensors", True, "3.3.1"

@@ -8,6 +8,7 @@ Therefore each policy, and each training mode of the layers, has a traced functi
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import paddle
 from ampbridge.backend import LossFn, Program
 from ampbridge.policy import Policy
 from ampbridge_paddle import casting
+from ampbridge_paddle._private import private
 
 Traced = Callable[..., Any]
 
@@ -55,16 +57,33 @@ class _TracedLoss:
 def trace(loss_fn: LossFn, model: Any, policy: Policy) -> Traced:
     """``loss_fn`` of ``model`` as a function of the batch that runs a static program."""
 
+    converted = _with_control_flow(loss_fn)
+
     def loss(batch: Any) -> Any:
         # Entered while tracing: the program holds the casts, whatever is open when it runs.
         with casting.region(policy):
-            output = loss_fn(model, *batch)
+            output = converted(model, *batch)
         return _copied(output)
 
     # Paddle would translate the Python of these two to graph code.
     paddle.jit.ignore_module([casting, sys.modules[__name__]])
     # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
     return paddle.jit.to_static(loss, full_graph=True)
+
+
+def _with_control_flow(loss_fn: LossFn) -> LossFn:
+    """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program.
+
+    Paddle converts what a traced function calls by itself, unless it is defined in another
+    function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.
+    """
+    convert = private("paddle.jit.dy2static.program_translator.convert_to_static")
+    if not inspect.isfunction(loss_fn):
+        return loss_fn
+    try:
+        return convert(loss_fn)
+    except (OSError, TypeError, SyntaxError):
+        return loss_fn
 
 
 def _copied(output: Any) -> Any:

@@ -90,7 +90,7 @@ def _differentiate(loss: Tensor, model: Any, wanted: list[Tensor]) -> list[Tenso
         return list(paddle.grad(loss, wanted, allow_unused=True)) if wanted else []
     with replaced_grad(wanted, [None] * len(wanted)):
         loss.backward()
-        return [p.grad for p in wanted]
+        return [_copy_of_grad(p) for p in wanted]
 
 
 def _needs_backward(loss: Tensor, model: Any, wanted: Sequence[Tensor]) -> bool:
@@ -138,15 +138,47 @@ def _recomputes(loss: Tensor) -> bool:
 
 @contextmanager
 def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
-    """``.grad`` of ``tensors`` set to ``grads``, and put back afterwards."""
-    before = [t.grad for t in tensors]
-    for t, grad in zip(tensors, grads, strict=True):
+    """``.grad`` of ``tensors`` set to ``grads``, and put back afterwards.
+
+    A tensor whose ``.grad`` that is already keeps it.
+    """
+    pairs = zip(tensors, grads, strict=True)
+    replaced = [(t, grad, _copy_of_grad(t)) for t, grad in pairs if not _same_memory(t.grad, grad)]
+    for t, grad, _ in replaced:
         t.grad = grad
     try:
         yield
     finally:
-        for t, grad in zip(tensors, before, strict=True):
-            t.grad = grad
+        for t, _, before in replaced:
+            t.grad = before
+
+
+def _copy_of_grad(tensor: Tensor) -> Tensor | None:
+    """``tensor.grad`` in memory of its own.
+
+    Paddle copies into ``.grad`` what it is set to, and setting it to None empties the tensor that
+    ``.grad`` returned before.
+    """
+    grad = tensor.grad
+    if grad is None:
+        return None
+    # A sparse gradient cannot be cloned; merging its rows copies it.
+    return paddle.nn.clip.merge_selected_rows(grad) if grad.is_selected_rows() else grad.clone()
+
+
+def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return False
+    if one.is_selected_rows() != other.is_selected_rows():
+        return False
+    return bool(dense_values(one).data_ptr() == dense_values(other).data_ptr())
+
+
+def dense_values(grad: Tensor) -> Tensor:
+    """The values of a gradient, sharing memory: of a sparse one, the rows that it has."""
+    if not grad.is_selected_rows():
+        return grad
+    return method("Tensor", grad, "_get_tensor_from_selected_rows")()
 
 
 def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:

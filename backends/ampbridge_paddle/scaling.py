@@ -10,9 +10,9 @@ import paddle
 
 from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.scale_rule import HostStore, ScaleState
-from ampbridge_paddle._private import method, private
+from ampbridge_paddle._private import private
+from ampbridge_paddle.gradients import dense_values, replaced_grad
 from ampbridge_paddle.gradients import parameters as parameters_of
-from ampbridge_paddle.gradients import replaced_grad
 
 Tensor = Any
 
@@ -25,7 +25,7 @@ def unscale(grads: Sequence[Tensor], scale: float) -> tuple[list[Tensor], int]:
     gradients the rows that exist are checked and divided.
     """
     unscaled = [_at_least_float32(g) for g in grads]
-    values = [_values(g) for g in unscaled if g is not None]
+    values = [dense_values(g) for g in unscaled if g is not None]
     found = FINITE
     for dtype in {v.dtype for v in values}:
         group = [v for v in values if v.dtype == dtype]
@@ -37,13 +37,6 @@ def _at_least_float32(grad: Tensor | None) -> Tensor | None:
     if grad is None or grad.dtype in (paddle.float32, paddle.float64):
         return grad
     return grad.astype("float32")
-
-
-def _values(grad: Tensor) -> Tensor:
-    """The dense values, sharing memory."""
-    if not grad.is_selected_rows():
-        return grad
-    return method("Tensor", grad, "_get_tensor_from_selected_rows")()
 
 
 def _worse(one: int, other: int) -> int:
@@ -96,7 +89,7 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
     holds several times count by their sum.
     """
     merged = [_merged(g) for g in grads]
-    present = [_values(g) for g in merged if g is not None]
+    present = [dense_values(g) for g in merged if g is not None]
     if not present:
         return list(grads), paddle.zeros([])
     total = sum(_squares([v]).astype("float64").sum() for v in present)

@@ -84,6 +84,9 @@ class PaddleHarness(Harness):
     def is_differentiable(self, x: paddle.Tensor) -> bool:
         return not x.stop_gradient
 
+    def is_tracing(self) -> bool:
+        return not paddle.in_dynamic_mode()
+
     def ambient(self) -> Mapping[str, object]:
         return {
             "default dtype": paddle.get_default_dtype(),

@@ -29,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Once a process, so it would hit whichever test comes first; test_casting.py looks for it in a
     # process of its own.
     config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
+    # Paddle's batch norm says so in training mode, whatever it was asked.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:When training, we now always track:UserWarning"
+    )
 
 
 @pytest.fixture(autouse=True)

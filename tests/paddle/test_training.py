@@ -1,0 +1,382 @@
+"""Gradients, steps and compiled losses on PaddlePaddle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute as native_recompute
+from paddle_reference import bits, is_representable, normal
+
+import ampbridge as amp
+from ampbridge_paddle import recompute
+
+X, LABELS = normal(16, 12), np.arange(16) % 4
+
+
+def mlp() -> nn.Layer:
+    return nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+
+def cross_entropy(model: nn.Layer, x: Any, labels: Any) -> Any:
+    return F.cross_entropy(model(x), labels)
+
+
+class ConvNet(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2D(1, 8, 3, padding=1), nn.BatchNorm2D(8), nn.ReLU(), nn.MaxPool2D(2),
+            nn.Conv2D(8, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2D(2), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.features(x.reshape([-1, 1, 8, 8])))
+
+
+class Transformer(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.encoder(self.embedding(tokens)).mean(axis=1))
+
+
+WORKLOADS: dict[str, tuple[Callable[[], nn.Layer], np.ndarray]] = {
+    "mlp": (mlp, X),
+    "conv": (ConvNet, normal(16, 64)),
+    "transformer": (Transformer, np.random.default_rng(0).integers(0, 20, (16, 7))),
+}
+
+
+def exact_gradients(model: nn.Layer, x: np.ndarray) -> list[np.ndarray]:
+    """By Paddle in float64, on a copy of the model."""
+    double = type(model)() if not isinstance(model, nn.Sequential) else mlp()
+    double.to(dtype="float64")
+    for ours, theirs in zip(double.state_dict().values(), model.state_dict().values(), strict=True):
+        ours.set_value(theirs.numpy().astype(str(ours.dtype).rpartition(".")[2]))
+    inputs = paddle.to_tensor(x.astype("float64") if x.dtype == np.float32 else x)
+    loss = cross_entropy(double, inputs, paddle.to_tensor(LABELS))
+    loss.backward()
+    return [p.grad.numpy() for p in double.parameters() if not p.stop_gradient]
+
+
+def relative_error(got: Any, exact: list[np.ndarray]) -> float:
+    """Of all gradients taken together."""
+    pairs = [(g.numpy().astype("f8"), e) for g, e in zip(got, exact, strict=True)]
+    error = sum(((g - e) ** 2).sum() for g, e in pairs)
+    return float(np.sqrt(error / sum((e**2).sum() for _, e in pairs)))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype, bound", [("float16", 5e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_gradients_against_float64(workload: str, dtype: str, bound: float, compiled: bool) -> None:
+    make, x = WORKLOADS[workload]
+    model = make()
+    exact = exact_gradients(model, x)
+    got = gradients_of(model, x, amp.Policy("O1", dtype), compiled)
+    error = relative_error(got, exact)
+    assert bound / 200 < error < bound
+    every_product = ["linear", "matmul", "conv2d"]
+    denied = amp.Policy("O1", dtype, deny=every_product)
+    assert relative_error(gradients_of(model, x, denied, compiled), exact) < 1e-5
+
+
+def gradients_of(model: nn.Layer, x: np.ndarray, policy: amp.Policy, compiled: bool) -> Any:
+    """What a step of plain gradient descent at rate 1 subtracts, or ``value_and_grad``."""
+    if not compiled:
+        scaler = amp.GradScaler(2.0**10) if policy.needs_scaling else None
+        _, grads = amp.value_and_grad(cross_entropy, model, x, LABELS, policy=policy, scaler=scaler)
+        return scaler.unscale(grads) if scaler else grads
+    trained = [p for p in model.parameters() if not p.stop_gradient]  # not batch norm's statistics
+    before = [p.clone().astype("float64") for p in trained]
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    sgd = paddle.optimizer.SGD(2.0**-2, parameters=model.parameters())
+    amp.train_step(cross_entropy, model, sgd, policy=policy, compile=True)(x, LABELS)
+    after = [p.astype("float64") for p in trained]
+    moved = [(b - a) * 4.0 for b, a in zip(before, after, strict=True)]
+    model.set_state_dict(kept)
+    return moved
+
+
+OPTIMIZERS = {
+    "SGD": lambda p, rate: paddle.optimizer.SGD(rate, parameters=p),
+    "Momentum": lambda p, rate: paddle.optimizer.Momentum(rate, 0.9, parameters=p),
+    "Adam": lambda p, rate: paddle.optimizer.Adam(rate, parameters=p),
+    "AdamW": lambda p, rate: paddle.optimizer.AdamW(rate, parameters=p, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("bad, reason", [(np.inf, "inf"), (np.nan, "nan")])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_step_leaves_every_bit(name: str, bad: float, reason: str) -> None:
+    model = mlp()
+    schedule = paddle.optimizer.lr.StepDecay(0.1, 1, gamma=0.5)
+    optimizer = OPTIMIZERS[name](model.parameters(), schedule)
+
+    def loss_fn(model: nn.Layer, x: Any, labels: Any, factor: Any) -> Any:
+        return cross_entropy(model, x, labels) + (model[3].bias * factor).sum()
+
+    step = amp.train_step(loss_fn, model, optimizer, policy="O1", scheduler=schedule)
+    for _ in range(2):
+        assert step(X, LABELS, np.float32(0.0)).applied
+    before = state_of(model, optimizer)
+    assert len(before) >= {"SGD": 7, "Momentum": 13, "Adam": 31, "AdamW": 31}[name]
+    result = step(X, LABELS, np.float32(bad))
+    assert (result.applied, result.reason) == (False, reason)
+    assert state_of(model, optimizer) == before
+    assert step(X, LABELS, np.float32(0.0)).applied
+    changed = {k for k, v in state_of(model, optimizer).items() if before[k] != v}
+    assert len(changed) == len(before)  # so that the comparison above could have failed
+
+
+def state_of(model: nn.Layer, optimizer: Any) -> dict[str, Any]:
+    """Parameters, slots, powers of beta and the schedule."""
+    state = {f"model {k}": bits(v) for k, v in model.state_dict().items()}
+    for name, value in optimizer.state_dict().items():
+        state[name] = bits(value) if isinstance(value, paddle.Tensor) else dict(value)
+    return state
+
+
+class TestIsolation:
+    """``.grad`` is the user's: of this model, and of others that the loss goes through."""
+
+    def test_gan(self) -> None:
+        generator, critic = nn.Linear(4, 12), mlp()
+
+        def loss_fn(model: nn.Layer, noise: Any) -> Any:
+            return critic(model(noise)).mean()
+
+        generator.weight.grad = kept = paddle.ones([4, 12])
+        _, grads = amp.value_and_grad(loss_fn, generator, normal(8, 4))
+        assert len(grads) == 2
+        assert all(p.grad is None for p in critic.parameters())
+        assert np.array_equal(generator.weight.grad.numpy(), kept.numpy())
+        assert generator.bias.grad is None
+
+    def test_an_unused_parameter_has_none(self) -> None:
+        model = nn.Sequential(nn.Linear(12, 4), nn.Linear(12, 4))
+        _, grads = amp.value_and_grad(lambda model, x: model[0](x).mean(), model, X, policy="O0")
+        assert [g is None for g in grads] == [False, False, True, True]
+
+    def test_frozen_parameters_are_left_out(self) -> None:
+        model = mlp()
+        model[0].weight.stop_gradient = True
+        loss, grads = amp.value_and_grad(cross_entropy, model, X, LABELS)
+        assert len(grads) == 5
+        assert loss.stop_gradient
+
+    def test_step_leaves_no_gradients_behind(self) -> None:
+        model = mlp()
+        sgd = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        amp.train_step(cross_entropy, model, sgd)(X, LABELS)
+        assert all(p.grad is None for p in model.parameters())
+
+    def test_an_optimizer_of_more_than_the_model(self) -> None:
+        """A gradient left behind on another model's parameter is not applied by our step."""
+        model, other = mlp(), nn.Linear(2, 2)
+        sgd = paddle.optimizer.SGD(0.1, parameters=[*model.parameters(), *other.parameters()])
+        other.weight.grad = paddle.ones([2, 2])
+        before = bits(other.weight)
+        amp.train_step(cross_entropy, model, sgd)(X, LABELS)
+        assert bits(other.weight) == before
+        assert (other.weight.grad.numpy() == 1).all()
+
+
+class TestWhatNeedsBackward:
+    """Hooks and recompute, which ``paddle.grad`` passes over."""
+
+    @staticmethod
+    def grads(model: nn.Layer, loss_fn: Any = cross_entropy) -> list[np.ndarray]:
+        _, grads = amp.value_and_grad(loss_fn, model, X, LABELS, policy="O1:bfloat16")
+        return [g.numpy() for g in grads]
+
+    def test_hooks_on_parameters(self) -> None:
+        model = mlp()
+        plain = self.grads(model)
+        handle = model[0].weight.register_hook(lambda grad: grad * 2.0)
+        doubled = self.grads(model)
+        assert np.array_equal(doubled[0], plain[0] * 2)
+        assert np.array_equal(doubled[1], plain[1])
+        assert all(p.grad is None for p in model.parameters())
+        handle.remove()
+        assert np.array_equal(self.grads(model)[0], plain[0])
+
+    def test_a_hook_from_before_the_first_step(self) -> None:
+        model = mlp()
+        model[3].bias.register_hook(lambda grad: grad * 0.0)
+        assert (self.grads(model)[-1] == 0).all()
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_recompute(self, reentrant: bool) -> None:
+        model = mlp()
+
+        def through(recompute: Any) -> Any:
+            def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:
+                x.stop_gradient = False  # reentrant recompute asks for it
+                hidden = recompute(model[:3], x, use_reentrant=reentrant)
+                return F.cross_entropy(model[3](hidden), labels)
+
+            return loss_fn
+
+        plain = self.grads(model)
+        ours = self.grads(model, through(recompute))
+        assert all(np.array_equal(a, b) for a, b in zip(ours, plain, strict=True))
+        # Paddle's own runs again outside of the region, in float32.
+        native = self.grads(model, through(native_recompute))
+        assert not all(np.array_equal(a, b) for a, b in zip(native, plain, strict=True))
+
+
+class TestCompiled:
+    @staticmethod
+    def train(policies: list[str], compile: bool, model: nn.Layer, x: Any) -> list[float]:
+        sgd = paddle.optimizer.Momentum(0.1, 0.9, parameters=model.parameters())
+        losses = []
+        steps: dict[str, Any] = {}
+        for policy in policies:
+            if policy not in steps:
+                steps[policy] = amp.train_step(
+                    cross_entropy, model, sgd, policy=policy, compile=compile
+                )
+            losses.append(steps[policy](x, LABELS).loss)
+        return losses
+
+    @pytest.mark.parametrize("workload", WORKLOADS)
+    def test_alternating_policies(self, workload: str) -> None:
+        make, x = WORKLOADS[workload]
+        policies = ["O1", "O0", "O1:bfloat16"] * 3
+        runs = []
+        for compile in (False, True):
+            paddle.seed(3)
+            runs.append(self.train(policies, compile, make(), x))
+        assert runs[1] == pytest.approx(runs[0], rel=2e-4)
+        # The policies differ, so that a program of another one would have been seen.
+        assert len(set(runs[1][:3])) == 3
+
+    def test_training_and_evaluation_are_different_programs(self) -> None:
+        model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+        sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+        step = amp.train_step(cross_entropy, model, sgd, policy="O0", compile=True)
+        assert len({step(X, LABELS).loss for _ in range(4)}) > 1
+        model.eval()
+        assert len({step(X, LABELS).loss for _ in range(4)}) == 1
+        plain = cross_entropy(model, paddle.to_tensor(X), paddle.to_tensor(LABELS)).item()
+        assert step(X, LABELS).loss == pytest.approx(plain, rel=1e-6)
+
+    def test_another_batch_size(self) -> None:
+        model = mlp()
+        sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+        compiled = amp.train_step(cross_entropy, model, sgd, compile=True)
+        eager = amp.train_step(cross_entropy, model, sgd)
+        for size in (16, 5, 16):
+            assert compiled(X[:size], LABELS[:size]).loss == eager(X[:size], LABELS[:size]).loss
+
+    def test_control_flow_on_values(self) -> None:
+        def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:
+            logits = model(x)
+            if logits.mean() > 1e6:
+                logits = logits * 0.0
+            return F.cross_entropy(logits, labels)
+
+        model = mlp()
+        sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+        losses = [
+            amp.train_step(loss_fn, model, sgd, compile=compile)(X, LABELS).loss
+            for compile in (False, True)
+        ]
+        assert losses[0] == losses[1]
+
+    def test_aux_of_any_structure(self) -> None:
+        def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:
+            logits = model(x)
+            return F.cross_entropy(logits, labels), {"logits": logits, "two": [logits * 2.0]}
+
+        model = mlp()
+        sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+        aux = amp.train_step(loss_fn, model, sgd, compile=True)(X, LABELS).aux
+        eager = amp.train_step(loss_fn, model, sgd)(X, LABELS).aux
+        assert np.array_equal(aux["logits"].numpy(), eager["logits"].numpy())
+        assert np.array_equal(aux["two"][0].numpy(), eager["logits"].numpy() * 2)
+
+
+def test_numpy_batches() -> None:
+    seen = []
+
+    def loss_fn(model: nn.Layer, *batch: Any) -> Any:
+        seen.extend(getattr(x, "dtype", type(x)) for x in batch)
+        return model(batch[0]).mean()
+
+    batch = (X.astype("f8"), LABELS, X.astype("f2"), LABELS > 2, "text", 3)
+    amp.value_and_grad(loss_fn, mlp(), *batch, policy="O0")
+    assert seen == [paddle.float32, paddle.int64, paddle.float16, paddle.bool, str, int]
+    seen.clear()
+    double = nn.Linear(12, 1)
+    double.to(dtype="float64")
+    amp.value_and_grad(loss_fn, double, X.astype("f8"), policy="O0")
+    assert seen == [paddle.float64]
+
+
+def test_weight_gradients_are_in_the_low_precision() -> None:
+    """As a float16 kernel returns them: rounded once, before unscaling."""
+    model = mlp()
+    _, grads = amp.value_and_grad(cross_entropy, model, X, LABELS, scaler=amp.GradScaler(2.0**12))
+    products = [0, 1, 4, 5]  # weight and bias of the two linear layers; layer_norm's are float32
+    assert [is_representable(g, "float16") for g in grads] == [i in products for i in range(6)]
+
+
+def test_accumulation_equals_the_whole_batch() -> None:
+    results = []
+    for accumulate in (1, 4):
+        paddle.seed(5)
+        model = mlp()
+        sgd = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+        step = amp.train_step(cross_entropy, model, sgd, policy="O0", accumulate=accumulate)
+        size = len(X) // accumulate
+        for start in range(0, len(X), size):
+            step(X[start : start + size], LABELS[start : start + size])
+        results.append([p.numpy() for p in model.parameters()])
+    for whole, parts in zip(*results, strict=True):
+        assert np.allclose(whole, parts, atol=1e-6)
+
+
+def test_sparse_embedding_trains() -> None:
+    def build(sparse: bool) -> nn.Layer:
+        paddle.seed(7)
+        return nn.Sequential(nn.Embedding(20, 8, sparse=sparse), nn.Flatten(), nn.Linear(24, 4))
+
+    tokens = np.random.default_rng(1).integers(0, 20, (16, 3))
+    weights = []
+    for sparse in (False, True):
+        model = build(sparse)
+        sgd = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+        step = amp.train_step(cross_entropy, model, sgd, accumulate=2, clip_norm=0.2)
+        for _ in range(4):
+            result = step(tokens, LABELS)
+        assert result.applied
+        assert result.grad_norm > 0.2  # so that it was clipped
+        weights.append(model[0].weight.numpy())
+    assert np.allclose(*weights, atol=1e-6)
+
+
+def test_the_optimizer_s_own_grad_clip_sees_true_gradients() -> None:
+    weights = []
+    for scaler in (None, amp.GradScaler(2.0**10)):
+        paddle.seed(2)
+        model = mlp()
+        clip = nn.ClipGradByGlobalNorm(0.1)
+        sgd = paddle.optimizer.SGD(1.0, parameters=model.parameters(), grad_clip=clip)
+        amp.train_step(cross_entropy, model, sgd, policy="O1:bfloat16", scaler=scaler)(X, LABELS)
+        weights.append([p.numpy() for p in model.parameters()])
+    for plain, scaled in zip(*weights, strict=True):
+        assert np.allclose(plain, scaled, atol=1e-4)
