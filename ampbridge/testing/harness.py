@@ -102,6 +102,10 @@ class Harness(Protocol):
         """Whether ``x`` is still tied to the computation it came from."""
 
     @abstractmethod
+    def is_tracing(self) -> bool:
+        """Whether the framework is recording a program for its compiler just now."""
+
+    @abstractmethod
     def ambient(self) -> Mapping[str, object]:
         """What a region may change in the framework: modes, default dtypes, attributes by name.
 

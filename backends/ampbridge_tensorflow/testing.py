@@ -91,6 +91,9 @@ class TensorFlowHarness(Harness):
     def is_differentiable(self, x: tf.Tensor) -> bool:
         return False  # a tensor has no history; a tape that has closed knows it no more
 
+    def is_tracing(self) -> bool:
+        return not tf.executing_eagerly()
+
     def ambient(self) -> Mapping[str, object]:
         return {
             "default dtype": keras.config.floatx(),

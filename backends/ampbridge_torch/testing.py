@@ -98,6 +98,9 @@ class TorchHarness(Harness):
     def is_differentiable(self, x: torch.Tensor) -> bool:
         return x.requires_grad
 
+    def is_tracing(self) -> bool:
+        return torch.compiler.is_compiling()
+
     def ambient(self) -> Mapping[str, object]:
         kind = torch.device(self.device).type
         return {

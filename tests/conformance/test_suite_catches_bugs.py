@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ampbridge import Policy
+from ampbridge import Policy, registry
 from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing import BackendConformance, names_of_tests, outcomes
@@ -482,7 +482,7 @@ class ReportsNanAsInf(ChangesFound):
         return INF if found else FINITE
 
 
-@caught_by("test_unscale_finds_finite_gradients_finite", "test_the_loss_falls")
+@caught_by("test_unscale_finds_finite_gradients_finite", "test_the_loss_falls_under_a_scaler")
 class ReportsFiniteAsInf(ChangesFound):
     def changed(self, found):
         return found or INF
@@ -641,7 +641,9 @@ class SaysThatASkippedStepWasApplied(NumpyBackend):
         return True
 
 
-@caught_by("test_apply_steps_on_finite_and_on_unchecked_gradients", "test_the_loss_falls")
+@caught_by(
+    "test_apply_steps_on_finite_and_on_unchecked_gradients", "test_the_loss_falls_under_a_scaler"
+)
 class NeverSteps(NumpyBackend):
     def apply(self, optimizer, parameters, grads, found):
         return super().apply(optimizer, parameters, grads, INF)
@@ -818,7 +820,7 @@ class KeepsTheScaleInFloat64(NumpyBackend):
     scale_store = with_store(write=lambda self, state: vars(self).update(_state=state))
 
 
-@caught_by("test_two_stores_are_independent", "test_a_store_starts_with_the_given_state")
+@caught_by("test_two_stores_are_independent")
 class SharesOneStore(NumpyBackend):
     shared = None
 
@@ -889,6 +891,13 @@ def test_the_suite_passes_an_intact_backend():
     results = outcomes(NumpyHarness())
     assert {name: o for name, o in results.items() if o not in ("passed", "skipped")} == {}
     assert sorted(results) == names_of_tests()
+
+
+def test_the_suite_notices_another_framework(monkeypatch):
+    """The NumPy adapter imports autograd; let that be a framework with a backend of its own."""
+    monkeypatch.setitem(registry._registered, "autograd", NumpyBackend)
+    test = "test_it_imports_no_other_framework"
+    assert outcomes(NumpyHarness(), [test]) == {test: "failed"}
 
 
 def test_a_test_may_not_be_left_out():
