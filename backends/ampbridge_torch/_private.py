@@ -99,6 +99,11 @@ FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
 """Namespaces of overridable functions, each with the prefix that aten puts before their names."""
 
 
+def is_aten(name: str) -> bool:
+    """Whether there is an aten op of that name."""
+    return bool(lookup("_jit_get_schemas_for_operator")(f"aten::{name}"))
+
+
 def computes(aten_name: str) -> bool:
     """Whether an aten op makes new tensors from tensors: no view, nothing in place, no query."""
     schemas = lookup("_jit_get_schemas_for_operator")(f"aten::{aten_name}")

@@ -6,7 +6,7 @@ and a function mode is handed the one that was called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType
 from typing import Any, TypeAlias
@@ -29,6 +29,7 @@ _OPERATORS = {
     "div": ("__truediv__",),
     "pow": ("__pow__", "__rpow__"),
     "matmul": ("__matmul__", "__rmatmul__"),
+    "reciprocal": ("__rdiv__",),  # `2 / x` is `x.reciprocal() * 2`; also named __rtruediv__
 }
 
 # Allocations and conversions: what they are handed says a shape or a dtype, not a value.
@@ -89,10 +90,20 @@ def _is_function(obj: object) -> bool:
     return isinstance(obj, (FunctionType, BuiltinFunctionType, MethodDescriptorType))
 
 
-# -- composites: functions of torch that are written in Python
+# -- composites: functions of torch.nn.functional that are made of others
 
 
-def revealed_composites(listed: Collection[Function]) -> Iterator[tuple[Function, Function]]:
+def is_composite(function: Function) -> bool:
+    """Whether it is Python code that shows itself to function modes and is no aten op."""
+    return (
+        isinstance(function, FunctionType)
+        and function.__module__ == "torch.nn.functional"
+        and any(name.startswith("has_torch_function") for name in function.__code__.co_names)
+        and not _private.is_aten(function.__name__)
+    )
+
+
+def revealed_composites(listed: Collection[Function]) -> Iterator[tuple[Function, FunctionType]]:
     """Each composite that is not listed but calls, however deep, what is; with its twin.
 
     While a mode's ``__torch_function__`` runs, the mode is off, so it would not see those calls.
@@ -103,42 +114,27 @@ def revealed_composites(listed: Collection[Function]) -> Iterator[tuple[Function
             yield composite, twin
 
 
-def is_composite(function: Function) -> bool:
-    """Whether it is a Python function whose inner calls a twin would reveal."""
-    return isinstance(function, FunctionType) and _hands_over(function)
-
-
 @cache
 def _composites() -> tuple[tuple[FunctionType, FunctionType, frozenset[str]], ...]:
     """Each composite, its twin, and the names that it can come to call."""
-    modules = (torch.nn.functional, torch.functional)
-    candidates: Iterable[Any] = [f for module in modules for f in vars(module).values()]
-    globals_of_twins: dict[int, dict[str, Any]] = {}
+    namespace = vars(torch.nn.functional)
+    checks = [name for name in namespace if name.startswith("has_torch_function")]
+    revealing = {**namespace, **dict.fromkeys(checks, _no_torch_function)}
     return tuple(
-        (function, _twin(function, globals_of_twins), _names_called(function))
-        for function in candidates
+        (function, _twin(function, revealing), _names_called(function))
+        for function in namespace.values()
         if is_composite(function)
     )
 
 
-def _hands_over(function: FunctionType) -> bool:
-    """Whether it passes itself to function modes, which is how a mode comes to see it."""
-    return any(name.startswith("has_torch_function") for name in function.__code__.co_names)
-
-
-def _twin(function: FunctionType, globals_of_twins: dict[int, dict[str, Any]]) -> FunctionType:
-    """``function`` with a body that does not hand itself over, so that its inner calls do.
+def _twin(function: FunctionType, revealing: dict[str, Any]) -> FunctionType:
+    """``function`` with a body that does not show itself to modes, so that its inner calls do.
 
     (``torch.overrides.redispatch_function`` is newer than torch 2.6 and Dynamo cannot trace it.)
     """
-    variables = globals_of_twins.get(id(function.__globals__))
-    if variables is None:
-        checks = [n for n in function.__globals__ if n.startswith("has_torch_function")]
-        variables = {**function.__globals__, **dict.fromkeys(checks, _no_torch_function)}
-        globals_of_twins[id(function.__globals__)] = variables
     twin = FunctionType(
         function.__code__,
-        variables,
+        revealing,
         function.__name__,
         function.__defaults__,
         function.__closure__,

@@ -134,7 +134,7 @@ def _categories(policy: Policy, device_type: DeviceType) -> dict[Function, Categ
             for function in functions_named(namespace, spelling):
                 if verdict == "native":
                     found.pop(function, None)
-                elif verdict != "rest" and not (verdict == "promote" and is_composite(function)):
+                elif verdict != "rest" and (verdict != "promote" or not is_composite(function)):
                     found[function] = verdict
     return found
 

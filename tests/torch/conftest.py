@@ -1,0 +1,47 @@
+"""PyTorch in this process, on CUDA where there is one. The helpers stand beside the tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for recorder.py
+
+if importlib.util.find_spec("torch") is None:
+    if "torch" in os.environ.get("AMPBRIDGE_REQUIRE", ""):
+        raise ImportError("AMPBRIDGE_REQUIRE asks for torch, which is not installed")
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import torch
+
+    @pytest.fixture(autouse=True)
+    def one_thread() -> Iterator[None]:
+        """Small tests are faster on one thread; graphs of one test are no other's."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        yield
+        torch.set_num_threads(threads)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Inductor's own imports, in torch 2.13: torch.utils.mkldnn still uses torch.jit.
+    config.addinivalue_line("filterwarnings", "ignore:.torch.jit:DeprecationWarning")
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(params=["bfloat16", "float16"])
+def low(request: pytest.FixtureRequest) -> str:
+    """The low precision of the policy."""
+    name: str = request.param
+    return name
