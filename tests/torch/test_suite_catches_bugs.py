@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from ampbridge.backend import INF
 from ampbridge.testing import import_or_skip, outcomes
 
 torch = import_or_skip("torch")
@@ -79,6 +80,13 @@ class KeepsTheLossOnItsGraph(TorchBackend):
         return loss.requires_grad_(), aux, grads
 
 
+@caught_by("test_native_batches_give_what_numpy_batches_give")
+class RoundsNativeBatches(TorchBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total):
+        batch = [x.half().float() if isinstance(x, torch.Tensor) else x for x in batch]
+        return super().gradients(loss_fn, model, batch, policy, factor, total)
+
+
 @caught_by("test_unscale_changes_stored_gradients_in_place")
 class UnscalesCopies(TorchBackend):
     def unscale(self, grads, scale):
@@ -127,6 +135,12 @@ class StepsByZeroOnInf(TorchBackend):
         with torch.no_grad():
             torch._foreach_copy_(list(parameters), kept)
         return False
+
+
+@caught_by("test_minimize_is_step_and_update", "test_step_takes_stored_gradients")
+class NeverSteps(TorchBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        return super().apply(optimizer, parameters, grads, INF)
 
 
 @caught_by("test_the_loss_function_is_compiled")
