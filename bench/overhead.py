@@ -134,7 +134,7 @@ def run_here(framework: str, options: argparse.Namespace) -> None:
     from rich.table import Table
 
     cases = importlib.import_module(f"overhead_{framework}").cases
-    console = Console(width=110)
+    console = Console(width=120)
     table = Table("workload", "case", "variant", "ms a step", "ratio", "quartiles")
     kept = []
     for workload in options.workload:
@@ -163,8 +163,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=0.05, help="one turn of one variant")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
     options = parser.parse_args()
     if options.framework:

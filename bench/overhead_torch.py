@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import itertools
+import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -130,6 +131,8 @@ def fabricated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | Non
     fabric_module = lightning_fabric()
     if fabric_module is None:
         return None
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     precision = "16-mixed" if DEVICE == "cuda" else "bf16-mixed"
     fabric = fabric_module.Fabric(accelerator=DEVICE, devices=1, precision=precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
