@@ -232,9 +232,11 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
     dtype, where autograd would let float64 through (its ``maximum``, ``where`` and ``mean``).
     """
     dtype = _dtype_of(x)
-    if dtype in CASTABLE and dtype != target:
+    if dtype not in FLOATING:
+        return x
+    if dtype != FLOAT64 and target not in (dtype, held):
         x = _as_dtype(x, target)
-    return _as_dtype(x, held) if dtype in FLOATING else x
+    return _as_dtype(x, held)
 
 
 def _opened(result: Any) -> Any:
@@ -260,7 +262,6 @@ _MOVES_ONLY = {
     "pad", "permute_dims", "ravel", "reshape", "roll", "rollaxis", "rot90", "split", "squeeze",
     "stack", "swapaxes", "take", "take_along_axis", "transpose", "tril", "triu", "unstack", "vsplit",
 }  # fmt: skip
-
 
 # NumPy's second names that are functions of their own.
 _SECOND_NAMES = {"numpy.amax": "numpy.max", "numpy.amin": "numpy.min"}

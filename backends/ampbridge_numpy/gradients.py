@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from autograd.extend import VJPNode
@@ -93,7 +93,7 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
     """The gradient of ``factor * loss`` at each root; None where the loss does not depend on it."""
     seed = value_of(loss).dtype.type(1 if factor is None else factor)
     # Infinities in scaled gradients are what the scaler looks for, and inf - inf follows from them.
-    expected = "warn" if factor is None else "ignore"
+    expected: Literal["warn", "ignore"] = "warn" if factor is None else "ignore"
     pending = {loss._node: (np.asarray(seed), False)}
     found: dict[Any, Any] = {}
     with np.errstate(over=expected, invalid=expected):

@@ -365,7 +365,6 @@ def test_scaling_inside_of_a_function_of_one_s_own() -> None:
     """``scaler.scale`` on a traced loss; ``autograd`` takes the gradients."""
     model, x = nn.Linear(3, 1, rng=0), np.ones((2, 3), np.float32)
     scaler, optimizer = GradScaler(1024.0), optim.SGD(model.parameters(), lr=1.0)
-    scaler.bind(backend(), model)
     arrays = model.parameters()
 
     def scaled(*boxes: Any) -> Any:
