@@ -55,7 +55,10 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.jit.dy2static.program_translator.convert_to_static": Private(
         "compile=True: control flow in the loss", True, "3.3.1"
     ),
-    # methods, looked up on the objects themselves
+    # methods and attributes, looked up on the objects themselves
+    "Tracer._set_amp_op_list": Private("regions on GPU", True, "3.3.1"),
+    "Tracer._amp_level": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
+    "AmpAttrs._amp_level": Private("regions on GPU, in a traced program", True, "3.3.1"),
     "Tensor._inplace_version": Private(
         "simulated regions: marks of changed tensors", True, "3.3.1"
     ),

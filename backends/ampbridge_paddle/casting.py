@@ -16,7 +16,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge_paddle import functions, simulation
-from ampbridge_paddle._private import private
+from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function
 from ampbridge_paddle.rules import AmpLists, Rules, amp_lists_for, lists_of_everything, rules_for
 
@@ -171,15 +171,19 @@ def _set_op_lists(white: set[str], black: set[str]) -> None:
     if _tracing():
         private("paddle.base.core._set_amp_op_list")(white, black)
     else:
-        private("paddle.base.framework._dygraph_tracer")()._set_amp_op_list(white, black)
+        method("Tracer", _tracer(), "_set_amp_op_list")(white, black)
 
 
 def _amp_is_on() -> bool:
     if _tracing():
-        level = private("paddle.base.core._get_amp_attrs")()._amp_level
+        level = method("AmpAttrs", private("paddle.base.core._get_amp_attrs")(), "_amp_level")
     else:
-        level = private("paddle.base.framework._dygraph_tracer")()._amp_level
+        level = method("Tracer", _tracer(), "_amp_level")
     return bool(level != private("paddle.base.core.AmpLevel").O0)
+
+
+def _tracer() -> Any:
+    return private("paddle.base.framework._dygraph_tracer")()
 
 
 def _tracing() -> bool:

@@ -78,7 +78,7 @@ def _with_control_flow(loss_fn: LossFn) -> LossFn:
     function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.
     """
     convert = private("paddle.jit.dy2static.program_translator.convert_to_static")
-    if not inspect.isfunction(loss_fn):
+    if not inspect.isfunction(loss_fn) or loss_fn.__name__ == "<lambda>":
         return loss_fn
     try:
         return convert(loss_fn)

@@ -30,7 +30,7 @@ from ampbridge.errors import SimulationWarning
 from ampbridge.interception import Interception, Site
 from ampbridge.oplists import Category
 from ampbridge_paddle import functions
-from ampbridge_paddle._private import private
+from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Replacements
 from ampbridge_paddle.rounding import round_to, round_traced
 from ampbridge_paddle.rules import Rules
@@ -39,6 +39,8 @@ Tensor: type = private("paddle.base.core.eager.Tensor")
 Value = paddle.pir.Value
 _C_ops = private("paddle._C_ops")
 _cast = private("paddle._C_ops.cast")
+_version = method("Tensor", Tensor, "_inplace_version")
+_has_memory = method("Tensor", Tensor, "_is_initialized")
 
 _FLOAT32, _FLOAT64 = paddle.float32, paddle.float64
 _LOW = {"float16": paddle.float16, "bfloat16": paddle.bfloat16}
@@ -95,7 +97,7 @@ def mark(x: Any, region: Region, dtype: str | None = None) -> Any:
     """Say that ``x`` holds values of ``dtype``, the region's low precision by default."""
     dtype = dtype or region.rules.dtype
     if isinstance(x, Tensor):
-        setattr(x, _MARK, (dtype, x._inplace_version()))
+        setattr(x, _MARK, (dtype, _version(x)))
     elif dtype == region.rules.dtype:
         region.marked_values.add(x.hash())
     return x
@@ -104,7 +106,7 @@ def mark(x: Any, region: Region, dtype: str | None = None) -> Any:
 def low_dtype(x: Any) -> str | None:
     """The low precision that a tensor is marked with, or None."""
     marked = x.__dict__.get(_MARK)
-    return marked[0] if marked is not None and marked[1] == x._inplace_version() else None
+    return marked[0] if marked is not None and marked[1] == _version(x) else None
 
 
 def _is_marked(x: Any, region: Region) -> bool:
@@ -151,12 +153,7 @@ def _rounded_input(x: Any, region: Region) -> Any:
         if x.dtype == _FLOAT32:
             return x if _is_marked(x, region) else _round(x, region.rules.dtype)
         if x.dtype in _LOW_NAMES:
-            wide = _cast(x, _FLOAT32)
-            return (
-                wide
-                if _LOW_NAMES[x.dtype] == region.rules.dtype
-                else _round(wide, region.rules.dtype)
-            )
+            return _round(_cast(x, _FLOAT32), region.rules.dtype)
         return x
     if type(x) in (list, tuple):
         return type(x)(_rounded_input(item, region) for item in x)
@@ -175,7 +172,7 @@ def _in_float32_storage(x: Any) -> Any:
 def _low_output(x: Any, region: Region, exact: bool) -> Any:
     """``x`` rounded, unless its kernel is ``exact``, and marked."""
     if isinstance(x, (Tensor, Value)):
-        if x.dtype != _FLOAT32 or (isinstance(x, Tensor) and not x._is_initialized()):
+        if x.dtype != _FLOAT32 or (isinstance(x, Tensor) and not _has_memory(x)):
             return x
         return mark(x if exact else _round(x, region.rules.dtype), region)
     if type(x) in (list, tuple):

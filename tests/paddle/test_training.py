@@ -194,6 +194,17 @@ class TestIsolation:
         assert (other.weight.grad.numpy() == 1).all()
 
 
+def test_data_parallel_of_one_process() -> None:
+    """Its reduction is a hook of backward(), so that paddle.grad would pass it over."""
+    model = mlp()
+    with pytest.warns(UserWarning, match="single-card"):
+        parallel = paddle.DataParallel(model)
+    _, plain = amp.value_and_grad(cross_entropy, model, X, LABELS)
+    _, grads = amp.value_and_grad(cross_entropy, parallel, X, LABELS)
+    assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(plain, grads, strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
 class TestWhatNeedsBackward:
     """Hooks and recompute, which ``paddle.grad`` passes over."""
 
@@ -263,6 +274,23 @@ class TestCompiled:
         assert runs[1] == pytest.approx(runs[0], rel=2e-4)
         # The policies differ, so that a program of another one would have been seen.
         assert len(set(runs[1][:3])) == 3
+
+    def test_a_step_whose_policy_changes(self) -> None:
+        """Paddle would run the program that it traced first."""
+        model = mlp()
+        sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+        steps = [
+            amp.train_step(cross_entropy, model, sgd, policy="O0", compile=compile)
+            for compile in (False, True)
+        ]
+        seen = set()
+        for policy in ["O0", "O1:bfloat16", amp.Policy("O1", "bfloat16", deny=["linear"]), "O0"]:
+            for step in steps:
+                step.policy = amp.Policy.parse(policy)
+            losses = {step(X, LABELS).loss for step in steps}
+            assert len(losses) == 1
+            seen |= losses
+        assert len(seen) == 2  # O0 and the denied product give the same
 
     def test_training_and_evaluation_are_different_programs(self) -> None:
         model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 4))
