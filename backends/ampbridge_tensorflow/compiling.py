@@ -19,11 +19,13 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     Python control flow on tensors in ``loss_fn`` is converted by AutoGraph, as in any tf.function.
     """
     step = build(_with_autograph(loss_fn))
-    traced: dict[tuple[Policy, bool, bool], Any] = {}
+    traced: dict[tuple[Policy, bool, bool, int], Any] = {}
 
-    def trace(policy: Policy, final: bool) -> Any:
-        def run(total: Sequence[Array] | None, batch: Sequence[Any]) -> StepOutput:
-            return step(policy, final, total, batch)
+    def trace(policy: Policy, final: bool, first: bool, size: int) -> Any:
+        # One flat list of arguments: tf.function takes 0.1 ms longer to look at nested ones.
+        def run(*arguments: Any) -> StepOutput:
+            total = None if first else arguments[size:]
+            return step(policy, final, total, arguments[:size])
 
         # Our own code holds nothing to convert; reduce_retracing for a last, smaller batch.
         return tf.function(run, autograph=False, reduce_retracing=True)
@@ -31,10 +33,10 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
-        kind = (policy, final, total is None)
+        kind = (policy, final, total is None, len(batch))
         if kind not in traced:
-            traced[kind] = trace(policy, final)
-        output: StepOutput = traced[kind](total, native_batch(batch))
+            traced[kind] = trace(*kind)
+        output: StepOutput = traced[kind](*native_batch(batch), *(total or ()))
         return output
 
     return program

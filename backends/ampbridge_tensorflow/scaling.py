@@ -119,29 +119,28 @@ def apply(
 
 
 class VariableStore:
-    """The scaler's state in tf.Variables: a traced step reads and writes them on the device."""
+    """The scaler's state in tf.Variables: a traced step reads and writes them on the device.
+
+    Two of them: the scale, float32, and the three counters, int32; a small step notices each read.
+    """
 
     @outside_of_regions
     def __init__(self, state: ScaleState) -> None:
         with tf.init_scope():  # a scaler may be met first while a step is being traced
-            self._variables = ScaleState(
-                tf.Variable(
-                    float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"
-                ),
-                *(
-                    tf.Variable(int(count), dtype=tf.int32, trainable=False, name=name)
-                    for name, count in zip(ScaleState._fields[1:], state[1:], strict=True)
-                ),
+            self._scale = tf.Variable(
+                float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"
             )
+            counts = [int(count) for count in state[1:]]
+            self._counts = tf.Variable(counts, dtype=tf.int32, trainable=False, name="counts")
 
     def read(self) -> ScaleState:
         """The state as tensors."""
-        return ScaleState(*(variable.read_value() for variable in self._variables))
+        return ScaleState(self._scale.read_value(), *tf.unstack(self._counts.read_value()))
 
     def write(self, state: ScaleState) -> None:
-        """Set the variables from Python numbers."""
-        for variable, value in zip(self._variables, state, strict=True):
-            variable.assign(value)
+        """Set the variables, from Python numbers or tensors."""
+        self._scale.assign(state.scale)
+        self._counts.assign(state[1:])
 
     @outside_of_regions
     def update(self, found: Scalar, config: ScalerConfig) -> None:
