@@ -41,6 +41,12 @@ NAMES = {
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
         Name("torch._functorch.config", "gradients of compiled functions under lists", False),
         Name("torch._dynamo.lookup_backend", "compile=True", True),
+        Name("torch.utils.checkpoint.CheckpointFunction", "reentrant checkpoints", False),
+        Name(
+            "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+            "checkpoints without ampbridge_torch.checkpoint",
+            False,
+        ),
         Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
     )
 }

@@ -1,0 +1,186 @@
+"""Regions: what they leave behind, how they nest, threads, torch.autocast around and inside."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint as torch_checkpoint
+from recorder import run_eager
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack as modes
+
+import ampbridge as amp
+import ampbridge_torch
+from ampbridge.errors import UnsupportedError
+
+BF16, F32 = torch.bfloat16, torch.float32
+DENY_LINEAR = amp.Policy("O1", "bfloat16", deny=["linear"])
+
+
+@pytest.fixture
+def x(device: str) -> torch.Tensor:
+    return torch.rand(4, 4, device=device)
+
+
+def region(policy: amp.Policy | str) -> object:
+    return amp.autocast(policy, backend="torch")
+
+
+def dtypes(x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """Of a linear and of a softmax of low-precision input."""
+    return F.linear(x, x).dtype, x.bfloat16().softmax(-1).dtype
+
+
+def test_the_inner_policy_alone_counts(x: torch.Tensor) -> None:
+    softmax_low = amp.Policy("O1", "bfloat16", allow=["softmax"])
+    with region(DENY_LINEAR):
+        assert dtypes(x) == (F32, F32)
+        with region(softmax_low):
+            assert dtypes(x) == (BF16, BF16)
+            with region("O0"):
+                assert dtypes(x) == (F32, F32)
+                with region(softmax_low):
+                    assert dtypes(x) == (BF16, BF16)
+            assert dtypes(x) == (BF16, BF16)
+        with region(amp.Policy("O1", "bfloat16", lists="native")):
+            assert F.linear(x, x).dtype is BF16
+        assert dtypes(x) == (F32, F32)
+    assert dtypes(x) == (F32, BF16)
+
+
+def test_an_inner_o0_region_is_full_float32(x: torch.Tensor) -> None:
+    with region("O1:bfloat16"):
+        low = x @ x
+        with region("O0"):
+            ran = run_eager(lambda y: (y @ y + y).relu().exp().mean(), [low], region("O0"))
+    assert ran.dtypes == {"float32"}
+
+
+def test_an_outermost_o0_region_intercepts_nothing(x: torch.Tensor) -> None:
+    with region("O0"):
+        assert modes() == []
+        assert (x.bfloat16() * 2).dtype is BF16
+
+
+def test_an_o0_region_inside_of_torch_autocast_is_full_float32(x: torch.Tensor) -> None:
+    with torch.autocast(x.device.type, BF16), region("O0"):
+        assert (x @ x).dtype is F32
+        assert (x.bfloat16() * 2).dtype is F32
+
+
+def test_torch_autocast_switched_off_inside_switches_the_lists_off(x: torch.Tensor) -> None:
+    with region("O1:bfloat16"), torch.autocast(x.device.type, enabled=False):
+        assert dtypes(x) == (F32, BF16)
+
+
+def test_exceptions_leave_everything_as_it_was(x: torch.Tensor) -> None:
+    originals = {name: vars(torch_checkpoint)[name] for name in vars(torch_checkpoint)}
+    for policy in (DENY_LINEAR, "O1:bfloat16", "O0"):
+        with pytest.raises(ZeroDivisionError), region("O1:float16"), region(policy):
+            1 / 0  # noqa: B018
+    assert modes() == []
+    assert not torch.is_autocast_enabled(x.device.type)
+    assert not torch.is_autocast_enabled("cpu")
+    assert originals == {name: vars(torch_checkpoint)[name] for name in originals}
+
+
+def test_an_op_that_raises_leaves_autocast_enabled(x: torch.Tensor) -> None:
+    with region(DENY_LINEAR):
+        with pytest.raises(RuntimeError):
+            F.linear(x, torch.rand(3, 3, device=x.device))
+        assert torch.is_autocast_enabled(x.device.type)
+
+
+def test_eight_threads_with_policies_of_their_own(x: torch.Tensor) -> None:
+    policies = [DENY_LINEAR, amp.Policy("O1", "bfloat16", allow=["softmax"])] * 4
+    expected = [(F32, F32), (BF16, BF16)] * 4
+    together = Barrier(8)
+
+    def run(policy: amp.Policy) -> set[tuple[torch.dtype, torch.dtype]]:
+        together.wait()
+        found = set()
+        for _ in range(20):
+            with region(policy):
+                found.add(dtypes(x))
+        assert modes() == []
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(run, policies)) == [{pair} for pair in expected]
+
+
+def test_a_region_that_needs_no_lists_has_no_mode(x: torch.Tensor) -> None:
+    with region(amp.Policy("O1", "bfloat16", lists="native")):
+        assert modes() == []
+        assert (x @ x).dtype is BF16
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_region_covers_both_devices() -> None:
+    for device in ("cpu", "cuda"):
+        with region("O1:bfloat16"):
+            assert dtypes(torch.rand(4, 4, device=device)) == (BF16, F32)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_training_step_on_cuda_is_plain_autocast() -> None:
+    model = nn.Linear(4, 4, device="cuda")
+    seen = []
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        seen.append(modes())
+        return model(x).sum()
+
+    amp.value_and_grad(loss_fn, model, torch.rand(4, 4, device="cuda"), policy="O1")
+    assert seen == [[]]
+
+
+def test_simulated_execution_is_refused() -> None:
+    message = (
+        "Policy('O1', 'float16', execution='simulated'): torch has low-precision kernels on every "
+        "device; it does not simulate.\nHint: Policy('O1', 'float16', execution='native')"
+    )
+    with pytest.raises(UnsupportedError) as error, region(amp.Policy(execution="simulated")):
+        pass
+    assert str(error.value) == message
+
+
+# -- activation checkpoints
+
+
+CHECKPOINTS = {
+    "torch's": lambda f, x: torch_checkpoint.checkpoint(f, x, use_reentrant=False),
+    "torch's reentrant": lambda f, x: torch_checkpoint.checkpoint(f, x, use_reentrant=True),
+    "ours": ampbridge_torch.checkpoint,
+    "ours reentrant": lambda f, x: ampbridge_torch.checkpoint(f, x, use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("backward_inside", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint_recomputes_under_the_lists(
+    name: str, backward_inside: bool, device: str
+) -> None:
+    """Bit by bit the gradients of the same region without a checkpoint."""
+    block = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16))
+    block.to(device)
+    data = torch.randn(4, 16, device=device)
+
+    def gradients(run: object) -> list[torch.Tensor]:
+        x = data.clone().requires_grad_()
+        block.zero_grad()
+        with region(DENY_LINEAR):
+            loss = run(x).square().sum()
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            loss.backward()
+        return [x.grad, *(p.grad.clone() for p in block.parameters())]
+
+    plain = gradients(block)
+    again = gradients(lambda x: CHECKPOINTS[name](block, x))
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
