@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from ampbridge_numpy import nn, optim
 
+from ampbridge_numpy import nn, optim
 from workloads.weights import HEADS, WIDTH, Weights
 
 
@@ -13,9 +13,9 @@ def mlp(weights: Weights) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(),
         linear(weights, "hidden1"),
-        nn.ReLU(),
+        nn.GELU(),
         linear(weights, "hidden2"),
-        nn.ReLU(),
+        nn.GELU(),
         linear(weights, "head"),
     )
 
@@ -25,10 +25,10 @@ def conv(weights: Weights) -> nn.Module:
     return nn.Sequential(
         conv2d(weights, "conv1", padding=1),
         nn.BatchNorm2d(8),
-        nn.ReLU(),
+        nn.GELU(),
         conv2d(weights, "conv2", stride=2),
         nn.BatchNorm2d(16),
-        nn.ReLU(),
+        nn.GELU(),
         nn.Flatten(),
         linear(weights, "head"),
     )

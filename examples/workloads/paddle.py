@@ -15,9 +15,9 @@ def mlp(weights: Weights) -> nn.Layer:
     return nn.Sequential(
         nn.Flatten(),
         linear(weights, "hidden1"),
-        nn.ReLU(),
+        nn.GELU(),
         linear(weights, "hidden2"),
-        nn.ReLU(),
+        nn.GELU(),
         linear(weights, "head"),
     )
 
@@ -27,10 +27,10 @@ def conv(weights: Weights) -> nn.Layer:
     return nn.Sequential(
         conv2d(weights, "conv1", padding=1),
         nn.BatchNorm2D(8),
-        nn.ReLU(),
+        nn.GELU(),
         conv2d(weights, "conv2", stride=2),
         nn.BatchNorm2D(16),
-        nn.ReLU(),
+        nn.GELU(),
         nn.Flatten(),
         linear(weights, "head"),
     )

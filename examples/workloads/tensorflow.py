@@ -20,8 +20,8 @@ def mlp(weights: Weights) -> keras.Model:
             [
                 keras.Input((1, 8, 8)),
                 layers.Flatten(),
-                layers.Dense(128, activation="relu", name="hidden1"),
-                layers.Dense(64, activation="relu", name="hidden2"),
+                layers.Dense(128, activation="gelu", name="hidden1"),
+                layers.Dense(64, activation="gelu", name="hidden2"),
                 layers.Dense(10, name="head"),
             ]
         ),
@@ -38,10 +38,10 @@ def conv(weights: Weights) -> keras.Model:
                 layers.Permute((2, 3, 1)),
                 layers.Conv2D(8, 3, padding="same", use_bias=False, name="conv1"),
                 layers.BatchNormalization(momentum=0.9, epsilon=1e-5),
-                layers.ReLU(),
+                layers.Activation("gelu"),
                 layers.Conv2D(16, 3, strides=2, use_bias=False, name="conv2"),
                 layers.BatchNormalization(momentum=0.9, epsilon=1e-5),
-                layers.ReLU(),
+                layers.Activation("gelu"),
                 layers.Permute((3, 1, 2)),
                 layers.Flatten(),
                 layers.Dense(10, name="head"),
@@ -73,8 +73,7 @@ def optimizer(model: keras.Model, learning_rate: float = 0.1) -> keras.optimizer
 
 
 def loss(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    logits = model(x, training=True)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, model(x, training=True))
 
 
 def predict(model: keras.Model, x: np.ndarray) -> np.ndarray:
