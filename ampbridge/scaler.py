@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -309,4 +309,11 @@ class GradScaler:
         return gradients
 
     def __repr__(self) -> str:
-        return f"GradScaler(scale={self.get_scale()!r}, {self.config!r}, enabled={self.enabled})"
+        changed = [
+            f"{f.name}={value!r}"
+            for f in fields(self.config)
+            if (value := getattr(self.config, f.name)) != f.default
+        ]
+        if not self.enabled:
+            changed.append("enabled=False")
+        return f"GradScaler({', '.join([f'{self.get_scale()!r}', *changed])})"

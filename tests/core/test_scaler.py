@@ -102,6 +102,11 @@ def test_minimize_is_step_and_update(make):
     assert (optimizer.steps, scaler.get_scale()) == (1, 16.0)
 
 
+def test_it_prints_back_short():
+    assert repr(GradScaler(1024, growth_interval=7)) == "GradScaler(1024.0, growth_interval=7)"
+    assert repr(GradScaler(enabled=False)) == "GradScaler(1.0, enabled=False)"
+
+
 # -- state
 
 SETTINGS = {
