@@ -9,8 +9,10 @@ from ampbridge import registry
 from ampbridge.backend import Backend
 from ampbridge.errors import UnsupportedError
 from ampbridge.policy import Policy
+from ampbridge.tracing import called_as_it_is, constant_result
 
 
+@called_as_it_is
 @contextmanager
 def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) -> Iterator[None]:
     """Run the enclosed ops, or the decorated function's, as ``policy`` says.
@@ -35,13 +37,10 @@ def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) 
         yield
 
 
+@constant_result
 def _loaded(name: str | None) -> str:
     """The name of the backend of that name, or of the active one, which is loaded now."""
     return (registry.active_backend() if name is None else registry.backend(name)).name
-
-
-# torch.compile calls it while it traces `autocast`, rather than trace the import of an adapter.
-_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_level(policy: Policy) -> None:

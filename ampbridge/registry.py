@@ -22,6 +22,7 @@ from ampbridge.errors import (
     listed,
     nearest,
 )
+from ampbridge.tracing import called_as_it_is
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -75,6 +76,7 @@ def _status(name: str) -> str:
     return "installed" if name in sys.modules or find_spec(name) else "not installed"
 
 
+@called_as_it_is
 def backend(name_or_object: object) -> Backend:
     """The backend of that name, or the one that ``name_or_object`` belongs to.
 
@@ -119,6 +121,7 @@ def _package(entry_point: EntryPoint) -> str:
     return entry_point.module.partition(".")[0]
 
 
+@called_as_it_is
 def framework_of(*objects: object) -> str:
     """The registered framework that the objects belong to, by the modules of their classes.
 

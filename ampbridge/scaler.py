@@ -12,6 +12,7 @@ from ampbridge.backend import Array, Backend, Optimizer, Scalar, ScaleStore
 from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.scaler_state import read_state, write_state
+from ampbridge.tracing import called_as_it_is
 
 
 class Gradients(Sequence[Array]):
@@ -110,6 +111,7 @@ class GradScaler:
 
     # -- the four calls of a training loop
 
+    @called_as_it_is
     def scale(self, loss: Any) -> Any:
         """``loss`` in float32 times the scale; lists, tuples and dicts of losses likewise.
 
@@ -124,6 +126,7 @@ class GradScaler:
         backend = self._bound_to(loss)
         return backend.cast(loss, "float32") * self._store.read().scale
 
+    @called_as_it_is
     def unscale(self, owner: Optimizer | Sequence[Array]) -> Gradients:
         """Divide gradients by the scale and check them, ahead of ``step``; for clipping.
 
@@ -150,6 +153,7 @@ class GradScaler:
         self._checked[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
         return gradients
 
+    @called_as_it_is
     def step(self, optimizer: Optimizer, grads: Sequence[Array] | None = None) -> bool:
         """Step ``optimizer`` unless its gradients overflowed; unscales them if need be.
 
@@ -183,6 +187,7 @@ class GradScaler:
         )
         return applied
 
+    @called_as_it_is
     def update(self) -> None:
         """Adapt the scale to what the steps since the last ``update`` found.
 
@@ -200,6 +205,7 @@ class GradScaler:
         if self.enabled and found:
             self._store.update(sum(found[1:], start=found[0]), self.config)
 
+    @called_as_it_is
     def minimize(self, optimizer: Optimizer, scaled_loss: Any) -> bool:
         """Paddle's ``step`` and ``update`` in one; ``scaled_loss.backward()`` comes before it."""
         del scaled_loss  # its gradients are in the parameters by now; named as Paddle names it
