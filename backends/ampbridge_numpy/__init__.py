@@ -11,19 +11,6 @@ and rounded once, as Tensor Cores do it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ampbridge_numpy import nn, optim
 
-# Here, as the first import of the module would put the module in the place of the function below.
-from ampbridge_numpy.backend import NumpyBackend
-
-if TYPE_CHECKING:
-    from ampbridge.backend import Backend
-
-__all__ = ["backend", "nn", "optim"]
-
-
-def backend() -> Backend:
-    """The adapter."""
-    return NumpyBackend()
+__all__ = ["nn", "optim"]

@@ -274,7 +274,7 @@ defvjp(_normalized, lambda ans, x, axes, eps: lambda g: _normalized_to_x(g, ans,
 # -- activations
 
 
-@op("relu")
+@op("relu", moves_only=True)
 def relu(x: Array) -> Array:
     """``max(x, 0)``; its derivative at 0 is 0."""
     return _relu(x)
@@ -282,10 +282,26 @@ def relu(x: Array) -> Array:
 
 @primitive
 def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
+    return _where_positive(x, x)
 
 
-defvjp(_relu, lambda ans, x: lambda g: g * (ans > 0))
+@primitive
+def _relu_to_x(g: np.ndarray, result: np.ndarray) -> np.ndarray:
+    return _where_positive(result, g)
+
+
+def _where_positive(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """``y`` where ``x`` is positive or NaN, else 0: also where ``y`` is inf.
+
+    By their bits, which for 16 bits is ten times as fast as NumPy's ``where`` and ``maximum``.
+    """
+    kept = (x.view(f"i{x.itemsize}") > 0) | np.isnan(x)
+    bits: np.ndarray = y.view(f"u{y.itemsize}") * kept
+    return bits.view(y.dtype)
+
+
+defvjp(_relu, lambda ans, x: lambda g: _relu_to_x(g, ans))
+defvjp(_relu_to_x, lambda ans, g, result: lambda h: _relu_to_x(h, result), None)
 
 
 @op("sigmoid")

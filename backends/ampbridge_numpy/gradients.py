@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from autograd.extend import VJPNode
@@ -93,16 +93,17 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
     """The gradient of ``factor * loss`` at each root; None where the loss does not depend on it."""
     seed = value_of(loss).dtype.type(1 if factor is None else factor)
     # Infinities in scaled gradients are what the scaler looks for, and inf - inf follows from them.
-    expected: Literal["warn", "ignore"] = "warn" if factor is None else "ignore"
+    quiet = nullcontext() if factor is None else np.errstate(over="ignore", invalid="ignore")
     pending = {loss._node: (np.asarray(seed), False)}
-    found: dict[Any, Any] = {}
-    with np.errstate(over=expected, invalid=expected):
+    found: dict[Any, Array] = dict.fromkeys(roots)
+    with quiet:
         for node in _toposort(loss._node):
             gradient, _ = pending.pop(node)
-            found[node] = gradient
+            if node in found:
+                found[node] = gradient
             for parent, part in zip(node.parents, node.vjp(gradient), strict=True):
                 pending[parent] = _add_outgrads(pending.get(parent), part)
-    return [found.get(root) for root in roots]
+    return [found[root] for root in roots]
 
 
 def _in_model_precision(batch: list[Any], arrays: Sequence[np.ndarray]) -> list[Any]:

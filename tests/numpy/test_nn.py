@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import autograd
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -79,6 +80,16 @@ def test_sigmoid() -> None:
     ]
     agrees(nn.sigmoid(STEPS), expected)
     assert nn.sigmoid(np.array([-1e4, 1e4])).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_relu_and_its_gradient_at_the_edges(dtype: Any) -> None:
+    x = np.array([-np.inf, -2, -1e-7, -0.0, 0, 1e-7, 2, np.inf, np.nan, -np.nan]).astype(dtype)
+    expected = np.array([0, 0, 0, 0, 0, 1e-7, 2, np.inf, np.nan, np.nan]).astype(dtype)
+    vjp, result = autograd.make_vjp(nn.relu)(x)
+    np.testing.assert_array_equal(result.astype(float), expected.astype(float))
+    assert vjp(np.full(10, np.inf, dtype)).tolist()[:7] == [0, 0, 0, 0, 0, np.inf, np.inf]
+    assert (result.dtype, vjp(x).dtype) == (x.dtype, x.dtype)
 
 
 def test_softmax_of_large_numbers() -> None:
@@ -196,6 +207,15 @@ def test_causal_attention() -> None:
     agrees(attention()(TOKENS, mask=np.tri(3, dtype=bool))[0], expected)
 
 
+def test_a_mask_joins_the_causal_one() -> None:
+    """With the first key hidden from the third query, it sees the second and the third."""
+    mask = np.array([[True, True, True], [True, True, True], [False, True, True]])
+    both = attention()(TOKENS, mask=mask, is_causal=True)[0]
+    seen = attention()(TOKENS, mask=mask & np.tri(3, dtype=bool))[0]
+    agrees(both, seen)
+    agrees(both[:2], attention()(TOKENS, is_causal=True)[0, :2])
+
+
 def test_gradient_of_multi_head_attention() -> None:
     def loss(x: Any) -> Any:
         return (attention()(x) * np.arange(12, dtype=np.float32).reshape(1, 3, 4)).sum()
@@ -272,6 +292,18 @@ def differences(
             values.append(loss(*inputs[:argument], moved, *inputs[argument + 1 :]))
         gradient[index] = (values[0] - values[1]) / (2 * step)
     return gradient
+
+
+@pytest.mark.parametrize("function", [nn.relu, nn.gelu, nn.silu, nn.softmax, nn.log_softmax])
+def test_second_derivatives(function: Callable[[Any], Any]) -> None:
+    """Of activations and softmax, for penalties on gradients."""
+    x, cotangent = numbers(3, 4), numbers(3, 4, seed=1)
+
+    def slope(x: Any) -> Any:
+        gradient = autograd.grad(lambda v: (function(v) * cotangent).sum())(x)
+        return (gradient * gradient).sum()
+
+    agrees(autograd.grad(slope)(x), differences(slope, (x,), 0, x), 2e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -127,6 +127,25 @@ def test_the_gradient_of_a_bias_is_a_sum_in_float32(dtype: str) -> None:
 
 
 @every_dtype
+def test_the_gradient_of_a_row_is_a_sum_in_float32(dtype: str) -> None:
+    def loss(weight: object) -> object:
+        with backend().autocast(Policy("O1", dtype, allow=["embedding"])):
+            rows = nn.embedding(np.zeros(4096, int), weight)
+        return anp.sum(rows.astype(np.float32))
+
+    gradient = autograd.grad(loss)(np.ones((2, 1), np.float32))
+    assert gradient.tolist() == [[4096.0], [0.0]]
+
+
+def test_every_float16_widens_to_itself() -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    wide = backend().cast(every[::-1], "float32")
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(wide, [float(x) for x in every[::-1]])
+    assert backend().cast(np.float16(0.1), "float32") == np.float16(0.1)
+
+
+@every_dtype
 def test_attention_takes_its_softmax_in_float32(dtype: str) -> None:
     """Scores apart by less than the low dtype's step still get different weights."""
     query = np.array([[[[32.0]]]], np.float32)
