@@ -7,19 +7,9 @@ the lists under which it computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ampbridge.backend import Backend
-
-__all__ = ["backend", "checkpoint"]
-
-
-def backend() -> Backend:
-    """The backend; imports torch."""
-    from ampbridge_torch.backend import TorchBackend
-
-    return TorchBackend()
+__all__ = ["checkpoint"]
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

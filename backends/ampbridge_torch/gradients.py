@@ -73,9 +73,33 @@ def _backward(
     store(trainable, [None] * len(trainable) if total is None else total)
     try:
         loss.backward(inputs=trainable)
-        return [p.grad for p in trainable]
+        grads = [p.grad for p in trainable]
     finally:
         store(trainable, before)
+    if any(grad is None for grad in grads):
+        _refuse_reentrant_checkpoints(loss)
+    return grads
+
+
+def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Raise if the loss came through one: its inner parameters would silently have no gradient.
+
+    ``backward`` for given parameters does not enter a checkpoint that hides them from the graph.
+    Where it has to go through one to others, torch itself raises.
+    """
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            msg = (
+                "The loss came through a reentrant checkpoint, whose parameters got no gradient.\n"
+                "Hint: torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False)"
+            )
+            raise UnsupportedError(msg)
+        nodes.extend(parent for parent, _ in node.next_functions)
 
 
 def store(owners: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampbridge_torch import _private
+from ampbridge_torch.compiling import check_backward_pass
 from ampbridge_torch.functions import Function
 from ampbridge_torch.rules import Rule, Rules
 
@@ -73,6 +74,8 @@ class OpListMode(TorchFunctionMode):
             if func is method:
                 rule = rule_of_method
         if rule is not None:
+            if self.rules.lifts and _needs_gradients(args):
+                check_backward_pass()
             return self._run(func, rule, args, kwargs)
         if func is _CHECKPOINT:  # its body runs outside of modes
 
@@ -109,6 +112,10 @@ class OpListMode(TorchFunctionMode):
         elif category != "promote":
             args = [_cast(value, dtype, device_type) for value in args[:1]] + list(args[1:])
         return _run_outside_autocast(func, args, kwargs, device_type if enabled else None)
+
+
+def _needs_gradients(args: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _castable(args))
 
 
 def _run_outside_autocast(

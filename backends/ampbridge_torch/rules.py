@@ -47,12 +47,19 @@ class Rule(NamedTuple):
 class Rules:
     """What the mode does with each function: a ``Rule``, or the twin of a composite.
 
-    ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled.
+    ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it
+    would run in low precision run in float32.
     """
 
-    def __init__(self, table: Mapping[Function, Rule | FunctionType], follows_autocast: bool):
+    def __init__(
+        self,
+        table: Mapping[Function, Rule | FunctionType],
+        follows_autocast: bool = True,
+        lifts: bool = False,
+    ) -> None:
         self.table = table
         self.follows_autocast = follows_autocast
+        self.lifts = lifts
         # Dynamo cannot look up methods that torch writes in Python (`__rsub__`) in a dict.
         self.methods = tuple((f, rule) for f, rule in table.items() if f in PYTHON_METHODS)
         self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
@@ -113,7 +120,10 @@ def _compile(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
         for function in {**on_cpu, **on_cuda}
     }
     table.update(revealed_composites(table))
-    return Rules(table, follows_autocast=policy.level != "O0")
+    if policy.level == "O0" or policy.lists == "native":
+        return Rules(table, follows_autocast=policy.level != "O0")
+    lifted = (policy.op_list.deny & native_list(device).allow for device in device_types)
+    return Rules(table, lifts=any(lifted))
 
 
 def _categories(policy: Policy, device_type: DeviceType) -> dict[Function, Category]:

@@ -1,0 +1,182 @@
+"""torch.compile: the region outside and inside of the compiled function, and no stale graph."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ampbridge as amp
+from ampbridge.errors import UnsupportedError
+
+BF16, F32 = torch.bfloat16, torch.float32
+POLICIES = [
+    amp.Policy("O1", "bfloat16"),
+    amp.Policy("O1", "bfloat16", deny=["linear"]),
+    amp.Policy("O1", "bfloat16", allow=["softmax"]),
+    amp.Policy("O1", "bfloat16", lists="native"),
+    amp.Policy("O1", "bfloat16", lists="tensorflow"),
+    amp.Policy("O1", "bfloat16", lists="paddle"),
+    amp.Policy("O0"),
+]
+
+
+@pytest.fixture
+def x(device: str) -> torch.Tensor:
+    return torch.rand(4, 4, device=device)
+
+
+def mixture(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = F.linear(x, x)
+    return h, h.softmax(-1), h * 2, (2 - h) ** 2, h.unflatten(0, (2, 2)).sum()
+
+
+class Counter:
+    """A backend that runs the graph as it is and counts the graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, _: Any) -> Any:
+        self.graphs += 1
+        return graph
+
+
+def test_policies_take_turns_and_no_graph_is_reused_for_another(x: torch.Tensor) -> None:
+    counter = Counter()
+    compiled = torch.compile(mixture, fullgraph=True, backend=counter)
+    for _ in range(3):
+        for policy in POLICIES:
+            with amp.autocast(policy, backend="torch"):
+                expected, found = mixture(x), compiled(x)
+            assert [t.dtype for t in found] == [t.dtype for t in expected], policy
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert counter.graphs <= len(POLICIES)
+
+
+def test_an_equal_policy_reuses_the_graph(x: torch.Tensor) -> None:
+    counter = Counter()
+    compiled = torch.compile(mixture, fullgraph=True, backend=counter)
+    for _ in range(5):
+        with amp.autocast(amp.Policy("O1", "bfloat16", deny=["linear"]), backend="torch"):
+            compiled(x)
+    assert counter.graphs == 1
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "O1:bfloat16", "bf16-mixed", "O0"], ids=str)
+def test_a_region_inside_of_the_compiled_function(
+    policy: amp.Policy | str, x: torch.Tensor
+) -> None:
+    def inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with amp.autocast(policy, backend="torch"):
+            return mixture(x)
+
+    expected, found = inside(x), torch.compile(inside, fullgraph=True, backend="eager")(x)
+    assert [t.dtype for t in found] == [t.dtype for t in expected]
+
+
+def test_nested_regions_inside_of_the_compiled_function(x: torch.Tensor) -> None:
+    deny_linear = POLICIES[1]
+
+    def nested(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with amp.autocast("O1:bfloat16", backend="torch"):
+            a = F.linear(x, x)
+            with amp.autocast("O0", backend="torch"):
+                b = F.linear(a, a) + a
+            with amp.autocast(deny_linear, backend="torch"):
+                c = F.linear(a, a)
+                d = c @ c
+            return a, b, c, d, F.linear(x, x)
+
+    found = torch.compile(nested, fullgraph=True, backend="eager")(x)
+    assert [t.dtype for t in found] == [t.dtype for t in nested(x)] == [BF16, F32, F32, BF16, BF16]
+
+
+policy_of_the_module = amp.Policy("O1", "bfloat16")
+
+
+def test_another_policy_under_the_same_name_is_noticed(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with amp.autocast(policy_of_the_module, backend="torch"):
+            return F.linear(x, x)
+
+    compiled = torch.compile(inside, fullgraph=True, backend="eager")
+    assert compiled(x).dtype is BF16
+    monkeypatch.setitem(globals(), "policy_of_the_module", POLICIES[1])
+    assert compiled(x).dtype is F32
+
+
+def test_a_policy_made_inside_of_the_compiled_function_is_refused(x: torch.Tensor) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with amp.autocast(amp.Policy("O1", "bfloat16"), backend="torch"):
+            return F.linear(x, x)
+
+    with pytest.raises(Exception, match="Hint: make it outside") as error:
+        torch.compile(inside, fullgraph=True, backend="eager")(x)
+    assert UnsupportedError.__name__ in str(error.value)
+
+
+def losses(
+    model: nn.Module, policy: amp.Policy | str, compiled: bool, data: tuple[torch.Tensor, ...]
+) -> tuple[list[float], list[torch.Tensor]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = amp.train_step(
+        lambda model, x, y: F.cross_entropy(model(x), y),
+        model,
+        optimizer,
+        policy=policy,
+        compile=compiled,
+        scaler=None,
+    )
+    return [step(*data).loss for _ in range(3)], [p.detach().clone() for p in model.parameters()]
+
+
+def relative_error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    difference = sum(
+        (a.double() - b.double()).square().sum() for a, b in zip(found, exact, strict=True)
+    )
+    return float((difference / sum(b.double().square().sum() for b in exact)).sqrt())
+
+
+@pytest.mark.parametrize("policy", POLICIES[:4], ids=repr)
+def test_a_compiled_training_step_is_the_eager_one(policy: amp.Policy, device: str) -> None:
+    """With Inductor; it fuses, so up to its rounding. Denied ops' gradients are float32, too."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
+    model.to(device)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    data = torch.randn(6, 8, device=device), torch.tensor([0, 1, 2, 0, 1, 2], device=device)
+    eager, eager_parameters = losses(model, policy, False, data)
+    model.load_state_dict(start)
+    compiled, compiled_parameters = losses(model, policy, True, data)
+    exact = policy.lists == "torch" and "linear" in policy.deny
+    assert compiled == pytest.approx(eager, rel=1e-6 if exact else 1e-2)
+    assert relative_error(compiled_parameters, eager_parameters) < (1e-6 if exact else 5e-3)
+
+
+def test_the_setting_for_backward_passes_does_not_leak(device: str) -> None:
+    config = pytest.importorskip("torch._functorch.config")
+    if not hasattr(config, "backward_pass_autocast"):
+        pytest.skip("this torch has no such setting")
+    before = config.backward_pass_autocast
+    model = nn.Linear(4, 2).to(device)
+    data = torch.randn(3, 4, device=device), torch.tensor([0, 1, 0], device=device)
+    losses(model, POLICIES[1], True, data)
+    assert config.backward_pass_autocast == before
+
+
+def test_compiling_under_lists_by_hand_warns_of_the_backward_pass(device: str) -> None:
+    """Ours sets it; a user's own torch.compile computes denied ops' gradients in low precision."""
+    weight = torch.rand(4, 4, device=device, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with amp.autocast(POLICIES[1], backend="torch"):
+            torch.compile(lambda w: F.linear(w, w).sum(), backend="aot_eager")(weight)
+    messages = [str(w.message) for w in caught if issubclass(w.category, amp.AmpBridgeWarning)]
+    assert messages
+    assert all("backward_pass_autocast = 'off'" in message for message in messages)

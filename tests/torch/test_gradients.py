@@ -1,0 +1,253 @@
+"""Gradients and their values: against float64, beside other models, accumulated, with DDP."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ampbridge as amp
+from ampbridge.errors import ArgumentError
+
+TOLERANCE = {"float16": 5e-3, "bfloat16": 3e-2}
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 5))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 16, 5)
+    )
+
+
+MODELS = {
+    "mlp": (mlp, (8, 16)),
+    "conv": (convolutional, (8, 2, 6, 6)),
+    "transformer": (Transformer, (8, 6, 16)),
+}
+DENIED = ["linear", "matmul", "mm", "bmm", "addmm", "conv2d", "scaled_dot_product_attention"]
+
+
+def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def workload(name: str, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    make, shape = MODELS[name]
+    return make().to(device), torch.randn(shape, device=device), torch.arange(8, device=device) % 5
+
+
+def exact_gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    reference = copy.deepcopy(model).double()
+    loss_fn(reference, x.double(), y).backward()
+    return [p.grad for p in reference.parameters()]
+
+
+def relative_error(found: Any, exact: list[torch.Tensor]) -> float:
+    difference = sum((a.double() - b).square().sum() for a, b in zip(found, exact, strict=True))
+    return float((difference / sum(b.square().sum() for b in exact)).sqrt())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_float64_up_to_the_precision(
+    name: str, low: str, device: str
+) -> None:
+    model, x, y = workload(name, device)
+    exact = exact_gradients(model, x, y)
+    loss, grads = amp.value_and_grad(loss_fn, model, x, y, policy=amp.Policy("O1", low))
+    assert loss.dtype is torch.float32
+    assert not loss.requires_grad
+    assert all(grad.dtype is torch.float32 for grad in grads)
+    assert 1e-5 < relative_error(grads, exact) < TOLERANCE[low]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_denied_products_bring_float32_back(name: str, low: str, device: str) -> None:
+    model, x, y = workload(name, device)
+    exact = exact_gradients(model, x, y)
+    policy = amp.Policy("O1", low, deny=DENIED)
+    _, grads = amp.value_and_grad(loss_fn, model, x, y, policy=policy)
+    assert relative_error(grads, exact) < 1e-5
+
+
+def test_compiled_gradients_are_those_of_float64_too(device: str) -> None:
+    model, x, y = workload("mlp", device)
+    exact = exact_gradients(model, x, y)
+    before = [p.detach().clone() for p in model.parameters()]
+    for policy, bound in (("O1:bfloat16", 3e-2), (amp.Policy(deny=DENIED), 1e-5)):
+        compiled = copy.deepcopy(model)
+        step = amp.train_step(
+            loss_fn,
+            compiled,
+            torch.optim.SGD(compiled.parameters(), lr=1.0),
+            policy=policy,
+            scaler=None if policy == "O1:bfloat16" else "auto",
+            compile=True,
+        )
+        step(x, y)
+        updates = [b - p.detach() for b, p in zip(before, compiled.parameters(), strict=True)]
+        assert relative_error(updates, exact) < bound
+
+
+def test_other_models_and_earlier_gradients_are_left_alone(device: str) -> None:
+    generator, critic = nn.Linear(4, 4).to(device), nn.Linear(4, 1).to(device)
+    earlier = torch.ones_like(generator.weight)
+    generator.weight.grad = earlier
+    x = torch.randn(3, 4, device=device)
+    _, grads = amp.value_and_grad(lambda g, x: critic(g(x)).mean(), generator, x)
+    assert [p.grad for p in critic.parameters()] == [None, None]
+    assert generator.weight.grad is earlier
+    assert torch.equal(earlier, torch.ones_like(earlier))
+    assert generator.bias.grad is None
+    assert len(grads) == 2
+
+
+def test_a_parameter_that_the_loss_does_not_reach_has_no_gradient(device: str) -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]).to(device)
+    x = torch.randn(3, 2, device=device)
+    _, grads = amp.value_and_grad(lambda m, x: m[0](x).sum(), model, x)
+    assert [grad is None for grad in grads] == [False, False, True, True]
+
+
+def test_a_loss_that_reaches_no_parameter_is_refused(device: str) -> None:
+    model, x = nn.Linear(2, 2).to(device), torch.randn(3, 2, device=device)
+    message = (
+        "The loss does not depend on any trainable parameter, or was detached.\n"
+        "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
+    )
+    with pytest.raises(ArgumentError) as error:
+        amp.value_and_grad(lambda m, x: m(x).sum().detach(), model, x)
+    assert str(error.value) == message
+
+
+def test_a_model_without_trainable_parameters_is_refused(device: str) -> None:
+    model = nn.Linear(2, 2).to(device).requires_grad_(False)
+    message = (
+        "The model has no trainable parameters.\n"
+        "Hint: give the model that the optimizer trains, with requires_grad=True."
+    )
+    with pytest.raises(ArgumentError) as error:
+        amp.value_and_grad(lambda m, x: m(x).sum(), model, np.ones((1, 2)))
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("trains_before", [False, True])
+def test_reentrant_checkpoints_are_refused(trains_before: bool, device: str) -> None:
+    """``backward(inputs=...)`` would pass them by; torch says so only if more lies behind them."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(device)
+    x = torch.randn(3, 2, device=device, requires_grad=True)
+
+    def reentrant(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+        h = model[0](x) if trains_before else x
+        return torch.utils.checkpoint.checkpoint(model[1], h, use_reentrant=True).sum()
+
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        amp.value_and_grad(reentrant, model, x)
+
+
+@pytest.mark.parametrize(
+    "array, dtype",
+    [
+        (np.ones((2, 3)), torch.float32),
+        (np.ones((2, 3), np.float32), torch.float32),
+        (np.ones((2, 3), np.float16), torch.float16),
+        (np.ones((2, 3), ml_dtypes.bfloat16), torch.bfloat16),
+        (np.ones((2, 3), np.int64), torch.int64),
+        (np.ones((2, 3), bool), torch.bool),
+        (np.broadcast_to(np.float32(1), (2, 3)), torch.float32),
+        (np.ones((2, 3), np.float32)[::-1], torch.float32),
+        (np.ones((2, 6), ml_dtypes.bfloat16)[:, ::2], torch.bfloat16),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", value)),
+)
+def test_numpy_batches(array: np.ndarray, dtype: torch.dtype, device: str) -> None:
+    model = nn.Linear(3, 1).to(device)
+    seen: list[torch.Tensor] = []
+
+    def loss_fn(model: nn.Module, batch: dict[str, Any], flag: bool) -> torch.Tensor:
+        seen.extend(batch["x"])
+        assert flag is True
+        return model(batch["x"][0].float()).sum()
+
+    amp.value_and_grad(loss_fn, model, {"x": [array]}, True)
+    assert seen[0].dtype is dtype
+    assert seen[0].device.type == device
+    assert bool((seen[0].float() == 1).all())
+
+
+def test_a_float64_model_keeps_float64_batches(device: str) -> None:
+    model = nn.Linear(3, 1).double().to(device)
+    _, grads = amp.value_and_grad(lambda m, x: m(x).sum(), model, np.ones((2, 3)))
+    assert grads[0].dtype is torch.float64
+
+
+@pytest.mark.parametrize("low", ["float32", "bfloat16"])
+def test_accumulated_micro_batches_are_the_big_batch(low: str, device: str) -> None:
+    model, x, y = workload("mlp", device)
+    twin = copy.deepcopy(model)
+    policy = "O0" if low == "float32" else "O1:bfloat16"
+    for each, parts in ((model, 1), (twin, 4)):
+        step = amp.train_step(
+            loss_fn,
+            each,
+            torch.optim.SGD(each.parameters(), lr=1.0),
+            policy=policy,
+            accumulate=parts,
+        )
+        for part_x, part_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            result = step(part_x, part_y)
+        assert result.applied
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    worst = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    assert worst < (1e-6 if low == "float32" else 2e-2)
+
+
+def test_gradients_of_a_distributed_model_are_reduced(tmp_path: Any) -> None:
+    """DistributedDataParallel hooks into ``backward``; here with one process, so it changes nothing.
+
+    Its reducer raises at the second forward pass if the first backward pass went around it.
+    """
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = nn.Linear(3, 2)
+        reduced: list[int] = []
+        parallel = nn.parallel.DistributedDataParallel(model)
+
+        def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+            reduced.append(bucket.index())
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer() * 2)
+            return future
+
+        hook.__annotations__["bucket"] = torch.distributed.GradBucket  # torch compares the class
+        hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]
+        parallel.register_comm_hook(None, hook)
+        x = torch.randn(4, 3)
+        _, alone = amp.value_and_grad(lambda m, x: m(x).sum(), model, x, policy="O0")
+        for _ in range(2):
+            _, grads = amp.value_and_grad(lambda m, x: m(x).sum(), parallel, x, policy="O0")
+        assert reduced == [0, 0]
+        assert all(torch.equal(a * 2, b) for a, b in zip(alone, grads, strict=True))
+    finally:
+        torch.distributed.destroy_process_group()

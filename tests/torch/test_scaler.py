@@ -1,0 +1,171 @@
+"""GradScaler in lockstep with torch.amp.GradScaler, in loops written by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn, optim
+
+import ampbridge as amp
+from ampbridge.backend import FINITE, INF
+from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge_torch import _private
+from ampbridge_torch.scaling import DeviceStore
+
+# Factors that float32 has: ours are rounded to it, torch's kernel takes them in double.
+settings_of = st.fixed_dictionaries(
+    {
+        "init_scale": st.sampled_from([1.0, 2.0**10, 2.0**16]),
+        "growth_factor": st.sampled_from([1.5, 2.0, 3.0]),
+        "backoff_factor": st.sampled_from([0.25, 0.5, 0.75]),
+        "growth_interval": st.integers(1, 4),
+    }
+)
+histories = st.lists(st.sampled_from(["finite", "inf", "nan"]), min_size=1, max_size=25)
+VALUES = {"finite": 1.0, "inf": math.inf, "nan": math.nan}
+
+
+def parameter(device: str) -> nn.Parameter:
+    return nn.Parameter(torch.ones(2, device=device))
+
+
+@settings(max_examples=60)
+@given(arguments=settings_of, history=histories)
+def test_scales_and_steps_are_those_of_torch(arguments: dict[str, Any], history: list[str]) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ours = amp.GradScaler(**arguments, min_scale=2.0**-60, max_scale=2.0**100)
+    theirs = torch.amp.GradScaler(device, **arguments)
+    a, b = parameter(device), parameter(device)
+    steps = optim.SGD([a], 0.1), optim.SGD([b], 0.1)
+    for event in history:
+        for scaler, weight, optimizer in zip((ours, theirs), (a, b), steps, strict=True):
+            optimizer.zero_grad()
+            scaler.scale((weight * VALUES[event]).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert ours.get_scale() == theirs.get_scale()
+        assert torch.equal(a, b)
+    assert ours.state_dict()["good_steps"] == theirs.state_dict()["_growth_tracker"]
+
+
+@settings(max_examples=100)
+@given(
+    config=st.builds(
+        ScalerConfig,
+        growth_factor=st.sampled_from([1.0, 1.5, 2.0, 1e30]),
+        backoff_factor=st.sampled_from([0.3, 0.5, 1.0]),
+        growth_interval=st.integers(1, 3),
+        backoff_interval=st.integers(1, 3),
+        min_scale=st.just(2.0**-20),
+        max_scale=st.sampled_from([2.0**20, 2.0**127]),
+        dynamic=st.booleans(),
+    ),
+    history=histories,
+)
+def test_the_scale_on_a_device_is_the_scale_on_the_host(
+    config: ScalerConfig, history: list[str]
+) -> None:
+    """The store for GPUs, whose kernels also run on a CPU, against the rule in plain Python."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    first = ScaleState(2.0**10, 0, 0, 0)
+    host, on_device = HostStore(first), DeviceStore(first, device)
+    for event in history:
+        found = FINITE if event == "finite" else INF
+        earlier = on_device.read()
+        was = [float(value) for value in earlier]
+        host.update(found, config)
+        on_device.update(torch.tensor(found, device=device), config)
+        assert [float(value) for value in on_device.read()] == list(host.read())
+        assert [float(value) for value in earlier] == was
+
+
+def test_the_scale_of_a_cpu_model_is_on_the_host() -> None:
+    backend = amp.backend("torch")
+    assert isinstance(backend.scale_store(ScaleState(1.0, 0, 0, 0), nn.Linear(1, 1)), HostStore)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_fused_step_on_cuda_does_not_wait(device: str) -> None:
+    model = nn.Linear(3, 2).to(device)
+    step = amp.train_step(
+        lambda m, x: m(x).sum(), model, optim.AdamW(model.parameters(), fused=True), clip_norm=1.0
+    )
+    x = torch.randn(4, 3, device=device)
+    step(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_several_optimizers_share_a_scaler(device: str) -> None:
+    a, b = parameter(device), parameter(device)
+    first, second = optim.SGD([a], 0.5), optim.SGD([b], 0.5)
+    scaler = amp.GradScaler(8.0)
+    scaler.scale((a * math.inf).sum() + b.sum()).backward()
+    scaler.unscale(first)
+    assert not scaler.step(first)
+    assert scaler.step(second)
+    scaler.update()
+    assert torch.equal(a.detach(), torch.ones(2, device=device))
+    assert torch.equal(b.detach(), torch.full((2,), 0.5, device=device))
+    assert scaler.get_scale() == 4.0
+
+
+def test_unscaled_gradients_can_be_clipped_in_place(device: str) -> None:
+    weight = parameter(device)
+    optimizer, scaler = optim.SGD([weight], 1.0), amp.GradScaler(8.0)
+    scaler.scale((weight * 3).sum()).backward()
+    scaler.unscale(optimizer)
+    assert torch.equal(weight.grad, torch.full((2,), 3.0, device=device))
+    norm = nn.utils.clip_grad_norm_([weight], 1.0)
+    assert float(norm) == pytest.approx(3 * math.sqrt(2))
+    scaler.step(optimizer)
+    assert torch.allclose(weight.detach(), torch.full((2,), 1 - math.sqrt(0.5), device=device))
+
+
+def test_states_go_to_and_fro(device: str) -> None:
+    weight = parameter(device)
+    optimizer = optim.SGD([weight], 0.1)
+    scaler = amp.GradScaler(2.0**10, growth_interval=5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    resumed = amp.GradScaler()
+    resumed.load_state_dict(scaler.state_dict())
+    assert resumed.state_dict() == scaler.state_dict()
+    theirs = torch.amp.GradScaler(device, init_scale=2.0**7, growth_interval=9)
+    state = {**theirs.state_dict(), "_growth_tracker": 4}
+    scaler.load_state_dict(state)
+    assert scaler.get_scale() == 2.0**7
+    assert scaler.state_dict()["good_steps"] == 4
+    assert scaler.config.growth_interval == 9
+
+
+def test_every_private_name_is_there() -> None:
+    """What the adapter looks up in torch; on a newer version this says what moved."""
+    for name, entry in _private.NAMES.items():
+        if entry.required:
+            assert _private.lookup(name) is not None
+
+
+def test_a_name_that_moved_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = _private.Name("torch._gone_kernel", "GradScaler.unscale", True)
+    monkeypatch.setitem(_private.NAMES, "_gone_kernel", moved)
+    with pytest.raises(amp.UnsupportedError) as error:
+        _private.lookup("_gone_kernel")
+    assert str(error.value) == (
+        f"torch {torch.__version__} has no torch._gone_kernel, which GradScaler.unscale needs "
+        "(checked with torch 2.13).\nHint: pip install 'torch==2.13.*'"
+    )
+    optional = _private.Name("torch._gone_too", "nothing", False)
+    monkeypatch.setitem(_private.NAMES, "_gone_too", optional)
+    assert _private.lookup("_gone_too") is None

@@ -1,0 +1,206 @@
+"""Unscale, clip, step and skip against torch's own; a skipped step changes nothing, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import ampbridge as amp
+from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.errors import UnsupportedError
+
+Make = Callable[[Any], optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: optim.SGD(p, 0.1),
+    "SGD momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9),
+    "SGD foreach": lambda p: optim.SGD(p, 0.1, momentum=0.9, foreach=True),
+    "SGD fused": lambda p: optim.SGD(p, 0.1, momentum=0.9, fused=True),
+    "Adam": lambda p: optim.Adam(p, 0.1),
+    "Adam amsgrad": lambda p: optim.Adam(p, 0.1, amsgrad=True),
+    "Adam fused": lambda p: optim.Adam(p, 0.1, fused=True),
+    "AdamW foreach": lambda p: optim.AdamW(p, 0.1, foreach=True),
+    "AdamW single": lambda p: optim.AdamW(p, 0.1, foreach=False),
+    "AdamW fused": lambda p: optim.AdamW(p, 0.1, fused=True),
+    "Adagrad": lambda p: optim.Adagrad(p, 0.1),
+    "RMSprop": lambda p: optim.RMSprop(p, 0.1, momentum=0.9),
+    "NAdam": lambda p: optim.NAdam(p, 0.1),
+    "Rprop": lambda p: optim.Rprop(p, 0.1),
+}
+BAD = {"inf": (math.inf, INF), "-inf": (-math.inf, INF), "nan": (math.nan, NAN)}
+
+
+def loss_fn(model: nn.Module, x: torch.Tensor, poison: torch.Tensor) -> torch.Tensor:
+    return (model(x).square() * poison).mean()
+
+
+def snapshot(model: nn.Module, optimizer: optim.Optimizer) -> Any:
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_step_changes_nothing(name: str, first: bool, kind: str, device: str) -> None:
+    model = nn.Linear(3, 2).to(device)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+    step = amp.train_step(
+        loss_fn, model, optimizer, scheduler=scheduler, scaler=amp.GradScaler(4.0), clip_norm=1.0
+    )
+    x, one = torch.randn(4, 3, device=device), torch.ones((), device=device)
+    if not first:
+        assert step(x, one).applied
+    before, rate = snapshot(model, optimizer), scheduler.get_last_lr()
+    result = step(x, one * BAD[kind][0])
+    assert not result.applied
+    assert result.scale == 4.0
+    assert result.reason in ("inf", "nan")
+    after = snapshot(model, optimizer)
+    assert equal(before[0], after[0])
+    if "fused" in name and first and device == "cuda":
+        # Torch's kernel is called all the same and makes its slots, at zero.
+        values = [v for state in after[1]["state"].values() for v in state.values()]
+        assert not any(bool(v.any()) for v in values)
+    else:
+        assert equal(before[1], after[1])
+    assert scheduler.get_last_lr() == rate
+    assert step.scaler.get_scale() == 2.0
+    assert step(x, one).applied
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_a_loop_by_hand(name: str, device: str) -> None:
+    """Bit by bit those of torch's scaler and clipping, whose order of operations is the same."""
+    model = nn.Linear(3, 2).to(device)
+    by_hand = copy.deepcopy(model)
+    optimizer, other = (OPTIMIZERS[name](m.parameters()) for m in (model, by_hand))
+    step = amp.train_step(
+        loss_fn, model, optimizer, scaler=amp.GradScaler(2.0**10, growth_interval=2), clip_norm=0.5
+    )
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2)
+    x, one = torch.randn(4, 3, device=device), torch.ones((), device=device)
+    for poison in (1.0, 1.0, math.inf, 1.0, 1.0, 1.0):
+        result = step(x, one * poison)
+        with torch.autocast(device, torch.float16):
+            loss = loss_fn(by_hand, x, one * poison)
+        other.zero_grad()
+        scaler.scale(loss.float()).backward()
+        scaler.unscale_(other)
+        norm = nn.utils.clip_grad_norm_(by_hand.parameters(), 0.5)
+        scaler.step(other)
+        scaler.update()
+        assert result.grad_norm == pytest.approx(float(norm), nan_ok=True)
+        assert step.scaler.get_scale() == scaler.get_scale()
+    # Native CPU autocast leaves reductions in float16; everything here is in float32 but the GEMM.
+    pairs = zip(model.parameters(), by_hand.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-3) for a, b in pairs)
+
+
+class Backend:
+    """The backend's methods on gradients."""
+
+    unscale = staticmethod(amp.backend("torch").unscale)
+    clip = staticmethod(amp.backend("torch").clip)
+    apply = staticmethod(amp.backend("torch").apply)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_unscaling_divides_and_widens(dtype: torch.dtype, device: str) -> None:
+    values = torch.tensor([2.0, -4.0, 0.5], device=device, dtype=dtype)
+    (found, nothing), kind = Backend.unscale([values.clone(), None], 8.0)
+    assert found.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    assert torch.equal(found.double(), values.double() / 8)
+    assert nothing is None
+    assert int(kind) == FINITE
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_what_is_not_finite_is_told_apart(kind: str, where: int, device: str) -> None:
+    grads = [torch.ones(3, device=device), torch.ones(2, 2, device=device).double()]
+    grads.append(torch.ones(5, device=device).half())
+    grads[where].view(-1)[1] = BAD[kind][0]
+    _, found = Backend.unscale(grads, 2.0)
+    assert int(found) == BAD[kind][1]
+    assert isinstance(found, int) == (device == "cpu")
+
+
+def test_inf_wins_over_nan_within_one_tensor_and_across(device: str) -> None:
+    both = torch.tensor([math.nan, math.inf, 1.0], device=device)
+    nan = torch.tensor([math.nan], device=device)
+    assert int(Backend.unscale([both], 2.0)[1]) == INF
+    assert int(Backend.unscale([nan, both.double()], 2.0)[1]) == INF
+    assert int(Backend.unscale([nan, nan.clone().double()], 2.0)[1]) == NAN
+
+
+def test_the_largest_finite_gradients_are_finite(device: str) -> None:
+    largest = torch.tensor([torch.finfo(torch.float32).max, -1e-45], device=device)
+    assert int(Backend.unscale([largest], 1.0)[1]) == FINITE
+
+
+def test_without_any_gradient_nothing_is_found() -> None:
+    grads, found = Backend.unscale([None, None], 2.0)
+    assert grads == [None, None]
+    assert found == FINITE
+    assert float(Backend.clip([None], 1.0)[1]) == 0.0
+
+
+def test_unscaling_a_sparse_gradient(device: str) -> None:
+    embedding = nn.Embedding(5, 2, sparse=True).to(device)
+    embedding(torch.tensor([1, 1, 3], device=device)).sum().backward()
+    (grad,), found = Backend.unscale([embedding.weight.grad], 4.0)
+    assert int(found) == FINITE
+    expected = torch.zeros(5, 2, device=device)
+    expected[1], expected[3] = 0.5, 0.25
+    assert torch.equal(grad.to_dense(), expected)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e6])
+def test_clipping_is_torchs(max_norm: float, device: str) -> None:
+    grads = [torch.randn(4, 3, device=device), torch.randn(7, device=device)]
+    parameters = [nn.Parameter(torch.zeros_like(g)) for g in grads]
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad.clone()
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    clipped, found_norm = Backend.clip([*grads, None], max_norm)
+    assert torch.equal(found_norm, norm)
+    assert clipped[2] is None
+    for parameter, grad in zip(parameters, clipped, strict=False):
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_stepping_leaves_the_gradients_in_place_alone(device: str) -> None:
+    parameter = nn.Parameter(torch.ones(2, device=device))
+    kept = parameter.grad = torch.full((2,), 100.0, device=device)
+    optimizer = optim.SGD([parameter], 1.0)
+    assert Backend.apply(optimizer, [parameter], [torch.ones(2, device=device)], None)
+    assert torch.equal(parameter.detach(), torch.zeros(2, device=device))
+    assert parameter.grad is kept
+
+
+def test_lbfgs_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    step = amp.train_step(loss_fn, model, optim.LBFGS(model.parameters()), policy="O1:bfloat16")
+    message = (
+        "LBFGS evaluates the loss several times a step; a training step does so once.\n"
+        "Hint: with ampbridge.autocast(policy): inside of your closure, without a scaler."
+    )
+    with pytest.raises(UnsupportedError) as error:
+        step(torch.randn(4, 2), torch.ones(()))
+    assert str(error.value) == message
