@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ampbridge.backend import Backend
-
-__all__ = ["backend", "recompute"]
-
-
-def backend() -> Backend:
-    """The backend; imports Paddle."""
-    from ampbridge_paddle.backend import PaddleBackend
-
-    return PaddleBackend()
+__all__ = ["recompute"]
 
 
 def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

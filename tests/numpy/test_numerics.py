@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ampbridge import Policy
-from ampbridge_numpy import backend, nn
+from ampbridge_numpy import nn
+from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.functional import _normal_distribution
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -36,7 +37,7 @@ def steps_apart(a: np.ndarray, b: np.ndarray, dtype: str) -> int:
 
 def in_region(policy: Policy, function: object) -> object:
     def call(*arrays: object) -> object:
-        with backend().autocast(policy):
+        with NumpyBackend().autocast(policy):
             return function(*arrays)  # type: ignore[operator]
 
     return call
@@ -111,7 +112,7 @@ def test_gradients_of_a_product_round_once(op: str, dtype: str) -> None:
 def test_a_sum_of_many_is_not_lost_in_low_precision(axis: int, dtype: str) -> None:
     """4096 ones: added up in bfloat16 they stop at 256, in float16 at 2048."""
     ones = np.ones((4096, 3) if axis == 0 else (3, 4096), DTYPES[dtype])
-    with backend().autocast(Policy("O1", dtype, allow=["sum"])):
+    with NumpyBackend().autocast(Policy("O1", dtype, allow=["sum"])):
         total = anp.sum(ones, axis=axis)
     assert total.dtype == DTYPES[dtype]
     assert total.astype(np.float32).tolist() == [4096.0] * 3
@@ -129,7 +130,7 @@ def test_the_gradient_of_a_bias_is_a_sum_in_float32(dtype: str) -> None:
 @every_dtype
 def test_the_gradient_of_a_row_is_a_sum_in_float32(dtype: str) -> None:
     def loss(weight: object) -> object:
-        with backend().autocast(Policy("O1", dtype, allow=["embedding"])):
+        with NumpyBackend().autocast(Policy("O1", dtype, allow=["embedding"])):
             rows = nn.embedding(np.zeros(4096, int), weight)
         return anp.sum(rows.astype(np.float32))
 
@@ -139,10 +140,10 @@ def test_the_gradient_of_a_row_is_a_sum_in_float32(dtype: str) -> None:
 
 def test_every_float16_widens_to_itself() -> None:
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    wide = backend().cast(every[::-1], "float32")
+    wide = NumpyBackend().cast(every[::-1], "float32")
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(wide, [float(x) for x in every[::-1]])
-    assert backend().cast(np.float16(0.1), "float32") == np.float16(0.1)
+    assert NumpyBackend().cast(np.float16(0.1), "float32") == np.float16(0.1)
 
 
 @every_dtype
@@ -151,7 +152,7 @@ def test_attention_takes_its_softmax_in_float32(dtype: str) -> None:
     query = np.array([[[[32.0]]]], np.float32)
     key = np.array([[[[32.0], [32.0 + 1 / 4]]]], np.float32)  # products 1024 and 1032
     value = np.array([[[[0.0], [1.0]]]], np.float32)
-    with backend().autocast(Policy("O1", dtype)):
+    with NumpyBackend().autocast(Policy("O1", dtype)):
         result = nn.scaled_dot_product_attention(query, key, value)
     difference = 32.0 * (rounded(key, dtype)[0, 0, 1, 0] - 32.0)
     assert result.astype(float).item() == pytest.approx(1 / (1 + np.exp(-difference)), rel=1e-2)
@@ -161,7 +162,7 @@ def test_attention_takes_its_softmax_in_float32(dtype: str) -> None:
 def test_overflow_to_inf_gives_no_warning_and_only_there(category: str) -> None:
     """Warnings are errors in these tests."""
     large = np.array([2.0**17], np.float32)
-    with backend().autocast(Policy("O1", **{category: ["multiply"]})):
+    with NumpyBackend().autocast(Policy("O1", **{category: ["multiply"]})):
         result = anp.multiply(large, large)
         assert result.tolist() == [np.inf if category == "allow" else 2.0**34]
         with pytest.warns(RuntimeWarning, match="overflow"):
@@ -170,33 +171,33 @@ def test_overflow_to_inf_gives_no_warning_and_only_there(category: str) -> None:
 
 def test_python_numbers_and_float64_scalars_do_not_widen() -> None:
     low = np.ones(3, np.float16)
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         for number in (2, 0.5, np.float64(0.5), np.float32(0.5), np.sqrt(64), np.array(0.5)):
             assert anp.multiply(low, number).dtype == np.float16
             assert anp.divide(number, low).dtype == np.float16
 
 
 def test_integers_do_not_widen() -> None:
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         for x in (np.ones(3, np.float16), np.ones(3, np.float32)):
             assert anp.multiply(x, np.arange(3)).dtype == x.dtype
 
 
 def test_float64_arrays_were_asked_for() -> None:
     fine = np.array([[1 + 2.0**-40]])
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         result = anp.matmul(fine, np.ones((1, 1), np.float16))
     assert (result.dtype, result.item()) == (np.float64, fine.item())
 
 
 def test_an_explicit_dtype_is_the_callers_decision() -> None:
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         assert anp.sum(np.ones(3, np.float16), dtype=np.float64).dtype == np.float64
 
 
 def test_float16_with_bfloat16_meets_in_float32() -> None:
     both = np.ones(2, np.float16), np.ones(2, ml_dtypes.bfloat16)
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         assert anp.add(*both).dtype == np.float32
 
 
@@ -205,7 +206,7 @@ def test_gradients_inside_of_a_region_have_their_inputs_dtype(dtype: str) -> Non
     """Where autograd's own derivatives (maximum, where, mean) fall to float64."""
 
     def loss(x: object) -> object:
-        with backend().autocast(Policy("O1", dtype)):
+        with NumpyBackend().autocast(Policy("O1", dtype)):
             low = anp.matmul(x, x)
             return anp.mean(anp.where(low > 0, anp.maximum(low, 0.1), 0.0))
 

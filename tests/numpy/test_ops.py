@@ -19,7 +19,8 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, new_box
 
 from ampbridge import Policy, oplists
-from ampbridge_numpy import backend, functional, nn
+from ampbridge_numpy import functional, nn
+from ampbridge_numpy.backend import NumpyBackend
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 LOW = ("float16", "bfloat16")
@@ -360,7 +361,7 @@ def run(case: Case, policy: Policy, inputs: list[np.ndarray]) -> tuple[np.ndarra
         spy.seen = seen
     if case.differentiable:
         spies = [new_box(spy, 1, VJPNode.new_root()) for spy in spies]
-    with backend().autocast(policy):
+    with NumpyBackend().autocast(policy):
         result = case.call(*spies)
     return np.asarray(bare(getval(result))), seen
 
@@ -406,7 +407,7 @@ def test_a_promoting_op_takes_the_widest_input(op: str, dtype: str) -> None:
 @every_case
 def test_O0_inside_O1_takes_low_inputs_to_float32(op: str) -> None:
     case = CASES[op]
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         result, _ = run(case, Policy("O0"), [x.astype(np.float16) for x in case.inputs])
     assert result.dtype == np.float32
 
@@ -427,9 +428,9 @@ def test_lacking_ops_exist_under_no_name() -> None:
 
 @pytest.mark.parametrize("op", ["sign", "floor", "ceil", "round", "trunc"])
 def test_ops_that_give_whole_numbers_keep_the_dtype(op: str) -> None:
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         assert getattr(anp, op)(A.astype(np.float16)).dtype == np.float16
-    with backend().autocast(Policy("O1", deny=[op])):
+    with NumpyBackend().autocast(Policy("O1", deny=[op])):
         assert getattr(anp, op)(A.astype(np.float16)).dtype == np.float32
 
 

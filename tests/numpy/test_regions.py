@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 import threading
 import types
@@ -20,7 +19,7 @@ from autograd.numpy import numpy_boxes, numpy_wrapper
 
 import ampbridge as amp
 from ampbridge import Policy, UnsupportedError
-from ampbridge_numpy import _private, backend, nn, optim
+from ampbridge_numpy import _private, nn, optim
 
 X = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 ALLOW_ALL = Policy(
@@ -49,7 +48,7 @@ def dtype_under(policy: Policy, way: Callable[[Any], Any]) -> str:
     seen: list[str] = []
 
     def loss(x: Any) -> Any:
-        with backend().autocast(policy):
+        with NumpyBackend().autocast(policy):
             seen.append(way(x).dtype.name)
         return anp.sum(x)
 
@@ -70,14 +69,14 @@ def patched_places() -> dict[str, dict[str, int]]:
 
 def test_inside_the_functions_are_replaced_and_afterwards_they_are_the_originals() -> None:
     before = patched_places()
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         assert patched_places() != before
     assert patched_places() == before
 
 
 def test_O0_replaces_nothing() -> None:
     before = patched_places()
-    with backend().autocast(Policy("O0")):
+    with NumpyBackend().autocast(Policy("O0")):
         assert patched_places() == before
 
 
@@ -100,10 +99,10 @@ def test_the_backward_pass_may_run_inside_of_a_region_too() -> None:
         return anp.sum(anp.exp(x @ X))
 
     def region_of_forward(x: Any) -> Any:
-        with backend().autocast(Policy("O1")):
+        with NumpyBackend().autocast(Policy("O1")):
             return loss(x)
 
-    with backend().autocast(Policy("O1")):
+    with NumpyBackend().autocast(Policy("O1")):
         inside = autograd.grad(loss)(X)
     outside = autograd.grad(region_of_forward)(X)
     assert inside.dtype == np.float32
@@ -118,16 +117,16 @@ def test_multi_head_attention_follows_the_rules_of_its_parts_and_may_be_denied()
         ({"deny": ["multi_head_attention"]}, "float32"),
     ]
     for lists, expected in settings:
-        with backend().autocast(Policy("O1", **lists)):  # type: ignore[arg-type]
+        with NumpyBackend().autocast(Policy("O1", **lists)):  # type: ignore[arg-type]
             assert attention(x).dtype.name == expected
-    with backend().autocast(Policy("O1", deny=["multi_head_attention"])):
+    with NumpyBackend().autocast(Policy("O1", deny=["multi_head_attention"])):
         denied = attention(x)
     np.testing.assert_array_equal(denied, attention(x))
 
 
 def test_an_op_made_of_others_is_one_op() -> None:
     """Softmax allowed and exp denied: softmax's own exp does not count."""
-    with backend().autocast(Policy("O1", allow=["softmax"], deny=["exp"])):
+    with NumpyBackend().autocast(Policy("O1", allow=["softmax"], deny=["exp"])):
         assert nn.softmax(X).dtype == np.float16
 
 
@@ -149,7 +148,7 @@ def test_every_list_set_trains(lists: str) -> None:
 def test_full_float32_for_what_the_list_set_does_not_name() -> None:
     unlisted = Policy("O1", lists="tensorflow").op_list.unlisted
     low = X.astype(np.float16)
-    with backend().autocast(Policy("O1", lists="tensorflow")):
+    with NumpyBackend().autocast(Policy("O1", lists="tensorflow")):
         # hypot stands in the op table and on none of the lists; fmax not even in the table.
         assert anp.fmax(low, low).dtype == (np.float32 if unlisted == "full" else np.float16)
 
@@ -265,7 +264,7 @@ def loss_of_ones(model: nn.Module, x: np.ndarray) -> Any:
             "scaler.step(optimizer, grads)",
         ),
         (
-            lambda: backend().parameters(X),
+            lambda: NumpyBackend().parameters(X),
             "Parameters are kept by an ampbridge_numpy.nn.Module or an optimizer of "
             "ampbridge_numpy.optim, not by numpy.ndarray.\nHint: class Model(nn.Module): ...",
         ),
@@ -282,17 +281,6 @@ def test_messages(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(amp.AmpBridgeError) as error:
         call()
     assert str(error.value) == message
-
-
-def test_the_factory_is_a_function_whatever_was_imported_before() -> None:
-    """A package's module of the same name would take its place."""
-    program = (
-        "import ampbridge_numpy.backend\n"
-        "from ampbridge_numpy import backend\n"
-        "print(backend().name, backend().name)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.stdout == "numpy numpy\n", result.stderr
 
 
 # -- private names

@@ -17,7 +17,8 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler, Policy
-from ampbridge_numpy import backend, nn, optim
+from ampbridge_numpy import nn, optim
+from ampbridge_numpy.backend import NumpyBackend
 
 # -- three workloads
 
@@ -248,7 +249,7 @@ def test_accumulated_micro_batches_are_one_big_batch(policy: str) -> None:
 
 def test_clipping_by_hand() -> None:
     """(3, 4) and (0, 12) are jointly 13 long; cut to 6.5, they are halved."""
-    grads, norm = backend().clip([np.float32([3, 4]), None, np.float32([0, 12])], 6.5)
+    grads, norm = NumpyBackend().clip([np.float32([3, 4]), None, np.float32([0, 12])], 6.5)
     assert norm == 13.0
     assert grads[1] is None
     np.testing.assert_allclose(grads[0], [1.5, 2.0], rtol=1e-6)
@@ -257,12 +258,12 @@ def test_clipping_by_hand() -> None:
 
 def test_short_gradients_are_not_clipped() -> None:
     gradient = np.float32([3, 4])
-    (result,), norm = backend().clip([gradient], 5.0)
+    (result,), norm = NumpyBackend().clip([gradient], 5.0)
     assert (result.tolist(), norm) == ([3.0, 4.0], 5.0)
 
 
 def test_the_norm_of_large_gradients_does_not_overflow() -> None:
-    (result,), norm = backend().clip([np.float32([3e30, 4e30])], 1.0)
+    (result,), norm = NumpyBackend().clip([np.float32([3e30, 4e30])], 1.0)
     assert norm == pytest.approx(5e30)
     np.testing.assert_allclose(result, [0.6, 0.8], rtol=1e-6)
 
@@ -284,7 +285,7 @@ def test_the_norm_of_large_gradients_does_not_overflow() -> None:
 def test_what_unscale_finds(values: list[list[float]], found: int) -> None:
     grads = [np.array(v, np.float32) for v in values]
     with np.errstate(over="ignore"):
-        result, code = backend().unscale([*grads, None], 0.125)
+        result, code = NumpyBackend().unscale([*grads, None], 0.125)
     assert code == found
     assert type(code) is int
     assert result[2] is None
@@ -294,7 +295,7 @@ def test_what_unscale_finds(values: list[list[float]], found: int) -> None:
 
 def test_unscaling_widens_and_never_divides_twice() -> None:
     shared = np.array([8.0], np.float16)
-    (first, second), _ = backend().unscale([shared, shared], 4.0)
+    (first, second), _ = NumpyBackend().unscale([shared, shared], 4.0)
     assert (first.tolist(), second.tolist(), first.dtype) == ([2.0], [2.0], np.float32)
 
 
@@ -346,7 +347,9 @@ def test_a_gradient_goes_to_its_own_parameter_in_any_order() -> None:
     weight, bias = model.parameters()
     weight[...], bias[...] = 0, 0
     optimizer = optim.SGD([bias, weight], lr=1.0)
-    assert backend().apply(optimizer, [weight, bias], [np.float32([[1]]), np.float32([2])], None)
+    assert NumpyBackend().apply(
+        optimizer, [weight, bias], [np.float32([[1]]), np.float32([2])], None
+    )
     assert (weight.item(), bias.item()) == (-1.0, -2.0)
 
 

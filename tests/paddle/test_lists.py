@@ -20,7 +20,9 @@ SEVERAL_NAMES = {
 SHARED_NAME = {"count_nonzero": "counts with reduce_sum, of integers, which are never cast"}
 
 
-@pytest.mark.parametrize("level, dtype", [("O1", "float16"), ("O1", "bfloat16"), ("O2", "float16")])
+@pytest.mark.parametrize(
+    "level, dtype", [("O1", "float16"), ("O1", "bfloat16"), ("O2", "float16"), ("O2", "bfloat16")]
+)
 def test_paddle_list_set_is_the_installed_one(level: str, dtype: str) -> None:
     white = paddle.amp.amp_lists.white_list()[dtype][level]
     black = paddle.amp.amp_lists.black_list()[dtype][level]
