@@ -20,6 +20,7 @@ from autograd.numpy import numpy_boxes, numpy_wrapper
 import ampbridge as amp
 from ampbridge import Policy, UnsupportedError
 from ampbridge_numpy import _private, nn, optim
+from ampbridge_numpy.backend import NumpyBackend
 
 X = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 ALLOW_ALL = Policy(
