@@ -219,7 +219,6 @@ LOSS_CLASS = PrivateName(
 PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
 
 
-@cache
 def find(name: PrivateName) -> Location | None:
     """Where ``name`` is held; None if this version has no such name and can do without.
 
@@ -227,15 +226,21 @@ def find(name: PrivateName) -> Location | None:
         UnsupportedError: if it is required.
     """
     try:
-        owner: Any = import_module(name.module)
-        *path, attribute = name.attribute.split(".")
-        for part in path:
-            owner = getattr(owner, part)
+        owner, attribute = _owner(name)
         return Location(owner, attribute, vars(owner)[attribute])
     except (ImportError, AttributeError, KeyError) as error:
         if not name.required:
             return None
         raise moved(name) from error
+
+
+@cache
+def _owner(name: PrivateName) -> tuple[Any, str]:
+    owner: Any = import_module(name.module)
+    *path, attribute = name.attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    return owner, attribute
 
 
 def value(name: PrivateName) -> Any:
@@ -252,7 +257,7 @@ def moved(name: PrivateName) -> UnsupportedError:
     msg = (
         f"TensorFlow {tf.__version__} with Keras {keras.__version__} has no {name}; without it "
         f"{name.without_it}.\n"
-        f"Hint: use a checked version, {CHECKED}; lists and scaling are unaffected by O0."
+        f"Hint: use a checked version, {CHECKED}; policy='O0' needs none of it."
     )
     return UnsupportedError(msg)
 

@@ -91,15 +91,19 @@ def _find_sites() -> Sequence[Site]:
     return [*_private_sites(), *_function_sites().find()]
 
 
-@cache
-def _private_sites() -> list[Site]:
-    """Every name is looked up before the first is replaced; see ``_private``."""
-    found = {name: _private.find(name) for name in _private.PRIVATE_NAMES}
-    return [
-        Site(*place, REPLACEMENTS[name](place.value, regions))
-        for name, place in found.items()
-        if place is not None and name in REPLACEMENTS
-    ]
+def _private_sites() -> Iterator[Site]:
+    """One for each name there is, made anew where somebody else has replaced it since."""
+    for name in _private.PRIVATE_NAMES:
+        place = _private.find(name)
+        if place is None or name not in REPLACEMENTS:
+            continue
+        site = _made.get(name)
+        if site is None or site.original is not place.value:
+            site = _made[name] = Site(*place, REPLACEMENTS[name](place.value, regions))
+        yield site
+
+
+_made: dict[_private.PrivateName, Site] = {}
 
 
 @cache

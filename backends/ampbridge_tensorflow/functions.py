@@ -121,7 +121,7 @@ class FunctionSites:
         self._sites: list[Site] = []
 
     def find(self) -> list[Site]:
-        """One site for each name in each imported module."""
+        """One site for each name in each imported module that still holds the function."""
         if len(sys.modules) != self._imported:
             self._imported = len(sys.modules)
             for name in set(sys.modules) - self._seen:
@@ -129,7 +129,7 @@ class FunctionSites:
                 module = sys.modules.get(name)
                 if isinstance(module, ModuleType) and not name.startswith(OLD_NAMES):
                     self._sites += self._sites_in(module)
-        return self._sites
+        return [s for s in self._sites if vars(s.owner).get(s.attribute) is s.original]
 
     def _sites_in(self, module: ModuleType) -> list[Site]:
         return [

@@ -46,7 +46,7 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
             with regions.paused(PROMOTE_ONLY):
                 return original(self, *args, **kwargs)
         arrived = _float_dtypes((args, kwargs))
-        if rule == "allow":
+        if rule == "allow" and not isinstance(self, ATTENTIONS):
             args, kwargs = _cast((args, kwargs), rules.low)
             with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
                 outputs = original(self, *args, **kwargs)
@@ -83,11 +83,18 @@ def _as_ruled(layer: Any, outputs: Any, rules: Rules, rule: Any, arrived: set[An
     return _cast(outputs, arrived.pop()) if len(arrived) == 1 and arrived <= LOW else outputs
 
 
-NORMALIZATIONS = tuple(
-    getattr(keras.layers, name)
-    for name, (owner, *_) in oplists.native_names("keras_layers").items()
-    if owner_family(owner) == "norm" and hasattr(keras.layers, name)
-)
+def _layers_of(family: str) -> tuple[type, ...]:
+    """The Keras layers that are an op of ``family``."""
+    return tuple(
+        getattr(keras.layers, name)
+        for name, (owner, *_) in oplists.native_names("keras_layers").items()
+        if owner_family(owner) == family and hasattr(keras.layers, name)
+    )
+
+
+NORMALIZATIONS = _layers_of("norm")
+# Made of Dense layers and products that have rules of their own; unless denied as a whole, those hold.
+ATTENTIONS = _layers_of("attention")
 
 
 def replace_without_rules(original: Any, regions: Regions) -> Any:

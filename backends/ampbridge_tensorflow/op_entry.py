@@ -9,7 +9,7 @@ Each ``replace_*`` takes the original and the regions, and returns what stands i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -182,7 +182,7 @@ def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
     return matmul
 
 
-def replace_global_dispatchers(original: list[Any], regions: Regions) -> list[Any]:
+def replace_global_dispatchers(original: list[Any], regions: Regions) -> Any:
     """The dispatchers that TensorFlow asks when a function raised: one more, the last resort."""
 
     class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):  # type: ignore[misc]
@@ -191,18 +191,23 @@ def replace_global_dispatchers(original: list[Any], regions: Regions) -> list[An
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
             if regions.active.get() is None:
                 return self.NOT_SUPPORTED
-            low = [False]
-
-            def full(value: Any) -> Any:
-                low[0] = low[0] or float_dtype(value) in LOW
-                return cast_float(value, tf.float32)
-
-            arguments = map_floats(full, (args, kwargs))
-            if not low[0]:  # nothing left to settle: the error stands
+            low = any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
+            if not low:  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
-            return op(*arguments[0], **arguments[1])
+            args, kwargs = map_floats(lambda v: cast_float(v, tf.float32), (args, kwargs))
+            return op(*args, **kwargs)
 
-    return [*original, Promoter()]
+    class Dispatchers:
+        """The original list, also for what is registered meanwhile, and the promoter after it."""
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([*original, promoter])
+
+        def append(self, dispatcher: Any) -> None:
+            original.append(dispatcher)
+
+    promoter = Promoter()
+    return Dispatchers()
 
 
 REPLACE: Mapping[_private.PrivateName, Replace] = {
