@@ -58,7 +58,12 @@ def batches(data: Examples, size: int, steps: int, seed: int = 0) -> Iterator[Ex
     """``steps`` batches of ``size``, epoch after epoch in a new order; an epoch's rest is left out.
 
     Every batch has the same shape, so that a compiled step is compiled once.
+
+    Raises:
+        ValueError: if ``size`` is more than there are examples.
     """
+    if size > len(data.y):
+        raise ValueError(f"batches of {size} from {len(data.y)} examples")
     rng = np.random.default_rng(seed)
     per_epoch = len(data.y) // size
     for step in range(steps):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def check_installed(framework: str) -> None:
+def _check_installed(framework: str) -> None:
     """Skip without ``framework``; fail if AMPBRIDGE_REQUIRE (a comma list) names it."""
     if find_spec(framework):
         return
@@ -27,10 +27,10 @@ def check_installed(framework: str) -> None:
     pytest.skip(f"{framework} is not installed")
 
 
-def run_script(*command: str | Path) -> str:
-    """The standard output of a Python script beside which the examples can be imported.
+def _run_script(*command: object) -> str:
+    """The standard output of a Python script, from which the examples can be imported.
 
-    Single-threaded: these matrices are too small to share, and the machine may be busy.
+    In one thread: these matrices are too small to share, and the machine may be busy.
     """
     environment = {
         **os.environ,
@@ -38,17 +38,28 @@ def run_script(*command: str | Path) -> str:
         "PYTHONIOENCODING": "utf-8",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     finished = subprocess.run(
         [sys.executable, *map(str, command)],
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=900,
     )
     if finished.returncode:
         pytest.fail(f"{command} ended with {finished.returncode}:\n{finished.stderr[-4000:]}")
     return finished.stdout
+
+
+@pytest.fixture(scope="session")
+def check_installed() -> Callable[[str], None]:
+    return _check_installed
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Callable[..., str]:
+    return _run_script
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +68,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], A
 
     @cache
     def measure(script: str, framework: str) -> Any:
-        check_installed(framework)
+        _check_installed(framework)
         file = tmp_path_factory.mktemp(script) / f"{framework}.json"
-        run_script(Path(__file__).with_name(f"{script}.py"), framework, file)
+        _run_script(Path(__file__).with_name(f"{script}.py"), framework, file)
         return json.loads(file.read_text())
 
     return measure

@@ -1,0 +1,82 @@
+"""The example scripts as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Check, Script = Callable[[str], None], Callable[..., str]
+
+ROOT = Path(__file__).parents[2]
+TRAIN, DEMO = ROOT / "examples/train.py", ROOT / "examples/demo.py"
+
+
+@pytest.mark.parametrize(
+    "framework, options",
+    [
+        ("numpy", ["--workload", "conv"]),
+        ("torch", ["--workload", "transformer", "--policy", "bf16-mixed"]),
+        ("tensorflow", ["--policy", "mixed_float16"]),
+        ("paddle", ["--dtype", "bfloat16", "--compile"]),
+    ],
+)
+def test_train(
+    framework: str, options: list[str], tmp_path: Path, check_installed: Check, run_script: Script
+) -> None:
+    check_installed(framework)
+    file = tmp_path / "run.json"
+    command = [TRAIN, "--backend", framework, "--steps", 10, "--batch-size", 64, "--json", file]
+    printed = run_script(*command, *options)
+    run = json.loads(file.read_text())
+    assert run["backend"] == framework
+    assert len(run["loss"]) == len(run["scale"]) == len(run["applied"]) == len(run["reason"]) == 10
+    assert "step   10  loss" in printed
+    assert f"test accuracy {run['accuracy']:.1%}, 0 of 10 steps skipped" in printed
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--policy", "O0", "--dtype", "float16"], "O0 is float32 throughout."),
+        (["--policy", "01"], "Cannot read the policy '01'"),
+        (["--init-scale", "0"], "Passed init_scale=0.0; allowed is min_scale"),
+        (["--steps", "0"], "invalid count value: '0'"),
+        (["--batch-size", "2000"], "batches of 2000 from 1197 examples"),
+    ],
+)
+def test_train_refuses(options: list[str], message: str) -> None:
+    command = [sys.executable, str(TRAIN), "--backend", "numpy", *options]
+    finished = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert finished.returncode != 0
+    assert message in finished.stderr
+
+
+def test_demo_in_a_log(run_script: Script) -> None:
+    lines = run_script(DEMO).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("\x1b" in line for line in lines)
+    cells = {row[0]: row[1:] for row in map(table_row, lines) if row}
+    assert list(cells) == [
+        "loss, last 50 steps",
+        "test accuracy",
+        "skipped steps",
+        "final scale",
+        "time",
+    ]
+    full, mixed = (float(text.rstrip("%")) for text in cells["test accuracy"])
+    assert min(full, mixed) > 94
+    assert abs(full - mixed) <= 1
+    assert cells["skipped steps"][0] == "0 of 600"
+    assert int(cells["skipped steps"][1].split()[0]) >= 3
+    [history] = [line for line in lines if line.startswith("  scale")]
+    assert "█" in history
+    assert "▁" in history
+
+
+def table_row(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│ ").split("│")] if line.startswith("│") else []
