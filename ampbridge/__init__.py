@@ -18,6 +18,7 @@ from ampbridge.errors import (
 from ampbridge.policy import Policy
 from ampbridge.registry import backend, backends, register_backend
 from ampbridge.scaler import Gradients, GradScaler
+from ampbridge.schedule import Schedule
 from ampbridge.step import StepResult, TrainStep, train_step, value_and_grad
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Gradients",
     "Policy",
     "PolicyError",
+    "Schedule",
     "SimulationWarning",
     "StateError",
     "StepResult",

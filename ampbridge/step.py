@@ -12,7 +12,17 @@ from typing import Any, Literal
 
 from ampbridge import registry
 from ampbridge.autocast import check_level
-from ampbridge.backend import FINITE, INF, Array, Backend, LossFn, Model, Optimizer, StepOutput
+from ampbridge.backend import (
+    FINITE,
+    INF,
+    Array,
+    Backend,
+    LossFn,
+    Model,
+    Optimizer,
+    ScaleStore,
+    StepOutput,
+)
 from ampbridge.errors import (
     AmpBridgeWarning,
     ArgumentError,
@@ -21,6 +31,7 @@ from ampbridge.errors import (
 )
 from ampbridge.policy import Policy
 from ampbridge.scaler import Gradients, GradScaler
+from ampbridge.schedule import Schedule, from_dict, parse
 
 STATE_VERSION = 1
 
@@ -94,7 +105,7 @@ class TrainStep:
         optimizer: Optimizer,
         *,
         backend: Backend,
-        policy: Policy,
+        policy: Policy | Schedule,
         scaler: GradScaler | None,
         accumulate: int,
         clip_norm: float | None,
@@ -102,10 +113,12 @@ class TrainStep:
         compiled: bool,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.policy, self.scaler = policy, scaler
+        self.scaler = scaler
+        self._plan = policy
+        self._schedule_state = policy.start() if isinstance(policy, Schedule) else {}
         self.accumulate, self.clip_norm = accumulate, clip_norm
         self._backend = backend
-        self._advance_schedule = scheduler
+        self._advance_scheduler = scheduler
         self._store = None
         if scaler is not None and scaler.enabled:
             scaler.bind(backend, model)
@@ -114,6 +127,13 @@ class TrainStep:
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the next step."""
+        if isinstance(self._plan, Policy):
+            return self._plan
+        return self._plan.policy(self._schedule_state)
 
     def __call__(self, *batch: Any) -> StepResult:
         """Run one batch, or micro-batch, of NumPy arrays or native tensors."""
@@ -126,8 +146,10 @@ class TrainStep:
         self._micro_steps, self._total = 0, None
         self._steps += 1
         result = StepResult(output, self._steps, accumulating=False)
-        if self._advance_schedule is not None and result.applied:
-            self._advance_schedule()
+        if self._advance_scheduler is not None and result.applied:
+            self._advance_scheduler()
+        if isinstance(self._plan, Schedule):
+            self._schedule_state = self._plan.next_state(self._schedule_state, result)
         return result
 
     def _build(self, loss_fn: LossFn) -> Callable[..., StepOutput]:
@@ -141,26 +163,34 @@ class TrainStep:
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
         ) -> StepOutput:
             backend = self._backend
-            state = self._store.read() if self._store else None
-            scale = state.scale if state else None
+            store = self._store_for(policy)
+            scale = store.read().scale if store else None
             loss, aux, grads = backend.gradients(
                 loss_and_aux, self.model, batch, policy, self._factor(scale), total
             )
             if not final:
                 return StepOutput(loss, aux, grads, scale, None, None, None, None)
             found = norm = skips = None
-            if self._store is not None:
+            if store is not None:
                 grads, found = backend.unscale(grads, scale)
             if self.clip_norm is not None:
                 grads, norm = backend.clip(grads, self.clip_norm)
             parameters = backend.parameters(self.model)
             applied = backend.apply(self.optimizer, parameters, grads, found)
-            if self._store is not None and self.scaler is not None:
-                self._store.update(found, self.scaler.config)
-                skips = self._store.read().consecutive_skips
+            if store is not None and self.scaler is not None:
+                store.update(found, self.scaler.config)
+                skips = store.read().consecutive_skips
             return StepOutput(loss, aux, None, scale, found, applied, norm, skips)
 
         return program
+
+    def _store_for(self, policy: Policy) -> ScaleStore | None:
+        """The scaler's state, if steps under ``policy`` are scaled.
+
+        A scaler is used under the one policy that it was given with; under a schedule, where the
+        policy needs it.
+        """
+        return self._store if isinstance(self._plan, Policy) or policy.needs_scaling else None
 
     def _factor(self, scale: Any) -> Any:
         """What the loss is multiplied by: the scale, shared among the micro-batches."""
@@ -169,7 +199,8 @@ class TrainStep:
         return 1.0 / self.accumulate if scale is None else scale / self.accumulate
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: ``version``, ``step``, ``policy``, ``scaler`` (None without one).
+        """Plain JSON values: ``version``, ``step``, ``policy`` (or schedule), ``schedule`` (what it
+        remembers; empty for a policy), ``scaler`` (None without one).
 
         Save between steps, not between micro-batches: gradients so far are not part of it.
 
@@ -185,7 +216,8 @@ class TrainStep:
         return {
             "version": STATE_VERSION,
             "step": self._steps,
-            "policy": self.policy.to_dict(),
+            "policy": self._plan.to_dict(),
+            "schedule": self._schedule_state,
             "scaler": self.scaler.state_dict() if self.scaler else None,
         }
 
@@ -195,18 +227,18 @@ class TrainStep:
         Raises:
             StateError: if it does not fit this step; nothing is changed then.
         """
-        expected = {"version", "step", "policy", "scaler"}
+        expected = {"version", "step", "policy", "schedule", "scaler"}
         if set(state) != expected or state["version"] != STATE_VERSION:
             msg = (
                 f"Not a train_step state of version {STATE_VERSION}: keys {sorted(map(str, state))}.\n"
                 f"Hint: pass step.state_dict()'s result, keys {sorted(expected)}."
             )
             raise StateError(msg)
-        policy = Policy.from_dict(state["policy"])
-        if policy != self.policy:
+        plan = from_dict(state["policy"])
+        if plan != self._plan:
             msg = (
-                f"The state was saved under {policy!r}, this step runs {self.policy!r}.\n"
-                f"Hint: amp.train_step(..., policy={policy!r})"
+                f"The state was saved under {plan!r}, this step runs {self._plan!r}.\n"
+                f"Hint: amp.train_step(..., policy={plan!r})"
             )
             raise StateError(msg)
         if (state["scaler"] is None) != (self.scaler is None):
@@ -216,6 +248,7 @@ class TrainStep:
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self._steps = int(state["step"])
+        self._schedule_state = state["schedule"]
         self._micro_steps, self._total = 0, None
 
 
@@ -224,7 +257,7 @@ def train_step(
     model: Model,
     optimizer: Optimizer,
     *,
-    policy: str | Policy = "O1",
+    policy: str | Policy | Schedule = "O1",
     scaler: GradScaler | Literal["auto"] | None = "auto",
     accumulate: int = 1,
     clip_norm: float | None = None,
@@ -237,7 +270,7 @@ def train_step(
         loss_fn: ``loss_fn(model, *batch)`` returns a scalar loss (a mean over the batch, if
             micro-batches are accumulated), or ``(loss, aux)``.
         model, optimizer: native, of one framework. They stay the user's own.
-        policy: a Policy or its short form.
+        policy: a Policy, its short form, or a Schedule of them.
         scaler: a GradScaler; "auto" makes one where the policy needs it; None for none.
         accumulate: micro-batches a step; their gradients are averaged.
         clip_norm: clips the joint 2-norm of the unscaled gradients.
@@ -249,15 +282,17 @@ def train_step(
         AmpBridgeError: for arguments that cannot work together.
     """
     chosen = registry.backend(registry.check_same_framework(model, optimizer))
-    parsed = Policy.parse(policy)
-    check_level(parsed)
+    plan = parse(policy)
+    policies = plan.policies if isinstance(plan, Schedule) else (plan,)
+    for each in policies:
+        check_level(each)
     return TrainStep(
         _callable(loss_fn),
         model,
         optimizer,
         backend=chosen,
-        policy=parsed,
-        scaler=_scaler_for(parsed, scaler),
+        policy=plan,
+        scaler=_scaler_for(policies, scaler),
         accumulate=_checked_accumulate(accumulate),
         clip_norm=_checked_clip_norm(clip_norm),
         scheduler=_schedule_step(scheduler),
@@ -321,9 +356,10 @@ def _returning_aux(loss_fn: LossFn) -> LossFn:
     return loss_and_aux
 
 
-def _scaler_for(policy: Policy, scaler: GradScaler | str | None) -> GradScaler | None:
+def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
+    in_need = next((policy for policy in policies if policy.needs_scaling), None)
     if scaler == "auto":
-        return GradScaler() if policy.needs_scaling else None
+        return GradScaler() if in_need else None
     if scaler is not None and not isinstance(scaler, GradScaler):
         kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
         msg = (
@@ -331,9 +367,9 @@ def _scaler_for(policy: Policy, scaler: GradScaler | str | None) -> GradScaler |
             "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
         )
         raise ArgumentTypeError(msg)
-    if policy.needs_scaling and (scaler is None or not scaler.enabled):
+    if in_need and (scaler is None or not scaler.enabled):
         msg = (
-            f"{policy!r} without loss scaling: gradients under 6e-8 become zero.\n"
+            f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
             "Hint: scaler='auto', or a bfloat16 policy, which needs none."
         )
         warnings.warn(msg, AmpBridgeWarning, stacklevel=3)

@@ -12,6 +12,7 @@ from ampbridge import (
     AmpBridgeWarning,
     GradScaler,
     Policy,
+    Schedule,
     StepResult,
     TrainStep,
     UnsupportedError,
@@ -244,15 +245,19 @@ class TrainStepConformance(Updating):
 
     # -- policy and compiler
 
-    def test_two_steps_of_one_loss_function_follow_their_own_policies(self, compiled: bool) -> None:
-        h, given = self.harness, example()
+    def probing_loss(self, model: Model, x: Array, target: Array, a: Array, b: Array) -> Any:
+        """The loss, and a product whose value shows in which precision it ran."""
+        h = self.harness
+        return h.mean_squared_error(h.forward(model, x), target), h.run("matmul", a, b)
+
+    def precision_of_product(self, step: TrainStep) -> str:
+        """Run one step of ``probing_loss``."""
+        given = example()
         left, right = np.ones((1, 2), np.float32), np.diag(PROBE).astype(np.float32)
+        result = step(given.x, given.target, left, right)
+        return dtype_shown(self.harness.numpy(result.aux), PROBE)
 
-        def loss_fn(
-            model: Model, x: Array, target: Array, a: Array, b: Array
-        ) -> tuple[Array, Array]:
-            return h.mean_squared_error(h.forward(model, x), target), h.run("matmul", a, b)
-
+    def test_two_steps_of_one_loss_function_follow_their_own_policies(self, compiled: bool) -> None:
         shown = []
         for policy in (
             Policy("O1", "bfloat16"),
@@ -261,11 +266,27 @@ class TrainStepConformance(Updating):
         ):
             training = self.new_training()
             step = train_step(
-                loss_fn, training.model, training.optimizer, policy=policy, compile=compiled
+                self.probing_loss,
+                training.model,
+                training.optimizer,
+                policy=policy,
+                compile=compiled,
             )
-            result = step(given.x, given.target, left, right)
-            shown.append(dtype_shown(h.numpy(result.aux), PROBE))
+            shown.append(self.precision_of_product(step))
         assert shown == ["bfloat16", "float32", "float32"]
+
+    def test_a_schedule_changes_what_runs_at_the_right_step(self, compiled: bool) -> None:
+        training = self.new_training()
+        schedule = Schedule([(0, "O0"), (2, "O1:bfloat16"), (3, "O1:float16"), (4, "O0")])
+        step = train_step(
+            self.probing_loss,
+            training.model,
+            training.optimizer,
+            policy=schedule,
+            compile=compiled,
+        )
+        shown = [self.precision_of_product(step) for _ in range(6)]
+        assert shown == ["float32"] * 2 + ["bfloat16", "float16"] + ["float32"] * 2
 
     def test_the_loss_function_is_compiled(self, compiled: bool) -> None:
         h, training, given = self.harness, self.new_training(), example()

@@ -323,6 +323,7 @@ def replaced(owner, **attributes):
 @caught_by(
     "test_two_policies_do_not_share_their_rules",
     "test_two_steps_of_one_loss_function_follow_their_own_policies",
+    "test_a_schedule_changes_what_runs_at_the_right_step",
 )
 class FollowsItsFirstPolicyForEver(NumpyBackend):
     """As a program does that was compiled once."""

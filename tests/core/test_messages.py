@@ -449,7 +449,7 @@ def test_loading_something_else(parts):
     with reads(
         amp.StateError,
         "Not a train_step state of version 1: keys ['weights'].\n"
-        "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'step', 'version'].",
+        "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'schedule', 'step', 'version'].",
     ):
         step.load_state_dict({"weights": []})
 
