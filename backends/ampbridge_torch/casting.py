@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ampbridge.policy import Policy
 from ampbridge_torch.checkpointing import checkpoints_follow
-from ampbridge_torch.mode import CASTABLE, active_mode, listed
+from ampbridge_torch.mode import CASTABLE, OpListMode, active_mode, listed
 from ampbridge_torch.rules import DeviceType, Rules, rules_for
 
 DTYPES = {
@@ -32,8 +33,9 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return x.to(DTYPES[dtype]) if x.dtype in CASTABLE else x
 
 
-@contextmanager
-def region(policy: Policy, device_types: tuple[DeviceType, ...] | None = None) -> Iterator[None]:
+def region(
+    policy: Policy, device_types: tuple[DeviceType, ...] | None = None
+) -> AbstractContextManager[Any]:
     """Run what is inside as ``policy`` says, on tensors of ``device_types``.
 
     Without ``device_types`` those in use: the CPU, and CUDA once this process has initialised it.
@@ -47,20 +49,23 @@ def region(policy: Policy, device_types: tuple[DeviceType, ...] | None = None) -
     rules = rules_for(policy, types)
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):
-        yield
-    elif len(types) == 1:
+        return nullcontext()
+    if outer is None and not rules.table and len(types) == 1:
+        return _native(policy, types[0])  # nothing of our own: each microsecond counts in a loop
+    return _with_lists(policy, types, rules, outer)
+
+
+@contextmanager
+def _with_lists(
+    policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
+) -> Iterator[None]:
+    if len(types) == 1:
         with _native(policy, types[0]), _checkpoints(rules), listed(rules, outer):
             yield
     else:
         cpu, cuda = types
         with _native(policy, cpu), _native(policy, cuda), _checkpoints(rules), listed(rules, outer):
             yield
-
-
-def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
-    if torch.compiler.is_compiling() or not rules.table:
-        return nullcontext()
-    return checkpoints_follow()
 
 
 def devices_in_use() -> tuple[DeviceType, ...]:
@@ -76,3 +81,9 @@ def _native(policy: Policy, device_type: DeviceType) -> torch.autocast:
     if policy.level == "O0":
         return torch.autocast(device_type, enabled=False)
     return torch.autocast(device_type, dtype=DTYPES[policy.compute_dtype])
+
+
+def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
+    if torch.compiler.is_compiling() or not rules.table:
+        return nullcontext()
+    return checkpoints_follow()

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 from ampbridge.backend import LossFn, Scalar
 from ampbridge.errors import ArgumentError, UnsupportedError
 from ampbridge.policy import Policy
+from ampbridge_torch import _private
 from ampbridge_torch.casting import cast, region
 from ampbridge_torch.rules import DeviceType
 
@@ -20,7 +21,7 @@ def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
     """The trainable parameters of a model or an optimizer, in its own order."""
     if isinstance(owner, optim.Optimizer):
         return [p for group in owner.param_groups for p in group["params"] if p.requires_grad]
-    return [p for p in owner.parameters() if p.requires_grad]
+    return _private.trainable_parameters(owner)
 
 
 def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
@@ -111,9 +112,9 @@ def store(owners: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
 
 
 def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
-    found = {p.device.type for p in trainable}
-    if found == {"cpu"}:
+    if trainable and all(p.is_cpu for p in trainable):
         return ("cpu",)
+    found = {p.device.type for p in trainable}
     if found == {"cuda"}:
         return ("cuda",)
     if found == {"cpu", "cuda"}:
