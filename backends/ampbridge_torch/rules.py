@@ -180,8 +180,9 @@ def native_list(device_type: DeviceType) -> OpList:
     if device_type == "cuda":
         recorded = oplists.op_list("torch", "O1", "float16")
     else:
-        lists = (frozenset(_data()["cpu"][name]) for name in ("allow", "deny", "promote"))
-        recorded = OpList(*lists, "follow")
+        lists = _data()["cpu"]
+        allow, deny, promote = (frozenset(lists[k]) for k in ("allow", "deny", "promote"))
+        recorded = OpList(allow, deny, promote, "follow")
     absent = _unregistered(device_type)
     return OpList(
         recorded.allow - absent, recorded.deny - absent, recorded.promote - absent, "follow"

@@ -14,6 +14,7 @@ from torch import nn, optim
 import ampbridge as amp
 from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.errors import UnsupportedError
+from ampbridge_torch.scaling import _has_inf
 
 Make = Callable[[Any], optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -147,6 +148,36 @@ def test_inf_wins_over_nan_within_one_tensor_and_across(device: str) -> None:
     assert int(Backend.unscale([both], 2.0)[1]) == INF
     assert int(Backend.unscale([nan, both.double()], 2.0)[1]) == INF
     assert int(Backend.unscale([nan, nan.clone().double()], 2.0)[1]) == NAN
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38, -3e38, 0.0])
+def test_inf_is_found_on_a_device_without_waiting(value: float, device: str) -> None:
+    """The kernels used on a GPU also run on a CPU."""
+    grads = [torch.ones(2, 2, device=device), torch.ones(3, device=device)]
+    grads[1][0] = value
+    assert bool(_has_inf(grads)) == math.isinf(value)
+    grads[1][1] = math.nan
+    assert bool(_has_inf(grads)) == math.isinf(value)
+
+
+@pytest.mark.parametrize("kind", [FINITE, INF, NAN])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_was_found_may_be_a_tensor(name: str, kind: int, device: str) -> None:
+    """As it is on a GPU; torch's fused kernels then skip by themselves, also on a CPU."""
+    model = nn.Linear(3, 2).to(device)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    parameters = list(model.parameters())
+    grads = [torch.ones_like(p) for p in parameters]
+    assert Backend.apply(optimizer, parameters, grads, None)
+    before = snapshot(model, optimizer)
+    poisoned = [g * (1.0 if kind == FINITE else math.nan) for g in grads]
+    applied = Backend.apply(optimizer, parameters, poisoned, torch.tensor(kind, device=device))
+    assert bool(applied) == (kind == FINITE)
+    assert equal(before, snapshot(model, optimizer)) == (kind != FINITE)
+    assert not hasattr(optimizer, "found_inf")
+    assert not hasattr(optimizer, "grad_scale")
+    if "fused" in name:
+        assert isinstance(applied, torch.Tensor)  # nobody has read it
 
 
 def test_the_largest_finite_gradients_are_finite(device: str) -> None:
