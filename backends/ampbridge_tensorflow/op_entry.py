@@ -44,7 +44,10 @@ def replace_eager_op(original: Any, regions: Regions) -> Any:
             return original(context, op, name, *arguments)
         values = list(arguments)
         cast_groups(plan.by_position, values)
-        return original(context, op, name, *values)
+        result = original(context, op, name, *values)
+        if op in rules.rounded_back:
+            return cast_float(result, arguments[0].dtype)
+        return result
 
     return eager_op
 
@@ -55,9 +58,15 @@ def replace_graph_op(original: Any, regions: Regions) -> Any:
     def graph_op(op_type_name: str, name: str | None = None, **keywords: Any) -> Any:
         rules = regions.active.get()
         plan = rules.plan(op_type_name) if rules is not None else None
-        if plan is not None:
-            cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
-        return original(op_type_name, name, **keywords)
+        if plan is None:
+            return original(op_type_name, name, **keywords)
+        before = [value.dtype for value in keywords.values() if isinstance(value, tf.Tensor)]
+        cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
+        result = original(op_type_name, name, **keywords)
+        if op_type_name in rules.rounded_back:
+            *rest, outputs = result
+            return (*rest, [cast_float(output, before[0]) for output in outputs])
+        return result
 
     return graph_op
 
