@@ -305,7 +305,7 @@ class GradScaler:
         self, optimizer: Optimizer, grads: Sequence[Array] | None, record: _Checked | None
     ) -> Gradients:
         if grads is None:
-            return record.gradients if record else self.unscale(optimizer)
+            return self._present(record) if record else self.unscale(optimizer)
         gradients = grads if isinstance(grads, Gradients) else Gradients(grads, ())
         if self.enabled and gradients.found is None:
             gradients = self._unscale_values(gradients)
@@ -313,6 +313,19 @@ class GradScaler:
             parameters = self._bound_to(optimizer).parameters(optimizer)
             gradients = Gradients(gradients.values, parameters, gradients.found)
         return gradients
+
+    def _present(self, record: _Checked) -> Gradients:
+        """The unscaled gradients of ``record`` as they are now: the caller may have put others there.
+
+        A gradient that unscaling had to widen is not among the stored ones.
+        """
+        unscaled, backend = record.gradients, self._bound_to(record.optimizer)
+        pairs = zip(unscaled, backend.stored_gradients(record.optimizer), strict=True)
+        present = [
+            kept if now is not None and kept is not None and now.dtype != kept.dtype else now
+            for kept, now in pairs
+        ]
+        return Gradients(present, unscaled.parameters, unscaled.found)
 
     def __repr__(self) -> str:
         changed = [

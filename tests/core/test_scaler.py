@@ -77,6 +77,23 @@ def test_unscaling_early_shows_true_gradients_and_is_not_done_again(make):
     assert optimizer.model.weight == -0.5
 
 
+def test_a_gradient_put_in_place_after_unscaling_counts(make):
+    """As torch has it: after unscale_ the gradients are the caller's to change."""
+    scaler, optimizer = GradScaler(8.0), make(4.0)
+    scaler.unscale(optimizer)
+    optimizer.gradient = np.array([2.0], np.float32)
+    scaler.step(optimizer)
+    assert optimizer.model.weight == -2.0
+
+
+def test_a_gradient_that_was_widened_stays_the_unscaled_one(make):
+    scaler, optimizer = GradScaler(8.0), make(4.0)
+    optimizer.gradient = optimizer.gradient.astype(np.float16)
+    scaler.unscale(optimizer)
+    scaler.step(optimizer)
+    assert optimizer.model.weight == -0.5
+
+
 def test_gradients_as_values(toy):
     scaler, model = GradScaler(8.0), toy.Model(slope=2.0)
     loss, grads = amp.value_and_grad(lambda m: np.float32(3.0), model, scaler=scaler)
