@@ -4,8 +4,9 @@
     python bench/overhead.py --framework torch    one of them, in this process
 
 Within one run all variants take turns, a few steps each, round after round; a figure is the median
-over the rounds of (variant / baseline), so that a machine whose speed drifts does not decide. Only
-these ratios mean anything. `--json FILE` keeps every round.
+over the rounds of (variant / baseline), so that a machine whose speed drifts does not decide. Every
+model is made several times. The row "again" is the baseline a second time: what it differs from 1.000
+by is what this machine cannot tell apart. `--json FILE` keeps every round.
 """
 
 from __future__ import annotations
@@ -128,20 +129,37 @@ def machine(framework: str) -> str:
     return f"{framework} {module.__version__}, {adapter.device()}, {cpu}, {os.cpu_count()} cores"
 
 
+def measure_copies(
+    framework: str, workload: str, options: argparse.Namespace
+) -> dict[str, dict[str, list[float]]]:
+    """Every case of a workload, measured on several copies of its models: case -> times.
+
+    Two copies of one program differ by a few per cent, by where their memory happens to lie.
+    """
+    cases = importlib.import_module(f"overhead_{framework}").cases
+    merged: dict[str, dict[str, list[float]]] = {}
+    for _ in range(options.copies):
+        for case in cases(SHAPES[workload], workload):
+            times = measure(case.steps, options.rounds // options.copies, options.seconds)
+            into = merged.setdefault(case.title, {name: [] for name in case.steps})
+            for name, seconds in times.items():
+                into[name] += seconds
+    return merged
+
+
 def run_here(framework: str, options: argparse.Namespace) -> None:
     """Measure one framework in this process and print its table."""
     from rich.console import Console
     from rich.table import Table
 
-    cases = importlib.import_module(f"overhead_{framework}").cases
     console = Console(width=120)
     table = Table("workload", "case", "variant", "ms a step", "ratio", "quartiles")
     kept = []
     for workload in options.workload:
-        for case in cases(SHAPES[workload], workload):
-            with console.status(f"{framework}: {workload}, {case.title}"):
-                times = measure(case.steps, options.rounds, options.seconds)
-            for line in figures(workload, case.title, times):
+        with console.status(f"{framework}: {workload}"):
+            measured = measure_copies(framework, workload, options)
+        for title, times in measured.items():
+            for line in figures(workload, title, times):
                 table.add_row(
                     line.workload,
                     line.case,
@@ -163,7 +181,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
     options = parser.parse_args()

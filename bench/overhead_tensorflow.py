@@ -84,6 +84,7 @@ def cases(shape: Shape, workload: str) -> Iterator[Case]:
                 f"Keras mixed_{NAME}": native(shape, x, y, scaled, f"mixed_{NAME}"),
                 "ampbridge, default lists": bridged(shape, x, y, scaled, default),
                 'ampbridge, deny=["relu"]': bridged(shape, x, y, scaled, deny),
+                f"Keras mixed_{NAME}, again": native(shape, x, y, scaled, f"mixed_{NAME}"),
                 "float32, no scaler": native(shape, x, y, False, "float32"),
             },
         )

@@ -168,5 +168,6 @@ def cases(shape: Shape, workload: str) -> Iterator[Case]:
         if not scaled or DEVICE == "cuda":
             steps["Accelerate"] = accelerated(copy.deepcopy(fresh), x, y)
             steps["Lightning Fabric"] = fabricated(copy.deepcopy(fresh), x, y)
+        steps["native loop, again"] = native(copy.deepcopy(fresh), x, y, scaled)
         made = {name: finished(step) for name, step in steps.items() if step}
         yield Case(f"{NAME}, {'with' if scaled else 'no'} scaler", made)
