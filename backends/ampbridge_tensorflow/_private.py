@@ -49,20 +49,8 @@ GRAPH_OP = PrivateName(
 )
 EAGER_FALLBACK = PrivateName(
     "tensorflow.python.eager.execute",
-    "quick_execute",
-    "eager ops do not follow the lists while op callbacks are on (tf.debugging.enable_check_numerics)",
-    required=False,
-)
-EAGER_FALLBACK_ALIAS = PrivateName(
-    "tensorflow.python.eager.execute",
     "execute",
-    "the same, for ops that call it by its other name",
-    required=False,
-)
-EAGER_FALLBACK_INPUTS = PrivateName(
-    "tensorflow.python.eager.execute",
-    "args_to_matching_eager",
-    "mixed inputs raise while op callbacks are on",
+    "eager ops with inputs that the C function does not take (Python lists) do not follow the lists",
     required=False,
 )
 OP_DEFINITION = PrivateName(
@@ -81,12 +69,6 @@ CONVERSION = PrivateName(
     "convert",
     "Variable.assign(low) and every convert_to_tensor(low, dtype=float32) raise",
 )
-DIVISION = PrivateName(
-    "tensorflow.python.ops.math_ops",
-    "_truediv_python3",
-    "float16 / float32 raises before there is an op",
-    required=False,
-)
 SPARSE_MATMUL = PrivateName(
     "tensorflow.python.ops.math_ops",
     "sparse_matmul",
@@ -96,7 +78,7 @@ SPARSE_MATMUL = PrivateName(
 GLOBAL_DISPATCHERS = PrivateName(
     "tensorflow.python.util.dispatch",
     "_GLOBAL_DISPATCHERS",
-    "functions that compare dtypes in Python (tf.one_hot, tf.math.divide_no_nan) raise on mixed inputs",
+    "what compares dtypes in Python (x / y, tf.one_hot, tf.math.divide_no_nan) raises on mixed inputs",
     required=False,
 )
 
@@ -190,9 +172,9 @@ LAYER_CALL = PrivateName(
     "Operation.__call__",
     "Keras layers do not follow the lists as a whole; Dense ends in float32",
 )
-SYMBOLIC_CALL = PrivateName(
+OUTPUT_SPEC = PrivateName(
     "keras.src.ops.operation",
-    "Operation.symbolic_call",
+    "Operation.compute_output_spec",
     "a functional model that is made inside of a region keeps that region's dtypes",
 )
 LAYER_BUILD = PrivateName(

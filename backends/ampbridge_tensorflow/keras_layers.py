@@ -98,7 +98,7 @@ ATTENTIONS = _layers_of("attention")
 
 
 def replace_without_rules(original: Any, regions: Regions) -> Any:
-    """Symbolic calls and building: as outside of any region."""
+    """Building, and finding out what an operation returns: as outside of any region."""
 
     @functools.wraps(original)
     def without_rules(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ def replace_layer_input(original: Any, regions: Regions) -> Any:
 
 REPLACE: Mapping[_private.PrivateName, Replace] = {
     _private.LAYER_CALL: replace_layer_call,
-    _private.SYMBOLIC_CALL: replace_without_rules,
+    _private.OUTPUT_SPEC: replace_without_rules,
     _private.LAYER_BUILD: replace_build,
     _private.LAYER_INPUT: replace_layer_input,
 }

@@ -80,7 +80,10 @@ def _spelled_as(group: Group, keywords: Mapping[str, Any]) -> Group:
 
 
 def replace_eager_fallback(original: Any, regions: Regions) -> Any:
-    """``quick_execute``: flat inputs, and attributes that already name the dtypes."""
+    """``execute``, for inputs that the C function does not take.
+
+    They come flat and converted, with attributes that already name their dtypes.
+    """
 
     def eager_fallback(
         op: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
@@ -127,17 +130,6 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def replace_fallback_inputs(original: Any, regions: Regions) -> Any:
-    """``args_to_matching_eager``: refuses mixed dtypes ahead of ``quick_execute``."""
-
-    def matching(values: Any, ctx: Any, allowed_dtypes: Any, default_dtype: Any = None) -> Any:
-        if regions.active.get() is not None:
-            values = widest(values)
-        return original(values, ctx, allowed_dtypes, default_dtype)
-
-    return matching
-
-
 def replace_conversion(original: Any, regions: Regions) -> Any:
     """``convert_to_tensor(value, dtype)``: between float dtypes it casts instead of raising."""
 
@@ -156,17 +148,6 @@ def replace_conversion(original: Any, regions: Regions) -> Any:
         return original(value, dtype, name, as_ref, *rest, **keywords)
 
     return convert
-
-
-def replace_division(original: Any, regions: Regions) -> Any:
-    """``x / y``: compares dtypes in Python."""
-
-    def divide(x: Any, y: Any, name: str | None = None) -> Any:
-        if regions.active.get() is not None:
-            x, y = widest([x, y])
-        return original(x, y, name)
-
-    return divide
 
 
 def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
@@ -223,10 +204,7 @@ REPLACE: Mapping[_private.PrivateName, Replace] = {
     _private.EAGER_OP: replace_eager_op,
     _private.GRAPH_OP: replace_graph_op,
     _private.EAGER_FALLBACK: replace_eager_fallback,
-    _private.EAGER_FALLBACK_ALIAS: replace_eager_fallback,
-    _private.EAGER_FALLBACK_INPUTS: replace_fallback_inputs,
     _private.CONVERSION: replace_conversion,
-    _private.DIVISION: replace_division,
     _private.SPARSE_MATMUL: replace_sparse_matmul,
     _private.GLOBAL_DISPATCHERS: replace_global_dispatchers,
 }

@@ -1,7 +1,8 @@
 """Unscaling, clipping, the step that may be skipped, and the scaler's state in tf.Variables.
 
-All of it works eagerly, in tf.function and under XLA, and waits for no device. None of it follows a
-region's rules, in case the caller stands in one.
+All of it works eagerly, in tf.function and under XLA. A traced step waits for no device; an eager
+one does where it branches, in ``unscale`` and ``apply``. None of it follows a region's rules, in case
+the caller stands in one.
 """
 
 from __future__ import annotations

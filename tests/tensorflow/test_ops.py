@@ -81,8 +81,12 @@ OPS: dict[str, tuple[str, Call]] = {
 # canonical op -> functions that are that op, and have no op of their own in TensorFlow.
 FUNCTIONS: dict[str, list[Call]] = {
     "layer_norm": [
-        lambda x, y: keras.ops.layer_normalization(x),
         lambda x, y: norm_layer(keras.layers.LayerNormalization)(x),
+        *(
+            [lambda x, y: keras.ops.layer_normalization(x)]
+            if hasattr(keras.ops, "layer_normalization")  # since Keras 3.9
+            else []
+        ),
     ],
     "rms_norm": [lambda x, y: keras.ops.rms_normalization(x)],
     "group_norm": [lambda x, y: norm_layer(keras.layers.GroupNormalization)(image(x))],
@@ -202,6 +206,8 @@ def test_bfloat16_follows_the_same_lists(op: str, listed: str, mode: str) -> Non
 @pytest.mark.parametrize("listed", POLICIES)
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_a_function_is_one_op(op: str, listed: str, mode: str, arrives: str) -> None:
+    if op == "rms_norm" and not hasattr(keras.ops, "rms_normalization"):
+        pytest.skip("this Keras has no rms_normalization")
     policy = POLICIES[listed](op, "float16")
     for call in FUNCTIONS[op]:
         result, seen = RECORDERS[mode](in_region(call, policy), *inputs(arrives))

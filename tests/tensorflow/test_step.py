@@ -15,7 +15,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge.backend import FINITE, INF, NAN  # noqa: E402
+from ampbridge.backend import FINITE, INF, NAN, StepOutput  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
 from ampbridge_tensorflow.scaling import VariableStore  # noqa: E402
 
@@ -146,18 +146,25 @@ def test_python_control_flow_on_tensors_in_a_compiled_loss() -> None:
     assert step(X, Y).loss == pytest.approx(4 * float(loss_fn(small_model(), X, Y)), rel=1e-6)
 
 
-def test_a_new_policy_is_a_new_trace() -> None:
+def test_a_compiled_program_follows_the_policy_of_each_call() -> None:
     seen = []
+
+    def build(loss: Any) -> Any:
+        def program(policy: Any, final: bool, total: Any, batch: Any) -> Any:
+            value, aux, _ = BACKEND.gradients(loss, model, batch, policy, None, total)
+            return StepOutput(value, aux, None, None, None, True, None, None)
+
+        return program
 
     def loss(model: Any, x: Any, y: Any) -> Any:
         seen.append(model.layers[0](x).dtype)
-        return loss_fn(model, x, y)
+        return loss_fn(model, x, y), None
 
-    step = amp.train_step(loss, small_model(), keras.optimizers.SGD(0.1), policy="O1")
-    step(X, Y)
-    step.policy = amp.Policy("O1", "bfloat16")
-    step(X, Y)
-    assert seen == [tf.float16, tf.bfloat16]
+    model = small_model()
+    program = BACKEND.compile(build, loss)
+    for policy in ("O1", "O1:bfloat16", "O1", "O0"):
+        program(amp.Policy.parse(policy), True, None, (X, Y))
+    assert seen == [tf.float16, tf.bfloat16, tf.float32]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -217,16 +224,21 @@ def test_sparse_dense_and_missing_gradients(mode: str) -> None:
     assert model.unused.numpy() == [3.0]
 
 
-def test_accumulated_sparse_gradients() -> None:
-    def loss(model: Any, rows: Any) -> Any:
-        return model(rows)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_accumulated_sparse_gradients(compiled: bool) -> None:
+    """Micro-batches of several lengths, whose sparse gradients differ in shape."""
+    model = tf.Module()
+    model.table = tf.Variable(tf.ones((5, 2)))
 
-    model = WithEmbedding()
-    step = amp.train_step(loss, model, keras.optimizers.SGD(1.0), policy="O0", accumulate=3)
-    for rows in ([1, 1], [1, 3], [0, 4]):
+    def loss(model: Any, rows: Any) -> Any:
+        return tf.reduce_sum(tf.gather(model.table, rows) * [1.0, 2.0])
+
+    optimizer = keras.optimizers.SGD(1.0)
+    step = amp.train_step(loss, model, optimizer, policy="O0", accumulate=3, compile=compiled)
+    for rows in ([1, 1], [1, 3, 3], [0, 4]):
         step(np.array(rows))
-    expected = 1.0 - np.array([[1], [3], [0], [1], [1]]) * np.array([1.0, 2.0]) / 3
-    np.testing.assert_allclose(model.table, expected, rtol=1e-6)
+    expected = 1.0 - np.array([[1], [3], [0], [2], [1]]) * np.array([1.0, 2.0]) / 3
+    np.testing.assert_allclose(model.table.numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
