@@ -57,10 +57,10 @@ SHAPES = {
 
 
 class Case(NamedTuple):
-    """Steps to compare; the first is the baseline."""
+    """Makers of the steps to compare, None where a package is missing; the first is the baseline."""
 
     title: str
-    steps: dict[str, Step]
+    makers: dict[str, Callable[[], Step | None]]
 
 
 def batch_of(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
@@ -134,14 +134,19 @@ def measure_copies(
 ) -> dict[str, dict[str, list[float]]]:
     """Every case of a workload, measured on several copies of its models: case -> times.
 
-    Two copies of one program differ by a few per cent, by where their memory happens to lie.
+    Two copies of one program differ by a few per cent, by where their memory happens to lie; what
+    is made first lies best. So every copy makes another variant first.
     """
     cases = importlib.import_module(f"overhead_{framework}").cases
     merged: dict[str, dict[str, list[float]]] = {}
-    for _ in range(options.copies):
+    for copy in range(options.copies):
         for case in cases(SHAPES[workload], workload):
-            times = measure(case.steps, options.rounds // options.copies, options.seconds)
-            into = merged.setdefault(case.title, {name: [] for name in case.steps})
+            names = list(case.makers)
+            first = copy * len(names) // options.copies
+            made = {name: case.makers[name]() for name in names[first:] + names[:first]}
+            steps = {name: step for name in names if (step := made[name])}
+            times = measure(steps, options.rounds // options.copies, options.seconds)
+            into = merged.setdefault(case.title, {name: [] for name in steps})
             for name, seconds in times.items():
                 into[name] += seconds
     return merged

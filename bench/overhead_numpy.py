@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from overhead import Case, Shape, Step, batch_of
@@ -69,4 +70,6 @@ def step_of(shape: Shape, policy: str) -> Step:
 
 def cases(shape: Shape, workload: str) -> Iterator[Case]:
     policies = {"float32 (O0)": "O0", "O1 float16": "O1", "O1 bfloat16": "O1:bfloat16"}
-    yield Case("against float32", {name: step_of(shape, p) for name, p in policies.items()})
+    yield Case(
+        "against float32", {name: partial(step_of, shape, p) for name, p in policies.items()}
+    )

@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import paddle
 import paddle.nn.functional as F
@@ -14,7 +15,6 @@ from paddle import nn
 
 import ampbridge as amp
 
-paddle.set_num_threads(1) if hasattr(paddle, "set_num_threads") else None
 GPU = paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
 warnings.simplefilter("ignore", amp.SimulationWarning)  # it is what is measured here
 
@@ -79,7 +79,11 @@ POLICIES = {
 def cases(shape: Shape, workload: str) -> Iterator[Case]:
     x, y = map(paddle.to_tensor, batch_of(shape))
     fresh = model_of(shape)
-    steps = {"float32 loop": float32(copy.deepcopy(fresh), x, y)}
+    makers = {"float32 loop": lambda: float32(copy.deepcopy(fresh), x, y)}
     for name, policy in POLICIES.items():
-        steps[f"ampbridge, {name}"] = bridged(copy.deepcopy(fresh), x, y, policy)
-    yield Case("against float32", steps)
+        makers[f"ampbridge, {name}"] = partial(made_by, fresh, x, y, policy)
+    yield Case("against float32", makers)
+
+
+def made_by(fresh: nn.Layer, x: paddle.Tensor, y: paddle.Tensor, policy: amp.Policy) -> Step:
+    return bridged(copy.deepcopy(fresh), x, y, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -78,13 +79,14 @@ def cases(shape: Shape, workload: str) -> Iterator[Case]:
     x, y = map(tf.constant, batch_of(shape))
     default, deny = amp.Policy("O1", NAME), amp.Policy("O1", NAME, deny=["relu"])
     for scaled in (False, True):
+        keras_loop = partial(native, shape, x, y, scaled, f"mixed_{NAME}")
         yield Case(
             f"{NAME}, {'with' if scaled else 'no'} scaler, compiled",
             {
-                f"Keras mixed_{NAME}": native(shape, x, y, scaled, f"mixed_{NAME}"),
-                "ampbridge, default lists": bridged(shape, x, y, scaled, default),
-                'ampbridge, deny=["relu"]': bridged(shape, x, y, scaled, deny),
-                f"Keras mixed_{NAME}, again": native(shape, x, y, scaled, f"mixed_{NAME}"),
-                "float32, no scaler": native(shape, x, y, False, "float32"),
+                f"Keras mixed_{NAME}": keras_loop,
+                "ampbridge, default lists": partial(bridged, shape, x, y, scaled, default),
+                'ampbridge, deny=["relu"]': partial(bridged, shape, x, y, scaled, deny),
+                f"Keras mixed_{NAME}, again": keras_loop,
+                "float32, no scaler": partial(native, shape, x, y, False, "float32"),
             },
         )

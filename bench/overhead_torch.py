@@ -7,7 +7,8 @@ import importlib
 import itertools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,12 +163,22 @@ def cases(shape: Shape, workload: str) -> Iterator[Case]:
     for scaled in (False, True):
         if DEVICE == "cuda" and not scaled:
             continue  # float16 is never trained unscaled
-        steps: dict[str, Step | None] = {"native loop": native(copy.deepcopy(fresh), x, y, scaled)}
+        makers: dict[str, Callable[[nn.Module], Step | None]] = {
+            "native loop": partial(native, x=x, y=y, scaled=scaled)
+        }
         for name, policy in POLICIES.items():
-            steps[f"ampbridge, {name}"] = bridged(copy.deepcopy(fresh), x, y, policy, scaled)
+            makers[f"ampbridge, {name}"] = partial(bridged, x=x, y=y, policy=policy, scaled=scaled)
         if not scaled or DEVICE == "cuda":
-            steps["Accelerate"] = accelerated(copy.deepcopy(fresh), x, y)
-            steps["Lightning Fabric"] = fabricated(copy.deepcopy(fresh), x, y)
-        steps["native loop, again"] = native(copy.deepcopy(fresh), x, y, scaled)
-        made = {name: finished(step) for name, step in steps.items() if step}
-        yield Case(f"{NAME}, {'with' if scaled else 'no'} scaler", made)
+            makers["Accelerate"] = partial(accelerated, x=x, y=y)
+            makers["Lightning Fabric"] = partial(fabricated, x=x, y=y)
+        makers["native loop, again"] = makers["native loop"]
+        yield Case(
+            f"{NAME}, {'with' if scaled else 'no'} scaler",
+            {name: partial(made_by, maker, fresh) for name, maker in makers.items()},
+        )
+
+
+def made_by(maker: Callable[[nn.Module], Step | None], fresh: nn.Module) -> Step | None:
+    """A step over a copy of ``fresh``."""
+    step = maker(copy.deepcopy(fresh))
+    return step and finished(step)
