@@ -82,15 +82,15 @@ def measure(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, li
         repeats[name] = max(1, round(seconds / (time.perf_counter() - start)))
     count = min(repeats.values())
     times: dict[str, list[float]] = {name: [] for name in steps}
-    order = list(steps)
+    order, random = list(steps), np.random.default_rng(0)
     for _ in range(rounds):
+        random.shuffle(order)  # nobody always follows the same neighbour
         for name in order:
             step = steps[name]
             start = time.perf_counter()
             for _ in range(count):
                 step()
             times[name].append((time.perf_counter() - start) / count)
-        order.append(order.pop(0))  # nobody always follows the same neighbour
     return times
 
 
