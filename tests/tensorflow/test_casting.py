@@ -77,12 +77,29 @@ def test_everything_is_restored_also_by_an_exception() -> None:
 
 
 def test_what_somebody_else_replaced_before_is_called_and_comes_back() -> None:
+    with o1():
+        pass
     with below_the_adapter() as seen:
         theirs = _private.find(_private.EAGER_OP)
         with o1():
             tf.matmul(A, B)
         assert _private.find(_private.EAGER_OP) == theirs
     assert ("MatMul", "float16") in seen
+
+
+def test_a_function_that_somebody_else_replaced_stays_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with o1():
+        pass
+
+    def theirs(*args: Any) -> Any:
+        return args
+
+    monkeypatch.setattr(keras.losses, "mean_squared_error", theirs)
+    with o1():
+        assert keras.losses.mean_squared_error is theirs
+    assert keras.losses.mean_squared_error is theirs
 
 
 def test_eight_threads_with_policies_of_their_own() -> None:
@@ -241,6 +258,13 @@ def test_a_variable_takes_low_values() -> None:  # CONVERSION
             np.testing.assert_array_equal(variable, tf.cast(H, F32))
 
 
+def test_a_low_variable_stays_low_where_unlisted_ops_are_float32() -> None:
+    variable = tf.Variable(H)
+    with o1(lists="tensorflow"):
+        for _ in both(lambda: variable.assign_add(H)):
+            assert variable.dtype == F16
+
+
 def test_bfloat16_times_float32_is_no_sparse_matmul() -> None:  # SPARSE_MATMUL
     low = tf.cast(A, BF16)
     with o1("bfloat16"):
@@ -260,6 +284,7 @@ def test_numpy_and_python_values_follow() -> None:
         assert (H * np.ones((8, 8))).dtype == F16  # float64 by NumPy's default, not by choice
         assert (H + np.ones((8, 8), np.float32)).dtype == F16  # as TensorFlow converts operands
         assert tf.matmul(np.ones((8, 8), np.float32), B).dtype == F16
+        assert tf.raw_ops.MatMul(a=A, b=np.ones((8, 8))).dtype == F16
         assert tf.matmul(A, keras.Variable(A)).dtype == F16
 
 
@@ -482,6 +507,32 @@ def test_dense_and_its_activation(listed: Any, dtype: tf.DType) -> None:
     layer.build((8, 8))
     with o1(**listed):
         assert [r.dtype for r in both(lambda: layer(A))] == [dtype, dtype]
+
+
+def test_attention_is_left_to_its_parts() -> None:
+    """Denied projections see the input itself, not its float16 rounding."""
+    layer = keras.layers.MultiHeadAttention(2, 4)
+    x = tf.random.stateless_normal((2, 3, 8), (5, 6))
+    layer(x, x)
+    seen = []
+    project = layer.query_dense.call
+    layer.query_dense.call = lambda value: seen.append(value) or project(value)
+    with below_the_adapter() as ops, o1(deny=["einsum"]):
+        layer(x, x)
+    np.testing.assert_array_equal(seen[0], x)
+    assert ("Softmax", "float32") in ops
+
+
+@pytest.mark.parametrize("mode", RECORDERS)
+def test_a_composite_of_listed_ops_is_left_to_them(mode: str) -> None:
+    images, depth, point = tf.ones((1, 4, 4, 2)), tf.ones((2, 2, 2, 1)), tf.ones((1, 1, 2, 2))
+
+    def run() -> Any:
+        with o1():
+            return keras.ops.separable_conv(images, depth, point)
+
+    _, seen = RECORDERS[mode](run)
+    assert {d for op, d in seen if op in ("Conv2D", "DepthwiseConv2dNative")} == {"float16"}
 
 
 def test_a_denied_layer_is_float32_throughout() -> None:
