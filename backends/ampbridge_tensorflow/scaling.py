@@ -115,7 +115,10 @@ def apply(
         return tf.constant(True)
 
     if found is None:
-        return step()
+        # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
+        # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
+        with tf.control_dependencies([_values(g) for g, _ in pairs]):
+            return step()
     return tf.cond(tf.equal(found, FINITE), step, lambda: tf.constant(False))
 
 
