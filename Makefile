@@ -30,7 +30,8 @@ types: $(VENV)/.test ## mypy, strict on the core
 test-core: $(VENV)/.test ## the core alone, no framework loaded
 	$(BIN)/python -m pytest -q tests/core tests/conformance
 
-test-%: $(VENV)/.test
+# A static pattern: make looks for no implicit rule for phony targets, and would run nothing.
+$(FRAMEWORKS:%=test-%): test-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q tests/$*
 
 test-examples: $(VENV)/.test ## the examples on all backends, compared with each other
