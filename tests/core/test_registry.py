@@ -49,12 +49,15 @@ def test_importing_an_adapter_package_loads_no_other_framework(adapter):
 
 
 def test_import_costs_under_50_ms_over_numpy():
-    """Processor time, the best of several: what else the machine does only adds to it."""
+    """Processor time of the one thread, the best of several: what else runs only adds to it.
+
+    (NumPy's BLAS threads, which spin for a while after its import, would double a process's time.)
+    """
     code = """
         import time, numpy
-        start = time.process_time()
+        start = time.thread_time()
         import ampbridge
-        print(time.process_time() - start)
+        print(time.thread_time() - start)
     """
     assert min(float(run(code)) for _ in range(5)) < 0.050
 
