@@ -121,7 +121,7 @@ class Schedule:
         return hash(self._rule)
 
     def __repr__(self) -> str:
-        return f"Schedule({self.to_dict()})"
+        return repr(self._rule)
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,9 @@ class _BySteps:
 
     def to_dict(self) -> dict[str, Any]:
         return {"steps": [[first, policy.to_dict()] for first, policy in self.entries]}
+
+    def __repr__(self) -> str:
+        return f"Schedule({list(self.entries)!r})"
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,12 @@ class _ByLoss:
             "back_above": self.back_above,
         }
 
+    def __repr__(self) -> str:
+        return (
+            f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
+            f"loss_below={self.below!r}, back_above={self.back_above!r})"
+        )
+
 
 @dataclass(frozen=True)
 class _BySkips:
@@ -216,6 +225,12 @@ class _BySkips:
             "skips": self.skips,
             "back_after": self.back_after,
         }
+
+    def __repr__(self) -> str:
+        return (
+            f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
+            f"skips={self.skips!r}, back_after={self.back_after!r})"
+        )
 
 
 def _checked_entries(

@@ -20,7 +20,6 @@ from ampbridge.backend import (
     LossFn,
     Model,
     Optimizer,
-    ScaleStore,
     StepOutput,
 )
 from ampbridge.errors import (
@@ -119,10 +118,8 @@ class TrainStep:
         self.accumulate, self.clip_norm = accumulate, clip_norm
         self._backend = backend
         self._advance_scheduler = scheduler
-        self._store = None
         if scaler is not None and scaler.enabled:
             scaler.bind(backend, model)
-            self._store = scaler.store
         self._program = backend.compile(self._build, loss_fn) if compiled else self._build(loss_fn)
         self._steps = 0
         self._micro_steps = 0
@@ -163,34 +160,36 @@ class TrainStep:
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
         ) -> StepOutput:
             backend = self._backend
-            store = self._store_for(policy)
-            scale = store.read().scale if store else None
+            scaler = self._scaler_under(policy)
+            scale = scaler.store.read().scale if scaler else None
             loss, aux, grads = backend.gradients(
                 loss_and_aux, self.model, batch, policy, self._factor(scale), total
             )
             if not final:
                 return StepOutput(loss, aux, grads, scale, None, None, None, None)
             found = norm = skips = None
-            if store is not None:
+            if scaler is not None:
                 grads, found = backend.unscale(grads, scale)
             if self.clip_norm is not None:
                 grads, norm = backend.clip(grads, self.clip_norm)
             parameters = backend.parameters(self.model)
             applied = backend.apply(self.optimizer, parameters, grads, found)
-            if store is not None and self.scaler is not None:
-                store.update(found, self.scaler.config)
-                skips = store.read().consecutive_skips
+            if scaler is not None:
+                scaler.store.update(found, scaler.config)
+                skips = scaler.store.read().consecutive_skips
             return StepOutput(loss, aux, None, scale, found, applied, norm, skips)
 
         return program
 
-    def _store_for(self, policy: Policy) -> ScaleStore | None:
-        """The scaler's state, if steps under ``policy`` are scaled.
+    def _scaler_under(self, policy: Policy) -> GradScaler | None:
+        """The scaler, if steps under ``policy`` are scaled.
 
-        A scaler is used under the one policy that it was given with; under a schedule, where the
-        policy needs it.
+        It is used under the one policy that it was given with; under a schedule, where the policy
+        needs it.
         """
-        return self._store if isinstance(self._plan, Policy) or policy.needs_scaling else None
+        if self.scaler is None or not self.scaler.enabled:
+            return None
+        return self.scaler if isinstance(self._plan, Policy) or policy.needs_scaling else None
 
     def _factor(self, scale: Any) -> Any:
         """What the loss is multiplied by: the scale, shared among the micro-batches."""

@@ -76,6 +76,7 @@ def test_round_trip(schedule):
     again = from_dict(json.loads(json.dumps(schedule.to_dict())))
     assert again == schedule
     assert hash(again) == hash(schedule)
+    assert eval(repr(schedule)) == schedule  # an error's hint prints it as code to write
     assert len({*EXAMPLES}) == len(EXAMPLES)
 
 
