@@ -2,6 +2,7 @@
 
 from ampbridge.autocast import autocast
 from ampbridge.backend import Backend
+from ampbridge.decorate import decorate, undecorate
 from ampbridge.errors import (
     AmpBridgeError,
     AmpBridgeWarning,
@@ -43,8 +44,10 @@ __all__ = [
     "autocast",
     "backend",
     "backends",
+    "decorate",
     "register_backend",
     "train_step",
+    "undecorate",
     "value_and_grad",
 ]
 

@@ -27,11 +27,14 @@ def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) 
         policy: a Policy or its short form.
         backend: a name or a Backend; without it, the one registered framework that is imported.
 
+    Kept layers, inputs and outputs are of a model: ``decorate`` sees to them.
+
     Raises:
         BackendNotFoundError: without ``backend``, if no or several frameworks are imported.
+        UnsupportedError: for a policy with kept layers.
     """
     parsed = Policy.parse(policy)
-    check_level(parsed)
+    _refuse_kept_layers(parsed)
     chosen = backend if backend is not None and not isinstance(backend, str) else _loaded(backend)
     with registry.backend(chosen).autocast(parsed):
         yield
@@ -43,17 +46,12 @@ def _loaded(name: str | None) -> str:
     return (registry.active_backend() if name is None else registry.backend(name)).name
 
 
-def check_level(policy: Policy) -> None:
-    """Refuse what no backend does yet, rather than ignore it."""
-    if policy.level == "O2":
-        msg = (
-            f"{policy!r}: level O2 comes with O2 support, in a later version.\n"
-            f"Hint: Policy('O1', {policy.dtype!r}) runs the allow list in {policy.dtype} today."
-        )
-        raise UnsupportedError(msg)
+def _refuse_kept_layers(policy: Policy) -> None:
+    """A region knows no model, so it cannot tell which layers are to be kept."""
     if policy.keep:
         msg = (
-            f"{policy!r}: kept layers come with O2 support, in a later version.\n"
-            "Hint: deny=['linear'] keeps an op in float32 everywhere."
+            f"{policy!r}: a region knows no model whose layers it could keep in float32.\n"
+            "Hint: amp.decorate(model, policy=policy), then call the model; or "
+            "policy.replace(keep=()) for the region."
         )
         raise UnsupportedError(msg)

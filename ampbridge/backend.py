@@ -14,9 +14,9 @@ symbolic tensor while a step is being traced.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from ampbridge.policy import Policy
@@ -45,6 +45,40 @@ class StepOutput(NamedTuple):
     applied: Scalar
     grad_norm: Scalar
     consecutive_skips: Scalar
+
+
+class Layer(NamedTuple):
+    """A layer of a model: what the user calls it, and what it is.
+
+    ``name`` is dotted, from the model downwards, and empty for the model itself. ``shapes`` are those
+    of the parameters that it holds itself, not of its parts'.
+    """
+
+    name: str
+    kind: str
+    layer: Model
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class Decoration(NamedTuple):
+    """How a model is fitted to a policy.
+
+    Attributes:
+        policy: O1 or O2.
+        kept: native layers that run in float32 as a whole, with all that is below them, and whose
+            parameters stay float32.
+        standalone: whether the model runs under the policy wherever it is called, and opens a
+            region itself; else only inside of the caller's regions. Always at O2.
+        save_dtype: the dtype of floating parameters in the model's own ``state_dict``; None for
+            that in which the framework holds them.
+        master_grad: whether gradients of low-precision parameters are held in float32.
+    """
+
+    policy: Policy
+    kept: Sequence[Model] = ()
+    standalone: bool = True
+    save_dtype: str | None = None
+    master_grad: bool = False
 
 
 class ScaleStore(Protocol):
@@ -82,8 +116,50 @@ class Backend(Protocol):
         """
 
     @abstractmethod
+    def execution(self, policy: Policy) -> Literal["native", "simulated"]:
+        """How this device runs ``policy``: by kernels of its dtype, or by rounding around float32's.
+
+        Where ``policy.execution`` is "auto", the faster of those that are faithful.
+
+        Raises:
+            UnsupportedError: if ``policy.execution`` asks for what there is not.
+        """
+
+    @abstractmethod
     def cast(self, x: Array, dtype: str) -> Array:
         """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+
+    @abstractmethod
+    def layers(self, model: Model) -> list[Layer]:
+        """The model and every layer below it, each once, under its first name; outer before inner."""
+
+    @abstractmethod
+    def decorate(self, model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+        """Fit an undecorated model, and its optimizer, to a policy, in place.
+
+        While an O1 or O2 region is open, kept layers run in float32 and the floating-point outputs
+        of a call of the model come in ``policy.output_dtype``. At O2 besides:
+
+        * parameters are in ``policy.dtype``, or are read so; those of kept layers and of
+          normalizations stay float32;
+        * floating-point inputs of a call of the model (float64 apart) are cast to ``policy.dtype``;
+        * ``optimizer`` updates float32 masters; with ``master_weights=False`` the low-precision
+          parameters themselves, so that an update under half a unit in the last place is lost.
+
+        What was decorated may be trained by ``apply`` and by the user's own loops. Changes nothing if
+        it raises.
+
+        Raises:
+            UnsupportedError: for what this framework or this model cannot be given.
+        """
+
+    @abstractmethod
+    def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
+        """Take back all that ``decorate`` did; parameters keep their masters' values, bit by bit."""
+
+    @abstractmethod
+    def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
+        """What the model, together with that optimizer, is decorated with; None if it is not."""
 
     @abstractmethod
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
@@ -111,8 +187,8 @@ class Backend(Protocol):
 
         Returns:
             The loss (float32, without ``factor``), ``aux``, and the sum of ``total`` and the new
-            gradients, in the order of ``parameters(model)``; None where the loss does not depend
-            on a parameter.
+            gradients, in the order of ``parameters(model)`` and in float32 also where a parameter
+            is in low precision; None where the loss does not depend on a parameter.
         """
 
     @abstractmethod
@@ -146,7 +222,8 @@ class Backend(Protocol):
     ) -> Scalar:
         """Step ``optimizer`` unless ``found`` says INF or NAN; None means unchecked.
 
-        A skipped step changes no parameter, no slot and no counter of the optimizer.
+        A skipped step changes no parameter, no slot and no counter of the optimizer. Where
+        ``parameters`` are low-precision copies of an optimizer's masters, ``grads`` step these.
 
         Returns:
             Whether it was stepped, as a native scalar.

@@ -51,7 +51,7 @@ class Policy:
             with its prefix (``"paddle:reduce_sum"``). Kept as sorted canonical names.
         keep: layers held in float32, by dotted-name pattern (``"decoder.*"``) or class name.
         master_weights: at O2, keep float32 masters of the low-precision parameters.
-        output_dtype: dtype of the loss and, at O2, of the model's outputs.
+        output_dtype: dtype of what the model returns when it is called under this policy.
         execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
 
     Raises:
@@ -130,11 +130,13 @@ class Policy:
             raise PolicyError(msg)
         base = oplists.op_list(self.lists, self.level, self.dtype)
         allow, deny = frozenset(self.allow), frozenset(self.deny)
+        # O2 is low precision everywhere but where the lists say otherwise.
+        follows = self.level == "O2" and base.unlisted == "full"
         return OpList(
             base.allow - deny | allow,
             base.deny - allow | deny,
             base.promote - allow - deny,
-            base.unlisted,
+            "follow" if follows else base.unlisted,
         )
 
     def category(self, op: str) -> Category:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ampbridge import registry
-from ampbridge.autocast import check_level
 from ampbridge.backend import (
     FINITE,
     INF,
@@ -22,15 +21,18 @@ from ampbridge.backend import (
     Optimizer,
     StepOutput,
 )
+from ampbridge.decorate import fit_to, kept_layers
 from ampbridge.errors import (
     AmpBridgeWarning,
     ArgumentError,
     ArgumentTypeError,
+    CallOrderError,
     StateError,
 )
 from ampbridge.policy import Policy
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.schedule import Schedule, from_dict, parse
+from ampbridge.tracing import called_as_it_is
 
 STATE_VERSION = 1
 
@@ -117,6 +119,8 @@ class TrainStep:
         self._schedule_state = policy.start() if isinstance(policy, Schedule) else {}
         self.accumulate, self.clip_norm = accumulate, clip_norm
         self._backend = backend
+        policies = policy.policies if isinstance(policy, Schedule) else (policy,)
+        self._kept = {each: kept_layers(backend, model, each) for each in policies}
         self._advance_scheduler = scheduler
         if scaler is not None and scaler.enabled:
             scaler.bind(backend, model)
@@ -135,7 +139,9 @@ class TrainStep:
     def __call__(self, *batch: Any) -> StepResult:
         """Run one batch, or micro-batch, of NumPy arrays or native tensors."""
         final = self._micro_steps + 1 == self.accumulate
-        output = self._program(self.policy, final, self._total, batch)
+        policy = self.policy
+        fit_to(self._backend, self.model, self.optimizer, policy, self._kept[policy])
+        output = self._program(policy, final, self._total, batch)
         if not final:
             self._micro_steps += 1
             self._total = output.grads
@@ -277,14 +283,15 @@ def train_step(
         compile: ``tf.function`` / ``torch.compile`` / ``to_static``; "auto" as the framework's
             users expect: compiled on TensorFlow, eager elsewhere.
 
+    At O2, and wherever layers are kept, each step sees to it that model and optimizer are decorated
+    for its policy; ``amp.undecorate`` takes that back after the last one.
+
     Raises:
         AmpBridgeError: for arguments that cannot work together.
     """
     chosen = registry.backend(registry.check_same_framework(model, optimizer))
     plan = parse(policy)
     policies = plan.policies if isinstance(plan, Schedule) else (plan,)
-    for each in policies:
-        check_level(each)
     return TrainStep(
         _callable(loss_fn),
         model,
@@ -314,21 +321,45 @@ def value_and_grad(
 
     With a ``scaler`` the gradients come scaled, for ``scaler.unscale`` or ``scaler.step``.
 
+    At O2 model and optimizer have to be decorated before; elsewhere the policy holds for the call.
+
     Returns:
         The loss as a native float32 scalar, ``(loss, aux)`` if ``loss_fn`` returned a pair; and
         the gradients, in the order of the model's trainable parameters.
+
+    Raises:
+        CallOrderError: if the model is not decorated, or is with another policy.
     """
     parsed = Policy.parse(policy)
-    check_level(parsed)
     backend = registry.backend(registry.framework_of(model))
     factor = None
     if scaler is not None and scaler.enabled:
         scaler.bind(backend, model)
         factor = scaler.store.read().scale
+    _fit_for_own_loop(backend, model, parsed)
     paired = _returning_aux(_callable(loss_fn))
     loss, aux, grads = backend.gradients(paired, model, batch, parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)
+
+
+@called_as_it_is
+def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
+    """What ``decorate`` did is the user's: it is asked to be under the same policy, and not redone."""
+    present = backend.decoration(model, None)
+    decorated = present.policy if present is not None and present.standalone else None
+    if decorated == policy:
+        return
+    if decorated is not None or policy.level == "O2":
+        is_it = f"decorated with {decorated!r}" if decorated else "not decorated"
+        hint = (
+            f"policy={decorated!r}, or amp.undecorate(model, optimizer) before."
+            if decorated
+            else f"model, optimizer = amp.decorate(model, optimizer, {policy!r})"
+        )
+        msg = f"value_and_grad under {policy!r} of a model that is {is_it}.\nHint: {hint}"
+        raise CallOrderError(msg)
+    fit_to(backend, model, None, policy, kept_layers(backend, model, policy))
 
 
 def _returning_aux(loss_fn: LossFn) -> LossFn:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, Literal, final
 
 from ampbridge.backend import (
     Array,
     Backend,
+    Decoration,
+    Layer,
     LossFn,
     Model,
     Optimizer,
@@ -18,7 +20,7 @@ from ampbridge.backend import (
 )
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
-from ampbridge_numpy import casting, compiling, gradients, scaling
+from ampbridge_numpy import casting, compiling, decorating, gradients, scaling
 
 
 @final
@@ -31,8 +33,23 @@ class NumpyBackend(Backend):
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.region(policy)
 
+    def execution(self, policy: Policy) -> Literal["native", "simulated"]:
+        return casting.execution(policy)
+
     def cast(self, x: Array, dtype: str) -> Array:
         return casting.cast(x, dtype)
+
+    def layers(self, model: Model) -> list[Layer]:
+        return decorating.layers(model)
+
+    def decorate(self, model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+        decorating.decorate(model, optimizer, decoration)
+
+    def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
+        decorating.undecorate(model, optimizer)
+
+    def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
+        return decorating.decoration(model, optimizer)
 
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         return gradients.parameters(owner)

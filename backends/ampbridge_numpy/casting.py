@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import autograd.numpy as anp
 import ml_dtypes
@@ -301,3 +301,8 @@ def _ops() -> dict[Any, Any]:
 
 
 _interception: Interception[Rules] = Interception("ampbridge_numpy rules", _sites)
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """See ``Backend.execution``."""
+    return "native"

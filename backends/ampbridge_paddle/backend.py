@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, Literal, final
 
-from ampbridge.backend import Array, Backend, LossFn, Model, Optimizer, Program, Scalar
+from ampbridge.backend import (
+    Array,
+    Backend,
+    Decoration,
+    Layer,
+    LossFn,
+    Model,
+    Optimizer,
+    Program,
+    Scalar,
+)
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
-from ampbridge_paddle import casting, compiling, gradients, scaling
+from ampbridge_paddle import casting, compiling, decorating, gradients, scaling
 
 
 @final
@@ -22,8 +32,23 @@ class PaddleBackend(Backend):
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.region(policy)
 
+    def execution(self, policy: Policy) -> Literal["native", "simulated"]:
+        return casting.execution(policy)
+
     def cast(self, x: Array, dtype: str) -> Array:
         return casting.cast(x, dtype)
+
+    def layers(self, model: Model) -> list[Layer]:
+        return decorating.layers(model)
+
+    def decorate(self, model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+        decorating.decorate(model, optimizer, decoration)
+
+    def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
+        decorating.undecorate(model, optimizer)
+
+    def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
+        return decorating.decoration(model, optimizer)
 
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         return gradients.parameters(owner)

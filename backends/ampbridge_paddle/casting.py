@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 
@@ -188,3 +188,8 @@ def _tracer() -> Any:
 
 def _tracing() -> bool:
     return bool(private("paddle.base.framework.in_pir_mode")())
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """See ``Backend.execution``."""
+    return "native"

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import Literal
 
 from ampbridge import oplists
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
@@ -112,3 +113,8 @@ def _function_sites() -> functions.FunctionSites:
 
 
 regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """See ``Backend.execution``."""
+    return "native"

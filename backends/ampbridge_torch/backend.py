@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, Literal, final
 
 from torch import Tensor, nn, optim
 
-from ampbridge.backend import Backend, LossFn, Program, Scalar, ScaleStore
+from ampbridge.backend import Backend, Decoration, Layer, LossFn, Program, Scalar, ScaleStore
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
-from ampbridge_torch import casting, compiling, gradients, scaling
+from ampbridge_torch import casting, compiling, decorating, gradients, scaling
 
 
 @final
@@ -24,8 +24,25 @@ class TorchBackend(Backend):
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.region(policy)
 
+    def execution(self, policy: Policy) -> Literal["native", "simulated"]:
+        return casting.execution(policy)
+
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return casting.cast(x, dtype)
+
+    def layers(self, model: nn.Module) -> list[Layer]:
+        return decorating.layers(model)
+
+    def decorate(
+        self, model: nn.Module, optimizer: optim.Optimizer | None, decoration: Decoration
+    ) -> None:
+        decorating.decorate(model, optimizer, decoration)
+
+    def undecorate(self, model: nn.Module, optimizer: optim.Optimizer | None) -> None:
+        decorating.undecorate(model, optimizer)
+
+    def decoration(self, model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
+        return decorating.decoration(model, optimizer)
 
     def parameters(self, owner: nn.Module | optim.Optimizer) -> list[Tensor]:
         return gradients.parameters(owner)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -87,3 +87,8 @@ def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
     if torch.compiler.is_compiling() or not rules.table:
         return nullcontext()
     return checkpoints_follow()
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """See ``Backend.execution``."""
+    return "native"

@@ -8,17 +8,28 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import registry
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.backend import FINITE, INF, NAN, Layer
 from ampbridge.scale_rule import HostStore
 
 
 class ToyModel:
-    """One weight; the gradient of its loss is whatever ``slope`` says."""
+    """One weight; the gradient of its loss is whatever ``slope`` says.
+
+    ``decorations`` lists what the backend was told, None for an ``undecorate``.
+    """
 
     __module__ = "toyframework.nn"
 
     def __init__(self, slope=1.0):
         self.weight, self.slope = np.zeros(1, np.float32), slope
+        self.parts = {"body": ToyLayer(), "head": ToyLayer()}
+        self.decorations = [None]
+
+
+class ToyLayer:
+    """A part that computes nothing."""
+
+    __module__ = "toyframework.nn"
 
 
 class ToyOptimizer:
@@ -45,8 +56,28 @@ class ToyBackend(amp.Backend):
     def autocast(self, policy):
         return nullcontext()
 
+    def execution(self, policy):
+        return "native"
+
     def cast(self, x, dtype):
         return np.asarray(x, dtype)
+
+    def layers(self, model):
+        return [
+            Layer("", "ToyModel", model, {"weight": (1,)}),
+            *(Layer(name, "ToyLayer", part, {}) for name, part in model.parts.items()),
+        ]
+
+    def decorate(self, model, optimizer, decoration):
+        assert model.decorations[-1] is None
+        model.decorations.append(decoration)
+
+    def undecorate(self, model, optimizer):
+        if model.decorations[-1] is not None:
+            model.decorations.append(None)
+
+    def decoration(self, model, optimizer):
+        return model.decorations[-1]
 
     def parameters(self, owner):
         return [getattr(owner, "model", owner).weight]

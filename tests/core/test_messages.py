@@ -317,11 +317,11 @@ STEP_ARGUMENTS = {
         "scaler is an ampbridge.GradScaler, 'auto' or None, not 1024 (builtins.int).\n"
         "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())",
     ),
-    "O2": (
-        {"policy": "O2"},
-        amp.UnsupportedError,
-        "Policy('O2', 'float16'): level O2 comes with O2 support, in a later version.\n"
-        "Hint: Policy('O1', 'float16') runs the allow list in float16 today.",
+    "a layer to keep": (
+        {"policy": amp.Policy("O2", keep=["haed"])},
+        amp.PolicyError,
+        "keep=['haed'] matches no layer of this model. It has body, head; classes ToyLayer, "
+        "ToyModel.\nHint: did you mean 'head'?",
     ),
     "policy": (
         {"policy": None},
@@ -628,12 +628,42 @@ def test_kept_layers(toy):
     with (
         reads(
             amp.UnsupportedError,
-            "Policy('O1', 'float16', keep=['head']): kept layers come with O2 support, in a later "
-            "version.\nHint: deny=['linear'] keeps an op in float32 everywhere.",
+            "Policy('O1', 'float16', keep=['head']): a region knows no model whose layers it could "
+            "keep in float32.\nHint: amp.decorate(model, policy=policy), then call the model; or "
+            "policy.replace(keep=()) for the region.",
         ),
         amp.autocast(Policy(keep=["head"]), backend="toyframework"),
     ):
         pass
+
+
+def test_value_and_grad_at_O2_of_an_undecorated_model(parts):
+    with reads(
+        amp.CallOrderError,
+        "value_and_grad under Policy('O2', 'float16') of a model that is not decorated.\n"
+        "Hint: model, optimizer = amp.decorate(model, optimizer, Policy('O2', 'float16'))",
+    ):
+        amp.value_and_grad(loss_fn, parts.model, policy="O2")
+
+
+def test_value_and_grad_under_another_policy_than_the_model_s(parts):
+    amp.decorate(parts.model, parts.optimizer, "O2")
+    with reads(
+        amp.CallOrderError,
+        "value_and_grad under Policy('O1', 'float16') of a model that is decorated with "
+        "Policy('O2', 'float16').\n"
+        "Hint: policy=Policy('O2', 'float16'), or amp.undecorate(model, optimizer) before.",
+    ):
+        amp.value_and_grad(loss_fn, parts.model, policy="O1")
+
+
+def test_the_dtype_of_a_state_dict(parts):
+    with reads(
+        amp.ArgumentError,
+        "Passed save_dtype='fp32'; allowed are None, 'float32', 'float16', 'bfloat16'.\n"
+        "Hint: save_dtype='float32'",
+    ):
+        amp.decorate(parts.model, save_dtype="fp32")
 
 
 def test_a_failed_load_changes_nothing(parts):

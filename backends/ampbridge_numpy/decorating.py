@@ -1,0 +1,32 @@
+"""Fitting a model and its optimizer to a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampbridge.backend import Decoration, Layer
+from ampbridge.errors import UnsupportedError
+
+
+def layers(model: Any) -> list[Layer]:
+    """See ``Backend.layers``."""
+    found: dict[int, Layer] = {}
+    for name, module in model.named_modules():
+        shapes = {key: array.shape for key, array in module._own_parameters().items()}
+        found.setdefault(id(module), Layer(name, type(module).__name__, module, shapes))
+    return list(found.values())
+
+
+def decorate(model: Any, optimizer: Any, decoration: Decoration) -> None:
+    """See ``Backend.decorate``."""
+    if decoration.policy.level == "O2" or decoration.kept:
+        raise UnsupportedError("not yet")
+
+
+def undecorate(model: Any, optimizer: Any) -> None:
+    """See ``Backend.undecorate``."""
+
+
+def decoration(model: Any, optimizer: Any) -> Decoration | None:
+    """See ``Backend.decoration``."""
+    return None

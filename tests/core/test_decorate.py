@@ -1,0 +1,146 @@
+"""What the core says to a backend about models: when, with what, and about which layers."""
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import Policy
+from ampbridge.backend import Decoration, Layer
+from ampbridge.decorate import kept_layers
+
+
+@pytest.fixture
+def model(toy):
+    return toy.Model()
+
+
+@pytest.fixture
+def optimizer(toy, model):
+    return toy.Optimizer(model)
+
+
+def loss_fn(model):
+    return np.float32(1.0)
+
+
+def test_the_same_objects_come_back(model, optimizer):
+    assert amp.decorate(model) is model
+    assert amp.decorate(model, optimizer) == (model, optimizer)
+    assert amp.undecorate(model) is model
+    assert amp.undecorate(model, optimizer) == (model, optimizer)
+
+
+def test_the_backend_is_told_everything(model, optimizer):
+    policy = Policy("O2", keep=["head"])
+    amp.decorate(model, optimizer, policy, save_dtype="float32", master_grad=True)
+    head = model.parts["head"]
+    assert model.decorations[-1] == Decoration(policy, [head], True, "float32", True)
+
+
+def test_a_new_decoration_takes_the_place_of_the_old_one(model):
+    amp.decorate(model, policy="O2")
+    amp.decorate(model, policy="O1")
+    levels = [d and d.policy.level for d in model.decorations]
+    assert levels == [None, "O2", None, "O1"]
+
+
+def test_O0_takes_a_decoration_back(model):
+    amp.decorate(amp.decorate(model), policy="O0")
+    assert model.decorations[-1] is None
+
+
+# -- kept layers
+
+
+class ThreeLayers:
+    """Stands in for a backend."""
+
+    def layers(self, model):
+        return [
+            Layer("", "Net", "net", {}),
+            Layer("decoder.0", "Linear", "first", {}),
+            Layer("decoder.1", "LayerNorm", "norm", {}),
+            Layer("head", "Linear", "head", {}),
+        ]
+
+
+@pytest.mark.parametrize(
+    "keep, expected",
+    [
+        ([], []),
+        (["head"], ["head"]),
+        (["decoder.*"], ["first", "norm"]),
+        (["*.1", "head"], ["norm", "head"]),
+        (["decoder.[0]"], ["first"]),
+        (["Linear"], ["first", "head"]),
+        (["LayerNorm", "head"], ["norm", "head"]),
+        (["Net"], ["net"]),
+    ],
+)
+def test_layers_are_kept_by_name_pattern_and_class(keep, expected):
+    assert kept_layers(ThreeLayers(), None, Policy(keep=keep)) == expected
+
+
+@pytest.mark.parametrize("keep", ["linear", "", "decoder", "*.2", "ead"])
+def test_an_entry_that_matches_no_layer_is_refused(keep):
+    with pytest.raises(amp.PolicyError, match=r"matches no layer.*decoder\.0, decoder\.1, head"):
+        kept_layers(ThreeLayers(), None, Policy(keep=["head", keep]))
+
+
+# -- who decorates
+
+
+def test_a_step_decorates_for_its_policy(model, optimizer):
+    step = amp.train_step(loss_fn, model, optimizer, policy="O2")
+    assert model.decorations == [None]
+    step()
+    step()
+    assert model.decorations == [None, Decoration(Policy("O2"), [], True)]
+
+
+def test_below_O2_a_step_s_decoration_holds_in_its_regions_alone(model, optimizer):
+    amp.train_step(loss_fn, model, optimizer, policy="O1")()
+    assert model.decorations == [None, Decoration(Policy("O1"), [], False)]
+
+
+def test_a_step_at_O0_leaves_the_model_alone(model, optimizer):
+    amp.train_step(loss_fn, model, optimizer, policy="O0")()
+    assert model.decorations == [None]
+
+
+def test_a_step_goes_on_with_the_user_s_decoration(model, optimizer):
+    amp.decorate(model, optimizer, "O2", save_dtype="float32")
+    amp.train_step(loss_fn, model, optimizer, policy="O2")()
+    assert model.decorations == [None, Decoration(Policy("O2"), [], True, "float32")]
+
+
+def test_a_step_knows_of_its_layers_when_it_is_made(model, optimizer):
+    with pytest.raises(amp.PolicyError, match="matches no layer"):
+        amp.train_step(loss_fn, model, optimizer, policy=Policy("O1", keep=["tail"]))
+
+
+def test_a_schedule_redecorates_where_the_policy_changes(model, optimizer):
+    head = model.parts["head"]
+    kept = Policy("O1", keep=["head"])
+    schedule = amp.Schedule([(0, "O0"), (1, kept), (3, "O2"), (4, "O0")])
+    step = amp.train_step(loss_fn, model, optimizer, policy=schedule)
+    seen = []
+    for _ in range(6):
+        step()
+        seen.append(model.decorations[-1])
+    one = Decoration(kept, [head], False)
+    assert seen == [None, one, one, Decoration(Policy("O2"), [], True), None, None]
+    assert model.decorations == [None, one, None, seen[3], None]
+
+
+def test_value_and_grad_decorates_below_O2(model):
+    amp.value_and_grad(loss_fn, model, policy=Policy("O1", keep=["head"]))
+    assert model.decorations[-1].kept == [model.parts["head"]]
+    assert model.decorations[-1].standalone is False
+
+
+def test_value_and_grad_goes_on_with_the_user_s_decoration(model, optimizer):
+    amp.decorate(model, optimizer, "O2")
+    before = list(model.decorations)
+    amp.value_and_grad(loss_fn, model, policy="O2")
+    assert model.decorations == before
