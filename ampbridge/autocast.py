@@ -9,6 +9,7 @@ from ampbridge import registry
 from ampbridge.backend import Backend
 from ampbridge.errors import UnsupportedError
 from ampbridge.policy import Policy
+from ampbridge.schedule import single
 from ampbridge.tracing import called_as_it_is, constant_result
 
 
@@ -33,7 +34,7 @@ def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) 
         BackendNotFoundError: without ``backend``, if no or several frameworks are imported.
         UnsupportedError: for a policy with kept layers.
     """
-    parsed = Policy.parse(policy)
+    parsed = single(policy)
     _refuse_kept_layers(parsed)
     chosen = backend if backend is not None and not isinstance(backend, str) else _loaded(backend)
     with registry.backend(chosen).autocast(parsed):

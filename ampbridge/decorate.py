@@ -10,6 +10,7 @@ from ampbridge import registry
 from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.errors import ArgumentError, PolicyError, nearest
 from ampbridge.policy import OUTPUT_DTYPES, Policy
+from ampbridge.schedule import single
 
 
 def decorate(
@@ -43,7 +44,7 @@ def decorate(
         PolicyError: if an entry of ``policy.keep`` matches no layer.
         UnsupportedError: for what the framework or the model cannot be given. Nothing is changed.
     """
-    parsed = Policy.parse(policy)
+    parsed = single(policy)
     if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
         allowed = ", ".join(map(repr, OUTPUT_DTYPES))
         msg = f"Passed save_dtype={save_dtype!r}; allowed are None, {allowed}.\n"

@@ -277,6 +277,21 @@ def parse(policy: str | Policy | Schedule) -> Policy | Schedule:
     return policy if isinstance(policy, Schedule) else Policy.parse(policy)
 
 
+def single(policy: str | Policy) -> Policy:
+    """``Policy.parse``, for what runs once and so has no steps that a schedule could count.
+
+    Raises:
+        ArgumentTypeError: for a schedule.
+    """
+    if isinstance(policy, Schedule):
+        msg = (
+            f"{policy!r} says which policy holds at which step; this call knows of no steps.\n"
+            "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop."
+        )
+        raise ArgumentTypeError(msg)
+    return Policy.parse(policy)
+
+
 def from_dict(data: Mapping[str, Any]) -> Policy | Schedule:
     """What ``to_dict`` of a policy or a schedule described."""
     if "steps" in data:

@@ -31,7 +31,7 @@ from ampbridge.errors import (
 )
 from ampbridge.policy import Policy
 from ampbridge.scaler import Gradients, GradScaler
-from ampbridge.schedule import Schedule, from_dict, parse
+from ampbridge.schedule import Schedule, from_dict, parse, single
 from ampbridge.tracing import called_as_it_is
 
 STATE_VERSION = 1
@@ -330,7 +330,7 @@ def value_and_grad(
     Raises:
         CallOrderError: if the model is not decorated, or is with another policy.
     """
-    parsed = Policy.parse(policy)
+    parsed = single(policy)
     backend = registry.backend(registry.framework_of(model))
     factor = None
     if scaler is not None and scaler.enabled:

@@ -624,6 +624,25 @@ def test_several_frameworks_in_use(toy, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda policy, parts: amp.decorate(parts.model, policy=policy),
+        lambda policy, parts: amp.value_and_grad(loss_fn, parts.model, policy=policy),
+        lambda policy, parts: amp.autocast(policy, "toyframework").__enter__(),
+    ],
+    ids=["decorate", "value_and_grad", "autocast"],
+)
+def test_a_schedule_where_there_are_no_steps(call, parts):
+    with reads(
+        amp.ArgumentTypeError,
+        "Schedule([(0, Policy('O0'))]) says which policy holds at which step; this call knows of no "
+        "steps.\n"
+        "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop.",
+    ):
+        call(amp.Schedule([(0, "O0")]), parts)
+
+
 def test_kept_layers(toy):
     with (
         reads(

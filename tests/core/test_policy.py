@@ -70,6 +70,13 @@ def test_paddles_o2_denies_only_the_extra_black_list():
     assert o2.category("embedding") == "deny"
 
 
+def test_at_O2_ops_that_no_list_names_are_not_held_in_float32():
+    """Grappler's lists end in "everything else float32", which is no O2."""
+    o1, o2 = (Policy(level, lists="tensorflow") for level in ("O1", "O2"))
+    assert (o1.category("lu"), o2.category("lu")) == ("deny", "promote")
+    assert (o1.category("exp"), o2.category("exp")) == ("deny", "deny")
+
+
 def test_allow_and_deny_move_an_op():
     policy = Policy(allow=["softmax"], deny=["linear"])
     assert policy.category("softmax") == "allow"
