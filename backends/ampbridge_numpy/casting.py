@@ -108,14 +108,8 @@ def rules_of(policy: Policy) -> Rules:
     """The rules of ``policy``; NumPy has none of its own.
 
     Raises:
-        UnsupportedError: for ``lists="native"`` and ``execution="simulated"``.
+        UnsupportedError: for ``lists="native"``.
     """
-    if policy.execution == "simulated":
-        msg = (
-            "execution='simulated': NumPy stores float16 and bfloat16 itself, nothing is simulated.\n"
-            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, execution='native')"
-        )
-        raise UnsupportedError(msg)
     if policy.level == "O0":
         return ALL_FLOAT32
     if policy.lists == "native":
@@ -133,6 +127,11 @@ def rules_of(policy: Policy) -> Rules:
     )
 
 
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """See ``Backend.execution``. The two are one computation here; the name is the caller's choice."""
+    return "simulated" if policy.execution == "simulated" else "native"
+
+
 @contextmanager
 def region(policy: Policy) -> Iterator[None]:
     """Ops run as ``policy`` says. O0 intercepts nothing, except inside of another region."""
@@ -142,6 +141,12 @@ def region(policy: Policy) -> Iterator[None]:
         return
     with _interception.region(rules):
         yield
+
+
+def casts_here() -> bool:
+    """Whether an O1 or O2 region is the innermost one."""
+    rules = _interception.active.get()
+    return rules is not None and rules is not ALL_FLOAT32
 
 
 # -- ops
@@ -301,8 +306,3 @@ def _ops() -> dict[Any, Any]:
 
 
 _interception: Interception[Rules] = Interception("ampbridge_numpy rules", _sites)
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``."""
-    return "native"

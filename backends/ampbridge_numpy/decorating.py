@@ -1,32 +1,224 @@
-"""Fitting a model and its optimizer to a policy."""
+"""A model fitted to a policy: what happens around the calls of it and of its kept layers.
+
+The arrays stay float32 and are the masters that the optimizer updates. While the model is called or
+differentiated its modules read them rounded: once, so that the gradient of a parameter is rounded
+once as well. With ``master_weights=False`` the arrays themselves are rounded, after each step.
+
+Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, reads
+its arrays as they are. Arrays that are no parameters, such as tables of positions, stay float32.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from ampbridge.backend import Decoration, Layer
-from ampbridge.errors import UnsupportedError
+import numpy as np
+
+from ampbridge.backend import Decoration, Layer, Model, Optimizer
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.policy import Policy
+from ampbridge_numpy import optim
+from ampbridge_numpy.casting import cast, casts_here, map_leaves, region, rules_of
+from ampbridge_numpy.nn import BatchNorm2d, LayerNorm, Module, present, substituted
+
+NORMALIZATIONS = (BatchNorm2d, LayerNorm)
+"""Layers whose parameters stay float32 at O2."""
+
+FLOAT32_REGION = Policy("O0")
+
+Forward: TypeAlias = Callable[..., Any]
 
 
-def layers(model: Any) -> list[Layer]:
+def layers(model: Model) -> list[Layer]:
     """See ``Backend.layers``."""
     found: dict[int, Layer] = {}
-    for name, module in model.named_modules():
+    for name, module in _checked(model).named_modules():
         shapes = {key: array.shape for key, array in module._own_parameters().items()}
         found.setdefault(id(module), Layer(name, type(module).__name__, module, shapes))
     return list(found.values())
 
 
-def decorate(model: Any, optimizer: Any, decoration: Decoration) -> None:
-    """See ``Backend.decorate``."""
-    if decoration.policy.level == "O2" or decoration.kept:
-        raise UnsupportedError("not yet")
+# -- around a call
 
 
-def undecorate(model: Any, optimizer: Any) -> None:
+@dataclass(frozen=True, eq=False)
+class ModelCall:
+    """What a call of a decorated model does around ``forward``.
+
+    Attributes:
+        kept: whether the model itself is a kept layer.
+        low: the parameters that are read in ``policy.dtype``.
+        rounding: keeps the arrays themselves in low precision; None where they are the masters.
+    """
+
+    decoration: Decoration
+    kept: bool
+    low: Sequence[np.ndarray]
+    rounding: Rounding | None
+
+    def __call__(self, forward: Forward, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        if self.decoration.standalone:
+            with region(self.decoration.policy):
+                return self._call(forward, inputs, options)
+        if casts_here():
+            return self._call(forward, inputs, options)
+        return forward(*inputs, **options)
+
+    def _call(self, forward: Forward, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        policy = self.decoration.policy
+        if self.kept:
+            outputs = in_float32(forward, inputs, options)
+        else:
+            if policy.level == "O2":
+                inputs, options = _all_cast((inputs, options), policy.dtype)
+            with self.parameters_rounded():
+                outputs = forward(*inputs, **options)
+        return _all_cast(outputs, policy.output_dtype)
+
+    @contextmanager
+    def parameters_rounded(self) -> Iterator[None]:
+        """Modules read the low parameters in ``policy.dtype``; within another one, its values."""
+        dtype = self.decoration.policy.dtype
+        with substituted({id(array): cast(present(array), dtype) for array in self.low}):
+            yield
+
+
+def in_float32(forward: Forward, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What a call of a kept layer does around ``forward``: where ops are cast, all is float32."""
+    if not casts_here():
+        return forward(*inputs, **options)
+    inputs, options = _all_cast((inputs, options), "float32")
+    with region(FLOAT32_REGION):
+        return forward(*inputs, **options)
+
+
+def parameters_rounded(model: Model) -> AbstractContextManager[None]:
+    """Modules of ``model`` read its parameters as its decoration wants them, if it has one."""
+    call = _call_of(model)
+    return nullcontext() if call is None else call.parameters_rounded()
+
+
+def _all_cast(tree: Any, dtype: str) -> Any:
+    return map_leaves(lambda x: cast(x, dtype), tree)
+
+
+# -- decorate and undecorate
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Rounds ``arrays`` in place when called: after each step of an optimizer."""
+
+    arrays: list[np.ndarray]
+    dtype: str
+
+    def __call__(self) -> None:
+        for array in self.arrays:
+            array[...] = cast(array, self.dtype)
+
+
+def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+    """See ``Backend.decorate``.
+
+    Raises:
+        UnsupportedError: for ``save_dtype``, for ``master_weights=False`` without an optimizer of
+            ``ampbridge_numpy.optim``, or if a part of the model is decorated by itself.
+    """
+    policy, kept = decoration.policy, decoration.kept
+    rules_of(policy)  # refuses what there are no rules for
+    _check_parts(model)
+    _check_save_dtype(decoration)
+    low = _low_parameters(model, kept) if policy.level == "O2" else []
+    rounding = None
+    if policy.level == "O2" and not policy.master_weights:
+        rounding = Rounding(low, policy.dtype)
+        _steps_of(optimizer, policy).append(rounding)
+        rounding()
+    for layer in kept:
+        layer.around_forward = in_float32
+    is_kept = any(layer is model for layer in kept)
+    model.around_forward = ModelCall(decoration, is_kept, low, rounding)
+
+
+def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     """See ``Backend.undecorate``."""
+    call = _call_of(model)
+    if call is None:
+        return
+    for module in {id(module): module for module in (model, *call.decoration.kept)}.values():
+        del module.around_forward
+    if call.rounding is None:
+        return
+    call.rounding.arrays.clear()  # for optimizers that are not given here, and call it still
+    if isinstance(optimizer, optim.Optimizer) and call.rounding in optimizer.after_step:
+        optimizer.after_step.remove(call.rounding)
 
 
-def decoration(model: Any, optimizer: Any) -> Decoration | None:
-    """See ``Backend.decoration``."""
-    return None
+def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
+    """See ``Backend.decoration``. Masters need nothing of an optimizer: any will do."""
+    call = _call_of(model)
+    if call is None:
+        return None
+    rounds = call.rounding is None or optimizer is None
+    return call.decoration if rounds or call.rounding in optimizer.after_step else None
+
+
+def _call_of(model: Model) -> ModelCall | None:
+    around = _checked(model).around_forward
+    return around if isinstance(around, ModelCall) else None
+
+
+def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
+    """The float32 parameters that neither a normalization nor a kept layer holds."""
+    wide = {id(array) for layer in kept for array in layer.parameters()}
+    for _, module in model.named_modules():
+        if isinstance(module, NORMALIZATIONS):
+            wide |= {id(array) for array in module.parameters()}
+    return [p for p in model.parameters() if id(p) not in wide and p.dtype == np.float32]
+
+
+# -- what is refused
+
+
+def _checked(model: Model) -> Module:
+    if isinstance(model, Module):
+        return model
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"
+    raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
+
+
+def _check_parts(model: Model) -> None:
+    for name, module in _checked(model).named_modules():
+        if module.around_forward is not None:
+            part = f"{name!r}" if name else "The model"
+            msg = (
+                f"{part} ({type(module).__name__}) is decorated already, by itself or as part of "
+                "another model.\nHint: amp.undecorate(part), then amp.decorate(model)."
+            )
+            raise UnsupportedError(msg)
+
+
+def _check_save_dtype(decoration: Decoration) -> None:
+    if decoration.save_dtype not in (None, "float32"):
+        msg = (
+            f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
+            "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
+            "for name, array in model.named_parameters()})"
+        )
+        raise UnsupportedError(msg)
+
+
+def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
+    """What ``optimizer`` calls after each step."""
+    if isinstance(optimizer, optim.Optimizer):
+        return optimizer.after_step
+    msg = (
+        f"{policy!r}: without master weights the arrays are rounded after each step of an optimizer "
+        f"of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
+        "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
+    )
+    raise UnsupportedError(msg)

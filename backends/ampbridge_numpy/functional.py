@@ -8,6 +8,7 @@ its derivative beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import autograd.numpy as anp
@@ -119,7 +120,7 @@ def multi_head_attention(
     query: Array,
     key: Array,
     value: Array,
-    projections: list[tuple[Array, Array]],
+    projections: Sequence[Callable[[Array], Array]],
     heads: int,
     mask: np.ndarray | None = None,
     *,
@@ -130,13 +131,13 @@ def multi_head_attention(
     Its parts (``linear``, ``scaled_dot_product_attention``) follow their own rules.
 
     Args:
-        projections: weight and bias of the linear maps of query, key, value and output.
+        projections: the linear maps of query, key, value and output, such as ``nn.Linear`` layers.
     """
     to_heads = zip((query, key, value), projections[:3], strict=True)
-    split = [_split_heads(linear(x, *projection), heads) for x, projection in to_heads]
+    split = [_split_heads(projection(x), heads) for x, projection in to_heads]
     attended = scaled_dot_product_attention(*split, mask, is_causal=is_causal)
     merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
-    return linear(merged, *projections[3])
+    return projections[3](merged)
 
 
 def _split_heads(x: Array, heads: int) -> Array:

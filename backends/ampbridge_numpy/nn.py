@@ -101,6 +101,11 @@ def substituted(stand_ins: Mapping[int, Any]) -> Iterator[None]:
         _stand_ins.reset(token)
 
 
+def present(array: np.ndarray) -> Any:
+    """What modules read just now where a parameter is ``array``."""
+    return _stand_ins.get().get(id(array), array)
+
+
 class Parameter:
     """Marks an array as trainable when it is assigned to a module: ``self.w = Parameter(values)``.
 
@@ -119,13 +124,19 @@ class Module:
     """
 
     training: bool = True
+    around_forward: Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any] | None = (
+        None
+    )
+    """If set, a call is ``around_forward(forward, inputs, options)``; ``amp.decorate`` sets it."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """What calling the module does."""
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        return self.forward(*inputs, **options)
+        if self.around_forward is None:
+            return self.forward(*inputs, **options)
+        return self.around_forward(self.forward, inputs, options)
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """Each parameter once, under its dotted name: the module's own first, then its parts'."""
@@ -180,7 +191,7 @@ class Module:
         own = vars(self).get("_parameters", {})
         if name not in own:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return _stand_ins.get().get(id(own[name]), own[name])
+        return present(own[name])
 
 
 def _uniform(rng: np.random.Generator, bound: float, *shape: int) -> Parameter:
@@ -305,8 +316,7 @@ class MultiHeadAttention(Module):
         """``key`` is ``query`` and ``value`` is ``key`` where they are not given."""
         key = query if key is None else key
         value = key if value is None else value
-        maps = (self.query, self.key, self.value, self.output)
-        projections = [(m.weight, m.bias) for m in maps]
+        projections = [self.query, self.key, self.value, self.output]
         return multi_head_attention(
             query, key, value, projections, self.heads, mask, is_causal=is_causal
         )

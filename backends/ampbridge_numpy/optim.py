@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from ampbridge.errors import ArgumentError
 class Optimizer(ABC):
     """Over ``parameters``, a list of arrays, with one dictionary of ``state`` for each.
 
-    ``lr`` may be changed between steps.
+    ``lr`` may be changed between steps. Each of ``after_step`` is called when a step is done.
     """
 
     def __init__(self, parameters: Iterable[np.ndarray], lr: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
         self.lr, self.weight_decay = lr, weight_decay
         self.state: list[dict[str, Any]] = [{} for _ in self.parameters]
+        self.after_step: list[Callable[[], None]] = []
         _check_at_least_zero(lr=lr, weight_decay=weight_decay)
         wrong = [p for p in self.parameters if not isinstance(p, np.ndarray)]
         if wrong or not self.parameters:
@@ -43,6 +44,8 @@ class Optimizer(ABC):
         for parameter, grad, state in zip(self.parameters, grads, self.state, strict=True):
             if grad is not None:
                 self._step_one(parameter, grad, state)
+        for call in self.after_step:
+            call()
 
     @abstractmethod
     def _step_one(self, parameter: np.ndarray, grad: np.ndarray, state: dict[str, Any]) -> None: ...

@@ -245,13 +245,6 @@ def loss_of_ones(model: nn.Module, x: np.ndarray) -> Any:
             "Hint: Policy('O1', 'float16', lists='torch')",
         ),
         (
-            lambda: amp.value_and_grad(
-                loss_of_ones, nn.Linear(4, 1), X, policy=Policy("O1", execution="simulated")
-            ),
-            "execution='simulated': NumPy stores float16 and bfloat16 itself, nothing is simulated.\n"
-            "Hint: Policy('O1', 'float16', execution='native')",
-        ),
-        (
             lambda: amp.train_step(
                 loss_of_ones, nn.Linear(4, 1), optim.SGD([X.copy()], lr=0.1), compile=True
             ),

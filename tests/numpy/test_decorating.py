@@ -1,0 +1,395 @@
+"""O2, kept layers and outputs on NumPy: against casts written out by hand, and float32 loops."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import autograd
+import autograd.numpy as anp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import Policy
+from ampbridge.backend import Decoration
+from ampbridge_numpy import nn, optim
+from ampbridge_numpy.backend import NumpyBackend
+
+LOW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+both_dtypes = pytest.mark.parametrize("dtype", LOW)
+X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+
+
+class Recorder(nn.Module):
+    """Hands its input on, and notes its dtype and that of its own parameter."""
+
+    def __init__(self) -> None:
+        self.scale = nn.Parameter(np.ones(1, np.float32))
+        self.seen: list[str] = []
+
+    def forward(self, x: Any) -> Any:
+        self.seen += [x.dtype.name, self.scale.dtype.name]
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.first, self.norm, self.second = nn.Linear(4, 6, rng=1), nn.LayerNorm(6), Recorder()
+        self.head = nn.Linear(6, 3, rng=2)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(nn.gelu(self.second(self.norm(self.first(x)))))
+
+
+def net() -> Net:
+    model = Net()
+    for array in model.parameters():
+        array += np.float32(0.01) * np.random.default_rng(3).standard_normal(
+            array.shape, np.float32
+        )
+    return model
+
+
+def mean_square(model: nn.Module, x: Any) -> Any:
+    return anp.mean(model(x) ** 2)
+
+
+def rounded(x: Any, dtype: str) -> Any:
+    return np.asarray(x).astype(LOW[dtype]).astype(np.float32)
+
+
+# -- what is low
+
+
+@both_dtypes
+def test_a_call_at_O2_is_that_of_rounded_parameters_and_inputs(dtype: str) -> None:
+    model, policy = net(), Policy("O2", dtype)
+    low = copy.deepcopy(model)
+    for name, array in low.named_parameters():
+        array[...] = array if name.startswith("norm") else rounded(array, dtype)
+    with NumpyBackend().autocast(policy):
+        expected = low(X.astype(LOW[dtype])).astype(np.float32)
+    actual = amp.decorate(model, policy=policy)(X)
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, expected)
+    assert not np.array_equal(actual, net()(X))
+
+
+@both_dtypes
+def test_what_a_layer_sees_at_O2(dtype: str) -> None:
+    """LayerNorm is denied, so what it gives is float32; the next layer's own parameter is low."""
+    model = amp.decorate(net(), policy=Policy("O2", dtype))
+    model(X)
+    assert model.second.seen == ["float32", dtype]
+
+
+def test_an_embedding_is_low_and_batch_norm_s_arrays_are_float32() -> None:
+    class Images(nn.Module):
+        def __init__(self) -> None:
+            self.table, self.conv, self.norm = (
+                nn.Embedding(4, 2),
+                nn.Conv2d(1, 2, 3),
+                nn.BatchNorm2d(2),
+            )
+            self.seen: dict[str, str] = {}
+
+        def forward(self, x: Any, indices: Any) -> Any:
+            self.seen = {
+                "conv": self.conv.weight.dtype.name,
+                "norm": self.norm.weight.dtype.name,
+                "normed": self.norm(self.conv(x)).dtype.name,
+                "running": self.norm.running_mean.dtype.name,
+            }
+            return {"rows": self.table(indices)}
+
+    model = amp.decorate(Images(), policy="O2")
+    rows = model(np.ones((1, 1, 4, 4), np.float32), np.arange(4))["rows"]
+    assert model.seen == {
+        "conv": "float16", "norm": "float32", "normed": "float16", "running": "float32"
+    }  # fmt: skip
+    np.testing.assert_array_equal(rows, rounded(model.table.weight, "float16"))
+
+
+@both_dtypes
+def test_gradients_are_those_of_the_low_parameters_in_float32(dtype: str) -> None:
+    """Each parameter cast once by hand, also where it is used twice."""
+    model, policy = net(), Policy("O2", dtype)
+
+    def twice(model: nn.Module, x: Any) -> Any:
+        return mean_square(model, x) + mean_square(model, 0.5 * x)
+
+    def by_hand(*arrays: Any) -> Any:
+        undecorated = net()
+        pairs = zip(undecorated.named_parameters(), arrays, strict=True)
+        read = {
+            id(own): a if name.startswith("norm") else NumpyBackend().cast(a, dtype)
+            for (name, own), a in pairs
+        }
+        with NumpyBackend().autocast(policy), nn.substituted(read):
+            halves = [undecorated(k.astype(LOW[dtype])) for k in (X, np.float32(0.5) * X)]
+            return sum(anp.mean(NumpyBackend().cast(y, "float32") ** 2) for y in halves)
+
+    arrays = model.parameters()
+    expected = autograd.grad(by_hand, tuple(range(len(arrays))))(*arrays)
+    amp.decorate(model, policy=policy)
+    _, grads = amp.value_and_grad(twice, model, X, policy=policy)
+    for (name, _), grad, one in zip(model.named_parameters(), grads, expected, strict=True):
+        if grad is None:  # the recorder's parameter
+            continue
+        assert grad.dtype == np.float32
+        np.testing.assert_array_equal(grad, one, err_msg=name)
+        assert name.startswith("norm") or np.array_equal(grad, rounded(grad, dtype))
+
+
+# -- master weights: 2,000 updates under half a unit in the last place
+
+
+def drifted(policy: Policy, steps: int = 2000) -> tuple[nn.Module, Any]:
+    """A weight of 1 whose gradient is 1, moved down by 2**-12 a step."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight[...] = 1.0
+    optimizer = optim.SGD(model.parameters(), lr=2.0**-12)
+    step = amp.train_step(lambda m, x: anp.sum(m(x)), model, optimizer, policy=policy, scaler=None)
+    for _ in range(steps):
+        step(np.ones((1, 1), np.float32))
+    return model, optimizer
+
+
+def test_2000_updates_under_half_a_bfloat16_ulp() -> None:
+    """Under 1 a bfloat16 ulp is 2**-8: a quarter of its half each time."""
+    kept, _ = drifted(Policy("O2", "bfloat16"))
+    exact, _ = drifted(Policy("O0"))
+    lost, _ = drifted(Policy("O2", "bfloat16", master_weights=False))
+    assert exact.weight.item() == 1 - 2000 * 2.0**-12
+    assert kept.weight.item() == pytest.approx(exact.weight.item(), rel=1e-6)
+    assert lost.weight.item() == 1.0
+
+
+def test_without_masters_the_user_s_own_steps_round_too() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    policy = Policy("O2", "bfloat16", master_weights=False)
+    amp.decorate(model, optimizer, policy)
+    model.weight[...] = 1.0
+    optimizer.step([np.full((1, 1), 2.0**-10, np.float32)])
+    assert model.weight.item() == 1.0
+    amp.undecorate(model, optimizer)
+    optimizer.step([np.full((1, 1), 2.0**-10, np.float32)])
+    assert model.weight.item() == 1 - 2.0**-10
+
+
+def test_an_optimizer_that_undecorate_was_not_given_rounds_no_more() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    amp.decorate(model, optimizer, Policy("O2", "bfloat16", master_weights=False))
+    other = optim.SGD(model.parameters(), lr=1.0)
+    assert NumpyBackend().decoration(model, optimizer) is not None
+    assert NumpyBackend().decoration(model, other) is None
+    amp.undecorate(model)
+    model.weight[...] = 1.0
+    optimizer.step([np.full((1, 1), 2.0**-10, np.float32)])
+    assert model.weight.item() == 1 - 2.0**-10
+
+
+# -- kept layers
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_kept_layer_is_float32_with_all_below_it(level: str) -> None:
+    policy = Policy(level, keep=["body"])  # type: ignore[arg-type]
+    recorder, first, last = Recorder(), nn.Linear(4, 4, rng=0), nn.Linear(4, 4, rng=1)
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            self.first, self.body, self.last = first, nn.Sequential(recorder, nn.Linear(4, 4)), last
+            self.seen: list[str] = []
+
+        def forward(self, x: Any) -> Any:
+            x = self.first(x)
+            y = self.body(x)
+            self.seen = [x.dtype.name, y.dtype.name, self.last.weight.dtype.name]
+            return self.last(y)
+
+    model = amp.decorate(Holder(), policy=policy)
+    assert model(X).dtype == np.float32
+    assert recorder.seen == ["float32", "float32"]
+    assert model.seen == ["float16", "float32", "float16" if level == "O2" else "float32"]
+
+
+def test_a_parameter_shared_with_a_kept_layer_stays_float32() -> None:
+    model = net()
+    model.second = nn.Linear(6, 6, rng=0)
+    model.head = nn.Linear(6, 6, rng=0)
+    vars(model.head)["_parameters"]["weight"] = model.second.weight
+    amp.decorate(model, policy=Policy("O2", keep=["second"]))
+    low = {id(array) for array in model.around_forward.low}
+    assert id(model.second.weight) not in low
+    assert id(model.head.bias) in low
+
+
+def test_a_kept_projection_of_an_attention_layer() -> None:
+    model = nn.Sequential(nn.MultiHeadAttention(4, 2, rng=0))
+    tokens = X[None]
+    outputs = [
+        amp.decorate(copy.deepcopy(model), policy=Policy("O2", keep=keep))(tokens)
+        for keep in ((), ("layers.0.output",), ("layers.0",), ("MultiHeadAttention",))
+    ]
+    assert not np.array_equal(outputs[0], outputs[1])
+    for whole in outputs[2:]:
+        np.testing.assert_array_equal(whole, model(rounded(tokens, "float16")))
+
+
+def test_a_model_that_is_kept_itself_is_float32() -> None:
+    model = amp.decorate(net(), policy=Policy("O2", keep=["Net"]))
+    np.testing.assert_array_equal(model(X), net()(X))
+
+
+# -- where it holds
+
+
+def test_train_step_s_own_decoration_at_O1_holds_inside_of_the_step_alone() -> None:
+    model = net()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    before = model(X)
+    policy = Policy("O1", keep=["head"], output_dtype="float16")
+    dtypes = []
+
+    def loss_fn(model: nn.Module, x: Any) -> Any:
+        y = model(x)
+        dtypes.append(y.dtype.name)
+        return anp.mean(y) * np.float32(0)
+
+    amp.train_step(loss_fn, model, optimizer, policy=policy)(X)
+    np.testing.assert_array_equal(model(X), before)
+    with NumpyBackend().autocast(Policy("O1")), NumpyBackend().autocast(Policy("O0")):
+        assert model(X).dtype == np.float32
+    assert dtypes == ["float16"]
+
+
+def test_outputs_in_containers() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            return {"y": y, "more": [y, (y, np.arange(2))], "wide": np.ones(1), "none": None}
+
+    model = amp.decorate(Several(), policy=Policy("O1", output_dtype="float32"))
+    result = model(X)
+    assert result["y"].dtype == result["more"][0].dtype == result["more"][1][0].dtype == np.float32
+    assert result["more"][1][1].dtype == np.int64
+    assert (result["wide"].dtype, result["none"]) == (np.float64, None)
+
+
+def test_a_gradient_of_one_s_own_through_a_decorated_model() -> None:
+    model = amp.decorate(net(), policy="O2:bfloat16")
+    gradient = autograd.grad(lambda x: anp.sum(model(x)))(X)
+    assert gradient.dtype == np.float32
+    assert np.array_equal(gradient, rounded(gradient, "bfloat16"))
+    assert np.abs(gradient).max() > 0
+
+
+def test_a_copy_of_a_decorated_model_is_decorated_and_its_own() -> None:
+    model = amp.decorate(net(), policy=Policy("O2", keep=["head"]))
+    expected = model(X)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for array in model.parameters():
+            array += 1
+        np.testing.assert_array_equal(copied(X), expected)
+        for array in model.parameters():
+            array -= 1
+        amp.undecorate(copied)
+        assert copied.head.around_forward is None
+        assert model.around_forward is not None
+
+
+# -- taking it back
+
+
+def test_undecorate_leaves_no_trace() -> None:
+    model = net()
+    optimizer = optim.AdamW(model.parameters())
+    before = [dict(vars(module)) for _, module in model.named_modules()], dict(vars(optimizer))
+    policy = Policy("O2", keep=["head"], master_weights=False)
+    amp.decorate(model, optimizer, policy)
+    assert NumpyBackend().decoration(model, optimizer) == Decoration(policy, [model.head])
+    amp.undecorate(model, optimizer)
+    assert ([dict(vars(m)) for _, m in model.named_modules()], dict(vars(optimizer))) == before
+    assert NumpyBackend().decoration(model, optimizer) is None
+    amp.undecorate(model, optimizer)
+
+
+# -- what is refused
+
+
+class Own:
+    """Somebody's optimizer."""
+
+    def __repr__(self) -> str:
+        return "Own()"
+
+
+PARTLY = nn.Sequential(nn.Linear(2, 2))
+amp.decorate(PARTLY.layers[0], policy="O2")
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda model: amp.decorate(model, policy=Policy("O2", master_weights=False)),
+            "Policy('O2', 'float16', master_weights=False): without master weights the arrays are "
+            "rounded after each step of an optimizer of ampbridge_numpy.optim, and None is none.\n"
+            "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
+        ),
+        (
+            lambda model: amp.decorate(model, Own(), Policy("O2", master_weights=False)),
+            "Policy('O2', 'float16', master_weights=False): without master weights the arrays are "
+            "rounded after each step of an optimizer of ampbridge_numpy.optim, and Own() is none.\n"
+            "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
+        ),
+        (
+            lambda model: amp.decorate(model, save_dtype="float16"),
+            "save_dtype='float16': modules of ampbridge_numpy have no state_dict; their arrays are "
+            "float32.\nHint: np.savez(file, **{name: array.astype('float16') for name, array in "
+            "model.named_parameters()})",
+        ),
+        (
+            lambda model: amp.decorate(model, policy=Policy("O2", lists="native")),
+            "lists='native': NumPy has no autocast of its own.\n"
+            "Hint: Policy('O2', 'float16', lists='torch')",
+        ),
+        (
+            lambda model: amp.decorate(PARTLY),
+            "'layers.0' (Linear) is decorated already, by itself or as part of another model.\n"
+            "Hint: amp.undecorate(part), then amp.decorate(model).",
+        ),
+        (
+            lambda model: NumpyBackend().layers(X),
+            "A model is an ampbridge_numpy.nn.Module, not numpy.ndarray.\n"
+            "Hint: class Model(nn.Module): ...",
+        ),
+    ],
+)
+def test_messages(call: Callable[[nn.Module], Any], message: str) -> None:
+    model = net()
+    with pytest.raises(amp.AmpBridgeError) as error:
+        call(model)
+    assert str(error.value) == message
+    assert [m.around_forward for _, m in model.named_modules()] == [None] * 5
+
+
+def test_simulated_and_native_are_one_computation() -> None:
+    backend = NumpyBackend()
+    asked = {e: Policy("O2", execution=e) for e in ("auto", "native", "simulated")}  # type: ignore[arg-type]
+    assert {e: backend.execution(p) for e, p in asked.items()} == {
+        "auto": "native", "native": "native", "simulated": "simulated"
+    }  # fmt: skip
+    results = [amp.decorate(net(), policy=policy)(X) for policy in asked.values()]
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
