@@ -123,6 +123,36 @@ class AdamW(Optimizer):
         parameter -= self.lr / bias_first * average / denominator
 
 
+class RMSprop(Optimizer):
+    """Steps divided by the root of a running mean of the gradient's square.
+
+    State: ``square_avg``.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[np.ndarray],
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters, lr, weight_decay)
+        _check_at_least_zero(eps=eps)
+        if not 0 <= alpha < 1:
+            msg = f"Passed alpha={alpha!r}; allowed is a number in [0, 1).\nHint: alpha=0.99"
+            raise ArgumentError(msg)
+        self.alpha, self.eps = alpha, eps
+
+    def _step_one(self, parameter: np.ndarray, grad: np.ndarray, state: dict[str, Any]) -> None:
+        if self.weight_decay:
+            grad = grad + self.weight_decay * parameter
+        average = state.setdefault("square_avg", np.zeros_like(parameter))
+        average *= self.alpha
+        average += (1 - self.alpha) * np.square(grad)
+        parameter -= self.lr * grad / (np.sqrt(average) + self.eps)
+
+
 def _check_at_least_zero(**numbers: float) -> None:
     for name, value in numbers.items():
         if not value >= 0:

@@ -44,6 +44,16 @@ EXPECTED: dict[str, tuple[Callable[[Any], Any], list[float], dict[str, Any]]] = 
             "exp_avg_sq": [0.0013119378127157688, 0.005994001403450966, 0.00999900046736002],
         },
     ),
+    "rmsprop": (
+        lambda p: optim.RMSprop(p, lr=0.1, alpha=0.5, eps=1e-3, weight_decay=0.1),
+        [0.7742923, -2.0563409, 0.3585793],
+        {"square_avg": [0.6468485593795776, 1.32382333278656, 4.70261287689209]},
+    ),
+    "rmsprop by default": (
+        lambda p: optim.RMSprop(p),
+        [0.8574274, -2.0305624, 0.4949158],
+        {"square_avg": [0.013069000095129013, 0.059400998055934906, 0.09989999979734421]},
+    ),
 }
 
 
@@ -124,6 +134,10 @@ def test_gradients_are_left_as_they_are() -> None:
         (
             lambda p: optim.AdamW(p, betas=(0.9, 1.0)),
             "Passed betas=(0.9, 1.0); allowed are two numbers in [0, 1).\nHint: betas=(0.9, 0.999)",
+        ),
+        (
+            lambda p: optim.RMSprop(p, alpha=1.0),
+            "Passed alpha=1.0; allowed is a number in [0, 1).\nHint: alpha=0.99",
         ),
         (
             lambda p: optim.SGD(p, lr=0.1).step([]),
