@@ -16,12 +16,22 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{module}"
-        for module in ("conformance", "gradients", "regions", "scaler", "training", "updates")
+        for module in (
+            "conformance",
+            "decorating",
+            "executing",
+            "gradients",
+            "regions",
+            "scaler",
+            "schedules",
+            "training",
+            "updates",
+        )
     )
 )
 
 from ampbridge.testing.conformance import BackendConformance  # noqa: E402
-from ampbridge.testing.harness import Harness, as_number, attributes_of  # noqa: E402
+from ampbridge.testing.harness import Harness, as_number, attributes_of, contents  # noqa: E402
 from ampbridge.testing.runner import import_or_skip, names_of_tests, outcomes  # noqa: E402
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "Harness",
     "as_number",
     "attributes_of",
+    "contents",
     "import_or_skip",
     "names_of_tests",
     "outcomes",

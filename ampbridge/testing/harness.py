@@ -7,12 +7,13 @@ the backend would hide itself.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from ampbridge.backend import Array, Backend, LossFn, Model, Optimizer, Scalar
+from ampbridge.policy import Policy
 
 NumpyArray = npt.NDArray[Any]
 
@@ -23,6 +24,9 @@ class Harness(Protocol):
     The model is a perceptron of one hidden layer, ``relu(x @ w1 + b1) @ w2 + b2``, whose parameters
     are ``w1, b1, w2, b2``, in this order and in these shapes (weights ``(in, out)``).
 
+    What is decorated is a layered model: the same computation by the framework's own layers, called
+    as ``model(x)``. Its parameters come in the framework's shapes.
+
     Attributes:
         backend: the backend under test.
         frameworks: root modules that the adapter may import, its own framework first. Of the
@@ -32,6 +36,8 @@ class Harness(Protocol):
             ``Backend.stored_gradients`` must be refused.
         simulated: whether results in low precision are kept in float32 storage; ``dtype_of`` then
             says "float32" of them.
+        linear_kind: the class name of the framework's linear layer.
+        refused: a policy at O2 that ``Backend.decorate`` refuses.
     """
 
     backend: Backend
@@ -39,6 +45,8 @@ class Harness(Protocol):
     compiles: bool
     stores_gradients: bool
     simulated: bool
+    linear_kind: str
+    refused: Policy
 
     @abstractmethod
     def array(self, values: npt.ArrayLike, dtype: str = "float32") -> Array:
@@ -69,16 +77,42 @@ class Harness(Protocol):
         """``hidden(model, x) @ w2 + b2``."""
 
     @abstractmethod
+    def layered(
+        self,
+        weights: Sequence[NumpyArray],
+        normalization: Sequence[NumpyArray] | None = None,
+        outputs: Callable[[Array], Any] | None = None,
+    ) -> Model:
+        """A model of two linear layers, "hidden" and "head", with a copy of ``[w1, b1, w2, b2]``.
+
+        Between them comes a relu and, ahead of it, layer normalization over the hidden units named
+        "norm", with these weights and biases and an epsilon of 1e-5, if ``normalization`` is given.
+        A call returns ``outputs(prediction)``, if that is given.
+        """
+
+    @abstractmethod
+    def details(self, model: Model, optimizer: Optimizer) -> Mapping[str, object]:
+        """All that decorating may change but values: dtypes, policies, hooks, attributes.
+
+        Of the layered model's layers, parameters and optimizer; compared with ``==``. ``contents``
+        lists the attributes of one object.
+        """
+
+    @abstractmethod
+    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
+        """``loss_fn``, and a function that tells how often it has been recorded for a compiler."""
+
+    @abstractmethod
     def mean_squared_error(self, prediction: Array, target: Array) -> Array:
         """The mean over all elements, a scalar."""
 
     @abstractmethod
     def parameters(self, model: Model) -> list[Array]:
-        """The native ``w1, b1, w2, b2``."""
+        """The native ``w1, b1, w2, b2``; of a layered model in order of the computation."""
 
     @abstractmethod
     def optimizer(self, model: Model, kind: str, rate: float) -> Optimizer:
-        """ "momentum": SGD with momentum 0.9, not dampened, no Nesterov; "adam": Adam."""
+        """ "sgd": SGD; "momentum": with momentum 0.9, not dampened, no Nesterov; "adam": Adam."""
 
     @abstractmethod
     def slots(self, optimizer: Optimizer) -> list[NumpyArray]:
@@ -121,6 +155,34 @@ def attributes_of(*owners: Any) -> dict[str, int]:
         for owner in owners
         for name, value in vars(owner).items()
     }
+
+
+def contents(name: str, obj: Any) -> dict[str, object]:
+    """What ``obj`` holds, attribute by attribute; of lists and dictionaries each element.
+
+    Plain values are given themselves, other objects by their identity.
+    """
+    found: dict[str, object] = {}
+    for attribute, value in vars(obj).items():
+        elements: Iterable[tuple[object, object]] = [("", value)]
+        if isinstance(value, Mapping):
+            elements = [("kind", type(value).__name__), *value.items()]
+        elif isinstance(value, (list, tuple)):
+            elements = [("kind", type(value).__name__), *enumerate(value)]
+        for key, element in elements:
+            index = key if isinstance(key, (int, str)) else id(key)
+            found[f"{name}.{attribute}[{index}]"] = (
+                element
+                if isinstance(element, (int, float, str, type(None)))
+                else f"{type(element).__name__} at {id(element)}"
+            )
+    return found
+
+
+def untransposed(arrays: Sequence[NumpyArray], like: Sequence[NumpyArray]) -> list[NumpyArray]:
+    """``arrays`` in the shapes of ``like``: frameworks differ in how a linear layer's weights lie."""
+    pairs = zip(arrays, like, strict=True)
+    return [array if array.shape == one.shape else array.T for array, one in pairs]
 
 
 def as_number(x: Scalar, harness: Harness) -> float:

@@ -15,6 +15,7 @@ from ampbridge.testing.harness import NumpyArray
 LOW_DTYPES = ("float16", "bfloat16")
 MOMENTUM = 0.9
 LARGEST_FLOAT16 = 65504.0
+NORMALIZATION_EPSILON = 1e-5
 
 _ROUNDED = {
     "float32": np.dtype(np.float32),
@@ -61,6 +62,22 @@ def example(seed: int = 0, batch: int = 8) -> Example:
     x = rng.normal(0.0, 1.0, (batch, 6)).astype(np.float32)
     target = rng.normal(-8.0, 0.5, (batch, 3)).astype(np.float32)
     return Example(weights, x, target)
+
+
+def perceptron(
+    weights: Sequence[NumpyArray],
+    x: NumpyArray,
+    normalization: Sequence[NumpyArray] | None = None,
+) -> NumpyArray:
+    """``relu(norm(x @ w1 + b1)) @ w2 + b2`` in float64, without ``norm`` if there is none."""
+    w1, b1, w2, b2 = (np.asarray(w, np.float64) for w in weights)
+    before = np.asarray(x, np.float64) @ w1 + b1
+    if normalization is not None:
+        scale, shift = (np.asarray(w, np.float64) for w in normalization)
+        centred = before - before.mean(-1, keepdims=True)
+        deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + NORMALIZATION_EPSILON)
+        before = centred / deviation * scale + shift
+    return np.maximum(before, 0.0) @ w2 + b2
 
 
 class Reference(NamedTuple):

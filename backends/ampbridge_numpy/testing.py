@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import autograd
 import autograd.numpy as anp
@@ -11,21 +11,50 @@ import ml_dtypes
 import numpy as np
 from autograd.extend import defvjp, primitive
 
-from ampbridge import Backend
-from ampbridge.testing import Harness, attributes_of
+from ampbridge import Backend, Policy
+from ampbridge.backend import LossFn
+from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
 
 
 class Perceptron(nn.Module):
-    """The parameters of the suite's model; what it computes stands in the harness."""
+    """The suite's model, its parameters in the module itself."""
 
     def __init__(self, weights: Sequence[np.ndarray]) -> None:
         self.w1, self.b1, self.w2, self.b2 = map(nn.Parameter, weights)
 
+    def hidden(self, x: Any) -> Any:
+        return nn.relu(nn.linear(x, self.w1, self.b1))
 
-Model: TypeAlias = Perceptron | Sequence[Any]
-"""The model, or its four arrays while ``autograd`` traces them."""
+    def forward(self, x: Any) -> Any:
+        return nn.linear(self.hidden(x), self.w2, self.b2)
+
+
+class Layered(nn.Module):
+    """The suite's model, of layers."""
+
+    def __init__(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None,
+        outputs: Callable[[Any], Any] | None,
+    ) -> None:
+        (into, inner), outer = weights[0].shape, weights[2].shape[1]
+        self.hidden = nn.Linear(into, inner)
+        self.norm = nn.LayerNorm(inner) if normalization is not None else None
+        self.head = nn.Linear(inner, outer)
+        self.outputs = outputs
+        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+        for parameter, value in zip(self.parameters(), values, strict=True):
+            parameter[...] = value
+
+    def forward(self, x: Any) -> Any:
+        x = self.hidden(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.head(nn.relu(x))
+        return x if self.outputs is None else self.outputs(x)
 
 
 class NumpyHarness(Harness):
@@ -35,6 +64,8 @@ class NumpyHarness(Harness):
     compiles = False
     stores_gradients = False
     simulated = False
+    linear_kind = "Linear"
+    refused = Policy("O2", lists="native")
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or NumpyBackend()
@@ -54,40 +85,54 @@ class NumpyHarness(Harness):
     def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
         return Perceptron(weights)
 
-    def hidden(self, model: Model, x: np.ndarray) -> np.ndarray:
-        w1, b1, _, _ = self._weights(model)
-        return nn.relu(nn.linear(x, w1, b1))
+    def hidden(self, model: Perceptron, x: np.ndarray) -> np.ndarray:
+        return model.hidden(x)
 
-    def forward(self, model: Model, x: np.ndarray) -> np.ndarray:
-        _, _, w2, b2 = self._weights(model)
-        return nn.linear(self.hidden(model, x), w2, b2)
+    def forward(self, model: Perceptron, x: np.ndarray) -> np.ndarray:
+        return model(x)
 
-    def _weights(self, model: Model) -> Sequence[Any]:
-        if isinstance(model, Perceptron):
-            return model.w1, model.b1, model.w2, model.b2
-        return model
+    def layered(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
+    ) -> Layered:
+        return Layered(weights, normalization, outputs)
+
+    def details(self, model: nn.Module, optimizer: optim.Optimizer) -> Mapping[str, object]:
+        found = contents("optimizer", optimizer)
+        for name, module in model.named_modules():
+            found |= contents(name, module)
+        return found | {name: array.dtype.name for name, array in model.named_parameters()}
+
+    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
+        return loss_fn, lambda: 0
 
     def mean_squared_error(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
         return nn.mse_loss(prediction, target)
 
-    def parameters(self, model: Perceptron) -> list[np.ndarray]:
+    def parameters(self, model: nn.Module) -> list[np.ndarray]:
         return model.parameters()
 
-    def optimizer(self, model: Perceptron, kind: str, rate: float) -> optim.Optimizer:
+    def optimizer(self, model: nn.Module, kind: str, rate: float) -> optim.Optimizer:
         if kind == "adam":
             return optim.AdamW(model.parameters(), lr=rate)
-        return optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        return optim.SGD(model.parameters(), lr=rate, momentum=0.9 if kind == "momentum" else 0.0)
 
     def slots(self, optimizer: optim.Optimizer) -> list[np.ndarray]:
         return [np.array(slots[name]) for slots in optimizer.state for name in sorted(slots)]
 
     def native_gradients(
-        self, model: Perceptron, loss_fn: Any, batch: Sequence[np.ndarray], scale: Any
+        self, model: nn.Module, loss_fn: Any, batch: Sequence[np.ndarray], scale: Any
     ) -> list[np.ndarray]:
-        def scaled_loss(weights: Sequence[Any]) -> Any:
-            return scale(loss_fn(weights, *batch))
+        arrays = model.parameters()
 
-        return list(autograd.grad(scaled_loss)(model.parameters()))
+        def scaled_loss(values: Sequence[Any]) -> Any:
+            traced = {id(array): value for array, value in zip(arrays, values, strict=True)}
+            with nn.substituted(traced):
+                return scale(loss_fn(model, *batch))
+
+        return list(autograd.grad(scaled_loss)(arrays))
 
     def on_backward(self, x: np.ndarray, call: Callable[[], None]) -> np.ndarray:
         @primitive

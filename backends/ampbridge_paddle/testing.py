@@ -8,9 +8,37 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge import Backend
-from ampbridge.testing import Harness, attributes_of
+from ampbridge import Backend, Policy
+from ampbridge.backend import LossFn
+from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_paddle.backend import PaddleBackend
+
+
+class Layered(paddle.nn.Layer):
+    """The suite's model, with its layers under names."""
+
+    def __init__(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None,
+        outputs: Callable[[Any], Any] | None,
+    ) -> None:
+        super().__init__()
+        (into, inner), outer = weights[0].shape, weights[2].shape[1]
+        self.hidden = paddle.nn.Linear(into, inner)
+        self.norm = paddle.nn.LayerNorm(inner) if normalization is not None else None
+        self.head = paddle.nn.Linear(inner, outer)
+        self.outputs = outputs
+        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+        for parameter, value in zip(self.parameters(), values, strict=True):
+            parameter.set_value(value)
+
+    def forward(self, x: paddle.Tensor) -> Any:
+        x = self.hidden(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.head(paddle.nn.functional.relu(x))
+        return x if self.outputs is None else self.outputs(x)
 
 
 class PaddleHarness(Harness):
@@ -19,10 +47,13 @@ class PaddleHarness(Harness):
     frameworks = ("paddle",)
     compiles = True
     stores_gradients = True
+    linear_kind = "Linear"
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or PaddleBackend()
         self.simulated = paddle.get_device() == "cpu"
+        execution = "native" if self.simulated else "simulated"
+        self.refused = Policy("O2", execution=execution)
 
     def array(self, values: Any, dtype: str = "float32") -> paddle.Tensor:
         return paddle.to_tensor(np.array(values)).astype(dtype)
@@ -52,17 +83,48 @@ class PaddleHarness(Harness):
     def forward(self, model: paddle.nn.Sequential, x: paddle.Tensor) -> paddle.Tensor:
         return model(x)
 
+    def layered(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
+    ) -> Layered:
+        return Layered(weights, normalization, outputs)
+
+    def details(
+        self, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer
+    ) -> Mapping[str, object]:
+        found = contents("optimizer", optimizer)
+        for name, layer in [("", model), *model.named_sublayers()]:
+            found |= contents(name, layer)
+        for name, parameter in model.named_parameters():
+            found[name] = self.dtype_of(parameter), parameter.stop_gradient
+            found |= contents(name, parameter)
+        return found
+
+    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
+        traced: list[LossFn] = []
+
+        def counting(*arguments: Any) -> Any:
+            if self.is_tracing():
+                traced.append(loss_fn)
+            return loss_fn(*arguments)
+
+        return counting, lambda: len(traced)
+
     def mean_squared_error(self, prediction: paddle.Tensor, target: paddle.Tensor) -> paddle.Tensor:
         return paddle.nn.functional.mse_loss(prediction, target)
 
-    def parameters(self, model: paddle.nn.Sequential) -> list[paddle.Tensor]:
+    def parameters(self, model: paddle.nn.Layer) -> list[paddle.Tensor]:
         return model.parameters()
 
     def optimizer(
-        self, model: paddle.nn.Sequential, kind: str, rate: float
+        self, model: paddle.nn.Layer, kind: str, rate: float
     ) -> paddle.optimizer.Optimizer:
         if kind == "adam":
             return paddle.optimizer.Adam(rate, parameters=model.parameters())
+        if kind == "sgd":
+            return paddle.optimizer.SGD(rate, parameters=model.parameters())
         return paddle.optimizer.Momentum(rate, momentum=0.9, parameters=model.parameters())
 
     def slots(self, optimizer: paddle.optimizer.Optimizer) -> list[np.ndarray]:
@@ -71,7 +133,7 @@ class PaddleHarness(Harness):
         return [self.numpy(state[name]) for name in sorted(state) if hasattr(state[name], "numpy")]
 
     def native_gradients(
-        self, model: paddle.nn.Sequential, loss_fn: Any, batch: Sequence[paddle.Tensor], scale: Any
+        self, model: paddle.nn.Layer, loss_fn: Any, batch: Sequence[paddle.Tensor], scale: Any
     ) -> list[paddle.Tensor]:
         model.clear_gradients()
         scale(loss_fn(model, *batch)).backward()

@@ -9,9 +9,38 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge import Backend
-from ampbridge.testing import Harness, attributes_of
+from ampbridge import Backend, Policy
+from ampbridge.backend import LossFn
+from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_tensorflow.backend import TensorflowBackend
+
+
+class Layered(keras.Model):
+    """The suite's model, subclassed."""
+
+    def __init__(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None,
+        returned: Callable[[Any], Any] | None,
+    ) -> None:
+        super().__init__()
+        inner, outer = weights[0].shape[1], weights[2].shape[1]
+        self.hidden = keras.layers.Dense(inner, name="hidden")
+        self.norm = None
+        if normalization is not None:
+            self.norm = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")
+        self.head = keras.layers.Dense(outer, name="head")
+        self.returned = returned
+        self(np.zeros((1, weights[0].shape[0]), np.float32))
+        self.set_weights([*weights[:2], *(normalization or ()), *weights[2:]])
+
+    def call(self, x: tf.Tensor) -> Any:
+        x = self.hidden(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.head(keras.ops.relu(x))
+        return x if self.returned is None else self.returned(x)
 
 
 class TensorFlowHarness(Harness):
@@ -21,6 +50,8 @@ class TensorFlowHarness(Harness):
     compiles = True
     stores_gradients = False
     simulated = False
+    linear_kind = "Dense"
+    refused = Policy("O2", lists="native")
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or TensorflowBackend()
@@ -51,19 +82,45 @@ class TensorFlowHarness(Harness):
     def forward(self, model: keras.Sequential, x: tf.Tensor) -> tf.Tensor:
         return model(x)
 
+    def layered(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
+    ) -> Layered:
+        return Layered(weights, normalization, outputs)
+
+    def details(
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer
+    ) -> Mapping[str, object]:
+        found = contents("optimizer", optimizer)
+        for layer in [model, *model._flatten_layers(include_self=False)]:
+            policies = layer.dtype_policy.name, layer.compute_dtype, layer.variable_dtype
+            found |= {**contents(layer.name, layer), layer.name: policies}
+            found[f"{layer.name}._dtype_policy[]"] = layer.dtype_policy
+        return found | {variable.path: variable.dtype for variable in model.variables}
+
+    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
+        traced: list[LossFn] = []
+
+        def counting(*arguments: Any) -> Any:
+            if self.is_tracing():
+                traced.append(loss_fn)
+            return loss_fn(*arguments)
+
+        return counting, lambda: len(traced)
+
     def mean_squared_error(self, prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.square(prediction - target))
 
-    def parameters(self, model: keras.Sequential) -> list[Any]:
+    def parameters(self, model: keras.Model) -> list[Any]:
         return list(model.trainable_variables)
 
-    def optimizer(
-        self, model: keras.Sequential, kind: str, rate: float
-    ) -> keras.optimizers.Optimizer:
+    def optimizer(self, model: keras.Model, kind: str, rate: float) -> keras.optimizers.Optimizer:
         if kind == "adam":
             optimizer = keras.optimizers.Adam(rate)
         else:
-            optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+            optimizer = keras.optimizers.SGD(rate, momentum=0.9 if kind == "momentum" else 0.0)
         optimizer.build(model.trainable_variables)
         return optimizer
 
@@ -71,7 +128,7 @@ class TensorFlowHarness(Harness):
         return [self.numpy(variable) for variable in optimizer.variables]
 
     def native_gradients(
-        self, model: keras.Sequential, loss_fn: Any, batch: Sequence[tf.Tensor], scale: Any
+        self, model: keras.Model, loss_fn: Any, batch: Sequence[tf.Tensor], scale: Any
     ) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             scaled = scale(loss_fn(model, *batch))

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ampbridge import Backend
-from ampbridge.testing import Harness, attributes_of
+from ampbridge import Backend, Policy
+from ampbridge.backend import LossFn
+from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_torch.backend import TorchBackend
 
 
@@ -30,6 +31,34 @@ class Perceptron(torch.nn.Module):
         return functional.linear(self.hidden(x), self.w2.T, self.b2)
 
 
+class Layered(torch.nn.Module):
+    """The same of layers, whose weights are (out, in)."""
+
+    def __init__(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None,
+        outputs: Callable[[Any], Any] | None,
+    ) -> None:
+        super().__init__()
+        (into, inner), outer = weights[0].shape, weights[2].shape[1]
+        self.hidden = torch.nn.Linear(into, inner)
+        self.norm = torch.nn.LayerNorm(inner) if normalization is not None else None
+        self.head = torch.nn.Linear(inner, outer)
+        self.outputs = outputs
+        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters(), values, strict=True):
+                parameter.copy_(torch.tensor(value.T))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.hidden(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.head(functional.relu(x))
+        return x if self.outputs is None else self.outputs(x)
+
+
 class TorchHarness(Harness):
     """PyTorch on one device."""
 
@@ -37,6 +66,8 @@ class TorchHarness(Harness):
     compiles = True
     stores_gradients = True
     simulated = False
+    linear_kind = "Linear"
+    refused = Policy("O2", lists="native", deny=())
 
     def __init__(self, tested: Backend | None = None, device: str = "cpu") -> None:
         self.backend = tested or TorchBackend()
@@ -64,16 +95,43 @@ class TorchHarness(Harness):
     def forward(self, model: Perceptron, x: torch.Tensor) -> torch.Tensor:
         return model(x)
 
+    def layered(
+        self,
+        weights: Sequence[np.ndarray],
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
+    ) -> Layered:
+        return Layered(weights, normalization, outputs).to(self.device)
+
+    def details(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> Mapping[str, object]:
+        found = contents("optimizer", optimizer)
+        for index, group in enumerate(optimizer.param_groups):
+            found[f"group {index}"] = {k: v for k, v in group.items() if k != "params"}
+            found[f"parameters {index}"] = [id(parameter) for parameter in group["params"]]
+        for name, module in model.named_modules():
+            found |= contents(name, module)
+        for name, parameter in model.named_parameters():
+            found[name] = str(parameter.dtype), parameter.requires_grad
+        return found
+
+    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
+        graphs = torch._dynamo.utils.counters["stats"]
+        before = graphs["unique_graphs"]
+        return loss_fn, lambda: graphs["unique_graphs"] - before
+
     def mean_squared_error(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(prediction, target)
 
-    def parameters(self, model: Perceptron) -> list[torch.Tensor]:
+    def parameters(self, model: torch.nn.Module) -> list[torch.Tensor]:
         return list(model.parameters())
 
-    def optimizer(self, model: Perceptron, kind: str, rate: float) -> torch.optim.Optimizer:
+    def optimizer(self, model: torch.nn.Module, kind: str, rate: float) -> torch.optim.Optimizer:
         if kind == "adam":
             return torch.optim.Adam(model.parameters(), lr=rate)
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        momentum = 0.9 if kind == "momentum" else 0.0
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
 
     def slots(self, optimizer: torch.optim.Optimizer) -> list[np.ndarray]:
         state = optimizer.state_dict()["state"]
@@ -85,7 +143,7 @@ class TorchHarness(Harness):
         ]
 
     def native_gradients(
-        self, model: Perceptron, loss_fn: Any, batch: Sequence[torch.Tensor], scale: Any
+        self, model: torch.nn.Module, loss_fn: Any, batch: Sequence[torch.Tensor], scale: Any
     ) -> list[torch.Tensor]:
         model.zero_grad()
         scale(loss_fn(model, *batch)).backward()
