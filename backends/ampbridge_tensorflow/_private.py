@@ -54,6 +54,12 @@ EAGER_FALLBACK = PrivateName(
     "eager ops with inputs that the C function does not take (Python lists) do not follow the lists",
     required=False,
 )
+RECORD_GRADIENT = PrivateName(
+    "tensorflow.python.eager.execute",
+    "record_gradient",
+    "gradients of simulated ops in tf.function, taken outside of a region, raise",
+    required=False,
+)
 OP_DEFINITION = PrivateName(
     "tensorflow.python.framework.op_def_registry",
     "get",

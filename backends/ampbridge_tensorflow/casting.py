@@ -16,8 +16,15 @@ from ampbridge import oplists
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
-from ampbridge_tensorflow import _private, functions, keras_layers, op_entry, traced_code
-from ampbridge_tensorflow.rules import GRADIENTS, Rules, rules_of
+from ampbridge_tensorflow import (
+    _private,
+    functions,
+    keras_layers,
+    op_entry,
+    simulation,
+    traced_code,
+)
+from ampbridge_tensorflow.rules import Rules, rules_of
 
 
 @contextmanager
@@ -27,20 +34,25 @@ def autocast(policy: Policy) -> Iterator[None]:
     O0 within another region is full float32; elsewhere it intercepts nothing.
 
     Raises:
-        UnsupportedError: for what TensorFlow has not: lists of its own, simulated precision.
+        UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself.
     """
     _check(policy)
     if policy.level == "O0" and regions.active.get() is None:
         yield
         return
     _warn_of_missing(policy)
-    with regions.region(rules_of(policy)):
+    with regions.region(rules_for(policy)):
         yield
+
+
+def rules_for(policy: Policy) -> Rules:
+    """What a region of ``policy`` follows."""
+    return rules_of(policy, execution(policy) == "simulated")
 
 
 def differentiation(policy: Policy) -> AbstractContextManager[None]:
     """Where the gradients of a region of ``policy`` are built."""
-    return nullcontext() if policy.level == "O0" else regions.region(GRADIENTS)
+    return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
 
 
 def ops_without_counterpart() -> list[str]:
@@ -56,12 +68,6 @@ def _check(policy: Policy) -> None:
             f"{policy!r}: TensorFlow casts nothing by itself, so lists='native' would be float32.\n"
             f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='tensorflow') has the lists of "
             "TensorFlow's graph optimizer."
-        )
-        raise UnsupportedError(msg)
-    if policy.execution == "simulated":
-        msg = (
-            f"{policy!r}: on TensorFlow low precision is computed, not simulated.\n"
-            "Hint: execution='auto'"
         )
         raise UnsupportedError(msg)
 
@@ -85,6 +91,7 @@ REPLACEMENTS = {
     **traced_code.REPLACE,
     **functions.REPLACE,
     **keras_layers.REPLACE,
+    **simulation.REPLACE,
 }
 
 
@@ -117,4 +124,4 @@ regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
 
 def execution(policy: Policy) -> Literal["native", "simulated"]:
     """See ``Backend.execution``."""
-    return "native"
+    return "simulated" if policy.level != "O0" and policy.execution == "simulated" else "native"

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ampbridge import oplists
 from ampbridge.interception import Site
-from ampbridge_tensorflow import _private
+from ampbridge_tensorflow import _private, simulation
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import PROMOTE_ONLY, Rules, cast_float, map_floats
 
@@ -85,9 +85,12 @@ def run_as_one_op(
     dtype = rules.dtype(rule)
     if dtype is not None:
         args, kwargs = map_floats(lambda v: cast_float(v, dtype), (args, kwargs))
-    owner = oplists.native_names(spelling_namespace(spelling))[spelling][0]
+    namespace = spelling_namespace(spelling)
+    owner = oplists.native_names(namespace)[spelling][0]
     if owner in LOOKED_INTO and rule != "deny":
         return function(*args, **kwargs)
+    if rules.simulated:
+        return simulation.run_function(rules, namespace, spelling, function, regions, args, kwargs)
     with regions.paused(PROMOTE_ONLY):
         return function(*args, **kwargs)
 

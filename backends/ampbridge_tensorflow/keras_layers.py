@@ -34,6 +34,7 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
     Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
     rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
     """
+    original = _joining_bias(original, regions)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,6 +54,20 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
         else:
             outputs = original(self, *args, **kwargs)
         return _as_ruled(self, outputs, rules, rule, arrived)
+
+    return call
+
+
+def _joining_bias(original: Any, regions: Regions) -> Any:
+    """``original``; where low precision is simulated, a layer's product and bias are rounded once."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rules = regions.active.get()
+        if rules is None or not rules.simulated or not isinstance(self, PRODUCTS):
+            return original(self, *args, **kwargs)
+        with regions.paused(rules.in_layer):
+            return original(self, *args, **kwargs)
 
     return call
 
@@ -93,6 +108,7 @@ def _layers_of(family: str) -> tuple[type, ...]:
 
 
 NORMALIZATIONS = _layers_of("norm")
+PRODUCTS = (*_layers_of("matmul"), *_layers_of("conv"))
 # Made of Dense layers and products that have rules of their own; unless denied as a whole, those hold.
 ATTENTIONS = _layers_of("attention")
 

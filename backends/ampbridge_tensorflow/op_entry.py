@@ -28,6 +28,7 @@ from ampbridge_tensorflow.rules import (
     map_floats,
     widest,
 )
+from ampbridge_tensorflow.simulation import rounded_results
 
 Regions = Interception[Rules]
 Replace = Callable[[Any, Regions], Any]
@@ -43,8 +44,10 @@ def replace_eager_op(original: Any, regions: Regions) -> Any:
         if plan is None:
             return original(context, op, name, *arguments)
         values = list(arguments)
-        cast_groups(plan.by_position, values)
+        lows = cast_groups(plan.by_position, values)
         result = original(context, op, name, *values)
+        if lows:
+            return rounded_results(op, plan, lows, result)
         if op in rules.rounded_back:
             return cast_float(result, arguments[0].dtype)
         return result
@@ -61,8 +64,11 @@ def replace_graph_op(original: Any, regions: Regions) -> Any:
         if plan is None:
             return original(op_type_name, name, **keywords)
         before = [value.dtype for value in keywords.values() if isinstance(value, tf.Tensor)]
-        cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
+        lows = cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
         result = original(op_type_name, name, **keywords)
+        if lows:
+            *rest, outputs = result
+            return (*rest, rounded_results(op_type_name, plan, lows, list(outputs)))
         if op_type_name in rules.rounded_back:
             *rest, outputs = result
             return (*rest, [cast_float(output, before[0]) for output in outputs])
@@ -91,15 +97,17 @@ def replace_eager_fallback(original: Any, regions: Regions) -> Any:
         rules = regions.active.get()
         op_name = op.decode() if isinstance(op, bytes) else op
         plan = rules.plan(op_name) if rules is not None and attrs else None
-        if plan is not None:
-            attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
-            values = _by_argument(op_name, list(inputs), attributes)
-            cast_groups(plan.by_name, values)
-            for group in plan.by_name:
-                _restate_dtype(group, values, attributes)
-            inputs = [v for value in values.values() for v in _as_list(value)]
-            attrs = tuple(item for pair in attributes.items() for item in pair)
-        return original(op, num_outputs, inputs, attrs, ctx, name)
+        if plan is None:
+            return original(op, num_outputs, inputs, attrs, ctx, name)
+        attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
+        values = _by_argument(op_name, list(inputs), attributes)
+        lows = cast_groups(plan.by_name, values)
+        for group in plan.by_name:
+            _restate_dtype(group, values, attributes)
+        inputs = [v for value in values.values() for v in _as_list(value)]
+        attrs = tuple(item for pair in attributes.items() for item in pair)
+        results = original(op, num_outputs, inputs, attrs, ctx, name)
+        return rounded_results(op_name, plan, lows, results) if lows else results
 
     return eager_fallback
 

@@ -3,13 +3,16 @@
 TensorFlow says of each op which inputs share a dtype (the ``OpDef``), so one rule serves every op:
 inputs that share a dtype are cast together, to the rule's dtype, or to the widest of theirs.
 float64, integer, complex and sparse inputs are left alone, and so is every input they stand with.
+
+Where low precision is simulated the rules are the same. An op that they run in low precision then
+takes its inputs, rounded to it, up to float32, and its result is rounded once (see ``simulation``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +38,31 @@ NEVER_CAST = frozenset(
 FOLLOWS_FIRST_INPUT = frozenset({"BiasAdd", "BiasAddV1"})
 
 
+# Neither their results nor their gradients need arithmetic: low precision computes them exactly.
+EXACT = frozenset(
+    {
+        *("Reshape", "Transpose", "Squeeze", "ExpandDims", "EnsureShape", "ConcatV2", "Concat"),
+        *(
+            "Pack",
+            "Unpack",
+            "Split",
+            "SplitV",
+            "Slice",
+            "StridedSlice",
+            "Pad",
+            "PadV2",
+            "ReverseV2",
+        ),
+        *("SpaceToDepth", "DepthToSpace", "StopGradient", "PreventGradient", "ZerosLike"),
+        *("OnesLike", "Fill", "Relu", "Neg"),
+    }
+)
+
+# One op with the product whose result is their first input: the layers that add a bias by AddV2 say so.
+BIAS_OPS = frozenset({"BiasAdd", "BiasAddV1"})
+LAYERS_BIAS_OPS = BIAS_OPS | {"AddV2"}
+
+
 class Member(NamedTuple):
     """One input of an op: its position or name, and whether it is a list of tensors."""
 
@@ -43,19 +71,29 @@ class Member(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Inputs that share a dtype. ``target`` None is the widest of those that arrive."""
+    """Inputs that share a dtype. ``target`` None is the widest of those that arrive.
+
+    ``simulated``: where that is a low one, they are rounded to it and computed with in float32.
+    ``adds_bias``: one of them may be a product that waits for its bias, still unrounded.
+    """
 
     attribute: str
     members: tuple[Member, ...]
     target: tf.DType | None
     follows_first: bool = False
+    simulated: bool = False
+    adds_bias: bool = False
 
 
 class Plan(NamedTuple):
-    """How to cast the inputs of one op: the same groups by position and by name."""
+    """How to cast the inputs of one op: the same groups by position and by name.
+
+    ``results`` has the attribute of each output's dtype, or the one of all where they are a list.
+    """
 
     by_position: tuple[Group, ...]
     by_name: tuple[Group, ...]
+    results: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +107,9 @@ class Rules:
     unlisted: Category
     rounded_back: frozenset[str] = frozenset()
     """Ops of one input whose float32 result is rounded to the dtype in which the input came."""
-    _plans: dict[str, Plan | None] = field(default_factory=dict)
+    simulated: bool = False
+    bias_ops: frozenset[str] = BIAS_OPS
+    _plans: dict[str, Plan | None] = field(default_factory=dict, init=False)
 
     def plan(self, op: str) -> Plan | None:
         """How to cast the inputs of ``op``; None where there is nothing to do."""
@@ -85,6 +125,23 @@ class Rules:
         """What ``rule`` casts to; None for "promote"."""
         return {"allow": self.low, "deny": tf.float32}.get(rule)
 
+    @cached_property
+    def inside(self) -> Rules:
+        """Inside of an op that has been cast as a whole: only mixed dtypes need settling."""
+        if not self.simulated:
+            return PROMOTE_ONLY
+        return replace(PROMOTE_ONLY, simulated=True, bias_ops=self.bias_ops)
+
+    @cached_property
+    def in_layer(self) -> Rules:
+        """Inside of a layer that is a product and a bias."""
+        return replace(self, bias_ops=LAYERS_BIAS_OPS)
+
+    @property
+    def gradients(self) -> Rules:
+        """While gradients of this region are built."""
+        return SIMULATED_GRADIENTS if self.simulated else GRADIENTS
+
     def _make_plan(self, op: str) -> Plan | None:
         definition = None if op in NEVER_CAST else _private.value(_private.OP_DEFINITION)(op)
         if definition is None:
@@ -95,18 +152,22 @@ class Rules:
         groups = list(self._groups(definition, rule))
         if not groups:
             return None
-        return Plan(tuple(g for g, _ in groups), tuple(g for _, g in groups))
+        results = tuple(a.type_attr for a in definition.output_arg)
+        return Plan(tuple(g for g, _ in groups), tuple(g for _, g in groups), results)
 
     def _groups(self, definition: Any, rule: Category) -> Any:
         """Pairs of one group by position and by name."""
         inputs = [a for a in enumerate(definition.input_arg) if not a[1].is_ref]
+        simulated = self.simulated and _computes(definition)
         for attribute in dict.fromkeys(a.type_attr for _, a in inputs if a.type_attr):
             members = [(i, a) for i, a in inputs if a.type_attr == attribute]
             target = self._target(definition, attribute, rule)
             alone = len(members) == 1 and not members[0][1].number_attr
-            if target is not None or not alone:
+            rounds = simulated and any(a.type_attr == attribute for a in definition.output_arg)
+            if target is not None or not alone or rounds:
                 first = definition.name in FOLLOWS_FIRST_INPUT and target is None
-                yield _group(attribute, members, target, first)
+                adds_bias = rounds and definition.name in self.bias_ops
+                yield _group(attribute, members, target, first, rounds, adds_bias)
         fixed = [(i, a) for i, a in inputs if a.type == tf.float32.as_datatype_enum]
         if fixed:  # declared float32 by the op itself
             yield _group("", fixed, tf.float32)
@@ -134,11 +195,21 @@ class Rules:
 
 
 def _group(
-    attribute: str, members: Sequence[Any], target: tf.DType | None, first: bool = False
+    attribute: str, members: Sequence[Any], target: tf.DType | None, *options: bool
 ) -> tuple[Group, Group]:
     by_position = tuple(Member(i, bool(a.number_attr)) for i, a in members)
     by_name = tuple(Member(a.name, bool(a.number_attr)) for _, a in members)
-    return Group(attribute, by_position, target, first), Group(attribute, by_name, target, first)
+    return (
+        Group(attribute, by_position, target, *options),
+        Group(attribute, by_name, target, *options),
+    )
+
+
+def _computes(definition: Any) -> bool:
+    """Whether its results have to be rounded; those of a list beside others cannot be told apart."""
+    outputs = definition.output_arg
+    some_in_a_list = len(outputs) > 1 and any(a.number_attr for a in outputs)
+    return not (definition.name in EXACT or some_in_a_list or _uses_storage(definition))
 
 
 def _uses_storage(definition: Any) -> bool:
@@ -181,7 +252,6 @@ def _has_kernel(op: str, attribute: str, dtype: tf.DType) -> bool:
 # -- rules of a policy
 
 
-# Inside of an op that has been cast as a whole: dtypes are decided, only mixed ones need settling.
 PROMOTE_ONLY = Rules(tf.float32, {}, {}, {}, "promote")
 
 # While gradients are built: dtypes follow the forward pass, but sums are taken in float32 and rounded
@@ -190,10 +260,12 @@ PROMOTE_ONLY = Rules(tf.float32, {}, {}, {}, "promote")
 # value, and overflows as on every other backend.
 SUMS = frozenset({"BiasAddGrad", "Sum"})
 GRADIENTS = Rules(tf.float32, dict.fromkeys(SUMS, "deny"), {}, {}, "promote", SUMS)
+# Simulated, every op computes in float32 and rounds once.
+SIMULATED_GRADIENTS = replace(PROMOTE_ONLY, simulated=True)
 
 
 @cache
-def rules_of(policy: Policy) -> Rules:
+def rules_of(policy: Policy, simulated: bool = False) -> Rules:
     """``policy`` compiled, once."""
     import keras
 
@@ -206,6 +278,7 @@ def rules_of(policy: Policy) -> Rules:
         functions,
         {getattr(keras.layers, n): r for n, r in layers.items() if hasattr(keras.layers, n)},
         "deny" if full else "promote",
+        simulated=simulated,
     )
 
 
@@ -246,19 +319,64 @@ def cast_float(value: Any, dtype: tf.DType) -> Any:
     return cast_to(value, dtype) if found in FLOATS and found != dtype else value
 
 
-def cast_groups(groups: Sequence[Group], values: Any) -> None:
-    """Cast the inputs in ``values`` (a list or a dict) in place."""
+_UNROUNDED = "_ampbridge_unrounded"
+
+
+def rounded(result: Any, low: tf.DType, is_product: bool = False) -> Any:
+    """The float32 result of an op that is simulated in ``low``; anything else as it is.
+
+    A product remembers what it was before, for a bias, until the first op that reads it.
+    """
+    if float_dtype(result) != tf.float32:
+        return result
+    low_result = tf.cast(result, low)
+    if is_product:
+        setattr(low_result, _UNROUNDED, result)
+    return low_result
+
+
+def in_float32(value: Any, low: tf.DType) -> Any:
+    """``value`` rounded to ``low``, in float32; Python numbers and all else as they are."""
+    _unrounded(value)
+    return cast_float(cast_float(value, low), tf.float32)
+
+
+def in_float32_unrounded(value: Any, low: tf.DType) -> Any:
+    """The same; but a product that nothing has read yet as it was before it was rounded."""
+    product = _unrounded(value)
+    return in_float32(value, low) if product is None else product
+
+
+def _unrounded(value: Any) -> Any:
+    return vars(value).pop(_UNROUNDED, None) if isinstance(value, tf.Tensor) else None
+
+
+def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
+    """Cast the inputs in ``values`` (a list or a dict) in place.
+
+    Returns:
+        The low dtype to which each simulated group's results are rounded, by its attribute.
+    """
+    lows: dict[str, tf.DType] = {}
     for group in groups:
         found = [(member, _found(values, member)) for member in group.members]
         dtypes = {d for _, ds in found for d in ds if d is not None}
         target = _settled(group, dtypes, found[0][1])
         if target is None:
             continue
+        if group.simulated and target in LOW:
+            lows[group.attribute] = target
+            cast = in_float32_unrounded if group.adds_bias else in_float32
+        elif dtypes == {target}:
+            continue
+        else:
+            cast = cast_float
         for (key, is_list), _ in found:
             if is_list:
-                values[key] = [cast_float(v, target) for v in values[key]]
+                values[key] = [cast(v, target) for v in values[key]]
             else:
-                values[key] = cast_float(values[key], target)
+                values[key] = cast(values[key], target)
+    return lows
 
 
 def _found(values: Any, member: Member) -> list[Any]:
@@ -272,16 +390,14 @@ def _found(values: Any, member: Member) -> list[Any]:
 
 
 def _settled(group: Group, dtypes: set[Any], first: list[Any]) -> tf.DType | None:
-    """What the group is cast to; None if it is left as it is."""
+    """The dtype of the group; None if it is left as it is."""
     if not dtypes or not dtypes <= FLOATS:
         return None
     if group.follows_first and first[0] in LOW:
-        target = first[0]
-    elif group.target is None and len(dtypes) < 2:
-        return None
-    else:
-        target = group.target or tf.float32
-    return None if dtypes == {target} else target
+        return first[0]
+    if group.target is None and len(dtypes) == 1:
+        return next(iter(dtypes))
+    return group.target or tf.float32
 
 
 def widest(values: Sequence[Any]) -> list[Any]:

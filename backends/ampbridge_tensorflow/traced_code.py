@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.op_entry import Regions, Replace
-from ampbridge_tensorflow.rules import FLOATS, GRADIENTS, LOW, cast_float, cast_to, float_dtype
+from ampbridge_tensorflow.rules import FLOATS, LOW, cast_float, cast_to, float_dtype
 
 
 def replace_function_context(original: Any, regions: Regions) -> Any:
@@ -136,20 +136,21 @@ def _replace_tensor_array(position: int) -> Replace:
 
 
 def replace_gradient(original: Any, regions: Regions) -> Any:
-    """The two functions that build gradients, run by ``GRADIENTS``."""
+    """The two functions that build gradients, run by the rules for gradients."""
 
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        if regions.active.get() is None:
+        rules = regions.active.get()
+        if rules is None:
             return original(*args, **kwargs)
-        with regions.paused(GRADIENTS):
+        with regions.paused(rules.gradients):
             return original(*args, **kwargs)
 
     return gradient
 
 
 def replace_custom_gradient(original: Any, regions: Regions) -> Any:
-    """``tf.custom_gradient``: backward by ``GRADIENTS``, results in the dtypes of their inputs.
+    """``tf.custom_gradient``: backward as all gradients, results in the dtypes of their inputs.
 
     ``tf.recompute_grad`` computes its forward pass once more in there, which must cast as the first
     one did; and that is often after the region has closed.
@@ -159,7 +160,7 @@ def replace_custom_gradient(original: Any, regions: Regions) -> Any:
         rules = regions.active.get()
         if rules is None:
             return original(f, args, kwargs)
-        backward_rules = rules if _private.is_recomputed(f) else GRADIENTS
+        backward_rules = rules if _private.is_recomputed(f) else rules.gradients
 
         @functools.wraps(f)
         def with_cast_gradient(*inputs: Any, **keywords: Any) -> Any:
