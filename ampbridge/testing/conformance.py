@@ -11,11 +11,20 @@ import pytest
 
 from ampbridge import registry
 from ampbridge.backend import Backend
+from ampbridge.testing.decorating import (
+    KeepConformance,
+    LayersConformance,
+    O2Conformance,
+    OutputConformance,
+    UndecorateConformance,
+)
+from ampbridge.testing.executing import ExecutionConformance
 from ampbridge.testing.gradients import GradientConformance
 from ampbridge.testing.harness import Harness
 from ampbridge.testing.reference import example
 from ampbridge.testing.regions import CastConformance, RegionConformance
 from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
+from ampbridge.testing.schedules import ScheduleConformance
 from ampbridge.testing.training import TrainStepConformance
 from ampbridge.testing.updates import (
     ApplyConformance,
@@ -89,6 +98,13 @@ class BackendConformance(
     GradScalerConformance,
     StoredGradientsConformance,
     TrainStepConformance,
+    LayersConformance,
+    O2Conformance,
+    KeepConformance,
+    OutputConformance,
+    UndecorateConformance,
+    ScheduleConformance,
+    ExecutionConformance,
 ):
     """Everything that a backend promises. Subclass it and give it a harness:
 

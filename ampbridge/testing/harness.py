@@ -36,6 +36,8 @@ class Harness(Protocol):
             ``Backend.stored_gradients`` must be refused.
         simulated: whether results in low precision are kept in float32 storage; ``dtype_of`` then
             says "float32" of them.
+        has_kernels: whether the device has kernels of low precision; else ``execution="native"`` must
+            be refused.
         linear_kind: the class name of the framework's linear layer.
         refused: a policy at O2 that ``Backend.decorate`` refuses.
     """
@@ -45,6 +47,7 @@ class Harness(Protocol):
     compiles: bool
     stores_gradients: bool
     simulated: bool
+    has_kernels: bool
     linear_kind: str
     refused: Policy
 

@@ -64,6 +64,7 @@ class NumpyHarness(Harness):
     compiles = False
     stores_gradients = False
     simulated = False
+    has_kernels = True
     linear_kind = "Linear"
     refused = Policy("O2", lists="native")
 

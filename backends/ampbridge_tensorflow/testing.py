@@ -50,6 +50,7 @@ class TensorFlowHarness(Harness):
     compiles = True
     stores_gradients = False
     simulated = False
+    has_kernels = True
     linear_kind = "Dense"
     refused = Policy("O2", lists="native")
 

@@ -66,6 +66,7 @@ class TorchHarness(Harness):
     compiles = True
     stores_gradients = True
     simulated = False
+    has_kernels = True
     linear_kind = "Linear"
     refused = Policy("O2", lists="native", deny=())
 
