@@ -3,6 +3,7 @@
 from ampbridge.autocast import autocast
 from ampbridge.backend import Backend
 from ampbridge.decorate import decorate, undecorate
+from ampbridge.doctor import doctor
 from ampbridge.errors import (
     AmpBridgeError,
     AmpBridgeWarning,
@@ -16,6 +17,7 @@ from ampbridge.errors import (
     StateError,
     UnsupportedError,
 )
+from ampbridge.explain import explain
 from ampbridge.policy import Policy
 from ampbridge.registry import backend, backends, register_backend
 from ampbridge.scaler import Gradients, GradScaler
@@ -45,6 +47,8 @@ __all__ = [
     "backend",
     "backends",
     "decorate",
+    "doctor",
+    "explain",
     "register_backend",
     "train_step",
     "undecorate",

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from ampbridge.oplists import Category
     from ampbridge.policy import Policy
     from ampbridge.scale_rule import ScalerConfig, ScaleState
 
@@ -79,6 +80,84 @@ class Decoration(NamedTuple):
     standalone: bool = True
     save_dtype: str | None = None
     master_grad: bool = False
+
+
+class Device(NamedTuple):
+    """A device, as its framework names it: ``"cpu"``, ``"cuda:0"``, ``"gpu:0"``.
+
+    Attributes:
+        kind: "cpu", "gpu", "tpu", or the framework's own word for another kind.
+        model: what its maker calls it.
+        compute_capability: of NVIDIA's GPUs.
+        bfloat16_instructions: what a CPU multiplies bfloat16 with, as far as the framework uses it.
+    """
+
+    name: str
+    kind: str
+    model: str
+    compute_capability: tuple[int, int] | None = None
+    bfloat16_instructions: tuple[str, ...] = ()
+
+
+class Probe(NamedTuple):
+    """What was tried on a device.
+
+    Attributes:
+        failures: for each dtype in which a small matrix product, or its gradient, could not be had:
+            what the framework said.
+        settings: the state of what changes precision or speed there ("TF32", "compiler"), in words.
+    """
+
+    failures: Mapping[str, str]
+    settings: Mapping[str, str]
+
+
+class Product(NamedTuple):
+    """A matrix product that a layer does with its parameters.
+
+    ``inputs`` and ``outputs`` are features or channels; a convolution sums over ``window`` places.
+    """
+
+    layer: str
+    kind: str
+    inputs: int
+    outputs: int
+    window: int = 1
+
+
+class OpTreatment(NamedTuple):
+    """What becomes of a canonical op under a policy, and who sees to it.
+
+    Attributes:
+        by: "native": the framework casts it, or leaves it alone, by itself; "ampbridge": its inputs
+            are cast by us; "simulated": values are rounded around float32 kernels; "absent": no such
+            op is called here, so the rule has no effect.
+        category: the rule in force, which is another than the policy's where a spelling is shared;
+            None of what is absent.
+        dtype: of the values that it computes with; "inputs'" where those decide, "its parts'" where
+            it is made of ops that have rules of their own.
+        why: what is not plain from the rest.
+    """
+
+    by: Literal["native", "ampbridge", "simulated", "absent"]
+    category: Category | None
+    dtype: str
+    why: str = ""
+
+
+class FeatureTreatment(NamedTuple):
+    """Who sees to a feature, and how; "refused" raises, "absent" is nothing that the framework has."""
+
+    by: Literal["native", "ampbridge", "simulated", "refused", "absent"]
+    why: str
+
+
+class Explanation(NamedTuple):
+    """What a backend does with a policy on one device: with every canonical op, and beyond ops."""
+
+    device: str
+    ops: Mapping[str, OpTreatment]
+    features: Mapping[str, FeatureTreatment]
 
 
 class ScaleStore(Protocol):
@@ -243,3 +322,23 @@ class Backend(Protocol):
     @abstractmethod
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         """A place for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""
+
+    @abstractmethod
+    def devices(self) -> list[Device]:
+        """The devices of this framework here, first the one that a model would be trained on."""
+
+    @abstractmethod
+    def probe(self, device: Device) -> Probe:
+        """Try float32, float16 and bfloat16 on ``device``: what it does, not what it says."""
+
+    @abstractmethod
+    def products(self, model: Model) -> list[Product]:
+        """The matrix products of the layers that are known to do one, named as in ``layers``."""
+
+    @abstractmethod
+    def explain(self, policy: Policy) -> Explanation:
+        """What a region of ``policy`` would do on the first of ``devices``, by the rules that it uses.
+
+        Raises:
+            UnsupportedError: for a policy that a region would refuse.
+        """

@@ -196,6 +196,27 @@ class Policy:
         msg = f"Cannot read the policy {text!r}; allowed are {listed(_SHORT_FORMS)}.\n"
         raise PolicyError(msg + f"Hint: did you mean {close[0]!r}?")
 
+    @classmethod
+    def auto(cls, device: object = None) -> Policy:
+        """The policy that ``device`` favours, under the framework that this process has imported.
+
+        ``"O1:bfloat16"`` on TPUs, on GPUs of compute capability 8 and above, and on CPUs with AMX or
+        AVX512-BF16; ``"O1"`` in float16 on 7.x; ``"O0"`` elsewhere, and where the framework fails
+        to run a small product in that dtype. A policy does not carry the reason: it is logged
+        (logger "ampbridge", INFO), and ``doctor()`` shows it.
+
+        Args:
+            device: ``"cpu"``, ``"cuda"``, ``"gpu:1"``, ``"tpu"`` or a torch.device; without it a GPU
+                or TPU, if the framework has one, else the CPU.
+
+        Raises:
+            BackendNotFoundError: if no framework is imported, or several that would differ.
+            ArgumentError: if the framework has no such device here.
+        """
+        from ampbridge.hardware import recommend  # it asks backends, which ask policies
+
+        return recommend(device).policy
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, one key a field."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}

@@ -99,7 +99,7 @@ def active_backend() -> Backend:
     Raises:
         BackendNotFoundError: if it has imported none, or several.
     """
-    names = [name for name in backend_names() if _in_use(name)]
+    names = names_in_use()
     if len(names) == 1:
         return _load(names[0])
     what = f"several ({listed(names)})" if names else "none"
@@ -109,6 +109,11 @@ def active_backend() -> Backend:
         f"{what}.\nHint: amp.autocast('O1', backend={example!r})"
     )
     raise BackendNotFoundError(msg)
+
+
+def names_in_use() -> list[str]:
+    """The registered frameworks that this process has imported."""
+    return [name for name in backend_names() if _in_use(name)]
 
 
 def _in_use(name: str) -> bool:

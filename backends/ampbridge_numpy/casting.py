@@ -286,8 +286,9 @@ def _sites() -> tuple[Site, ...]:
     return (*sites, Site(look_up("numpy_boxes"), "trace_primitives_map", by_ufunc, replacement))
 
 
-def _ops() -> dict[Any, Any]:
-    """Each function of autograd that is an op -> the one that follows its rule."""
+@cache
+def op_names() -> Mapping[Any, str]:
+    """Each function of autograd that is an op -> the name by which its rule is looked up."""
     listed, differentiable = oplists.native_names("numpy"), look_up("primitive_vjps")
     names: dict[Any, str] = {}
     for module, prefix in ((anp, "numpy."), (anp.linalg, "numpy.linalg."), (anp.fft, "numpy.fft.")):
@@ -297,9 +298,14 @@ def _ops() -> dict[Any, Any]:
                 continue
             if name in listed or (function in differentiable and function not in names):
                 names[function] = name  # of absolute and abs, one function, the listed name stays
+    return names
+
+
+def _ops() -> dict[Any, Any]:
+    """Each function of autograd that is an op -> the one that follows its rule."""
     found = {
         function: op(name, moves_only=name.removeprefix("numpy.") in _MOVES_ONLY)(function)
-        for function, name in names.items()
+        for function, name in op_names().items()
     }
     slicing = vars(ArrayBox)["__getitem__"]
     return found | {slicing: op("slice", moves_only=True)(slicing)}

@@ -10,16 +10,20 @@ from ampbridge.backend import (
     Array,
     Backend,
     Decoration,
+    Device,
+    Explanation,
     Layer,
     LossFn,
     Model,
     Optimizer,
+    Probe,
+    Product,
     Program,
     Scalar,
 )
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
-from ampbridge_paddle import casting, compiling, decorating, gradients, scaling
+from ampbridge_paddle import casting, compiling, decorating, gradients, probing, scaling
 
 
 @final
@@ -87,3 +91,15 @@ class PaddleBackend(Backend):
 
     def scale_store(self, state: ScaleState, like: Any) -> HostStore:
         return scaling.scale_store(state)
+
+    def devices(self) -> list[Device]:
+        return probing.devices()
+
+    def probe(self, device: Device) -> Probe:
+        return probing.probe(device)
+
+    def products(self, model: Model) -> list[Product]:
+        return probing.products(model)
+
+    def explain(self, policy: Policy) -> Explanation:
+        return probing.explain(policy)

@@ -10,17 +10,21 @@ from ampbridge.backend import (
     Array,
     Backend,
     Decoration,
+    Device,
+    Explanation,
     Layer,
     LossFn,
     Model,
     Optimizer,
+    Probe,
+    Product,
     Program,
     Scalar,
     ScaleStore,
 )
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
-from ampbridge_tensorflow import casting, compiling, decorating, gradients, scaling
+from ampbridge_tensorflow import casting, compiling, decorating, gradients, probing, scaling
 
 
 @final
@@ -88,3 +92,15 @@ class TensorflowBackend(Backend):
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         return scaling.VariableStore(state)
+
+    def devices(self) -> list[Device]:
+        return probing.devices()
+
+    def probe(self, device: Device) -> Probe:
+        return probing.probe(device)
+
+    def products(self, model: Model) -> list[Product]:
+        return probing.products(model)
+
+    def explain(self, policy: Policy) -> Explanation:
+        return probing.explain(policy)

@@ -8,10 +8,22 @@ from typing import Any, Literal, final
 
 from torch import Tensor, nn, optim
 
-from ampbridge.backend import Backend, Decoration, Layer, LossFn, Program, Scalar, ScaleStore
+from ampbridge.backend import (
+    Backend,
+    Decoration,
+    Device,
+    Explanation,
+    Layer,
+    LossFn,
+    Probe,
+    Product,
+    Program,
+    Scalar,
+    ScaleStore,
+)
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
-from ampbridge_torch import casting, compiling, decorating, gradients, scaling
+from ampbridge_torch import casting, compiling, decorating, gradients, probing, scaling
 
 
 @final
@@ -85,3 +97,15 @@ class TorchBackend(Backend):
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         return scaling.scale_store(state, like)
+
+    def devices(self) -> list[Device]:
+        return probing.devices()
+
+    def probe(self, device: Device) -> Probe:
+        return probing.probe(device)
+
+    def products(self, model: nn.Module) -> list[Product]:
+        return probing.products(model)
+
+    def explain(self, policy: Policy) -> Explanation:
+        return probing.explain(policy)

@@ -1,14 +1,25 @@
 """A backend for a framework that does not exist: the core is tested without any real one."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import registry
-from ampbridge.backend import FINITE, INF, NAN, Layer
+from ampbridge import oplists, registry
+from ampbridge.backend import (
+    FINITE,
+    INF,
+    NAN,
+    Device,
+    Explanation,
+    FeatureTreatment,
+    Layer,
+    OpTreatment,
+    Probe,
+    Product,
+)
 from ampbridge.scale_rule import HostStore
 
 
@@ -24,6 +35,7 @@ class ToyModel:
         self.weight, self.slope = np.zeros(1, np.float32), slope
         self.parts = {"body": ToyLayer(), "head": ToyLayer()}
         self.decorations = [None]
+        self.products = [Product("body", "ToyLayer", 256, 100), Product("head", "ToyLayer", 256, 8)]
 
 
 class ToyLayer:
@@ -52,6 +64,8 @@ class ToyBackend(amp.Backend):
 
     name = "toyframework"
     compiles_by_default = False
+    hardware = (Device("toy:0", "gpu", "Toy 1", (8, 0)), Device("cpu", "cpu", "Toy CPU"))
+    failures = MappingProxyType({})
 
     def autocast(self, policy):
         return nullcontext()
@@ -115,6 +129,25 @@ class ToyBackend(amp.Backend):
 
     def scale_store(self, state, like):
         return HostStore(state)
+
+    def devices(self):
+        return self.hardware
+
+    def probe(self, device):
+        return Probe(self.failures, {"TF32": "off"})
+
+    def products(self, model):
+        return model.products
+
+    def explain(self, policy):
+        """Every op is cast by the framework, but the softmax, which it has not."""
+        ops = {
+            op: OpTreatment("native", policy.category(op), policy.compute_dtype)
+            for op in oplists.ops()
+        }
+        ops["softmax"] = OpTreatment("absent", None, "", "it has none")
+        features = {"O1": FeatureTreatment("native", "its own region")}
+        return Explanation("toy:0", ops, features)
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""The command line: ``ampbridge doctor`` and ``ampbridge explain``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import ampbridge
+from ampbridge import registry
+from ampbridge.diagnosis import FrameworkReport, Report, inspect, not_probed
+from ampbridge.errors import AmpBridgeError
+from ampbridge.explain import explain
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it succeeded, 1 if not, 2 for arguments that cannot be read."""
+    options = _parser().parse_args(arguments)
+    try:
+        exit_code: int = options.run(options)
+    except AmpBridgeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ampbridge", description=ampbridge.__doc__)
+    parser.add_argument("--version", action="version", version=f"ampbridge {ampbridge.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True)
+
+    doctor = commands.add_parser(
+        "doctor", help="frameworks, devices, and what they do in 16 bits, as tried"
+    )
+    doctor.add_argument("--framework", help="this one alone")
+    doctor.add_argument("--json", action="store_true", help="as data")
+    doctor.set_defaults(run=_doctor)
+
+    explained = commands.add_parser("explain", help="what a backend does with a policy, op by op")
+    explained.add_argument("policy", help="O1, O2:bfloat16, or a framework's own spelling")
+    explained.add_argument("backend", help="torch, tensorflow, paddle or numpy")
+    explained.add_argument("--ops", help="these alone: softmax,matmul")
+    explained.add_argument("--json", action="store_true", help="as data")
+    explained.set_defaults(run=_explain)
+    return parser
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    if options.framework is None:
+        reports = [_inspect_in_another_process(name) for name in registry.backend_names()]
+    else:
+        reports = [inspect(options.framework)]
+    report = Report(tuple(reports))
+    print(json.dumps(report.to_dict()) if options.json else report)
+    return int(any(framework.status == "failed" for framework in reports))
+
+
+def _inspect_in_another_process(name: str) -> FrameworkReport:
+    """Two frameworks in one process can crash it, and their start-up notes would stand in the table."""
+    if registry.backends()[name] == "not installed":
+        return not_probed(name, "not installed", f"pip install 'ampbridge[{name}]'")
+    command = [sys.executable, "-m", "ampbridge", "doctor", "--framework", name, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return not_probed(name, "failed", f"exit code {done.returncode}: {last}")
+    (report,) = json.loads(done.stdout.splitlines()[-1])["frameworks"]
+    return FrameworkReport.from_dict(report)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    table = explain(options.policy, options.backend)
+    if options.ops is not None:
+        table = table.only(options.ops.split(","))
+    print(json.dumps(table.to_dict()) if options.json else table)
+    return 0

@@ -1,0 +1,170 @@
+"""What the hardware favours: the rule behind ``Policy.auto`` and ``doctor``."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from ampbridge import registry
+from ampbridge.backend import Backend, Device, Probe
+from ampbridge.errors import ArgumentError, BackendNotFoundError, listed
+from ampbridge.policy import Policy
+
+PROBED_DTYPES = ("float32", "float16", "bfloat16")
+
+# A flag of /proc/cpuinfo -> the instructions that it stands for, best first.
+_BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
+
+_DEVICES = "'cpu', 'cuda', 'cuda:0', 'gpu', 'gpu:0', 'tpu' or 'tpu:0'"
+
+
+class Recommendation(NamedTuple):
+    """A policy, and why that one."""
+
+    policy: Policy
+    reason: str
+
+
+def recommend(device: object = None) -> Recommendation:
+    """What ``Policy.auto(device)`` returns, with the reason. See there."""
+    import logging  # 4 ms: only when first needed
+
+    backends = [registry.backend(name) for name in registry.names_in_use()]
+    if not backends:
+        raise BackendNotFoundError(_no_framework())
+    found = {b.name: _recommend_on(b, device) for b in backends}
+    if len({recommendation.policy for recommendation in found.values()}) > 1:
+        raise BackendNotFoundError(_frameworks_differ(found))
+    favoured = found[backends[0].name]
+    logging.getLogger("ampbridge").info("Policy.auto: %s: %s", favoured.policy, favoured.reason)
+    return favoured
+
+
+def _recommend_on(backend: Backend, name: object) -> Recommendation:
+    device = find_device(backend, name)
+    return recommendation(backend.name, device, backend.probe(device))
+
+
+def find_device(backend: Backend, name: object) -> Device:
+    """The device of that name (or a torch.device); the one that a model would be trained on, if None.
+
+    Raises:
+        ArgumentError: if the framework has none of that name here.
+    """
+    devices = backend.devices()
+    for device in devices:
+        if name is None or str(name) in _names(device):
+            return device
+    here = listed(dict.fromkeys(device.name for device in devices))
+    known = str(name).partition(":")[0] in ("cpu", "cuda", "gpu", "tpu")
+    allowed = f"{backend.name} has {here} here" if known else f"allowed are None, {_DEVICES}"
+    msg = f"Passed device={name!r}; {allowed}.\nHint: Policy.auto(device={devices[0].name!r})"
+    raise ArgumentError(msg)
+
+
+def _names(device: Device) -> set[str]:
+    """What a user may call it: "cuda" and "gpu" are one, and the kind alone is its first device."""
+    kinds = {"cuda", "gpu"} if device.kind == "gpu" else {device.kind}
+    index = device.name.partition(":")[2] or "0"
+    return {device.name, *kinds, *(f"{kind}:{index}" for kind in kinds)}
+
+
+def recommendation(framework: str, device: Device, probe: Probe) -> Recommendation:
+    """O1 in the dtype that ``device`` favours, if the framework computes in it there; else O0."""
+    reason = ""
+    for dtype, because in _favoured(device):
+        failure = probe.failures.get(dtype)
+        if failure is None:
+            return Recommendation(Policy("O1", dtype), because)
+        reason = f"{because}, but {framework} failed in {dtype}: {failure}"
+    return Recommendation(Policy("O0"), reason or _why_float32(framework, device))
+
+
+def _favoured(device: Device) -> Iterator[tuple[str, str]]:
+    """The 16-bit dtypes that ``device`` is fast in, best first, each with the reason."""
+    if device.kind == "tpu":
+        yield "bfloat16", f"{device.model} multiplies bfloat16"
+    elif device.kind == "cpu" and device.bfloat16_instructions:
+        have = " and ".join(device.bfloat16_instructions)
+        yield "bfloat16", f"{device.model} has {have}, and bfloat16 needs no loss scaling"
+    elif device.compute_capability is not None:
+        major, minor = device.compute_capability
+        capability = f"{device.model} has compute capability {major}.{minor}"
+        if major >= 8:
+            yield (
+                "bfloat16",
+                f"{capability} (bfloat16 from 8.0), and bfloat16 needs no loss scaling",
+            )
+        elif major == 7:
+            yield "float16", f"{capability} (float16 from 7.0, bfloat16 from 8.0)"
+
+
+def _why_float32(framework: str, device: Device) -> str:
+    if device.compute_capability is not None:
+        major, minor = device.compute_capability
+        return f"{device.model} has compute capability {major}.{minor}, Tensor Cores begin at 7.0"
+    if device.kind == "cpu":
+        wanted = " or ".join(_BFLOAT16_FLAGS.values())
+        return f"{device.model} has no {wanted} that {framework} could use"
+    return f"nothing is known of 16-bit products on {device.model} ({device.kind})"
+
+
+def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
+    """For adapters: what is wrong with a product and a gradient that came in ``dtypes``; or None."""
+    if not right:
+        return "wrong values"
+    return None if dtypes == {dtype} else f"results in {' and '.join(sorted(dtypes - {dtype}))}"
+
+
+# -- this machine's CPU
+
+
+@cache
+def bfloat16_instructions() -> tuple[str, ...]:
+    """What this CPU multiplies bfloat16 with, as Linux tells; nothing where it cannot be asked.
+
+    (No Mac has AMX of this kind or AVX512-BF16.)
+    """
+    flags = set(_cpuinfo("flags").split())
+    return tuple(name for flag, name in _BFLOAT16_FLAGS.items() if flag in flags)
+
+
+@cache
+def cpu_model() -> str:
+    """What its maker calls this CPU, or at least its architecture."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine() or "CPU"
+
+
+def _cpuinfo(field: str) -> str:
+    """A field of the first processor in /proc/cpuinfo; "" where there is no such file or field."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() == field:
+                    return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+# -- messages
+
+
+def _no_framework() -> str:
+    return (
+        "Which framework? What a device favours depends on the framework that uses it, and of "
+        f"{registry.backend_names()} this process has imported none.\n"
+        "Hint: import torch; policy = Policy.auto()"
+    )
+
+
+def _frameworks_differ(found: dict[str, Recommendation]) -> str:
+    each = ", ".join(f"{name} {str(r.policy)!r}" for name, r in found.items())
+    low = next(r.policy for r in found.values() if r.policy.level != "O0")
+    return (
+        f"Which framework? This process has imported several, which favour different policies: {each}.\n"
+        f"Hint: Policy.parse({str(low)!r})"
+    )

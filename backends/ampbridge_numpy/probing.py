@@ -1,0 +1,114 @@
+"""What NumPy can do on this machine, and what becomes of a policy here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import autograd.numpy as anp
+import numpy as np
+from autograd import grad
+
+from ampbridge import oplists
+from ampbridge.backend import (
+    Device,
+    Explanation,
+    FeatureTreatment,
+    Model,
+    OpTreatment,
+    Probe,
+    Product,
+)
+from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing
+from ampbridge.hardware import PROBED_DTYPES, cpu_model, verdict
+from ampbridge.policy import Policy
+from ampbridge_numpy import casting, decorating, functional, nn
+from ampbridge_numpy.casting import DTYPES, Rules
+
+# -- devices
+
+
+def devices() -> list[Device]:
+    """The CPU. NumPy has no use of its bfloat16 instructions: its products are float32's."""
+    return [Device("cpu", "cpu", cpu_model())]
+
+
+def probe(device: Device) -> Probe:
+    """See ``Backend.probe``; NumPy by itself, outside of any region."""
+    with casting.region(Policy("O0")):
+        answers = {dtype: _failure(dtype) for dtype in PROBED_DTYPES}
+    failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
+    return Probe(failures, {"compiler": "none"})
+
+
+def _failure(dtype: str) -> str | None:
+    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    x = np.ones((16, 16), DTYPES[dtype])
+    try:
+        product = anp.matmul(x, x)
+        gradient = grad(lambda y: anp.sum(anp.matmul(y, y)))(x)
+    except TypeError as error:
+        return str(error).partition("\n")[0]
+    right = bool((product == 16).all() and (gradient == 32).all())
+    return verdict(dtype, right, {str(product.dtype), str(gradient.dtype)})
+
+
+# -- models
+
+
+def products(model: Model) -> list[Product]:
+    """Of linear and convolution layers; attention is made of them."""
+    return [
+        Product(layer.name, layer.kind, *sizes)
+        for layer in decorating.layers(model)
+        for sizes in _sizes(layer.layer)
+    ]
+
+
+def _sizes(layer: object) -> Iterator[tuple[int, int, int]]:
+    """Inputs, outputs and window of each product."""
+    if isinstance(layer, nn.Linear):
+        inputs, outputs = layer.weight.shape
+        yield inputs, outputs, 1
+    elif isinstance(layer, nn.Conv2d):
+        outputs, inputs, rows, columns = layer.weight.shape
+        yield inputs, outputs, rows * columns
+
+
+# -- policies
+
+
+def explain(policy: Policy) -> Explanation:
+    """See ``Backend.explain``."""
+    rules = casting.rules_of(policy)
+    ops = {op.name: _treatment(op, policy, rules) for op in oplists.ops().values()}
+    return Explanation("cpu", ops, _features(policy))
+
+
+def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
+    """By what ``op`` is here: a function of ours by its name, or one of autograd's."""
+    spellings = [op.name] if _is_ours(op.name) else _in_autograd(op)
+    if not spellings:
+        return OpTreatment("absent", None, "", "neither NumPy nor ampbridge_numpy has such an op")
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    category = rules.category(spellings[0])
+    if spellings[0] in COMPOSITES and category != "deny":
+        return OpTreatment("ampbridge", category, PARTS_DTYPE, "its parts have rules of their own")
+    why = sharing(policy, op.name, category, "numpy", spellings[0])
+    return OpTreatment("ampbridge", category, dtype_of(category, policy), why)
+
+
+COMPOSITES = frozenset({"multi_head_attention"})
+
+
+def _is_ours(name: str) -> bool:
+    return getattr(vars(functional).get(name), "__module__", "") == functional.__name__
+
+
+def _in_autograd(op: oplists.Op) -> list[str]:
+    followed = frozenset(casting.op_names().values())
+    return [name for name in op.names.get("numpy", ()) if name in followed]
+
+
+def _features(policy: Policy) -> dict[str, FeatureTreatment]:
+    return {}

@@ -1,0 +1,144 @@
+"""What this Paddle can do on this machine, and what becomes of a policy here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import paddle
+
+from ampbridge import oplists
+from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
+from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing
+from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.policy import Policy
+from ampbridge_paddle import casting, decorating
+from ampbridge_paddle.rules import Rules, has_effect, rules_for
+
+# -- devices
+
+
+def devices() -> list[Device]:
+    """The one that is set, the other GPUs, and the CPU."""
+    cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=bfloat16_instructions())
+    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    found = [*(_gpu(index) for index in range(gpus)), cpu]
+    present = paddle.device.get_device()
+    return sorted(found, key=lambda device: device.name != present)
+
+
+def _gpu(index: int) -> Device:
+    major_minor = paddle.device.cuda.get_device_capability(index)
+    name = paddle.device.cuda.get_device_name(index)
+    return Device(f"gpu:{index}", "gpu", name, tuple(major_minor))
+
+
+def probe(device: Device) -> Probe:
+    """See ``Backend.probe``. (``paddle.amp.is_bfloat16_supported`` says yes on CPUs without kernels.)"""
+    with casting.region(Policy("O0")), paddle.enable_grad():
+        answers = {dtype: _failure(device, dtype) for dtype in PROBED_DTYPES}
+    failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
+    compiler = "CINN" if paddle.is_compiled_with_cinn() else "built without CINN"
+    return Probe(failures, {"compiler": compiler})
+
+
+def _failure(device: Device, dtype: str) -> str | None:
+    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    index = device.name.partition(":")[2]
+    place = paddle.CUDAPlace(int(index)) if index else paddle.CPUPlace()
+    try:
+        x = paddle.to_tensor(np.ones((16, 16), np.float32), place=place).astype(dtype)
+        x.stop_gradient = False
+        product = paddle.matmul(x, x)
+        (gradient,) = paddle.grad([product], [x])
+        wide = [tensor.astype("float32").numpy() for tensor in (product, gradient)]
+    except (RuntimeError, ValueError, OSError) as error:
+        return _summary(str(error))
+    found = {str(tensor.dtype).rpartition(".")[2].lower() for tensor in (product, gradient)}
+    right = bool((wide[0] == 16).all() and (wide[1] == 32).all())
+    return verdict(dtype, right, found)
+
+
+def _summary(message: str) -> str:
+    """The line of Paddle's message that says what is wrong; a C++ traceback stands around it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith("(")), lines[0] if lines else "")
+
+
+# -- models
+
+
+def products(model: Any) -> list[Product]:
+    """Of linear, convolution and recurrent layers."""
+    return [
+        Product(layer.name, layer.kind, *sizes)
+        for layer in decorating.layers(model)
+        for sizes in _sizes(layer.layer)
+    ]
+
+
+_CONVOLUTIONS = (paddle.nn.Conv1D, paddle.nn.Conv2D, paddle.nn.Conv3D)
+_TRANSPOSED = (
+    paddle.nn.Conv1DTranspose,
+    paddle.nn.Conv2DTranspose,
+    paddle.nn.Conv3DTranspose,
+)
+_RECURRENT = (
+    *(paddle.nn.SimpleRNNCell, paddle.nn.LSTMCell, paddle.nn.GRUCell),
+    *(paddle.nn.SimpleRNN, paddle.nn.LSTM, paddle.nn.GRU),
+)
+
+
+def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
+    """Inputs, outputs and window of each product."""
+    if isinstance(layer, paddle.nn.Linear):
+        yield *layer.weight.shape, 1
+    elif isinstance(layer, (*_CONVOLUTIONS, *_TRANSPOSED)):
+        first, second, *window = layer.weight.shape
+        outputs, inputs = (first, second) if isinstance(layer, _CONVOLUTIONS) else (second, first)
+        if inputs > 1:  # depthwise: no matrix product
+            yield inputs, outputs, math.prod(window)
+    elif isinstance(layer, _RECURRENT):
+        for name, weight in layer.named_parameters(include_sublayers=False):
+            if name.startswith("weight"):
+                yield weight.shape[1], weight.shape[0], 1
+
+
+# -- policies
+
+
+def explain(policy: Policy) -> Explanation:
+    """See ``Backend.explain``."""
+    execution = casting.execution(policy)
+    rules = rules_for(policy)
+    ops = {op.name: _treatment(op, policy, rules, execution) for op in oplists.ops().values()}
+    return Explanation(devices()[0].name, ops, _features(policy))
+
+
+def _treatment(
+    op: oplists.Op, policy: Policy, rules: Rules, execution: Literal["native", "simulated"]
+) -> OpTreatment:
+    """By what ``op`` is here: a kernel, or a function made of several."""
+    if not has_effect(op):
+        return OpTreatment("absent", None, "", "Paddle has no such op, or it never casts it")
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    kernels = op.names.get("paddle_ops", ())
+    if kernels:
+        category = rules.category(kernels[0])
+        why = sharing(policy, op.name, category, "paddle_ops", kernels[0])
+        return OpTreatment(execution, category, dtype_of(category, policy), why)
+    ruled = [name for name in op.names["paddle_api"] if name in rules.functions]
+    by: Literal["ampbridge", "simulated"] = "simulated" if execution == "simulated" else "ampbridge"
+    if ruled:
+        category = rules.functions[ruled[0]]
+        return OpTreatment(by, category, dtype_of(category, policy))
+    return OpTreatment(
+        by, policy.category(op.name), PARTS_DTYPE, "its kernels have rules of their own"
+    )
+
+
+def _features(policy: Policy) -> dict[str, FeatureTreatment]:
+    return {}

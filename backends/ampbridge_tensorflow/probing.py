@@ -1,0 +1,208 @@
+"""What this TensorFlow can do on this machine, and what becomes of a policy here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from ampbridge import oplists
+from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
+from ampbridge.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing
+from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.oplists import Category
+from ampbridge.policy import Policy
+from ampbridge_tensorflow import _private, casting, decorating
+from ampbridge_tensorflow.functions import LOOKED_INTO, named_functions
+from ampbridge_tensorflow.rules import Rules, rules_of
+from ampbridge_tensorflow.scaling import outside_of_regions
+
+# -- devices
+
+
+def devices() -> list[Device]:
+    """Those that TensorFlow places ops on: TPUs, GPUs, and the CPU."""
+    found = {kind: tf.config.list_logical_devices(kind) for kind in ("TPU", "GPU", "CPU")}
+    return [_device(kind, d.name) for kind, logical in found.items() for d in logical]
+
+
+def _device(kind: str, full_name: str) -> Device:
+    index = full_name.rpartition(":")[2]
+    if kind == "CPU":
+        return Device("cpu", "cpu", cpu_model(), bfloat16_instructions=bfloat16_instructions())
+    details: Mapping[str, Any] = {}
+    if kind == "GPU":
+        physical = tf.config.get_visible_devices("GPU")
+        details = tf.config.experimental.get_device_details(
+            physical[min(int(index), len(physical) - 1)]
+        )
+    return Device(
+        f"{kind.lower()}:{index}",
+        kind.lower(),
+        details.get("device_name", kind),
+        details.get("compute_capability"),
+    )
+
+
+@outside_of_regions
+def probe(device: Device) -> Probe:
+    """See ``Backend.probe``."""
+    with tf.device(device.name):
+        answers = {dtype: _failure(dtype) for dtype in PROBED_DTYPES}
+        settings = {"XLA": _xla()}
+    if device.kind == "gpu":
+        on = tf.config.experimental.tensor_float_32_execution_enabled()
+        settings["TF32"] = f"products and convolutions {'TF32' if on else 'float32'}"
+    failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
+    return Probe(failures, settings)
+
+
+def _failure(dtype: str) -> str | None:
+    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    try:
+        x = tf.ones((16, 16), dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            product = tf.matmul(x, x)
+        gradient = tape.gradient(product, x)
+        right = tf.reduce_all(product == 16) and tf.reduce_all(gradient == 32)
+    except tf.errors.OpError as error:
+        return error.message.partition("\n")[0]
+    return verdict(dtype, bool(right), {product.dtype.name, gradient.dtype.name})
+
+
+def _xla() -> str:
+    """Whether XLA compiles a product here."""
+    x = tf.ones((16, 16))
+    try:
+        tf.function(lambda: tf.matmul(x, x), jit_compile=True)()
+    except tf.errors.OpError as error:
+        return f"fails: {error.message.partition(chr(10))[0]}"
+    return "compiles"
+
+
+# -- models
+
+
+def products(model: Any) -> list[Product]:
+    """Of dense, convolution and recurrent layers that have been built."""
+    return [
+        Product(layer.name, layer.kind, *sizes)
+        for layer in decorating.layers(model)
+        if getattr(layer.layer, "built", False)
+        for sizes in _sizes(layer.layer)
+    ]
+
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_TRANSPOSED = (
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+)
+_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)
+
+
+def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
+    """Inputs, outputs and window of each product."""
+    if isinstance(layer, keras.layers.Dense):
+        yield *layer.kernel.shape, 1
+    elif isinstance(layer, keras.layers.EinsumDense):
+        terms, _, _ = layer.equation.replace(" ", "").partition("->")
+        x, _, kernel = terms.partition(",")
+        sides = dict(zip(kernel, layer.kernel.shape, strict=True))
+        yield (
+            math.prod(n for letter, n in sides.items() if letter in x),
+            math.prod(n for letter, n in sides.items() if letter not in x),
+            1,
+        )
+    elif isinstance(layer, _CONVOLUTIONS):
+        *window, inputs, outputs = layer.kernel.shape
+        yield inputs, outputs // layer.groups, math.prod(window)
+    elif isinstance(layer, _TRANSPOSED):
+        *window, outputs, inputs = layer.kernel.shape
+        yield inputs, outputs, math.prod(window)
+    elif isinstance(layer, _CELLS):
+        yield *layer.kernel.shape, 1
+        yield *layer.recurrent_kernel.shape, 1
+
+
+# -- policies
+
+
+def explain(policy: Policy) -> Explanation:
+    """See ``Backend.explain``."""
+    casting._check(policy)
+    rules = rules_of(policy, casting.execution(policy) == "simulated")
+    ops = {op.name: _treatment(op, policy, rules) for op in oplists.ops().values()}
+    return Explanation(devices()[0].name, ops, _features(policy))
+
+
+def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
+    """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
+    raw = [name for name in op.names.get("tensorflow", ()) if _is_defined(name)]
+    own = [name for name in raw if _owner("tensorflow", name) == op.name]
+    functions = [
+        name
+        for namespace in ("tensorflow_api", "keras_ops")
+        for name in op.names.get(namespace, ())
+        if name in named_functions() and _owner(namespace, name) == op.name
+    ]
+    layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
+    if policy.level == "O0" and (raw or functions or any(layers)):
+        return OpTreatment("native", "deny", "float32")
+    if functions and not own:
+        return _function_treatment(op, rules.functions[functions[0]], policy, rules)
+    if raw:
+        return _op_treatment(op, (own or raw)[0], policy, rules)
+    categories = [rules.layers[layer] for layer in layers if layer in rules.layers]
+    if categories:
+        return _function_treatment(op, categories[0], policy, rules)
+    return OpTreatment("absent", None, "", "neither TensorFlow nor Keras has such an op")
+
+
+def _is_defined(name: str) -> bool:
+    return _private.value(_private.OP_DEFINITION)(name) is not None
+
+
+def _has_attribute(name: str, attribute: str) -> bool:
+    definition = _private.value(_private.OP_DEFINITION)(name)
+    return any(a.name == attribute for a in definition.attr)
+
+
+def _owner(namespace: str, spelling: str) -> str:
+    return oplists.native_names(namespace)[spelling][0]
+
+
+def _by(rules: Rules) -> Literal["ampbridge", "simulated"]:
+    return "simulated" if rules.simulated else "ampbridge"
+
+
+def _function_treatment(
+    op: oplists.Op, category: Category, policy: Policy, rules: Rules
+) -> OpTreatment:
+    """A function or a layer that is run as one op."""
+    if op.name in LOOKED_INTO and category != "deny":
+        return OpTreatment(_by(rules), category, PARTS_DTYPE, "its parts have rules of their own")
+    return OpTreatment(_by(rules), category, dtype_of(category, policy))
+
+
+def _op_treatment(op: oplists.Op, name: str, policy: Policy, rules: Rules) -> OpTreatment:
+    """An op of TensorFlow's own, cast where it enters."""
+    category, plan = rules.ops[name], rules.plan(name)
+    why = sharing(policy, op.name, category, "tensorflow", name)
+    if plan is None:
+        return OpTreatment("native", category, INPUTS_DTYPE, why)
+    by_attribute = {group.attribute: group.target for group in plan.by_position}
+    main = "T" if _has_attribute(name, "T") else plan.by_position[0].attribute
+    target = by_attribute.get(main)
+    if category != "deny" and target == tf.float32:
+        why = f"{name} has no {policy.dtype} kernel"
+    return OpTreatment(_by(rules), category, target.name if target else INPUTS_DTYPE, why)
+
+
+def _features(policy: Policy) -> dict[str, FeatureTreatment]:
+    return {}

@@ -1,0 +1,192 @@
+"""What this torch can do on this machine, and what becomes of a policy here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from ampbridge import oplists
+from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
+from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing
+from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.oplists import Category
+from ampbridge.policy import Policy
+from ampbridge_torch import casting, decorating
+from ampbridge_torch.functions import Function, functions_named
+from ampbridge_torch.rules import (
+    DeviceType,
+    Rule,
+    Rules,
+    native_list,
+    ops_without_kernels,
+    rules_for,
+)
+
+# -- devices
+
+
+def devices() -> list[Device]:
+    """CUDA's, the current one first, and the CPU."""
+    cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=_bfloat16_instructions())
+    if not torch.cuda.is_available():
+        return [cpu]
+    current = torch.cuda.current_device()
+    others = [i for i in range(torch.cuda.device_count()) if i != current]
+    return [*(_cuda_device(i) for i in (current, *others)), cpu]
+
+
+def _cuda_device(index: int) -> Device:
+    major_minor = torch.cuda.get_device_capability(index)
+    # What ROCm calls a capability counts AMD's generations.
+    capability = None if torch.version.hip else major_minor
+    return Device(f"cuda:{index}", "gpu", torch.cuda.get_device_name(index), capability)
+
+
+def _bfloat16_instructions() -> tuple[str, ...]:
+    """Torch asks the CPU itself, on every system; before 2.10 the core looks at Linux' flags."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return bfloat16_instructions()
+    has = torch.cpu.get_capabilities()
+    found = {"AMX": has.get("amx_bf16"), "AVX512-BF16": has.get("avx512_bf16")}
+    return tuple(name for name, present in found.items() if present)
+
+
+def probe(device: Device) -> Probe:
+    """See ``Backend.probe``."""
+    with casting.region(Policy("O0")), torch.enable_grad():
+        answers = {dtype: _failure(device.name, dtype) for dtype in PROBED_DTYPES}
+    failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
+    return Probe(failures, _settings(device))
+
+
+def _failure(device: str, dtype: str) -> str | None:
+    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    try:
+        x = torch.ones(16, 16, device=device, dtype=casting.DTYPES[dtype], requires_grad=True)
+        product = x @ x
+        (gradient,) = torch.autograd.grad(product.sum(), x)
+        right = (product == 16).all() and (gradient == 32).all()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    found = {str(tensor.dtype).removeprefix("torch.") for tensor in (product, gradient)}
+    return verdict(dtype, bool(right), found)
+
+
+def _settings(device: Device) -> dict[str, str]:
+    if device.kind == "cpu":
+        compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+        inductor = f"Inductor, with {compiler}" if compiler else "Inductor finds no C++ compiler"
+        return {"float32 products": _float32_products("mkldnn", "matmul"), "compiler": inductor}
+    products = _float32_products("cuda", "matmul")
+    convolutions = "TF32" if torch.backends.cudnn.allow_tf32 else "float32"
+    triton = "Inductor, with Triton" if find_spec("triton") else "Inductor finds no Triton"
+    return {"TF32": f"products {products}, convolutions {convolutions}", "compiler": triton}
+
+
+def _float32_products(backend: str, operator: str) -> str:
+    """The precision in which float32 matrices are multiplied."""
+    settings = getattr(getattr(torch.backends, backend), operator, None)
+    precision = getattr(settings, "fp32_precision", None)  # since torch 2.9
+    if precision is None:
+        fast = {"cuda": "TF32", "mkldnn": "bfloat16"}[backend]
+        lowered = {"cuda": ("high", "medium"), "mkldnn": ("medium",)}[backend]
+        return fast if torch.get_float32_matmul_precision() in lowered else "float32"
+    return {"tf32": "TF32", "bf16": "bfloat16"}.get(precision, "float32")
+
+
+# -- models
+
+
+def products(model: nn.Module) -> list[Product]:
+    """Of linear, convolution, attention and recurrent layers."""
+    return [
+        Product(layer.name, layer.kind, *sizes)
+        for layer in decorating.layers(model)
+        for sizes in _sizes(layer.layer)
+    ]
+
+
+def _sizes(layer: nn.Module) -> Iterator[tuple[int, int, int]]:
+    """Inputs, outputs and window of each product."""
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
+        return
+    if isinstance(layer, nn.Linear):
+        yield layer.in_features, layer.out_features, 1
+    elif isinstance(layer, _ConvNd):
+        inputs, outputs = (n // layer.groups for n in (layer.in_channels, layer.out_channels))
+        if layer.groups == 1 or inputs > 1:  # depthwise: no matrix product
+            yield inputs, outputs, layer.weight[0, 0].numel()
+    elif isinstance(layer, nn.MultiheadAttention):
+        if layer.in_proj_weight is not None:
+            yield layer.embed_dim, 3 * layer.embed_dim, 1
+    elif isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):
+        for name, weight in layer.named_parameters(recurse=False):
+            if name.startswith("weight"):
+                yield weight.shape[1], weight.shape[0], 1
+
+
+# -- policies
+
+
+def explain(policy: Policy) -> Explanation:
+    """See ``Backend.explain``."""
+    device = devices()[0]
+    kind: DeviceType = "cuda" if device.kind == "gpu" else "cpu"
+    rules = rules_for(policy, (kind,))
+    ops = {op.name: _treatment(op, policy, rules, kind) for op in oplists.ops().values()}
+    return Explanation(device.name, ops, _features(policy, rules))
+
+
+def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -> OpTreatment:
+    functions = _functions(op)
+    if not functions:
+        return OpTreatment("absent", None, "", "torch has no function that is this op")
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    function, namespace, spelling = functions[0]
+    rule = rules.table.get(function)
+    if rule is not None and not isinstance(rule, Rule):
+        wanted = "promote" if policy.lists == "native" else policy.category(op.name)
+        return OpTreatment("ampbridge", wanted, PARTS_DTYPE, "its parts have rules of their own")
+    category: Category | None = getattr(rule, kind) if rule is not None else None
+    by: Literal["native", "ampbridge"] = "native" if category is None else "ampbridge"
+    category = category or native_list(kind).category(_owner(namespace, spelling))
+    why = (
+        "" if policy.lists == "native" else sharing(policy, op.name, category, namespace, spelling)
+    )
+    if by == "native" and op.name in ops_without_kernels(kind):
+        why = "no 16-bit kernel on a CPU"
+    return OpTreatment(by, category, dtype_of(category, policy), why)
+
+
+def _functions(op: oplists.Op) -> list[tuple[Function, str, str]]:
+    """Every function that is ``op``, with the namespace and the spelling that lead to it."""
+    return [
+        (function, namespace, spelling)
+        for namespace in ("torch", "aten")
+        for spelling in op.names.get(namespace, ())
+        for function in functions_named(namespace, spelling)
+    ]
+
+
+def _owner(namespace: str, spelling: str) -> str:
+    """The op that a spelling means when nothing else is said."""
+    return oplists.native_names(namespace)[spelling][0]
+
+
+def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
+    by_lists = FeatureTreatment("native", "torch.autocast as it is: its lists are the policy's")
+    if rules.table:
+        why = f"torch.autocast, and a function mode for {len(rules.table)} functions it rules otherwise"
+        by_lists = FeatureTreatment("ampbridge", why)
+    return {"O1": by_lists, **FEATURES}
+
+
+FEATURES: Mapping[str, FeatureTreatment] = {}
