@@ -1,5 +1,7 @@
 """Float32 beside O1 float16 on the handwritten digits, with nothing but NumPy: ``make demo``.
 
+    python examples/demo.py --policy O2:bfloat16
+
 The loss scale starts far too high, at 2^24, to give the scaler something to do: the first steps
 overflow float16 and are skipped, the scale backs off until the gradients fit, and after every run
 of good steps it grows again, now and then too far.
@@ -7,6 +9,8 @@ of good steps it grows again, now and then too far.
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from math import log2
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -44,26 +48,49 @@ class Outcome(NamedTuple):
     def skipped(self) -> int:
         return self.applied.count(False)
 
+    @property
+    def scaled(self) -> bool:
+        return self.scales[0] != 1.0
 
-def main() -> None:
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train twice, then compare."""
+    policy = parse(arguments).policy
+    name = f"{policy.level} {policy.dtype}"
     console = Console(highlight=False)
     training, test = digits.load("mlp")
     console.print(
         f"Handwritten digits on the NumPy backend: {len(training.y)} to learn from, "
         f"{len(test.y)} to test on.\n"
     )
-    scaler = amp.GradScaler(INIT_SCALE, growth_interval=GROWTH_INTERVAL)
+    scaled: dict[str, Any] = {}
+    if policy.needs_scaling:
+        scaled["scaler"] = amp.GradScaler(INIT_SCALE, growth_interval=GROWTH_INTERVAL)
     # One thread: matrices this small are not faster on several, and far slower on a busy machine.
     with threadpool_limits(1), live_progress(console) as progress:
         full = run(progress, "float32", policy="O0")
-        mixed = run(progress, "O1 float16", policy="O1:float16", scaler=scaler)
-    console.print("", comparison(full, mixed), scale_history(mixed, console), sep="\n")
+        mixed = run(progress, name, policy=policy, **scaled)
+    console.print("", comparison(full, mixed, name), "", sep="\n")
+    if scaled:
+        console.print(scale_history(mixed, policy.level, console))
     console.print(
-        "NumPy has no fast float16: O1 costs time here, which it saves on a GPU.\n"
+        f"NumPy has no fast {policy.dtype}: it costs time here, which it saves on a GPU.\n"
         "The same loop elsewhere: python examples/train.py --backend torch",
         style="dim",
     )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--policy", default="O1:float16", help="O1, O2, O2:bfloat16, ... (default: %(default)s)"
+    )
+    args = parser.parse_args(arguments)
+    try:
+        args.policy = amp.Policy.parse(args.policy)
+    except amp.AmpBridgeError as error:
+        parser.error(str(error))
+    return args
 
 
 def live_progress(console: Console) -> Progress:
@@ -102,9 +129,9 @@ def run(progress: Progress, title: str, **settings: Any) -> Outcome:
     return Outcome(losses, scales, applied, accuracy, perf_counter() - start)
 
 
-def comparison(full: Outcome, mixed: Outcome) -> Table:
+def comparison(full: Outcome, mixed: Outcome, name: str) -> Table:
     """The two runs beside each other."""
-    table = Table("", "float32", "O1 float16")
+    table = Table("", "float32", name)
     for column in table.columns[1:]:
         column.justify = "right"
 
@@ -114,7 +141,7 @@ def comparison(full: Outcome, mixed: Outcome) -> Table:
     row(f"loss, last {LAST_STEPS} steps", *(f"{final_loss(o):.4f}" for o in (full, mixed)))
     row("test accuracy", *(f"{o.accuracy:.1%}" for o in (full, mixed)))
     row("skipped steps", *(f"{o.skipped} of {STEPS}" for o in (full, mixed)))
-    row("final scale", "none", power(mixed.scales[-1]))
+    row("final scale", *(power(o.scales[-1]) if o.scaled else "none" for o in (full, mixed)))
     row("time", *(f"{o.seconds:.1f} s" for o in (full, mixed)))
     return table
 
@@ -123,7 +150,7 @@ def final_loss(outcome: Outcome) -> float:
     return float(np.mean(outcome.losses[-LAST_STEPS:]))
 
 
-def scale_history(outcome: Outcome, console: Console) -> Text:
+def scale_history(outcome: Outcome, level: str, console: Console) -> Text:
     """The scale over the steps as a line of blocks, and under it how many steps were skipped."""
     blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
     exponents = np.log2(outcome.scales)
@@ -134,7 +161,7 @@ def scale_history(outcome: Outcome, console: Console) -> Text:
     line = "".join(blocks[height] for height in heights[::width])
     marks = "".join(str(min(n, 9)) if n else " " for n in skips)
     return Text.assemble(
-        f"Loss scale of O1, from 2^{low:g} to 2^{high:g}; a column is {width} steps\n",
+        f"Loss scale of {level}, from 2^{low:g} to 2^{high:g}; a column is {width} steps\n",
         ("  scale    ", "dim"),
         (line, "cyan"),
         ("\n  skipped  ", "dim"),

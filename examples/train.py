@@ -111,8 +111,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--backend", choices=BACKENDS, required=True, help="the framework")
     add("--workload", choices=WORKLOADS, default="mlp", help="the model (default: %(default)s)")
-    add("--policy", default="O1", help="O0, O1, mixed_float16, bf16-mixed, ... (default: O1)")
+    add("--policy", default="O1", help="O0, O1, O2, O2:bfloat16, bf16-mixed, ... (default: O1)")
     add("--dtype", choices=("float16", "bfloat16"), help="the policy's low precision")
+    add(
+        "--execution",
+        choices=("auto", "native", "simulated"),
+        default="auto",
+        help="kernels of that precision, or float32's with rounding (default: the faster)",
+    )
     add("--compile", action="store_const", const=True, default="auto", help="compile the step")
     add("--steps", type=count, default=300, help="training steps (default: %(default)s)")
     add("--batch-size", type=count, default=128, help="digits a step (default: %(default)s)")
@@ -122,7 +128,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write every step's result to FILE")
     args = parser.parse_args(arguments)
     try:
-        args.policy = chosen_policy(args.policy, args.dtype)
+        args.policy = chosen_policy(args.policy, args.dtype, args.execution)
         args.scaler = chosen_scaler(args.init_scale, args.growth_interval)
     except amp.AmpBridgeError as error:
         parser.error(str(error))
@@ -137,9 +143,9 @@ def count(text: str) -> int:
     return number
 
 
-def chosen_policy(text: str, dtype: str | None) -> amp.Policy:
+def chosen_policy(text: str, dtype: str | None, execution: str) -> amp.Policy:
     """``text`` in any spelling; ``dtype``, if given, takes the place of its low precision."""
-    policy = amp.Policy.parse(text)
+    policy = amp.Policy.parse(text).replace(execution=execution)
     if dtype and policy.level == "O0":
         raise amp.PolicyError(f"{text} is float32 throughout.\nHint: leave out --dtype {dtype}.")
     return policy.replace(dtype=dtype) if dtype else policy

@@ -64,13 +64,25 @@ def run_script() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
-    """What ``<script>.py``, next to this file, measures in a framework; run once a session."""
+    """What ``<script>.py``, next to this file, measures in a framework; run once a session.
+
+    Once, also if it fails: then every test that asks for it fails with the same message.
+    """
 
     @cache
+    def outcome(script: str, framework: str) -> tuple[Any, BaseException | None]:
+        file = tmp_path_factory.mktemp(script) / f"{framework}.json"
+        try:
+            _run_script(Path(__file__).with_name(f"{script}.py"), framework, file)
+        except pytest.fail.Exception as failure:
+            return None, failure
+        return json.loads(file.read_text()), None
+
     def measure(script: str, framework: str) -> Any:
         _check_installed(framework)
-        file = tmp_path_factory.mktemp(script) / f"{framework}.json"
-        _run_script(Path(__file__).with_name(f"{script}.py"), framework, file)
-        return json.loads(file.read_text())
+        values, failure = outcome(script, framework)
+        if failure is not None:
+            raise failure
+        return values
 
     return measure

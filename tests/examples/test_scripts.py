@@ -23,6 +23,10 @@ TRAIN, DEMO = ROOT / "examples/train.py", ROOT / "examples/demo.py"
         ("torch", ["--workload", "transformer", "--policy", "bf16-mixed"]),
         ("tensorflow", ["--policy", "mixed_float16"]),
         ("paddle", ["--dtype", "bfloat16", "--compile"]),
+        ("numpy", ["--policy", "O2", "--execution", "simulated"]),
+        ("torch", ["--policy", "O2:bfloat16"]),
+        ("tensorflow", ["--policy", "O2", "--dtype", "bfloat16"]),
+        ("paddle", ["--policy", "O2"]),
     ],
 )
 def test_train(
@@ -43,6 +47,7 @@ def test_train(
     "options, message",
     [
         (["--policy", "O0", "--dtype", "float16"], "O0 is float32 throughout."),
+        (["--policy", "O3"], "Cannot read the policy 'O3'"),
         (["--policy", "01"], "Cannot read the policy '01'"),
         (["--init-scale", "0"], "Passed init_scale=0.0; allowed is min_scale"),
         (["--steps", "0"], "invalid count value: '0'"),
@@ -56,10 +61,13 @@ def test_train_refuses(options: list[str], message: str) -> None:
     assert message in finished.stderr
 
 
-def test_demo_in_a_log(run_script: Script) -> None:
-    lines = run_script(DEMO).splitlines()
+@pytest.mark.parametrize("policy", ["O1:float16", "O2:bfloat16"])
+def test_demo_in_a_log(policy: str, run_script: Script) -> None:
+    options = [] if policy == "O1:float16" else ["--policy", policy]
+    lines = run_script(DEMO, *options).splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("\x1b" in line for line in lines)
+    assert any(line.startswith(policy.replace(":", " ")) for line in lines)
     cells = {row[0]: row[1:] for row in map(table_row, lines) if row}
     assert list(cells) == [
         "loss, last 50 steps",
@@ -72,10 +80,14 @@ def test_demo_in_a_log(run_script: Script) -> None:
     assert min(full, mixed) > 94
     assert abs(full - mixed) <= 1
     assert cells["skipped steps"][0] == "0 of 600"
-    assert int(cells["skipped steps"][1].split()[0]) >= 3
-    [history] = [line for line in lines if line.startswith("  scale")]
-    assert "█" in history
-    assert "▁" in history
+    history = [line for line in lines if line.startswith("  scale")]
+    if policy == "O2:bfloat16":  # nothing is scaled, and nothing is shown of it
+        assert cells["final scale"] == ["none", "none"]
+        assert history == []
+    else:
+        assert int(cells["skipped steps"][1].split()[0]) >= 3
+        assert "█" in history[0]
+        assert "▁" in history[0]
 
 
 def table_row(line: str) -> list[str]:

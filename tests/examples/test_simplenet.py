@@ -1,0 +1,60 @@
+"""Paddle's guide on every backend: the table, and that its columns of losses agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Check, Script = Callable[[str], None], Callable[..., str]
+
+SCRIPT = Path(__file__).parents[2] / "examples/paddle_simplenet/simplenet.py"
+RUNS = ["float32", "O1", "O2", "O1, accumulated over 10"]
+
+every_framework = pytest.mark.parametrize("framework", ("numpy", "torch", "tensorflow", "paddle"))
+
+
+@pytest.fixture(scope="module")
+def simplenet(
+    tmp_path_factory: pytest.TempPathFactory, check_installed: Check, run_script: Script
+) -> Callable[..., tuple[dict[str, Any], str]]:
+    """The rows by name, and what was printed."""
+
+    def run(framework: str, *options: object) -> tuple[dict[str, Any], str]:
+        check_installed(framework)
+        file = tmp_path_factory.mktemp("simplenet") / f"{framework}.json"
+        small = ["--width", 64, "--batch", 32]
+        printed = run_script(SCRIPT, "--backend", framework, *small, "--json", file, *options)
+        return {row["name"]: row for row in json.loads(file.read_text())}, printed
+
+    return run
+
+
+@every_framework
+def test_losses_of_float32_o1_and_o2_agree(simplenet: Any, framework: str) -> None:
+    """Within 1 %, at a rate at which the net learns: the labels are the same in every epoch."""
+    rows, printed = simplenet(framework, "--learning-rate", 2.0)
+    assert list(rows) == RUNS
+    full = rows["float32"]["loss"]
+    assert full < 0.95  # 1.18 at first
+    assert rows["O1"]["loss"] == pytest.approx(full, rel=0.01)
+    assert rows["O2"]["loss"] == pytest.approx(full, rel=0.01)
+    assert {row["skipped"] for row in rows.values()} == {0}
+    assert f"SimpleNet in {framework} on a CPU: 3 x Linear 64, batch 32" in printed
+    for row in rows.values():
+        [line] = [line for line in printed.splitlines() if f" {row['name']} " in line]
+        assert f" {row['loss']:.8f} " in line
+        assert f" {row['seconds']:.3f} s " in line
+        assert f" {rows['float32']['seconds'] / row['seconds']:.2f}x " in line
+
+
+def test_the_guides_other_net(simplenet: Any) -> None:
+    """Nine layers, in bfloat16, at the guide's rate: the loss of the first weights, to 1 %."""
+    rows, printed = simplenet("numpy", "--layers", 9, "--dtype", "bfloat16", "--epochs", 2)
+    assert "9 x Linear 64, batch 32, 2 epochs of 10 batches" in printed
+    full = rows["float32"]["loss"]
+    for row in rows.values():
+        assert row["loss"] == pytest.approx(full, rel=0.01)
