@@ -27,6 +27,7 @@ class Private(NamedTuple):
 
 PRIVATE: Mapping[str, Private] = {
     "paddle._C_ops": Private("simulated regions: every op is looked up there", True, "3.3.1"),
+    "paddle._C_ops.assign": Private("simulated regions: float32 outputs of models", True, "3.3.1"),
     "paddle._C_ops.cast": Private("rounding to the low precision", True, "3.3.1"),
     "paddle._C_ops.scale": Private("rounding to float16", True, "3.3.1"),
     "paddle._C_ops.scale_": Private("rounding to float16", True, "3.3.1"),
@@ -69,6 +70,11 @@ PRIVATE: Mapping[str, Private] = {
     ),
     "Tensor._register_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
     "Tensor._remove_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
+    "Layer._state_dict_hooks": Private("decorate(save_dtype=...)", False, "3.3.1"),
+    "Layer._dtype": Private("O2 on GPU", True, "3.3.1"),
+    "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
+    "Layer._to_impl": Private("O2 on GPU", True, "3.3.1"),
+    "Optimizer._master_weights": Private("O2 on GPU", True, "3.3.1"),
     "Optimizer._parameter_list": Private("scaler.step(optimizer)", True, "3.3.1"),
     "Optimizer._inner_opt": Private("optimizers that fleet has wrapped", False, "3.3.1"),
     "Optimizer._param_groups": Private("scaler.step(optimizer)", True, "3.3.1"),

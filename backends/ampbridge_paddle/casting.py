@@ -6,7 +6,7 @@ names; on CPU it is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge_paddle import functions, simulation
 from ampbridge_paddle._private import method, private
-from ampbridge_paddle.functions import Function
+from ampbridge_paddle.functions import Function, Shape
 from ampbridge_paddle.rules import AmpLists, Rules, amp_lists_for, lists_of_everything, rules_for
 
 Tensor = Any
@@ -49,29 +49,82 @@ def _on_cpu() -> bool:
     return paddle.device.get_device() == "cpu"
 
 
-def simulated_region(policy: Policy) -> AbstractContextManager[None]:
-    """A region of simulated precision, made to be entered at once.
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """Simulated on CPU, where Paddle has no 16-bit kernels; native elsewhere, and at O0.
 
     Raises:
-        UnsupportedError: for execution="native" and lists="native".
+        UnsupportedError: for the other one.
     """
     if policy.level == "O0":
-        if simulation.active_region() is None:
-            return nullcontext()
-        return simulation.open_region(rules_for(policy))
+        return "native"
+    if not _on_cpu():
+        _refuse_simulation(policy)
+        return "native"
     if policy.execution == "native":
         msg = (
             f"{policy!r}: PaddlePaddle has no native {policy.dtype} kernels on CPU.\n"
             "Hint: execution='simulated', or paddle.device.set_device('gpu')"
         )
         raise UnsupportedError(msg)
-    if policy.lists == "native":
+    return "simulated"
+
+
+def _refuse_simulation(policy: Policy) -> None:
+    if policy.execution == "simulated":
+        msg = (
+            f"{policy!r}: on {paddle.device.get_device()} PaddlePaddle casts natively; simulation is "
+            "there for CPUs.\nHint: execution='auto', or paddle.device.set_device('cpu')"
+        )
+        raise UnsupportedError(msg)
+
+
+def check(policy: Policy) -> None:
+    """Refuse an execution or a list set that this device cannot give.
+
+    Raises:
+        UnsupportedError: for what ``region`` would refuse.
+    """
+    if execution(policy) == "simulated" and policy.lists == "native":
         msg = (
             f"{policy!r}: PaddlePaddle's own autocast does nothing on CPU, so lists='native' would "
             "train in float32.\n"
             f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='paddle') follows its lists here."
         )
         raise UnsupportedError(msg)
+
+
+def in_region_dtype(x: Any, dtype: str) -> Any:
+    """``x`` in ``dtype`` as the ops of the open region see it; what ``cast`` leaves, it leaves."""
+    if _on_cpu():
+        return simulation.in_dtype(x, dtype)
+    return cast(x, dtype) if _floating([x]) else x
+
+
+def is_in_low_region() -> bool:
+    """Whether an O1 or O2 region is the innermost one."""
+    if _on_cpu():
+        region = simulation.active_region()
+        return region is not None and region.rules.dtype != "float32"
+    return _amp_is_on()
+
+
+def is_active(policy: Policy) -> bool:
+    """Whether the innermost region is one of ``policy``, as far as can be told without effort."""
+    region = simulation.active_region()
+    return region is not None and region.rules is rules_for(policy)
+
+
+def simulated_region(policy: Policy) -> AbstractContextManager[None]:
+    """A region of simulated precision, made to be entered at once.
+
+    Raises:
+        UnsupportedError: for execution="native" and lists="native".
+    """
+    if policy.level == "O0" and simulation.active_region() is None:
+        return nullcontext()
+    check(policy)
+    if policy.level != "O0" and policy.execution == "auto":
+        simulation.warn_once()
     return simulation.open_region(rules_for(policy))
 
 
@@ -84,15 +137,10 @@ def native_region(policy: Policy) -> AbstractContextManager[None]:
         UnsupportedError: for execution="simulated".
     """
     if policy.level == "O0":
-        return _auto_cast(amp_lists_for(policy)) if _amp_is_on() else nullcontext()
-    if policy.execution == "simulated":
-        msg = (
-            f"{policy!r}: on {paddle.device.get_device()} PaddlePaddle casts natively; simulation is "
-            "there for CPUs.\nHint: execution='auto', or paddle.device.set_device('cpu')"
-        )
-        raise UnsupportedError(msg)
+        return _listed_region(policy) if _amp_is_on() else nullcontext()
+    _refuse_simulation(policy)
     if policy.lists == "native":
-        return paddle.amp.auto_cast(level="O1", dtype=policy.dtype)
+        return paddle.amp.auto_cast(level=policy.level, dtype=policy.dtype)
     return _listed_region(policy)
 
 
@@ -142,8 +190,10 @@ class NativeRegion:
             lambda x: cast(x, self._rules.dtype) if _floating([x]) else x, output
         )
 
-    def in_dtype_of(self, bias: Tensor, output: Tensor) -> Tensor:
-        return cast(bias, str(output.dtype).rpartition(".")[2].lower())
+    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
+        output = convolution()
+        bias = cast(bias, str(output.dtype).rpartition(".")[2].lower())
+        return paddle.add(output, bias.reshape(shape(output)))
 
 
 def _floating(values: Any) -> list[Tensor]:
@@ -161,7 +211,10 @@ def _auto_cast(lists: AmpLists) -> Iterator[None]:
     """
     white, black = set(lists.white), set(lists.black)
     with paddle.amp.auto_cast(
-        custom_white_list=white, custom_black_list=black, level="O1", dtype=lists.dtype
+        custom_white_list=white,
+        custom_black_list=black,
+        level=lists.level,
+        dtype=lists.dtype,
     ):
         _set_op_lists(white, black)
         yield
@@ -188,8 +241,3 @@ def _tracer() -> Any:
 
 def _tracing() -> bool:
     return bool(private("paddle.base.framework.in_pir_mode")())
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``."""
-    return "native"

@@ -2,36 +2,152 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from ampbridge.backend import Decoration, Layer
+import paddle
+
+from ampbridge.backend import Decoration
+from ampbridge.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
+from ampbridge_paddle import casting, native_o2, saving
+from ampbridge_paddle.layer_calls import (
+    DecoratedModel,
+    Kept,
+    ParametersAtO2,
+    add_role,
+    remove_role,
+    role_of,
+)
+from ampbridge_paddle.low_parameters import low_dtype_of
+from ampbridge_paddle.simulated_o2 import Buffer, SimulatedO2
+
+Layer = Any
+Tensor = Any
 
 
-def layers(model: Any) -> list[Layer]:
+def layers(model: Layer) -> list[LayerOfModel]:
     """See ``Backend.layers``."""
-    named = [("", model), *model.named_sublayers()]
+    model = _without_wrapper(model)
     return [
-        Layer(
-            name,
-            type(layer).__name__,
-            layer,
-            {key: tuple(p.shape) for key, p in layer.named_parameters(include_sublayers=False)},
-        )
-        for name, layer in named
+        LayerOfModel(name, type(layer).__name__, layer, _own_shapes(layer))
+        for name, layer in model.named_sublayers(include_self=True)
     ]
 
 
-def decorate(model: Any, optimizer: Any, decoration: Decoration) -> None:
+def _own_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
+    own = layer.named_parameters(include_sublayers=False)
+    return {name: tuple(parameter.shape) for name, parameter in own}
+
+
+def _without_wrapper(model: Layer) -> Layer:
+    """The user's model inside of a data-parallel one, whose layers have the names the user knows."""
+    return model._layers if isinstance(model, paddle.DataParallel) else model
+
+
+def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     """See ``Backend.decorate``."""
-    if decoration.policy.level == "O2" or decoration.kept:
-        raise UnsupportedError("not yet")
+    model = _without_wrapper(model)
+    casting.check(decoration.policy)
+    at_o2 = decoration.policy.level == "O2"
+    parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
+    if decoration.save_dtype is not None:
+        saving.save_in(model, decoration.save_dtype)
+    for layer in decoration.kept:
+        add_role(layer, Kept())
+    add_role(model, DecoratedModel(decoration, parameters))
 
 
-def undecorate(model: Any, optimizer: Any) -> None:
+def undecorate(model: Layer, optimizer: Any) -> None:
     """See ``Backend.undecorate``."""
+    model = _without_wrapper(model)
+    role = role_of(model, DecoratedModel)
+    if role is None:
+        return
+    remove_role(model, DecoratedModel)
+    for layer in role.decoration.kept:
+        remove_role(layer, Kept)
+    saving.save_as_held(model)
+    if role.parameters is not None:
+        role.parameters.release()
 
 
-def decoration(model: Any, optimizer: Any) -> Decoration | None:
+def decoration(model: Layer, optimizer: Any) -> Decoration | None:
     """See ``Backend.decoration``."""
-    return None
+    role = role_of(_without_wrapper(model), DecoratedModel)
+    if role is None:
+        return None
+    served = role.parameters is None or optimizer is None or role.parameters.serves(optimizer)
+    decorated: Decoration | None = role.decoration if served else None
+    return decorated
+
+
+# Normalizations, whose parameters stay float32. Paddle's own O2 keeps these of the first two lines;
+# of the third, layer and instance norm in float16 alone.
+NORMALIZATIONS = (
+    paddle.nn.BatchNorm, paddle.nn.BatchNorm1D, paddle.nn.BatchNorm2D, paddle.nn.BatchNorm3D,
+    paddle.nn.SyncBatchNorm,
+    paddle.nn.LayerNorm, paddle.nn.GroupNorm,
+    paddle.nn.InstanceNorm1D, paddle.nn.InstanceNorm2D, paddle.nn.InstanceNorm3D,
+)  # fmt: skip
+
+
+class LowTensors(NamedTuple):
+    """What a decoration puts into low precision, and the layers that it leaves out."""
+
+    parameters: Sequence[Tensor]
+    buffers: Sequence[Buffer]
+    left_out: Sequence[Layer]
+
+
+def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
+    """The float32 tensors of ``model`` apart from those of kept layers and normalizations."""
+    every = model.sublayers(include_self=True)
+    below_kept = [part for layer in kept for part in layer.sublayers(include_self=True)]
+    full = {id(layer): layer for layer in below_kept}
+    full |= {id(layer): layer for layer in every if isinstance(layer, NORMALIZATIONS)}
+    stays = {id(x) for layer in full.values() for x in _own_tensors(layer).values()}
+
+    def is_low(x: Tensor) -> bool:
+        return x.dtype == paddle.float32 and id(x) not in stays
+
+    others = [layer for layer in every if id(layer) not in full]
+    parameters = {
+        id(p): p
+        for layer in others
+        for _, p in layer.named_parameters(include_sublayers=False)
+        if is_low(p)
+    }
+    buffers = [
+        (layer, name)
+        for layer in others
+        for name, x in layer.named_buffers(include_sublayers=False)
+        if is_low(x)
+    ]
+    shares = [
+        layer for layer in others if not stays.isdisjoint(map(id, _own_tensors(layer).values()))
+    ]
+    return LowTensors(list(parameters.values()), buffers, [*full.values(), *shares])
+
+
+def _own_tensors(layer: Layer) -> dict[str, Tensor]:
+    return dict(
+        [
+            *layer.named_parameters(include_sublayers=False),
+            *layer.named_buffers(include_sublayers=False),
+        ]
+    )
+
+
+def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
+    low = low_tensors(model, decoration.kept)
+    policy = decoration.policy
+    if casting.execution(policy) == "native":
+        return native_o2.NativeO2(model, optimizer, decoration, low.parameters, low.left_out)
+    if any(low_dtype_of(p) is not None for p in low.parameters):
+        msg = (
+            "The model shares parameters with one that is decorated at O2 already.\n"
+            "Hint: amp.undecorate(that_model, its_optimizer) first."
+        )
+        raise UnsupportedError(msg)
+    return SimulatedO2(low.parameters, low.buffers, policy, optimizer)

@@ -22,6 +22,8 @@ from ampbridge_paddle.rules import function_names
 
 Tensor = Any
 Function = Callable[..., Any]
+Shape = Callable[[Tensor], "list[int]"]
+"""The shape in which a bias is added to a result."""
 Replacements = Mapping[int, tuple[Any, Function]]
 """By ``id`` of the original: the original and what replaces it."""
 
@@ -56,8 +58,8 @@ class FunctionRegion(Protocol):
     def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
         """The same of a layer's forward, whose parameters are not among ``args``."""
 
-    def in_dtype_of(self, bias: Tensor, output: Tensor) -> Tensor:
-        """``bias`` in the precision that ``output`` is in."""
+    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
+        """``convolution()`` and ``bias``, which is in the precision of the result and shaped to it."""
 
 
 def _function(name: str, original: Function) -> Function:
@@ -83,17 +85,23 @@ def _forward(name: str, original: Function) -> Function:
 
 
 def _convolution(original: Function) -> Function:
-    """A convolution that adds its bias in the precision of its result."""
+    """A convolution whose bias is in the precision of its result."""
 
     @wraps(original)
     def convolve(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
         region = interception.active.get()
         if region is None or bias is None or not region.bias_follows:
             return original(x, weight, bias, *args, **kwargs)
-        output = original(x, weight, None, *args, **kwargs)
-        shape = [1] * len(output.shape)
-        shape[_channel_axis(output, args, kwargs)] = -1
-        return paddle.add(output, region.in_dtype_of(bias, output).reshape(shape))
+
+        def convolution() -> Any:
+            return original(x, weight, None, *args, **kwargs)
+
+        def shape(output: Any) -> list[int]:
+            lengths = [1] * len(output.shape)
+            lengths[_channel_axis(output, args, kwargs)] = -1
+            return lengths
+
+        return region.convolve(convolution, bias, shape)
 
     return convolve
 

@@ -12,6 +12,9 @@ import paddle
 from ampbridge.errors import ArgumentTypeError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.casting import cast
+from ampbridge_paddle.gradient_hooks import has_had_hooks
+from ampbridge_paddle.low_parameters import low_dtype_of, rounded_gradient
+from ampbridge_paddle.sparse_gradients import dense_values, merged
 
 Tensor = Any
 
@@ -57,7 +60,9 @@ def gradients(
         loss, aux = loss_fn(model, *inputs)
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
-    grads = _differentiate(scaled, model, parameters(model))
+    wanted = parameters(model)
+    found = _differentiate(scaled, model, wanted)
+    grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
     if total is not None:
         grads = [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
     return cast(loss.detach(), "float32"), aux, grads
@@ -97,29 +102,8 @@ def _needs_backward(loss: Tensor, model: Any, wanted: Sequence[Tensor]) -> bool:
     if isinstance(model, paddle.DataParallel):
         return True
     # Every parameter is asked, so that each one's count of hooks is up to date.
-    hooked = [_has_had_hooks(p) for p in wanted]
+    hooked = [has_had_hooks(p) for p in wanted]
     return any(hooked) or _recomputes(loss)
-
-
-_HOOKS_SEEN = "_ampbridge_hooks"
-
-
-def _has_had_hooks(parameter: Tensor) -> bool:
-    """Whether anyone but us ever hooked ``parameter``.
-
-    Paddle does not list hooks, but numbers them: a probe that gets a higher number than the last
-    probe's successor comes after a hook of somebody else's.
-    """
-    expected, hooked = parameter.__dict__.get(_HOOKS_SEEN, (0, False))
-    number = method("Tensor", parameter, "_register_grad_hook")(_no_hook)
-    method("Tensor", parameter, "_remove_grad_hook")(number)
-    hooked = hooked or number != expected
-    setattr(parameter, _HOOKS_SEEN, (number + 1, hooked))
-    return hooked
-
-
-def _no_hook(grad: Tensor) -> None:
-    return None
 
 
 def _recomputes(loss: Tensor) -> bool:
@@ -134,6 +118,17 @@ def _recomputes(loss: Tensor) -> bool:
             return True
         pending.extend(node.next_functions)
     return False
+
+
+@paddle.no_grad()
+def _in_float32(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """The values that a gradient in ``parameter``'s precision has; ``paddle.grad`` runs no hooks."""
+    if grad is None:
+        return None
+    dtype = low_dtype_of(parameter)
+    if dtype is not None:
+        return rounded_gradient(grad, dtype)
+    return grad if grad.is_selected_rows() else cast(grad, "float32")
 
 
 @contextmanager
@@ -163,7 +158,7 @@ def _copy_of_grad(tensor: Tensor) -> Tensor | None:
     if grad is None:
         return None
     # A sparse gradient cannot be cloned; merging its rows copies it.
-    return paddle.nn.clip.merge_selected_rows(grad) if grad.is_selected_rows() else grad.clone()
+    return merged(grad) if grad.is_selected_rows() else grad.clone()
 
 
 def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
@@ -172,13 +167,6 @@ def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
     if one.is_selected_rows() != other.is_selected_rows():
         return False
     return bool(dense_values(one).data_ptr() == dense_values(other).data_ptr())
-
-
-def dense_values(grad: Tensor) -> Tensor:
-    """The values of a gradient, sharing memory: of a sparse one, the rows that it has."""
-    if not grad.is_selected_rows():
-        return grad
-    return method("Tensor", grad, "_get_tensor_from_selected_rows")()
 
 
 def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from ampbridge import oplists
 from ampbridge.errors import AmpBridgeWarning
@@ -110,7 +111,7 @@ def _function_rules(policy: Policy) -> dict[str, Category]:
 
 def _warn_of_ops_without_effect(policy: Policy) -> None:
     for field_name, names in (("allow", policy.allow), ("deny", policy.deny)):
-        idle = [name for name in names if not _has_effect(oplists.ops()[name])]
+        idle = [name for name in names if not has_effect(oplists.ops()[name])]
         if idle:
             msg = (
                 f"{field_name}={idle!r} has no effect on PaddlePaddle, which has no such op to cast.\n"
@@ -119,7 +120,8 @@ def _warn_of_ops_without_effect(policy: Policy) -> None:
             warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
 
 
-def _has_effect(op: oplists.Op) -> bool:
+def has_effect(op: oplists.Op) -> bool:
+    """Whether Paddle has something to cast that is ``op``."""
     if op.name in WITHOUT_EFFECT:
         return False
     return bool(op.names.get("paddle_ops") or op.names.get("paddle_api"))
@@ -129,6 +131,7 @@ def _has_effect(op: oplists.Op) -> bool:
 class AmpLists:
     """White and black list in the names of Paddle's AMP; whatever is in neither promotes."""
 
+    level: Literal["O1", "O2"]
     dtype: str
     white: frozenset[str]
     black: frozenset[str]
@@ -145,14 +148,15 @@ def amp_lists_for(policy: Policy) -> AmpLists:
     black = frozenset(name for name, category in listed.items() if category == "deny")
     if policy.op_list.unlisted == "full":
         black |= _every_name() - frozenset(listed)
-    return AmpLists(policy.dtype, white, black)
+    return AmpLists("O2" if policy.level == "O2" else "O1", policy.dtype, white, black)
 
 
 @cache
 def lists_of_everything(dtype: str, category: Category) -> AmpLists:
     """Lists under which every op is allowed, or every op denied."""
     every, none = _every_name(), frozenset[str]()
-    return AmpLists(dtype, every, none) if category == "allow" else AmpLists(dtype, none, every)
+    white, black = (every, none) if category == "allow" else (none, every)
+    return AmpLists("O1", dtype, white, black)
 
 
 @cache

@@ -11,8 +11,10 @@ import paddle
 from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge_paddle._private import private
-from ampbridge_paddle.gradients import dense_values, replaced_grad
 from ampbridge_paddle.gradients import parameters as parameters_of
+from ampbridge_paddle.gradients import replaced_grad
+from ampbridge_paddle.native_o2 import gradient_for
+from ampbridge_paddle.sparse_gradients import dense_values, merged
 
 Tensor = Any
 
@@ -88,8 +90,8 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
     The factor is torch's, ``max_norm / (norm + 1e-6)``, at most 1. Rows that a sparse gradient
     holds several times count by their sum.
     """
-    merged = [_merged(g) for g in grads]
-    present = [dense_values(g) for g in merged if g is not None]
+    whole = [merged(g) for g in grads]
+    present = [dense_values(g) for g in whole if g is not None]
     if not present:
         return list(grads), paddle.zeros([])
     total = sum(_squares([v]).astype("float64").sum() for v in present)
@@ -97,13 +99,7 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
     factor = paddle.clip(max_norm / (norm + 1e-6), max=1.0)
     for value in present:
         value.multiply_(factor.astype(value.dtype))
-    return merged, norm.astype("float32")
-
-
-def _merged(grad: Tensor | None) -> Tensor | None:
-    if grad is None or not grad.is_selected_rows():
-        return grad
-    return paddle.nn.clip.merge_selected_rows(grad)
+    return whole, norm.astype("float32")
 
 
 def apply(
@@ -116,7 +112,8 @@ def apply(
     """
     if found is not None and int(found) != FINITE:
         return False
-    given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    pairs = zip(parameters, grads, strict=True)
+    given = {id(p): gradient_for(optimizer, p, g) for p, g in pairs}
     own = parameters_of(optimizer)
     with replaced_grad(own, [given.get(id(p)) for p in own]):
         optimizer.step()

@@ -11,16 +11,17 @@ a tensor is in low precision is a mark on it. A kernel then follows its rule:
 
 Rounding is differentiable and rounds the gradient as well. A mark holds for the state of the
 tensor that was marked: a later change in place makes it float32 again. Real float16 and bfloat16
-tensors count as marked and are taken to float32 storage by whatever reads them.
+tensors count as marked and are taken to float32 storage by whatever reads them; so do the parameters
+of ``low_parameters``, which are rounded by whatever reads them.
 """
 
 from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -31,13 +32,15 @@ from ampbridge.interception import Interception, Site
 from ampbridge.oplists import Category
 from ampbridge_paddle import functions
 from ampbridge_paddle._private import method, private
-from ampbridge_paddle.functions import Function, Replacements
+from ampbridge_paddle.functions import Function, Replacements, Shape
+from ampbridge_paddle.low_parameters import low_dtype_by_name, low_dtype_of
 from ampbridge_paddle.rounding import round_to, round_traced
 from ampbridge_paddle.rules import Rules
 
 Tensor: type = private("paddle.base.core.eager.Tensor")
 Value = paddle.pir.Value
 _C_ops = private("paddle._C_ops")
+_assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
 _version = method("Tensor", Tensor, "_inplace_version")
 _has_memory = method("Tensor", Tensor, "_is_initialized")
@@ -45,6 +48,7 @@ _has_memory = method("Tensor", Tensor, "_is_initialized")
 _FLOAT32, _FLOAT64 = paddle.float32, paddle.float64
 _LOW = {"float16": paddle.float16, "bfloat16": paddle.bfloat16}
 _LOW_NAMES = {dtype: name for name, dtype in _LOW.items()}
+_CASTABLE = frozenset({_FLOAT32, *_LOW_NAMES})
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Region:
 
     rules: Rules
     marked_values: set[int] = field(default_factory=set)
+    rounds_results: bool = True
+    """Whether results in low precision are rounded; else they are marked as they are."""
 
     # What functions and layers do in it, see ``functions.FunctionRegion``.
 
@@ -84,8 +90,16 @@ class Region:
         with _interception.paused(inside), functions.interception.paused():
             return forward(*args, **kwargs)
 
-    def in_dtype_of(self, bias: Any, output: Any) -> Any:
-        return mark(_rounded_input(bias, self), self) if _is_marked(output, self) else bias
+    def convolve(self, convolution: Callable[[], Any], bias: Any, shape: Shape) -> Any:
+        """One op: where it is in low precision it is rounded after the bias alone."""
+        with _interception.paused(replace(self, rounds_results=False)):
+            output = convolution()
+        if not _is_marked(output, self):
+            return paddle.add(output, bias.reshape(shape(output)))
+        bias = _rounded_input(bias, self)
+        with _interception.paused():
+            total = paddle.add(output, bias.reshape(shape(output)))
+        return _low_output(total, self, exact=False)
 
 
 # ------------------------------------------------------------------------------------------- marks
@@ -115,7 +129,7 @@ def _is_marked(x: Any, region: Region) -> bool:
     return x.hash() in region.marked_values
 
 
-# What a kernel's inputs hold, as flags.
+# What a kernel's inputs hold, as flags. A parameter that is read rounded counts as stored low.
 _NARROW, _WIDE, _STORED_LOW = 1, 2, 4
 
 
@@ -132,13 +146,32 @@ def _survey(values: Iterable[Any], region: Region) -> int:
 
 def _kind(x: Any, region: Region) -> int:
     dtype = x.dtype
-    if dtype == _FLOAT32:
-        return _NARROW if _is_marked(x, region) else _WIDE
     if dtype == _FLOAT64:
         return _WIDE
-    if dtype in _LOW_NAMES:
-        return _STORED_LOW | (_NARROW if _LOW_NAMES[dtype] == region.rules.dtype else _WIDE)
-    return 0
+    if dtype == _FLOAT32 and _is_marked(x, region):
+        return _NARROW
+    stored = _stored_low(x)
+    if stored is not None:
+        return _STORED_LOW | (_NARROW if stored == region.rules.dtype else _WIDE)
+    return _WIDE if dtype == _FLOAT32 else 0
+
+
+def _stored_low(x: Any) -> str | None:
+    """The low precision of a really 16-bit tensor or of a parameter that is read so, or None."""
+    if x.dtype != _FLOAT32:
+        return _LOW_NAMES.get(x.dtype)
+    return low_dtype_of(x) if isinstance(x, Tensor) else _low_dtype_of_traced(x)
+
+
+def _is_low_parameter(x: Any) -> bool:
+    return isinstance(x, Tensor) and low_dtype_of(x) is not None
+
+
+def _low_dtype_of_traced(x: Any) -> str | None:
+    op = x.get_defining_op()
+    if op is None or op.name() != "builtin.parameter":
+        return None
+    return low_dtype_by_name(op.attrs()["parameter_name"])
 
 
 # ---------------------------------------------------------------------------------------- rounding
@@ -150,20 +183,22 @@ def _round(x: Any, dtype: str) -> Any:
 
 def _rounded_input(x: Any, region: Region) -> Any:
     if isinstance(x, (Tensor, Value)):
-        if x.dtype == _FLOAT32:
-            return x if _is_marked(x, region) else _round(x, region.rules.dtype)
-        if x.dtype in _LOW_NAMES:
-            return _round(_cast(x, _FLOAT32), region.rules.dtype)
-        return x
+        if x.dtype not in _CASTABLE or _is_marked(x, region):
+            return x
+        x = _in_float32_storage(x)
+        return _round(x, region.rules.dtype)
     if type(x) in (list, tuple):
         return type(x)(_rounded_input(item, region) for item in x)
     return x
 
 
 def _in_float32_storage(x: Any) -> Any:
-    """Real 16-bit tensors as float32 ones, for which there are kernels."""
+    """What is stored in low precision as float32, for which there are kernels."""
     if isinstance(x, (Tensor, Value)):
-        return _cast(x, _FLOAT32) if x.dtype in _LOW_NAMES else x
+        stored = _stored_low(x)
+        if stored is None:
+            return x
+        return _round(x, stored) if x.dtype == _FLOAT32 else _cast(x, _FLOAT32)
     if type(x) in (list, tuple):
         return type(x)(_in_float32_storage(item) for item in x)
     return x
@@ -174,10 +209,36 @@ def _low_output(x: Any, region: Region, exact: bool) -> Any:
     if isinstance(x, (Tensor, Value)):
         if x.dtype != _FLOAT32 or (isinstance(x, Tensor) and not _has_memory(x)):
             return x
-        return mark(x if exact else _round(x, region.rules.dtype), region)
+        as_it_is = exact or not region.rounds_results
+        return mark(x if as_it_is else _round(x, region.rules.dtype), region)
     if type(x) in (list, tuple):
         return type(x)(_low_output(item, region, exact) for item in x)
     return x
+
+
+def _unmarked(x: Any) -> Any:
+    """The values of ``x``, which is stored in float32, as a tensor that is really float32."""
+    region = active_region()
+    if isinstance(x, Tensor):
+        marked = low_dtype(x) is not None
+    else:
+        marked = region is not None and _is_marked(x, region)
+    return _assign(x) if marked else _in_float32_storage(x)
+
+
+def in_dtype(x: Any, dtype: str) -> Any:
+    """Floating-point ``x`` (float64 apart) in ``dtype``, as the ops of the open region see it.
+
+    What is low is rounded and marked, in float32 storage; float32 is a tensor without a mark.
+    """
+    region = active_region()
+    if region is None or not isinstance(x, (Tensor, Value)) or x.dtype not in _CASTABLE:
+        return x
+    if dtype == "float32":
+        return _unmarked(x)
+    if dtype == region.rules.dtype:
+        return x if _is_marked(x, region) else mark(_rounded_input(x, region), region)
+    return mark(_round(_unmarked(x), dtype), region, dtype)
 
 
 # -------------------------------------------------------------------------------- what kernels need
@@ -210,6 +271,9 @@ _EXACT = frozenset(
         *("abs", "relu", "sign"),
     }
 )
+
+# Kernels that take rows of an input -> which one.
+_TABLES: Mapping[str, int] = {"embedding": 1}
 
 # Changes in place that keep the mark, for the same reason.
 _EXACT_IN_PLACE = frozenset(
@@ -256,29 +320,49 @@ class _Needs(NamedTuple):
     """How many of the inputs decide and are cast; None for all."""
     results: tuple[int, ...] | None = None
     """Which of several outputs are cast; None for all."""
+    table: int | None = None
+    """Which input is one that the kernel takes rows of."""
 
 
 def _run(
     kernel: Function, args: Any, kwargs: Any, region: Region, category: Category, needs: _Needs
 ) -> Any:
     """``kernel(*args, **kwargs)`` by ``category``."""
-    decides = needs.decides
+    if needs.table is not None and _is_low_parameter(args[needs.table]):
+        return _looked_up(kernel, args, kwargs, region, category, needs.table)
+    deciding, others = (args, ()) if needs.decides is None else _split(args, needs.decides)
+    options, other_options = (kwargs, {}) if needs.decides is None else ({}, kwargs)
     if category == "allow":
-        rounded = [_rounded_input(x, region) for x in args[:decides]]
-        args = (*rounded, *args[len(rounded) :])
-        if kwargs and decides is None:
-            kwargs = {key: _rounded_input(x, region) for key, x in kwargs.items()}
+        args = (*(_rounded_input(x, region) for x in deciding), *map(_in_float32_storage, others))
+        kwargs = {key: _rounded_input(x, region) for key, x in options.items()} | other_options
         return _low_results(kernel(*args, **kwargs), region, needs)
-    found = _survey(args[:decides], region)
-    if kwargs and decides is None:
-        found |= _survey(kwargs.values(), region)
-    if found & _STORED_LOW:
+    found = _survey(deciding, region) | _survey(options.values(), region)
+    if (found | _survey(others, region)) & _STORED_LOW:
         args = tuple(_in_float32_storage(x) for x in args)
         kwargs = {key: _in_float32_storage(x) for key, x in kwargs.items()}
     output = kernel(*args, **kwargs)
     if category == "promote" and found & (_NARROW | _WIDE) == _NARROW:
         return _low_results(output, region, needs)
     return output
+
+
+def _split(args: Any, count: int) -> tuple[Any, Any]:
+    return args[:count], args[count:]
+
+
+def _looked_up(
+    kernel: Function, args: Any, kwargs: Any, region: Region, category: Category, table: int
+) -> Any:
+    """Rows of a parameter that is read rounded: the rows are, not the whole of it.
+
+    It is the same, also for the gradient, which may be sparse.
+    """
+    dtype = low_dtype_of(args[table])
+    assert dtype is not None
+    rows = _round(kernel(*args, **kwargs), dtype)
+    if category == "allow" or (category == "promote" and dtype == region.rules.dtype):
+        return _low_output(rows, region, exact=dtype == region.rules.dtype)
+    return rows
 
 
 def _low_results(output: Any, region: Region, needs: _Needs) -> Any:
@@ -292,7 +376,12 @@ def _low_results(output: Any, region: Region, needs: _Needs) -> Any:
 
 def _following_rule(name: str, original: Function) -> Function:
     """``original``, which is the kernel ``name`` or calls it, made to follow the region's rule."""
-    needs = _Needs(name in _EXACT, 1 if name in _FIRST_INPUT_DECIDES else None, _RESULTS.get(name))
+    needs = _Needs(
+        name in _EXACT,
+        1 if name in _FIRST_INPUT_DECIDES else None,
+        _RESULTS.get(name),
+        _TABLES.get(name),
+    )
     active = _interception.active
 
     @wraps(original)
@@ -338,8 +427,8 @@ def _conversion(original: Function) -> Function:
     @wraps(original)
     def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(self, *args, **kwargs)
-        if output is self and _interception.active.get() is not None and low_dtype(self):
-            return _clone(self)
+        if output is self and _interception.active.get() is not None:
+            return _unmarked(self)
         return output
 
     return convert
@@ -383,7 +472,6 @@ def _tensor_sites() -> list[Site]:
     return [Site(Tensor, name, vars(Tensor)[name], new) for name, new in replacements.items()]
 
 
-_clone = Tensor.clone
 _interception: Interception[Region] = Interception(
     "ampbridge_paddle_kernels", functions.Sites(_replacements, _tensor_sites)
 )
@@ -394,7 +482,6 @@ _interception: Interception[Region] = Interception(
 
 def open_region(rules: Rules) -> AbstractContextManager[None]:
     """A region of simulated precision under ``rules``."""
-    _warn_once()
     outer = active_region()
     return entering(Region(rules, outer.marked_values if outer else set()))
 
@@ -414,7 +501,8 @@ def active_region() -> Region | None:
 _warned = False
 
 
-def _warn_once() -> None:
+def warn_once() -> None:
+    """Say that low precision is simulated; once a process."""
     global _warned
     if not _warned:
         _warned = True

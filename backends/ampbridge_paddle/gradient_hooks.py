@@ -1,0 +1,50 @@
+"""Hooks on the gradients of parameters: whether there are any, and our own among them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ampbridge_paddle._private import method
+
+Tensor = Any
+
+
+class _Seen(NamedTuple):
+    parameter: weakref.ref[Tensor]
+    next_number: int
+    hooked: bool
+
+
+# By id: a tensor cannot be a key, since == compares its elements.
+_seen: dict[int, _Seen] = {}
+
+
+def has_had_hooks(parameter: Tensor) -> bool:
+    """Whether anyone but us ever hooked ``parameter``.
+
+    Paddle does not list hooks, but numbers them: a hook that gets a higher number than the last
+    one's successor comes after one of somebody else's.
+    """
+    remove(parameter, register(parameter, _no_hook))
+    return _seen[id(parameter)].hooked
+
+
+def register(parameter: Tensor, hook: Callable[[Tensor], Tensor | None]) -> int:
+    """Register a hook of our own; the number to ``remove`` it by."""
+    number: int = method("Tensor", parameter, "_register_grad_hook")(hook)
+    key = id(parameter)
+    seen = _seen.get(key) or _Seen(weakref.ref(parameter, lambda _: _seen.pop(key, None)), 0, False)
+    hooked = seen.hooked or number != seen.next_number
+    _seen[key] = seen._replace(next_number=number + 1, hooked=hooked)
+    return number
+
+
+def remove(parameter: Tensor, number: int) -> None:
+    """Take a hook of our own away."""
+    method("Tensor", parameter, "_remove_grad_hook")(number)
+
+
+def _no_hook(grad: Tensor) -> None:
+    return None

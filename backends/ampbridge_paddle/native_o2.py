@@ -1,0 +1,143 @@
+"""O2 on a device that has 16-bit kernels: ``paddle.amp.decorate``, and the way back.
+
+Paddle has no way back, and takes its masters from parameters that are rounded already. Here they are
+made before, from the float32 values, and bear the parameters' names: Paddle keeps an optimizer's slots
+under the name of the master, so that those from before are found, and those from now on afterwards.
+
+Nothing in this module has been run on a GPU. It is tested on a CPU, with Paddle's own casts behind a
+stand-in for ``paddle.amp.decorate``; no optimizer there steps 16-bit parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+from paddle.amp.auto_cast import amp_global_state
+
+from ampbridge.backend import Decoration
+from ampbridge.errors import UnsupportedError
+from ampbridge_paddle._private import method
+
+Layer = Any
+Optimizer = Any
+Tensor = Any
+
+
+class NativeO2:
+    """See ``ParametersAtO2``.
+
+    Args:
+        left_out: layers whose own parameters stay float32.
+    """
+
+    def __init__(
+        self,
+        model: Layer,
+        optimizer: Optimizer | None,
+        decoration: Decoration,
+        parameters: Sequence[Tensor],
+        left_out: Sequence[Layer],
+    ) -> None:
+        policy = decoration.policy
+        if optimizer is not None and not isinstance(optimizer, paddle.optimizer.Optimizer):
+            msg = (
+                f"{policy!r} of a {type(optimizer).__name__}: masters are put into a "
+                "paddle.optimizer.Optimizer.\n"
+                "Hint: decorate before fleet.distributed_optimizer(optimizer)."
+            )
+            raise UnsupportedError(msg)
+        self._parameters, self._optimizer = list(parameters), optimizer
+        self._layers = [_LayerBefore(layer) for layer in model.sublayers(include_self=True)]
+        self._masters = {p.name: _master_of(p) for p in parameters} if policy.master_weights else {}
+        self._multi_precision = getattr(optimizer, "_multi_precision", None)
+        self._has_master_grad = decoration.master_grad
+        paddle.amp.decorate(
+            models=model,
+            optimizers=optimizer,
+            level="O2",
+            dtype=policy.dtype,
+            master_weight=policy.master_weights,
+            master_grad=decoration.master_grad,
+            excluded_layers=list(left_out),
+        )
+        if optimizer is not None:
+            _masters_in(optimizer).update(self._masters)
+
+    def refresh(self) -> None:
+        """Parameters and buffers are in low precision themselves."""
+
+    def serves(self, optimizer: Optimizer) -> bool:
+        return optimizer is self._optimizer
+
+    def release(self) -> None:
+        masters = self._take_masters()
+        for layer in self._layers:
+            layer.restore()
+        for p in self._parameters:
+            if p.name in masters:
+                p.set_value(masters[p.name])
+        if self._has_master_grad:
+            _forget_master_gradients(self._parameters)
+
+    def _take_masters(self) -> dict[str, Tensor]:
+        """The present masters, the optimizer's if it has any; it keeps none."""
+        if self._optimizer is None:
+            return self._masters
+        self._optimizer._multi_precision = self._multi_precision
+        present = _masters_in(self._optimizer)
+        return {name: present.pop(name, master) for name, master in self._masters.items()}
+
+
+def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
+    masters: dict[str, Tensor] = method("Optimizer", optimizer, "_master_weights")
+    return masters
+
+
+@paddle.no_grad()
+def _master_of(parameter: Tensor) -> Tensor:
+    master = parameter.detach().clone()
+    master.name = parameter.name
+    return master
+
+
+class _LayerBefore:
+    """What ``paddle.amp.decorate`` changes about a layer."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._dtype = method("Layer", layer, "_dtype")
+        self._casts = method("Layer", layer, "_cast_to_low_precision")
+        buffers = layer.named_buffers(include_sublayers=False)
+        self._buffers = {name: x.clone() for name, x in buffers if x.dtype == paddle.float32}
+
+    def restore(self) -> None:
+        layer = self._layer
+        if method("Layer", layer, "_dtype") != self._dtype:
+            low = {name: getattr(layer, name) for name in self._buffers}
+            to_dtype = method("Layer", layer, "_to_impl")
+            to_dtype(dtype=self._dtype, include_sublayers=False, floating_only=True)
+            for name, x in low.items():
+                unchanged = bool((x == self._buffers[name].astype(x.dtype)).all().item())
+                getattr(layer, name).set_value(self._buffers[name] if unchanged else x)
+        layer._cast_to_low_precision = self._casts
+
+
+def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
+    """Paddle keeps them for the whole process."""
+    state = amp_global_state()
+    gone = {id(p) for p in parameters}
+    state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
+    state.use_master_grad = bool(state.model_parameters)
+
+
+# Whose kernels take float32 gradients of 16-bit parameters.
+_WITH_FLOAT32_GRADIENTS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
+
+
+def gradient_for(optimizer: Optimizer, parameter: Tensor, grad: Tensor | None) -> Tensor | None:
+    """``grad`` (float32) in a dtype in which ``optimizer`` steps ``parameter``."""
+    if grad is None or parameter.dtype not in (paddle.float16, paddle.bfloat16):
+        return grad
+    return grad if isinstance(optimizer, _WITH_FLOAT32_GRADIENTS) else grad.astype(parameter.dtype)
