@@ -66,6 +66,10 @@ class Interception(Generic[T]):
         finally:
             self.active.reset(token)
 
+    def is_changing(self) -> bool:
+        """Whether a first region is being opened or a last one closed, in whatever thread."""
+        return self._lock.locked()
+
     def _enter(self) -> None:
         with self._lock:
             if self._open_regions == 0:

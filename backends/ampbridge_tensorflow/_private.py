@@ -151,6 +151,21 @@ AUTOGRAPH_STATUS = PrivateName(
     required=False,
 )
 
+# -- variables
+VARIABLES = "tensorflow.python.ops.resource_variable_ops"
+VARIABLE_READ = PrivateName(
+    VARIABLES,
+    "BaseResourceVariable._read_variable_op",
+    "variables of tf.Modules stay float32 at O2",
+)
+VARIABLE_TO_TENSOR = PrivateName(VARIABLES, "BaseResourceVariable._dense_var_to_tensor", "the same")
+VARIABLE_GATHER = PrivateName(
+    VARIABLES, "BaseResourceVariable.sparse_read", "the same, for tf.gather"
+)
+VARIABLE_GATHER_ND = PrivateName(
+    VARIABLES, "BaseResourceVariable.gather_nd", "the same, for tf.gather_nd"
+)
+
 # -- gradients
 EAGER_GRADIENT = PrivateName(
     "tensorflow.python.eager.imperative_grad",
@@ -193,6 +208,12 @@ LAYER_INPUT = PrivateName(
     "keras.src.dtype_policies.dtype_policy",
     "DTypePolicy.convert_input",
     "every float32 layer casts its inputs back up to float32",
+)
+MODEL_INPUT = PrivateName(
+    "keras.src.models.functional",
+    "Functional._convert_inputs_to_tensors",
+    "functional models cast low inputs up, and low-precision ones cast float32 inputs down",
+    required=False,
 )
 LAYER_VARIABLES = PrivateName(
     "keras.src.backend.common.variables",
@@ -257,6 +278,63 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
         return None
     found = getattr(optimizer, "_trainable_variables", None)
     return None if found is None else list(found)
+
+
+# -- attributes of objects
+
+
+def is_machinery(attribute: str) -> bool:
+    """Whether Keras or TensorFlow keep records of their own there, on a layer or module."""
+    return attribute in MACHINERY or attribute.startswith("_self_")
+
+
+MACHINERY = frozenset(
+    {"_layers", "_functional", "_operations", "_operations_by_depth", "_tracker", "_metrics"}
+)
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The layers directly below a Keras layer, in the order of ``Layer._layers``."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def set_dtype_policy(layer: Any, policy: Any) -> None:
+    """Set the dtype policy of a Keras layer (``_dtype_policy``) and of no other.
+
+    The public setter writes into the DTypePolicyMap that a layer may share with others, and quantizes.
+    """
+    layer._dtype_policy = policy
+
+
+def is_preprocessing(layer: Any) -> bool:
+    """Whether it is one of Keras' preprocessing layers, by the module of its class."""
+    return any(
+        c.__module__.startswith("keras.src.layers.preprocessing") for c in type(layer).__mro__
+    )
+
+
+def is_autocast(variable: Any) -> bool:
+    """Whether a Keras variable is cast to the compute dtype of the layer that reads it (``_autocast``)."""
+    return bool(variable._autocast)
+
+
+def set_autocast(variable: Any, autocast: bool) -> None:
+    """Set what ``is_autocast`` tells."""
+    variable._autocast = autocast
+
+
+def set_constraint(variable: Any, constraint: Any) -> None:
+    """Set what a Keras optimizer applies to a variable after an update (tf.Variable: read-only)."""
+    variable._constraint = constraint
+
+
+def rebuild(sequential: Any) -> None:
+    """Build a Sequential model once more, if it has been, that had no InputLayer before."""
+    if sequential._functional is None:
+        return
+    inputs, *sequential._layers = sequential._layers
+    sequential._functional = None
+    sequential.build(inputs.batch_shape)
 
 
 def is_recomputed(function: Any) -> bool:

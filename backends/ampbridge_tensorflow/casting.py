@@ -18,11 +18,13 @@ from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import (
     _private,
+    fitted,
     functions,
     keras_layers,
     op_entry,
     simulation,
     traced_code,
+    variable_reads,
 )
 from ampbridge_tensorflow.rules import Rules, rules_of
 
@@ -41,7 +43,7 @@ def autocast(policy: Policy) -> Iterator[None]:
         yield
         return
     _warn_of_missing(policy)
-    with regions.region(rules_for(policy)):
+    with regions.region(rules_for(policy)), fitted.calls_seen():
         yield
 
 
@@ -92,6 +94,7 @@ REPLACEMENTS = {
     **functions.REPLACE,
     **keras_layers.REPLACE,
     **simulation.REPLACE,
+    **variable_reads.REPLACE,
 }
 
 

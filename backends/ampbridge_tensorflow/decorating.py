@@ -1,28 +1,223 @@
-"""Fitting a model and its optimizer to a policy."""
+"""Fitting a model to a policy, in place, and taking it back.
+
+At O2 the layers of Keras get Keras' own mixed dtype policies, as in TensorFlow's guide, and a call of
+the model opens a region, so that what a dtype policy does not reach follows the lists as well: raw
+ops, activations, sums. Variables stay float32 and are the masters; optimizers need nothing. These
+keep their dtype policy: kept layers with all below them, normalizations, layers that preprocess, and
+those that have a precision of their own.
+
+Without masters the variables themselves are rounded: after each update, by a constraint, which every
+Keras optimizer applies, in ``fit`` as well.
+
+``get_config`` of a decorated layer tells its dtype policy from before, so copies, clones and saved
+files are of the undecorated model: decorate what was loaded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
-from ampbridge.backend import Decoration, Layer
+import keras
+import tensorflow as tf
+
+from ampbridge.backend import Decoration, Model, Optimizer
 from ampbridge.errors import UnsupportedError
+from ampbridge.interception import Interception, Site
+from ampbridge.policy import Policy
+from ampbridge_tensorflow import _private, casting, fitted, model_calls
+from ampbridge_tensorflow.fitted import Fitted
+from ampbridge_tensorflow.gradients import native_variable
+from ampbridge_tensorflow.keras_layers import NORMALIZATIONS
+from ampbridge_tensorflow.model_layers import below, layers, own_variables
+from ampbridge_tensorflow.rules import Rules
+from ampbridge_tensorflow.scaling import outside_of_regions
+
+__all__ = ["decorate", "decoration", "layers", "undecorate"]
 
 
-def layers(model: Any) -> list[Layer]:
-    """See ``Backend.layers``."""
-    raise NotImplementedError
+@outside_of_regions
+def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+    """See ``Backend.decorate``.
+
+    Raises:
+        UnsupportedError: for a low ``save_dtype``; for kept layers that cannot be called; for parts
+            of another model that is decorated at O2; for ``master_weights=False`` on what has not
+            been built.
+    """
+    policy = decoration.policy
+    _check_save_dtype(decoration)
+    found = Fitted(model, decoration, _checked_rules(policy))
+    found.kept = [_callable(layer) for layer in decoration.kept]
+    if policy.level == "O2":
+        found.layers, found.variables = _low_parts(model, found.kept)
+        found.full_variables = list(_autocast_variables(found.kept))
+        _check_free(found)
+        if not policy.master_weights:
+            _check_built(found.layers, policy)
+    found.release = model_calls.install(model, found, [casting.regions, _configurations()])
+    found.mark(model)
+    if policy.level == "O2" and not policy.master_weights:
+        _round(fitted.low_variables(model), policy.dtype)
 
 
-def decorate(model: Any, optimizer: Any, decoration: Decoration) -> None:
-    """See ``Backend.decorate``."""
-    if decoration.policy.level == "O2" or decoration.kept:
-        raise UnsupportedError("not yet")
-
-
-def undecorate(model: Any, optimizer: Any) -> None:
+@outside_of_regions
+def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     """See ``Backend.undecorate``."""
+    found = fitted.fitted(model)
+    if found is None:
+        return
+    for variable in fitted.low_variables(model):
+        if isinstance(variable.constraint, Rounded):
+            _private.set_constraint(variable, variable.constraint.before)
+    found.unmark(model, [part.layer for part in layers(model)])
+    found.release()
 
 
-def decoration(model: Any, optimizer: Any) -> Decoration | None:
-    """See ``Backend.decoration``."""
-    return None
+def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
+    """See ``Backend.decoration``. Any optimizer will do: the variables are the masters."""
+    found = fitted.fitted(model)
+    return None if found is None else found.decoration
+
+
+# -- what becomes low
+
+
+def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], list[tf.Variable]]:
+    """The Keras layers that get a low dtype policy, and the variables that Keras does not cast."""
+    float32_parts = below(kept)
+    parts = [part.layer for part in layers(model) if id(part.layer) not in float32_parts]
+    low = [part for part in parts if not isinstance(part, keras.Layer) or _is_castable(part)]
+    kept_variables = {id(native_variable(v)) for v in _variables(kept)}
+    variables = {
+        id(native): native
+        for part in low
+        for variable in own_variables(part).values()
+        if (native := _uncast(part, variable)) is not None and id(native) not in kept_variables
+    }
+    return [part for part in low if isinstance(part, keras.Layer)], list(variables.values())
+
+
+def _is_castable(layer: keras.Layer) -> bool:
+    """Whether it computes in float32 because nobody has said otherwise."""
+    return (
+        layer.compute_dtype == layer.variable_dtype == "float32"
+        and getattr(layer, "quantization_mode", None) is None
+        and not isinstance(layer, NORMALIZATIONS)
+        and not _private.is_preprocessing(layer)
+    )
+
+
+def _uncast(part: Any, variable: Any) -> tf.Variable | None:
+    """The float32 variable that no dtype policy would cast; None for others."""
+    by_keras = isinstance(part, keras.Layer) and isinstance(variable, keras.Variable)
+    native = native_variable(variable)
+    return native if not by_keras and native.dtype == tf.float32 else None
+
+
+def _variables(roots: Sequence[Any]) -> Iterator[Any]:
+    for root in roots:
+        for part in layers(root):
+            yield from own_variables(part.layer).values()
+
+
+def _autocast_variables(kept: Sequence[Any]) -> Iterator[keras.Variable]:
+    """Those that a low layer, with which they are shared, would read in low precision."""
+    for variable in _variables(kept):
+        if isinstance(variable, keras.Variable) and _private.is_autocast(variable):
+            yield variable
+
+
+# -- without masters
+
+
+class Rounded(keras.constraints.Constraint):  # type: ignore[misc]
+    """Keeps a variable at values of ``dtype``, after the constraint that it had before."""
+
+    def __init__(self, dtype: str, before: Any) -> None:
+        self.dtype, self.before = dtype, before
+
+    def __call__(self, variable: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(variable if self.before is None else self.before(variable))
+        return tf.cast(tf.cast(value, self.dtype), value.dtype)
+
+
+def _round(variables: Sequence[Any], dtype: str) -> None:
+    for variable in variables:
+        rounded = Rounded(dtype, variable.constraint)
+        _private.set_constraint(variable, rounded)
+        variable.assign(rounded(variable))
+
+
+# -- what is saved
+
+
+@cache
+def _configurations() -> Interception[None]:
+    """``Layer.get_config`` as if nothing were decorated."""
+
+    def find_sites() -> Sequence[Site]:
+        original = vars(keras.Layer)["get_config"]
+
+        def get_config(self: keras.Layer) -> dict[str, Any]:
+            config: dict[str, Any] = original(self)
+            before = fitted.replaced(self)
+            if before is not None:
+                config["dtype"] = keras.dtype_policies.serialize(before.policy)
+            return config
+
+        return [Site(keras.Layer, "get_config", original, get_config)]
+
+    return Interception("ampbridge_tensorflow get_config", find_sites)
+
+
+# -- what is refused
+
+
+def _checked_rules(policy: Policy) -> Rules:
+    with casting.autocast(policy):  # says what a region of it cannot be
+        return casting.rules_for(policy)
+
+
+def _check_save_dtype(decoration: Decoration) -> None:
+    if decoration.save_dtype not in (None, "float32"):
+        msg = (
+            f"save_dtype={decoration.save_dtype!r}: Keras and TensorFlow save the float32 variables.\n"
+            "Hint: save_dtype=None; [w.astype('float16') for w in model.get_weights()] are low copies."
+        )
+        raise UnsupportedError(msg)
+
+
+def _callable(layer: Any) -> Any:
+    if model_calls.calls_of(type(layer)) is not None:
+        return layer
+    msg = (
+        f"A {type(layer).__name__} cannot be kept in float32: it has no __call__ to see it run by.\n"
+        f"Hint: class {type(layer).__name__}(tf.Module): def __call__(self, x): ..."
+    )
+    raise UnsupportedError(msg)
+
+
+def _check_free(found: Fitted) -> None:
+    """That no part is in low precision by another model's decoration."""
+    taken = [layer for layer in found.layers if fitted.replaced(layer) is not None]
+    taken += [v for v in found.variables if fitted.read_low_by(v) is not None]
+    if taken:
+        msg = (
+            f"{getattr(taken[0], 'name', taken[0])!r} ({type(taken[0]).__name__}) is part of another "
+            "model that is decorated at O2.\n"
+            "Hint: amp.undecorate(other_model) before amp.decorate(model)."
+        )
+        raise UnsupportedError(msg)
+
+
+def _check_built(low: Sequence[keras.Layer], policy: Policy) -> None:
+    unbuilt = next((layer for layer in low if not layer.built), None)
+    if unbuilt is not None:
+        msg = (
+            f"{policy!r}: without master weights the variables themselves are rounded, and "
+            f"{unbuilt.name!r} ({type(unbuilt).__name__}) has not been built.\n"
+            "Hint: model(x) or model.build(shape), then amp.decorate(model, policy=policy)."
+        )
+        raise UnsupportedError(msg)

@@ -14,6 +14,7 @@ from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.casting import autocast, differentiation
+from ampbridge_tensorflow.fitted import low_variables
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -87,10 +88,26 @@ def gradients(
                 loss, aux = loss_fn(model, *batch)
             loss = cast(loss, "float32")
             scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
-        grads = tape.gradient(scaled, [native_variable(p) for p in parameters(model)])
+        trained = parameters(model)
+        grads = tape.gradient(scaled, [native_variable(p) for p in trained])
+    low = {id(variable) for variable in low_variables(model)}
+    grads = [
+        _rounded(g, policy.dtype) if id(p) in low else g
+        for p, g in zip(trained, grads, strict=True)
+    ]
     if total is not None:
         grads = [_sum(t, g) for t, g in zip(total, grads, strict=True)]
     return tf.stop_gradient(loss), aux, grads
+
+
+def _rounded(gradient: Array | None, dtype: str) -> Array | None:
+    """A gradient of a low-precision parameter, which has that precision: its parts were added up."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _rounded(gradient.values, dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.cast(tf.cast(gradient, dtype), gradient.dtype)
 
 
 def native_variable(parameter: Any) -> tf.Variable:

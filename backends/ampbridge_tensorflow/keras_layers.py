@@ -15,10 +15,11 @@ import keras
 import tensorflow as tf
 
 from ampbridge import oplists
-from ampbridge_tensorflow import _private
+from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.functions import owner_family
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import (
+    FLOATS,
     LOW,
     PROMOTE_ONLY,
     Rules,
@@ -39,7 +40,7 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         rules = regions.active.get()
-        if rules is None or not _is_float32_layer(self) or _is_symbolic((args, kwargs)):
+        if rules is None or not _follows_rules(self) or _is_symbolic((args, kwargs)):
             return original(self, *args, **kwargs)
         rule = rules.layer(self)
         if rule == "deny":
@@ -72,9 +73,11 @@ def _joining_bias(original: Any, regions: Regions) -> Any:
     return call
 
 
-def _is_float32_layer(operation: Any) -> bool:
+def _follows_rules(operation: Any) -> bool:
     """Whether it is a layer without a precision of its own choice."""
-    return isinstance(operation, keras.Layer) and operation.compute_dtype == "float32"
+    return isinstance(operation, keras.Layer) and (
+        operation.compute_dtype == "float32" or fitted.is_ours(operation.dtype_policy)
+    )
 
 
 def _is_symbolic(structure: Any) -> bool:
@@ -138,19 +141,38 @@ def replace_build(original: Any, regions: Regions) -> Any:
 
 
 def replace_layer_input(original: Any, regions: Regions) -> Any:
-    """``DTypePolicy.convert_input``: a float32 layer takes low inputs as they are."""
+    """``DTypePolicy.convert_input``: a float32 layer takes low inputs as they are.
+
+    So does a decorated one with float32 inputs: whether its op rounds them is up to the rules.
+    """
 
     @functools.wraps(original)
     def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any:
-        passes = (
-            regions.active.get() is not None
-            and keras.backend.standardize_dtype(dtype) == "float32"
-            and tf.is_tensor(x)
-            and float_dtype(x) in LOW
-        )
+        if regions.active.get() is None:
+            return original(self, x, autocast, dtype)
+        if fitted.is_ours(self):
+            dtype = "float32"
+        full = keras.backend.standardize_dtype(dtype) == "float32"
+        passes = full and tf.is_tensor(x) and float_dtype(x) in LOW
         return x if passes else original(self, x, autocast, dtype)
 
     return convert_input
+
+
+def replace_model_input(original: Any, regions: Regions) -> Any:
+    """``Functional._convert_inputs_to_tensors``: inputs in the floating dtype in which they come."""
+
+    @functools.wraps(original)
+    def convert_inputs(self: Any, inputs: Any) -> Any:
+        converted = original(self, inputs)
+        if regions.active.get() is None:
+            return converted
+        return [
+            given if tf.is_tensor(given) and {given.dtype, made.dtype} <= FLOATS else made
+            for given, made in zip(inputs, converted, strict=True)
+        ]
+
+    return convert_inputs
 
 
 REPLACE: Mapping[_private.PrivateName, Replace] = {
@@ -158,4 +180,5 @@ REPLACE: Mapping[_private.PrivateName, Replace] = {
     _private.OUTPUT_SPEC: replace_without_rules,
     _private.LAYER_BUILD: replace_build,
     _private.LAYER_INPUT: replace_layer_input,
+    _private.MODEL_INPUT: replace_model_input,
 }

@@ -12,18 +12,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge_tensorflow import _private
+from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import FLOATS, LOW, cast_float, cast_to, float_dtype
 
 
 def replace_function_context(original: Any, regions: Regions) -> Any:
-    """The key of tf.function's traces, with the active rules as part of it."""
+    """The key of tf.function's traces, with the active rules and all decorations as part of it."""
 
     def make_function_context(scope_type: Any = None) -> Any:
         context = original(scope_type)
-        rules = regions.active.get()
-        return context if rules is None else context._replace(context=(context.context, rules))
+        key = (regions.active.get(), fitted.trace_key())
+        return context if key == (None, None) else context._replace(context=(context.context, *key))
 
     return make_function_context
 
@@ -136,14 +136,18 @@ def _replace_tensor_array(position: int) -> Replace:
 
 
 def replace_gradient(original: Any, regions: Regions) -> Any:
-    """The two functions that build gradients, run by the rules for gradients."""
+    """The two functions that build gradients, run by the rules for gradients.
+
+    Also outside of regions, where a decorated model has opened its own: in ``fit``, for instance.
+    """
 
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         rules = regions.active.get()
-        if rules is None:
+        gradient_rules = fitted.gradient_rules() if rules is None else rules.gradients
+        if gradient_rules is None:
             return original(*args, **kwargs)
-        with regions.paused(rules.gradients):
+        with regions.paused(gradient_rules):
             return original(*args, **kwargs)
 
     return gradient

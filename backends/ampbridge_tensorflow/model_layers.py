@@ -1,0 +1,99 @@
+"""The layers of a model, Keras' and tf.Modules, under the names that a user would write.
+
+A layer is named as the attribute that holds it: ``encoder.blocks.0`` for an item of a list. Where no
+attribute does, as in Sequential and functional models and inside of Keras' own layers, it has its
+Keras name: ``dense_1``, ``mha.query``. An InputLayer holds no computation and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ampbridge.backend import Layer
+from ampbridge.errors import ArgumentTypeError
+from ampbridge_tensorflow import _private
+
+
+def layers(model: Any) -> list[Layer]:
+    """See ``Backend.layers``.
+
+    Raises:
+        ArgumentTypeError: for what is neither a model nor a layer.
+    """
+    if not hasattr(model, "trainable_variables"):
+        msg = (
+            f"A model is a keras.Model or a tf.Module, not {type(model).__name__}: it has no "
+            "trainable_variables.\nHint: class Model(tf.Module): ..."
+        )
+        raise ArgumentTypeError(msg)
+    found: dict[int, Layer] = {}
+    _collect("", model, found)
+    return list(found.values())
+
+
+def below(roots: Iterable[Any]) -> set[int]:
+    """The ids of ``roots`` and of every layer below them."""
+    return {id(part.layer) for root in roots for part in layers(root)}
+
+
+def own_variables(layer: Any) -> dict[str, Any]:
+    """The Keras and TensorFlow variables that ``layer`` holds itself, not by its parts."""
+    held = {}
+    for name, value in _attributes(layer):
+        if isinstance(value, (tf.Variable, keras.Variable)):
+            held[name] = value
+    if isinstance(layer, keras.Layer):
+        known = {id(v) for v in held.values()}
+        known |= {id(v) for _, part in _parts(layer) for v in getattr(part, "variables", ())}
+        held.update((v.name, v) for v in layer.variables if id(v) not in known)
+    return held
+
+
+def _collect(name: str, layer: Any, found: dict[int, Layer]) -> None:
+    if id(layer) in found:
+        return
+    trainable = {n: v for n, v in own_variables(layer).items() if v.trainable}
+    shapes = {n: tuple(v.shape) for n, v in trainable.items()}
+    found[id(layer)] = Layer(name, type(layer).__name__, layer, shapes)
+    for part_name, part in _parts(layer):
+        _collect(f"{name}.{part_name}" if name else part_name, part, found)
+
+
+def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
+    """The layers directly below, each once."""
+    seen = set()
+    for name, value in _attributes(layer):
+        if isinstance(value, (keras.Layer, tf.Module)) and id(value) not in seen:
+            seen.add(id(value))
+            if not isinstance(value, keras.layers.InputLayer):
+                yield name, value
+    if isinstance(layer, keras.Layer):
+        for part in _private.sublayers(layer):
+            if id(part) not in seen and not isinstance(part, keras.layers.InputLayer):
+                yield part.name, part
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes and the items of containers among them, dotted.
+
+    Keras' own classes are asked for their public ones only: the others are their machinery.
+    """
+    hides = type(owner).__module__.partition(".")[0] == "keras"
+    for name, value in vars(owner).items():
+        if not (_private.is_machinery(name) or (hides and name.startswith("_"))):
+            yield from _items(name, value)
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _items(f"{name}.{key}", item)
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from _items(f"{name}.{position}", item)
+    else:
+        yield name, value
