@@ -31,6 +31,8 @@ NAMES = {
         Name("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler.unscale", True),
         Name("torch._amp_update_scale_", "one kernel for the scale on a GPU", False),
         Name("torch._foreach_mul_", "clip_norm", True),
+        Name("torch._foreach_copy_", "O2's master weights", True),
+        Name("torch.Tensor.grad_dtype", "float32 gradients of low-precision parameters", False),
         Name("torch._foreach_abs", "telling inf from NaN on a GPU", True),
         Name("torch._foreach_sub_", "telling inf from NaN on a GPU", True),
         Name("torch._foreach_sign_", "telling inf from NaN on a GPU", True),
@@ -47,6 +49,8 @@ NAMES = {
             "checkpoints without ampbridge_torch.checkpoint",
             False,
         ),
+        Name("torch.cpu._is_amx_fp16_supported", "execution='auto' in float16", False),
+        Name("torch.cpu._is_avx512_bf16_supported", "execution='auto' in bfloat16", False),
         Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
     )
 }
@@ -117,6 +121,25 @@ def _collect(module: torch.nn.Module, found: dict[int, torch.Tensor], seen: set[
 def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
     """The stored elements of a sparse tensor, coalesced or not; shares its memory."""
     return cast(torch.Tensor, lookup("_values")(tensor))
+
+
+def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
+    """Let ``tensor.grad``, which is None now, be of ``dtype``; None: autograd's, or what is set.
+
+    Raises:
+        UnsupportedError: if this torch knows no dtype but the tensor's own.
+    """
+    if lookup("grad_dtype") is None:
+        if dtype is tensor.dtype:
+            return
+        msg = (
+            f"torch {torch.__version__} cannot hold {dtype} gradients of a {tensor.dtype} parameter.\n"
+            "Hint: pip install 'torch>=2.10'; or amp.train_step, or amp.value_and_grad with "
+            "scaler.step(optimizer, grads), which need none."
+        )
+        raise UnsupportedError(msg)
+    if tensor.grad_dtype is not dtype:  # type: ignore[attr-defined]
+        tensor.grad_dtype = dtype  # type: ignore[attr-defined]
 
 
 # Where torch keeps the functions that its public names are made of.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,10 @@ from ampbridge.errors import ArgumentError, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.casting import cast, region
+from ampbridge_torch.master_weights import master_of
 from ampbridge_torch.rules import DeviceType
+
+_LOW_DTYPES = frozenset({torch.float16, torch.bfloat16})
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -25,8 +28,21 @@ def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
 
 
 def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
-    """``.grad`` of the optimizer's parameters."""
-    return [p.grad for p in parameters(optimizer)]
+    """``.grad`` of the optimizer's parameters; where these have masters, in float32 from now on.
+
+    So what the caller unscales and clips in place is what steps the masters.
+
+    Raises:
+        UnsupportedError: for low gradients, if torch cannot hold them in float32.
+    """
+    owners = parameters(optimizer)
+    for parameter in owners:
+        grad = parameter.grad
+        if grad is not None and grad.dtype is not torch.float32 and master_of(parameter):
+            parameter.grad = None
+            _private.set_gradient_dtype(parameter, None)
+            parameter.grad = grad.float()
+    return [p.grad for p in owners]
 
 
 def gradients(
@@ -69,17 +85,31 @@ def gradients(
 def _backward(
     loss: Tensor, trainable: Sequence[Tensor], total: Sequence[Tensor | None] | None
 ) -> list[Tensor | None]:
-    """``total`` plus the gradients of ``loss``; what ``.grad`` held is put back."""
-    before = [p.grad for p in trainable]
-    store(trainable, [None] * len(trainable) if total is None else total)
+    """``total`` plus the gradients of ``loss``; what ``.grad`` held is put back.
+
+    Autograd itself adds to what ``.grad`` holds. Low gradients, which it would add in low precision,
+    are added here.
+    """
+    before = [(p, p.grad) for p in trainable]
+    sums = [None] * len(trainable) if total is None else total
+    store((p, None if p.dtype in _LOW_DTYPES else s) for p, s in zip(trainable, sums, strict=True))
     try:
         loss.backward(inputs=trainable)
         grads = [p.grad for p in trainable]
     finally:
-        store(trainable, before)
+        store(before)
     if any(grad is None for grad in grads):
         _refuse_reentrant_checkpoints(loss)
-    return grads
+    return [
+        _in_float32(grad, present) if p.dtype in _LOW_DTYPES else grad
+        for p, grad, present in zip(trainable, grads, sums, strict=True)
+    ]
+
+
+def _in_float32(grad: Tensor | None, total: Tensor | None) -> Tensor | None:
+    if grad is None:
+        return total
+    return grad.float() if total is None else total.add_(grad)
 
 
 def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
@@ -103,11 +133,9 @@ def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
         nodes.extend(parent for parent, _ in node.next_functions)
 
 
-def store(owners: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-    """Set ``.grad``, in each parameter's dtype."""
-    for parameter, grad in zip(owners, grads, strict=True):
-        if grad is not None and grad.dtype is not parameter.dtype:
-            grad = grad.to(parameter.dtype)
+def store(grads: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Set ``.grad`` of each parameter."""
+    for parameter, grad in grads:
         parameter.grad = grad
 
 

@@ -13,6 +13,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.gradients import parameters, store
+from ampbridge_torch.master_weights import master_of, updates_of
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
@@ -132,12 +133,23 @@ def apply(
 def _step(
     optimizer: optim.Optimizer, owners: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> None:
-    before = [p.grad for p in owners]
-    store(owners, grads)
+    """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
+    updates = updates_of(optimizer)
+    given, lent = {}, []
+    for owner, grad in zip(owners, grads, strict=True):
+        if updates is not None and master_of(owner) is not None:
+            given[id(owner)] = grad
+        else:
+            lent.append((owner, grad if grad is None else grad.to(owner.dtype)))
+    before = [(owner, owner.grad) for owner, _ in lent]
+    store(lent)
     try:
-        optimizer.step()
+        if updates is None:
+            optimizer.step()
+        else:
+            updates.step(optimizer, given)
     finally:
-        store(owners, before)
+        store(before)
 
 
 def _step_unless(

@@ -1,0 +1,334 @@
+"""Float32 masters of low-precision parameters, and the hooks by which optimizers update them.
+
+Outside of its own methods an optimizer is as it was: ``param_groups`` and ``state`` hold the model's
+parameters, which are in low precision. While it steps, and while it loads a state, the masters stand
+in their places, through torch's six public optimizer hooks. So its arithmetic, its slots and what it
+saves are those of float32 training, whatever optimizer it is.
+
+A master is saved in its parameter's entry of the optimizer's state dict, as ``master_weight``.
+Torch copies and pickles optimizers without their hooks: ``decorate`` the copy anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor, optim
+
+from ampbridge_torch import _private
+from ampbridge_torch.mode import CASTABLE
+
+STATE_KEY = "master_weight"
+
+
+class Master:
+    """A tensor of a model in low precision, and the float32 tensor that it is the rounding of.
+
+    Copied and pickled together with the model, whose tensor it refers to.
+    """
+
+    def __init__(self, low: Tensor, wide: Tensor) -> None:
+        self.low = low
+        self.wide = wide
+        self._version = low._version
+        self._widened: Tensor | None = None
+        _masters[id(low)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Master, (self.low, self.wide)
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Take over what others wrote to the low tensor: an initialisation, loaded weights.
+
+        Element by element, so that what was not written keeps its float32 value. Writes through
+        ``.data`` do not count as such in torch, and are overwritten by the next step.
+        """
+        low = self.low.detach()
+        if self.wide.device != low.device:  # model.to(device)
+            self.wide.data = self.wide.data.to(low.device)
+        if low._version != self._version:
+            same = low == self.wide.to(low.dtype)
+            self.wide.copy_(torch.where(same, self.wide, low.to(self.wide.dtype)))
+            self._version = low._version
+
+    def noted(self) -> None:
+        """The low tensor is the rounding of ``wide`` as of now."""
+        self._version = self.low._version
+
+    def widened(self, grad: Tensor) -> Tensor:
+        """A float32 tensor for ``grad``, the same one at each step: a new one costs more than the copy."""
+        if self._widened is None or self._widened.shape != grad.shape:
+            self._widened = torch.empty_like(grad, dtype=self.wide.dtype)
+        return self._widened
+
+    def forget(self) -> None:
+        """The low tensor has no master any more."""
+        _masters.pop(id(self.low), None)
+
+
+# By identity of the low tensor, which a master keeps alive; the model's decoration keeps the masters.
+_masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
+
+
+def master_of(tensor: Tensor) -> Master | None:
+    """The master of a tensor, if it has one."""
+    return _masters.get(id(tensor))
+
+
+@torch.no_grad()
+def round_all(masters: Sequence[Master]) -> None:
+    """Give the low tensors their masters' values."""
+    if masters:
+        low, wide = [master.low for master in masters], [master.wide for master in masters]
+        _private.lookup("_foreach_copy_")(low, wide)
+        for master in masters:
+            master.noted()
+
+
+class _Replaced(NamedTuple):
+    """A place in ``param_groups`` where a master stands, and the gradient of its parameter."""
+
+    parameters: list[Tensor]
+    index: int
+    master: Master
+    grad: Tensor | None
+
+
+class MasterUpdates:
+    """The hooks of one optimizer, which put masters in the place of their parameters.
+
+    While they stand there the parameters have no gradients. So after a step that raised, whose
+    masters are still in place, ``zero_grad`` and the next backward pass do what they always do; the
+    next call of the optimizer clears up.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self._replaced: list[_Replaced] = []
+        self._given: Mapping[int, Tensor | None] = {}
+        self._loaded: Mapping[int, Tensor] = {}
+        self._handles = (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_state_dict_pre_hook(self._before_saving),
+            optimizer.register_state_dict_post_hook(self._after_saving),
+            optimizer.register_load_state_dict_pre_hook(self._before_loading),
+            optimizer.register_load_state_dict_post_hook(self._after_loading),
+        )
+
+    def remove(self, optimizer: optim.Optimizer) -> None:
+        self._clear_up(optimizer)
+        for handle in self._handles:
+            handle.remove()
+
+    # -- the exchange
+
+    def _put_masters_in(self, optimizer: optim.Optimizer) -> None:
+        self._clear_up(optimizer)
+        state = optimizer.state
+        for group in optimizer.param_groups:
+            parameters = group["params"]  # changed in place: LBFGS keeps the list
+            for index, parameter in enumerate(parameters):
+                master = master_of(parameter)
+                if master is None:
+                    continue
+                master.adopt()
+                self._replaced.append(_Replaced(parameters, index, master, parameter.grad))
+                parameters[index] = master.wide
+                parameter.grad = None
+                if parameter in state:
+                    state[master.wide] = state.pop(parameter)
+
+    def _take_masters_out(self, optimizer: optim.Optimizer) -> None:
+        state, replaced = optimizer.state, self._replaced
+        self._replaced = []
+        for parameters, index, master, grad in replaced:
+            parameters[index] = master.low
+            master.low.grad = grad
+            master.wide.grad = None
+            if master.wide in state:
+                state[master.low] = state.pop(master.wide)
+
+    def _clear_up(self, optimizer: optim.Optimizer) -> None:
+        """After a step that raised. Gradients that came in the meantime are the valid ones."""
+        if self._replaced:
+            self._replaced = [
+                place._replace(grad=place.master.low.grad) for place in self._replaced
+            ]
+            self._take_masters_out(optimizer)
+
+    def _hand_over_gradients(self) -> None:
+        """The masters' gradients: those given, or their parameters', in float32."""
+        narrow, wide = [], []
+        for _, _, master, grad in self._replaced:
+            grad = self._given.get(id(master.low), grad)
+            if grad is None or grad.dtype is master.wide.dtype:
+                master.wide.grad = grad
+            elif grad.is_sparse:
+                master.wide.grad = grad.to(master.wide.dtype)
+            else:
+                master.wide.grad = master.widened(grad)
+                narrow.append(grad)
+                wide.append(master.wide.grad)
+        if narrow:
+            _private.lookup("_foreach_copy_")(wide, narrow)
+
+    # -- step
+
+    @torch.no_grad()
+    def _before_step(
+        self, optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._put_masters_in(optimizer)
+        self._hand_over_gradients()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            return None
+        closure = partial(self._evaluate, optimizer, closure)
+        if len(args) > 1:
+            return (args[0], closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure}
+
+    def _evaluate(self, optimizer: optim.Optimizer, closure: Callable[[], Any]) -> Any:
+        """A closure meets the model's parameters, in its ``zero_grad`` too, at their newest values."""
+        round_all([place.master for place in self._replaced])
+        self._take_masters_out(optimizer)
+        loss = closure()
+        with torch.no_grad():
+            self._put_masters_in(optimizer)
+            self._hand_over_gradients()
+        return loss
+
+    def _after_step(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        round_all([place.master for place in self._replaced])
+        self._take_masters_out(optimizer)
+
+    def step(self, optimizer: optim.Optimizer, grads: Mapping[int, Tensor | None]) -> None:
+        """``optimizer.step()`` with float32 gradients by the identity of low parameters."""
+        self._given = grads
+        try:
+            optimizer.step()
+        finally:
+            self._given = {}
+            self._take_masters_out(optimizer)  # if it raised
+
+    # -- save and load
+
+    def _before_saving(self, optimizer: optim.Optimizer) -> None:
+        self._clear_up(optimizer)
+
+    def _after_saving(
+        self, optimizer: optim.Optimizer, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        state = dict(state_dict["state"])
+        for key, parameter in zip(_flat(state_dict), _flat_parameters(optimizer), strict=True):
+            master = master_of(parameter)
+            if master is not None:
+                master.adopt()
+                state[key] = {**state.get(key, {}), STATE_KEY: master.wide.detach()}
+        return {**state_dict, "state": state}
+
+    def _before_loading(
+        self, optimizer: optim.Optimizer, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        """With masters in place torch keeps the slots in float32: it casts to the parameter's dtype."""
+        saved = state_dict["state"]
+        self._loaded = {
+            position: saved[key][STATE_KEY]
+            for position, key in enumerate(_flat(state_dict))  # keys may be names, not numbers
+            if STATE_KEY in saved.get(key, ())
+        }
+        slots = {
+            key: {name: slot for name, slot in entry.items() if name != STATE_KEY}
+            if isinstance(entry, Mapping)
+            else entry
+            for key, entry in saved.items()
+        }
+        self._put_masters_in(optimizer)
+        return {**state_dict, "state": {key: entry for key, entry in slots.items() if entry}}
+
+    @torch.no_grad()
+    def _after_loading(self, optimizer: optim.Optimizer) -> None:
+        in_groups = _flat_parameters(optimizer)
+        for position, value in self._loaded.items():
+            in_groups[position].copy_(value)
+        self._loaded = {}
+        round_all([place.master for place in self._replaced])
+        self._take_masters_out(optimizer)
+
+
+def _flat(state_dict: Mapping[str, Any]) -> list[Any]:
+    return [key for group in state_dict["param_groups"] for key in group["params"]]
+
+
+def _flat_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# -- attaching
+
+_attached: WeakKeyDictionary[optim.Optimizer, MasterUpdates] = WeakKeyDictionary()
+
+
+def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
+    """The hooks of an optimizer that updates masters."""
+    return _attached.get(optimizer)
+
+
+def attach(optimizer: optim.Optimizer) -> None:
+    """Let ``optimizer`` update the masters of its parameters, now and after ``add_param_group``."""
+    if optimizer not in _attached:
+        _attached[optimizer] = MasterUpdates(optimizer)
+    _adopt_loaded(optimizer)
+
+
+@torch.no_grad()
+def _adopt_loaded(optimizer: optim.Optimizer) -> None:
+    """Masters from a state dict that was loaded before there were any, unless weights have changed."""
+    adopted = []
+    for parameter in _flat_parameters(optimizer):
+        slots, master = optimizer.state.get(parameter, {}), master_of(parameter)
+        if master is None or STATE_KEY not in slots:
+            continue
+        saved = slots.pop(STATE_KEY)
+        if not slots:
+            del optimizer.state[parameter]
+        same = saved.to(parameter.dtype) == parameter
+        master.wide.copy_(torch.where(same, saved, master.wide))
+        adopted.append(master)
+    round_all(adopted)
+
+
+def detach(optimizer: optim.Optimizer) -> None:
+    """Take the hooks back, unless the optimizer has parameters of other models with masters."""
+    updates = _attached.get(optimizer)
+    if updates is None:
+        return
+    updates._clear_up(optimizer)
+    if not any(master_of(parameter) for parameter in _flat_parameters(optimizer)):
+        updates.remove(optimizer)
+        del _attached[optimizer]
+
+
+# -- slots
+
+
+def fit_slots(optimizer: optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Bring the slots of ``parameters`` to the dtype that is updated; counters, of no dimension, stay."""
+    for parameter in parameters:
+        if parameter in optimizer.state:
+            dtype = parameter.dtype if master_of(parameter) is None else torch.float32
+            slots = optimizer.state[parameter]
+            slots.update({name: _cast_slot(slot, dtype) for name, slot in slots.items()})
+
+
+def _cast_slot(slot: Any, dtype: torch.dtype) -> Any:
+    if isinstance(slot, Tensor):
+        return slot.to(dtype) if slot.dtype in CASTABLE and slot.ndim else slot
+    if isinstance(slot, list):
+        return [_cast_slot(item, dtype) for item in slot]
+    return slot

@@ -1,0 +1,238 @@
+"""What happens around the calls of a decorated model and of its kept layers.
+
+Both are instance attributes named ``forward``, through which every way to call a module goes: hooks,
+``torch.compile``, tracing. They are copied and pickled with their module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from inspect import Signature, signature
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
+
+from ampbridge.backend import Decoration
+from ampbridge.policy import Policy
+from ampbridge_torch.casting import DTYPES, devices_in_use, region
+from ampbridge_torch.low_weights import LowWeights
+from ampbridge_torch.mode import CASTABLE, active_mode
+from ampbridge_torch.rules import DeviceType, rules_for
+
+FLOAT32_REGION = Policy("O0")
+
+
+class Call:
+    """A replacement of ``module.forward``, while it is installed.
+
+    ``torch.compile`` guards on the object: the same one serves each time that a model is decorated in
+    the same way, so that it is traced once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = ref(module)  # which would else live until the garbage collector's next run
+        self._replaced: Callable[..., Any] | None = None
+        self._handles: list[RemovableHandle] = []
+
+    def install(self) -> None:
+        module = self._module()
+        self._replaced = vars(module).get("forward")
+        module.forward = self
+
+    def remove(self) -> None:
+        """Put back what was there, unless somebody replaced it since."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        module = self._module()
+        if vars(module).get("forward") is self:
+            del module.forward
+            if self._replaced is not None:
+                module.forward = self._replaced
+        self._replaced = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_module": self._module()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _module=ref(state["_module"]))
+
+    @property
+    def __signature__(self) -> Signature:
+        """That of the module's own ``forward``, which trainers look at."""
+        module = self._module()
+        return signature(self._replaced or type(module).forward.__get__(module))
+
+    def _forward(self, args: Sequence[Any], kwargs: Any) -> Any:
+        if self._replaced is not None:
+            return self._replaced(*args, **kwargs)
+        module = self._module()
+        return type(module).forward(module, *args, **kwargs)
+
+
+class ModelCall(Call):
+    """The ``forward`` of a decorated model: inputs are cast, a region is opened, outputs are cast.
+
+    Args:
+        kept: the layers in ``decoration.kept`` that are called.
+
+    Attributes:
+        decoration: what the model is decorated with.
+        weights: those in low precision, at O2; None elsewhere.
+    """
+
+    def __init__(self, model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> None:
+        super().__init__(model)
+        policy = decoration.policy
+        at_o2 = policy.level == "O2"
+        self.decoration = decoration
+        self.weights: LowWeights | None = None
+        self._kept_calls = [KeptCall(layer, everywhere=at_o2) for layer in kept]
+        self._opens_region = decoration.standalone
+        casts_inputs = at_o2 and not any(layer is model for layer in kept)
+        self._input_dtype = DTYPES[policy.dtype] if casts_inputs else None
+        self._output_dtype = DTYPES[policy.output_dtype]
+        parameters = list(model.parameters())
+        one_device = len({parameter.device.type for parameter in parameters}) == 1
+        self._sample = parameters[0] if one_device else None
+
+    def install_with(self, weights: LowWeights | None, handles: Sequence[RemovableHandle]) -> None:
+        """``handles``: of other hooks, that go with this one."""
+        for call in self._kept_calls:
+            call.install()
+        self.install()
+        self.weights = weights
+        self._handles.extend(handles)
+
+    def remove(self) -> None:
+        super().remove()
+        for call in self._kept_calls:
+            call.remove()
+        self.weights = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._opens_region:
+            policy, device_types = self.decoration.policy, self._device_types()
+            if not in_force(policy, device_types):
+                with region(policy, device_types):
+                    return self._called(args, kwargs)
+        elif not casts_here():
+            return self._forward(args, kwargs)
+        return self._called(args, kwargs)
+
+    def _called(self, args: Sequence[Any], kwargs: Any) -> Any:
+        if self._input_dtype is not None:
+            args = [cast_nested(value, self._input_dtype) for value in args]
+            kwargs = {name: cast_nested(kwargs[name], self._input_dtype) for name in kwargs}
+        return cast_nested(self._forward(args, kwargs), self._output_dtype)
+
+    def _device_types(self) -> tuple[DeviceType, ...]:
+        """Those of the model, wherever it has been moved to; all that are in use if it has several."""
+        if self._sample is None:
+            return devices_in_use()
+        return ("cuda",) if self._sample.is_cuda else ("cpu",)
+
+
+class KeptCall(Call):
+    """The ``forward`` of a kept layer: a region of float32, in which its inputs are float32.
+
+    Args:
+        everywhere: whether it is one outside of regions too, where inputs may be low all the same.
+    """
+
+    def __init__(self, layer: nn.Module, everywhere: bool) -> None:
+        super().__init__(layer)
+        self._everywhere = everywhere
+
+    def install(self) -> None:
+        super().install()
+        # A hook, and not ``forward`` alone: torch's fused transformer layers, which run past their
+        # parts' ``forward``, look for hooks.
+        hook = self._module().register_forward_pre_hook(self._raised, with_kwargs=True)
+        self._handles.append(hook)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not casts_here():
+            return self._forward(args, kwargs)
+        with region(FLOAT32_REGION):
+            return self._forward(args, kwargs)
+
+    def _raised(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if not (self._everywhere or casts_here()):
+            return None
+        raised = {name: cast_nested(value, torch.float32) for name, value in kwargs.items()}
+        return tuple(cast_nested(value, torch.float32) for value in args), raised
+
+
+_Key: TypeAlias = tuple[Policy, bool, tuple[int, ...]]
+
+_model_calls: WeakKeyDictionary[nn.Module, dict[_Key, ModelCall]] = WeakKeyDictionary()
+
+
+def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> ModelCall:
+    """The call of ``model`` under ``decoration``, made once."""
+    if any(layer is model for layer in kept):  # it would keep the model, and so itself, alive
+        return ModelCall(model, decoration, kept)
+    key = decoration.policy, decoration.standalone, tuple(id(layer) for layer in kept)
+    known = _model_calls.setdefault(model, {})
+    call = known.get(key)
+    if call is None:
+        call = known[key] = ModelCall(model, decoration, kept)
+    call.decoration = decoration
+    return call
+
+
+# -- regions
+
+
+def casts_here() -> bool:
+    """Whether a region of low precision is open in this thread."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
+    """Whether the innermost region is one of ``policy`` for these devices."""
+    for device_type in device_types:
+        if not torch.is_autocast_enabled(device_type):
+            return False
+        if torch.get_autocast_dtype(device_type) != DTYPES[policy.dtype]:
+            return False
+    mode, rules = active_mode(), rules_for(policy, device_types)
+    return mode.rules is rules if mode is not None else not rules.table
+
+
+# -- nested values
+
+
+def cast_nested(value: Any, dtype: torch.dtype) -> Any:
+    """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are.
+
+    Looks into lists, tuples, dictionaries and dataclasses, and copies those that it changes.
+    """
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype in CASTABLE else value
+    if isinstance(value, PackedSequence):
+        return value.to(dtype) if value.data.dtype in CASTABLE else value
+    if isinstance(value, (list, tuple)):
+        items = [cast_nested(item, dtype) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if type(value) is dict:
+        return {name: cast_nested(item, dtype) for name, item in value.items()}
+    if isinstance(value, dict):  # of a class of its own, which a copy keeps
+        cast = copy.copy(value)
+        for name, item in value.items():
+            cast[name] = cast_nested(item, dtype)
+        return cast
+    if is_dataclass(value) and not isinstance(value, type):
+        cast = copy.copy(value)
+        for field in fields(value):
+            # Past __setattr__, which a frozen dataclass refuses.
+            object.__setattr__(cast, field.name, cast_nested(getattr(value, field.name), dtype))
+        return cast
+    return value
