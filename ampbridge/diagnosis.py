@@ -11,7 +11,7 @@ from ampbridge.backend import Backend, Device, Layer, Model, Probe, Product
 from ampbridge.errors import BackendLoadError
 from ampbridge.hardware import PROBED_DTYPES, Recommendation, recommendation
 from ampbridge.policy import Policy
-from ampbridge.tables import aligned
+from ampbridge.tables import aligned, shortened
 
 Status = Literal["probed", "not imported", "not installed", "failed"]
 
@@ -39,7 +39,8 @@ class ProbedDevice:
         """Plain JSON values; ``from_dict`` reads them."""
         return {
             **self.device._asdict(),
-            **self.probe._asdict(),
+            "failures": dict(self.probe.failures),
+            "settings": dict(self.probe.settings),
             **_recommendation_to_dict(self.recommendation),
         }
 
@@ -255,8 +256,6 @@ UNSUITABLE = {
 
 # -- as text
 
-LONGEST_MESSAGE = 96
-
 
 def _sections(report: Report) -> Iterator[str]:
     yield aligned(
@@ -264,10 +263,10 @@ def _sections(report: Report) -> Iterator[str]:
         (row for framework in report.frameworks for row in _device_rows(framework)),
     )
     settings = [
-        (framework.name, device.device.name, name, value)
+        (framework.name, device.device.name, name, shortened(value))
         for framework in report.frameworks
         for device in framework.devices
-        for name, value in {**device.probe.settings, **_shortened(device.probe.failures)}.items()
+        for name, value in {**device.probe.settings, **device.probe.failures}.items()
     ]
     if settings:
         yield aligned(("framework", "device", "what", "state"), settings)
@@ -295,13 +294,6 @@ def _abilities(device: Device) -> str:
     if device.compute_capability is not None:
         return "compute capability {}.{}".format(*device.compute_capability)
     return ", ".join(device.bfloat16_instructions)
-
-
-def _shortened(failures: Mapping[str, str]) -> dict[str, str]:
-    return {
-        dtype: message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "..."
-        for dtype, message in failures.items()
-    }
 
 
 def _model_section(model: ModelReport) -> str:

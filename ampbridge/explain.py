@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ampbridge import oplists, registry
 from ampbridge.backend import Backend, FeatureTreatment, OpTreatment
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
 from ampbridge.policy import Policy
 from ampbridge.tables import aligned
 
@@ -47,8 +47,17 @@ class ExplanationTable:
         return next(row for row in self.ops if row.op == canonical)
 
     def feature(self, name: str) -> FeatureRow:
-        """The row of a feature."""
-        return next(row for row in self.features if row.feature == name)
+        """The row of a feature.
+
+        Raises:
+            ArgumentError: for a name that is none.
+        """
+        rows = {row.feature: row for row in self.features}
+        if name not in rows:
+            close = nearest(name, rows, 1) or list(rows)
+            msg = f"No feature {name!r}; allowed are {listed(rows)}.\n"
+            raise ArgumentError(msg + f"Hint: .feature({close[0]!r})")
+        return rows[name]
 
     def only(self, ops: Iterable[str]) -> ExplanationTable:
         """The same with these ops alone, in the order given."""
@@ -97,6 +106,26 @@ def _op_row(name: str, treatment: OpTreatment) -> OpRow:
 
 
 # -- for adapters
+
+FEATURES = (
+    "O1",
+    "O2",
+    "keep",
+    "output_dtype",
+    "master_weights=True",
+    "master_weights=False",
+    "save_dtype",
+    "master_grad",
+    "lists='native'",
+    "execution='native'",
+    "execution='simulated'",
+    "loss scaling",
+    "schedules",
+    "compile=True",
+    "fit",
+    "recomputation",
+)
+"""What an adapter explains beyond ops."""
 
 INPUTS_DTYPE = "inputs'"
 """The dtype of an op that follows what arrives."""

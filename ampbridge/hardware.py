@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 from ampbridge import registry
 from ampbridge.backend import Backend, Device, Probe
 from ampbridge.errors import ArgumentError, BackendNotFoundError, listed
 from ampbridge.policy import Policy
+from ampbridge.tables import shortened
 
 PROBED_DTYPES = ("float32", "float16", "bfloat16")
+
+CPUINFO = "/proc/cpuinfo"  # on Linux
 
 # A flag of /proc/cpuinfo -> the instructions that it stands for, best first.
 _BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
@@ -78,7 +80,7 @@ def recommendation(framework: str, device: Device, probe: Probe) -> Recommendati
         failure = probe.failures.get(dtype)
         if failure is None:
             return Recommendation(Policy("O1", dtype), because)
-        reason = f"{because}, but {framework} failed in {dtype}: {failure}"
+        reason = f"{because}, but {framework} failed in {dtype}: {shortened(failure)}"
     return Recommendation(Policy("O0"), reason or _why_float32(framework, device))
 
 
@@ -121,7 +123,6 @@ def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
 # -- this machine's CPU
 
 
-@cache
 def bfloat16_instructions() -> tuple[str, ...]:
     """What this CPU multiplies bfloat16 with, as Linux tells; nothing where it cannot be asked.
 
@@ -131,16 +132,15 @@ def bfloat16_instructions() -> tuple[str, ...]:
     return tuple(name for flag, name in _BFLOAT16_FLAGS.items() if flag in flags)
 
 
-@cache
 def cpu_model() -> str:
     """What its maker calls this CPU, or at least its architecture."""
     return _cpuinfo("model name") or platform.processor() or platform.machine() or "CPU"
 
 
 def _cpuinfo(field: str) -> str:
-    """A field of the first processor in /proc/cpuinfo; "" where there is no such file or field."""
+    """A field of the first processor in ``CPUINFO``; "" where there is no such file or field."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        with open(CPUINFO, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 name, _, value = line.partition(":")
                 if name.strip() == field:

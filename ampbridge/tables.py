@@ -14,3 +14,11 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
+
+
+LONGEST_CELL = 96
+
+
+def shortened(text: str) -> str:
+    """``text``, or its beginning if a table would become too wide."""
+    return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + "..."

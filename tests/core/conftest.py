@@ -94,7 +94,8 @@ class ToyBackend(amp.Backend):
         return model.decorations[-1]
 
     def parameters(self, owner):
-        return [getattr(owner, "model", owner).weight]
+        owner = getattr(owner, "model", owner)
+        return [owner.weight] if hasattr(owner, "weight") else []
 
     def gradients(self, loss_fn, model, batch, policy, factor, total):
         loss, aux = loss_fn(model, *batch)

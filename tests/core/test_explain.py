@@ -1,0 +1,91 @@
+"""``explain``: the rows of a toy backend, and what adapters build theirs with."""
+
+import json
+
+import pytest
+
+import ampbridge as amp
+from ampbridge import oplists
+from ampbridge.backend import FeatureTreatment
+from ampbridge.explain import FEATURES, dtype_of, sharing, unless_refused
+
+NATIVE = FeatureTreatment("native", "why")
+
+
+@pytest.fixture
+def table(toy):
+    return amp.explain("O1:bfloat16", "toyframework")
+
+
+def test_it_has_a_row_for_each_op_in_the_table_s_order(table):
+    assert [row.op for row in table.ops] == list(oplists.ops())
+
+
+def test_a_row(table):
+    assert table.op("matmul") == ("matmul", "allow", "bfloat16", "native", "")
+    assert table.op("softmax") == ("softmax", "", "", "absent", "it has none")
+    assert table.feature("O1") == ("O1", "native", "its own region")
+
+
+def test_an_op_by_another_spelling(table):
+    assert table.op("tf:MatMul") is table.op("matmul")
+
+
+def test_some_ops_alone(table):
+    assert [row.op for row in table.only(["softmax", "@"]).ops] == ["softmax", "matmul"]
+
+
+def test_it_prints_as_two_tables(table):
+    lines = str(table.only(["matmul", "softmax"])).splitlines()
+    assert lines == [
+        "Policy('O1', 'bfloat16') on toyframework (toy:0)",
+        "",
+        "op       category  dtype     by      why",
+        "-------  --------  --------  ------  -----------",
+        "matmul   allow     bfloat16  native",
+        "softmax                      absent  it has none",
+        "",
+        "feature  by      why",
+        "-------  ------  --------------",
+        "O1       native  its own region",
+    ]
+
+
+def test_it_is_json(table):
+    data = json.loads(json.dumps(table.only(["softmax"]).to_dict()))
+    assert data["policy"] == amp.Policy("O1", "bfloat16").to_dict()
+    assert data["ops"] == [table.op("softmax")._asdict()]
+    assert data["features"] == [table.feature("O1")._asdict()]
+
+
+def test_a_backend_may_be_given_itself(toy):
+    assert amp.explain(amp.Policy(), toy.Backend()).backend == "toyframework"
+
+
+# -- what adapters use
+
+
+@pytest.mark.parametrize(
+    "category, dtype", [("allow", "float16"), ("deny", "float32"), ("promote", "inputs'")]
+)
+def test_the_dtype_that_a_rule_gives(category, dtype):
+    assert dtype_of(category, amp.Policy()) == dtype
+
+
+def test_a_shared_spelling_says_with_whom():
+    policy = amp.Policy(deny=["tensordot"])
+    why = sharing(policy, "matmul", "deny", "tensorflow", "MatMul")
+    assert why == "one with tensordot (MatMul)"
+    assert sharing(policy, "tensordot", "deny", "tensorflow", "MatMul") == ""
+
+
+def test_what_a_call_refuses():
+    def refuse():
+        raise amp.UnsupportedError("NumPy has no compiler.\nHint: none")
+
+    assert unless_refused(refuse, NATIVE) == ("refused", "NumPy has no compiler.")
+    assert unless_refused(lambda: 1, NATIVE) is NATIVE
+
+
+def test_the_features_have_names():
+    assert len(set(FEATURES)) == len(FEATURES) >= 14
