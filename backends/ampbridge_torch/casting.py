@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ampbridge.policy import Policy
+from ampbridge_torch import simulation
 from ampbridge_torch.checkpointing import checkpoints_follow
 from ampbridge_torch.mode import CASTABLE, OpListMode, active_mode, listed
 from ampbridge_torch.rules import DeviceType, Rules, rules_for
@@ -43,7 +44,7 @@ def region(
     and ``value_and_grad`` know the model's devices and save that.
 
     Raises:
-        UnsupportedError: for ``execution="simulated"``.
+        UnsupportedError: for ``execution="simulated"`` on CUDA alone, or with ``lists="native"``.
     """
     types = devices_in_use() if device_types is None else device_types
     rules = rules_for(policy, types)
@@ -90,5 +91,7 @@ def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
 
 
 def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``."""
-    return "native"
+    """See ``Backend.execution``. Where CUDA is in use, of CUDA."""
+    types = devices_in_use()
+    on = types if policy.execution == "simulated" else types[-1:]
+    return "simulated" if simulation.chosen(policy, on) else "native"

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampbridge_torch import _private
+from ampbridge.errors import UnsupportedError
+from ampbridge_torch import _private, simulation
 from ampbridge_torch.compiling import check_backward_pass
 from ampbridge_torch.functions import Function
-from ampbridge_torch.rules import Rule, Rules
-
-CASTABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+from ampbridge_torch.rules import Rule, Rules, Treatment
+from ampbridge_torch.simulation import CASTABLE
 
 
 @contextmanager
@@ -56,6 +56,7 @@ class OpListMode(TorchFunctionMode):
     def __init__(self, rules: Rules) -> None:
         super().__init__()
         self.rules = rules
+        self._weights = simulation.Weights()
 
     def __torch_function__(
         self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -98,20 +99,50 @@ class OpListMode(TorchFunctionMode):
         if not tensors or _has_explicit_dtype(args, kwargs):
             return func(*args, **kwargs)
         device_type = tensors[0].device.type
-        category = rule.cuda if device_type == "cuda" else rule.cpu
+        if self.rules.simulates_alone and device_type == "cuda":
+            raise UnsupportedError(simulation.NOT_ON_CUDA)
+        treatment = rule.cuda if device_type == "cuda" else rule.cpu
         enabled = torch.is_autocast_enabled(device_type)
-        if category is None or (self.rules.follows_autocast and not enabled):
+        if treatment is None or (self.rules.follows_autocast and not enabled):
             return func(*args, **kwargs)
-        if category == "allow":
+        switched_off = device_type if enabled else None
+        if self.rules.simulates and device_type == "cpu":
+            low = _low_dtype(treatment, rule, args, kwargs)
+            if low is not None and not simulation.kernel_will_do(rule, args, kwargs):
+                weights = None if torch.compiler.is_compiling() else self._weights
+                count = 1 if rule.input_alone else len(args)
+                args = [*simulation.raised(args[:count], low, weights), *args[count:]]
+                kwargs = simulation.raised(kwargs, low, weights)
+                result = _run_outside_autocast(func, args, kwargs, switched_off)
+                return simulation.rounded(result, low)
+        if treatment == "follow":
+            return func(*args, **kwargs)
+        if treatment == "allow":
             dtype = torch.get_autocast_dtype(device_type)
         else:
-            dtype = torch.float32 if category == "deny" else _widest(tensors)
+            dtype = torch.float32 if treatment == "deny" else _widest(tensors)
         if not rule.input_alone:
             args = [_cast(value, dtype, device_type) for value in args]
             kwargs = {name: _cast(value, dtype, device_type) for name, value in kwargs.items()}
-        elif category != "promote":
+        elif treatment != "promote":
             args = [_cast(value, dtype, device_type) for value in args[:1]] + list(args[1:])
-        return _run_outside_autocast(func, args, kwargs, device_type if enabled else None)
+        return _run_outside_autocast(func, args, kwargs, switched_off)
+
+
+def _low_dtype(
+    treatment: Treatment, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> torch.dtype | None:
+    """The low dtype that the inputs of an op are to have; None where it does not run low."""
+    if treatment == "allow":
+        return torch.get_autocast_dtype("cpu")
+    if treatment == "deny":
+        return None
+    deciding = args[:1] if rule.input_alone else [*args, *kwargs.values()]
+    if treatment == "follow":
+        return simulation.followed(deciding)
+    castable = _castable(deciding)
+    widest = _widest(castable) if castable else torch.float32
+    return None if widest is torch.float32 else widest
 
 
 def _needs_gradients(args: Sequence[Any]) -> bool:

@@ -20,7 +20,7 @@ from ampbridge import oplists
 from ampbridge.errors import UnsupportedError
 from ampbridge.oplists import Category, OpList
 from ampbridge.policy import Policy
-from ampbridge_torch import _private
+from ampbridge_torch import _private, simulation
 from ampbridge_torch.functions import (
     PYTHON_METHODS,
     Function,
@@ -29,26 +29,38 @@ from ampbridge_torch.functions import (
     is_composite,
     revealed_composites,
 )
+from ampbridge_torch.simulation import RoundsOnce
 
 DeviceType: TypeAlias = Literal["cpu", "cuda"]
+
+# "follow" stands under simulation alone: the op runs in the dtype that arrives, and is simulated
+# where that is low.
+Treatment: TypeAlias = Category | Literal["follow"]
 
 # They write to their running statistics: only the input is cast, the kernels take it mixed.
 _CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
 
 
 class Rule(NamedTuple):
-    """The category of one function by device; None leaves it to ``torch.autocast``."""
+    """The treatment of one function by device; None leaves it to ``torch.autocast``.
 
-    cpu: Category | None
-    cuda: Category | None
+    The last two are for simulation: when torch's own low kernel is as good, and the arguments by
+    which the function writes to its input.
+    """
+
+    cpu: Treatment | None
+    cuda: Treatment | None
     input_alone: bool
+    rounds_once: RoundsOnce = "never"
+    writing: tuple[tuple[str, int], ...] = ()
 
 
 class Rules:
     """What the mode does with each function: a ``Rule``, or the twin of a composite.
 
     ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it
-    would run in low precision run in float32.
+    would run in low precision run in float32. ``simulates``: what is low on the CPU is simulated;
+    ``simulates_alone``: and nothing else will do.
     """
 
     def __init__(
@@ -56,10 +68,14 @@ class Rules:
         table: Mapping[Function, Rule | FunctionType],
         follows_autocast: bool = True,
         lifts: bool = False,
+        simulates: bool = False,
+        simulates_alone: bool = False,
     ) -> None:
         self.table = table
         self.follows_autocast = follows_autocast
         self.lifts = lifts
+        self.simulates = simulates
+        self.simulates_alone = simulates_alone
         # Dynamo cannot look up methods that torch writes in Python (`__rsub__`) in a dict.
         self.methods = tuple((f, rule) for f, rule in table.items() if f in PYTHON_METHODS)
         self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
@@ -74,7 +90,7 @@ def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
     """The rules that ``torch.autocast`` does not have by itself on these devices; made once.
 
     Raises:
-        UnsupportedError: for ``execution="simulated"``.
+        UnsupportedError: for ``execution="simulated"`` on CUDA alone, or with ``lists="native"``.
     """
     rules: Rules = getattr(_compiled, _name(policy, device_types))
     return rules
@@ -105,38 +121,69 @@ def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
 
 
 def _compile(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
-    if policy.execution == "simulated":
-        msg = (
-            f"{policy!r}: torch has low-precision kernels on every device; it does not simulate.\n"
-            f"Hint: {policy.replace(execution='native')!r}"
-        )
-        raise UnsupportedError(msg)
-    on_cpu = _categories(policy, "cpu") if "cpu" in device_types else {}
+    simulates = simulation.chosen(policy, device_types)
+    if simulates:
+        simulation.warn_once(policy)
+    on_cpu = _categories(policy, "cpu", simulates) if "cpu" in device_types else {}
     on_cuda = _categories(policy, "cuda") if "cuda" in device_types else {}
     table: dict[Function, Rule | FunctionType] = {
-        function: Rule(
-            on_cpu.get(function), on_cuda.get(function), function.__name__ in _CAST_INPUT_ALONE
-        )
+        function: _rule(function, on_cpu.get(function), on_cuda.get(function), simulates)
         for function in {**on_cpu, **on_cuda}
     }
     table.update(revealed_composites(table))
     if policy.level == "O0" or policy.lists == "native":
         return Rules(table, follows_autocast=policy.level != "O0")
-    lifted = (policy.op_list.deny & native_list(device).allow for device in device_types)
-    return Rules(table, lifts=any(lifted))
+    return Rules(
+        table,
+        lifts=any(policy.op_list.deny & native_list(device).allow for device in device_types),
+        simulates=simulates,
+        simulates_alone=policy.execution == "simulated",
+    )
 
 
-def _categories(policy: Policy, device_type: DeviceType) -> dict[Function, Category]:
-    """The category of each function that this device treats otherwise by itself."""
+def _rule(
+    function: Function, on_cpu: Treatment | None, on_cuda: Treatment | None, simulates: bool
+) -> Rule:
+    input_alone = function.__name__ in _CAST_INPUT_ALONE
+    if not simulates:
+        return Rule(on_cpu, on_cuda, input_alone)
+    rounds_once = simulation.rounds_once().get(function, "never")
+    return Rule(on_cpu, on_cuda, input_alone, rounds_once, simulation.writing_arguments(function))
+
+
+def _following() -> frozenset[Function]:
+    """The functions that a simulation has to see though no list names them.
+
+    Not those that ``torch.autocast`` casts by itself, under whatever name, and not those whose
+    kernels are as good as the simulation.
+    """
+    cast_by_autocast = {
+        function
+        for name in _private.registered_for_autocast("cpu") or ()
+        for function in functions_named("aten", name)
+    }
+    exact = {f for f, kernel in simulation.rounds_once().items() if kernel == "always"}
+    return computing_functions() - cast_by_autocast - exact
+
+
+def _categories(
+    policy: Policy, device_type: DeviceType, simulates: bool = False
+) -> dict[Function, Treatment]:
+    """The category of each function that this device treats otherwise by itself.
+
+    Under simulation also of those that it would run low.
+    """
     if policy.level == "O0":
         return dict.fromkeys(computing_functions(), "deny")
     if policy.lists == "native":
         return {}
-    found: dict[Function, Category] = {}
+    found: dict[Function, Treatment] = {}
     lists = policy.op_list
     if lists.unlisted != "follow":
         rest: Category = "deny" if lists.unlisted == "full" else "promote"
         found.update(dict.fromkeys(computing_functions(), rest))
+    elif simulates:
+        found.update(dict.fromkeys(_following(), "follow"))
     for namespace in ("aten", "torch"):
         owners = oplists.native_names(namespace)
         for spelling, category in policy.native_rules(namespace).items():
@@ -144,6 +191,8 @@ def _categories(policy: Policy, device_type: DeviceType) -> dict[Function, Categ
             for function in functions_named(namespace, spelling):
                 if verdict == "native":
                     found.pop(function, None)
+                    if simulates and category == "allow" and not is_composite(function):
+                        found[function] = "allow"
                 elif verdict != "rest" and (verdict != "promote" or not is_composite(function)):
                     found[function] = verdict
     return found
@@ -161,7 +210,7 @@ def _verdict(
     owner = candidates[0]
     if native.category(owner) == category and (category != "promote" or owner in native.promote):
         return "native"
-    if category == "promote" and owner in _ops_without_kernels(device_type):
+    if category == "promote" and owner in ops_without_kernels(device_type):
         return "native"
     if category == "promote" and owner not in lists.promote:
         casts = any(op in native.allow or op in native.deny for op in candidates)
@@ -200,7 +249,7 @@ def _unregistered(device_type: DeviceType) -> frozenset[str]:
     )
 
 
-def _ops_without_kernels(device_type: DeviceType) -> frozenset[str]:
+def ops_without_kernels(device_type: DeviceType) -> frozenset[str]:
     """Ops that no list needs to name: the device has no 16-bit kernel, so they run in float32."""
     return frozenset(_data()["no_low_kernel"]) if device_type == "cpu" else frozenset()
 

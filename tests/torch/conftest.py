@@ -31,6 +31,9 @@ else:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Once a process, so it would hit whichever test comes first; test_simulation.py looks for it in
+    # a process of its own.
+    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
     # Inductor's own imports, in torch 2.13: torch.utils.mkldnn still uses torch.jit.
     config.addinivalue_line("filterwarnings", "ignore:.torch.jit:DeprecationWarning")
 

@@ -1,6 +1,7 @@
 """Each op runs in the precision that ``Policy.category`` says, eagerly and compiled.
 
-Seen by a recorder below autograd that knows nothing of ampbridge.
+Seen by a recorder below autograd that knows nothing of ampbridge. Natively: a simulated op computes
+in float32 whatever its rule, and ``test_simulation.py`` holds its results' dtypes against native ones.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def test_the_ops_that_torch_lacks() -> None:
 @RUNS
 @pytest.mark.parametrize("op", CASES)
 def test_the_default_lists(op: str, run: Callable[..., Recorder], low: str, device: str) -> None:
-    policy = amp.Policy("O1", low)
+    policy = amp.Policy("O1", low, execution="native")
     category = policy.category(op)
     arrives = low if category == "deny" else "float32"
     ran = run(
@@ -138,7 +139,7 @@ def test_the_default_lists(op: str, run: Callable[..., Recorder], low: str, devi
 def test_ops_that_follow_stay_low_and_take_the_widest_of_mixed(
     op: str, run: Callable[..., Recorder], low: str, device: str
 ) -> None:
-    case, policy = CASES[op], amp.Policy("O1", low)
+    case, policy = CASES[op], amp.Policy("O1", low, execution="native")
     region = amp.autocast(policy, backend="torch")
     assert run(case.run, inputs_of(case, device, low), region).dtypes == {low}
     if len(case.shapes) > 1 and op in policy.op_list.promote:
@@ -150,7 +151,7 @@ def test_ops_that_follow_stay_low_and_take_the_widest_of_mixed(
 @RUNS
 @pytest.mark.parametrize("op", CASES)
 def test_a_denied_op(op: str, run: Callable[..., Recorder], low: str, device: str) -> None:
-    policy = amp.Policy("O1", low, deny=[op])
+    policy = amp.Policy("O1", low, deny=[op], execution="native")
     ran = run(
         CASES[op].run, inputs_of(CASES[op], device, low), amp.autocast(policy, backend="torch")
     )
@@ -160,7 +161,7 @@ def test_a_denied_op(op: str, run: Callable[..., Recorder], low: str, device: st
 @RUNS
 @pytest.mark.parametrize("op", CASES)
 def test_an_allowed_op(op: str, run: Callable[..., Recorder], low: str, device: str) -> None:
-    policy = amp.Policy("O1", low, allow=[op])
+    policy = amp.Policy("O1", low, allow=[op], execution="native")
     ran = run(
         CASES[op].run,
         inputs_of(CASES[op], device, "float32"),
