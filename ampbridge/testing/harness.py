@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from ampbridge.backend import Array, Backend, LossFn, Model, Optimizer, Scalar
-from ampbridge.policy import Policy
 
 NumpyArray = npt.NDArray[Any]
 
@@ -39,7 +38,6 @@ class Harness(Protocol):
         has_kernels: whether the device has kernels of low precision; else ``execution="native"`` must
             be refused.
         linear_kind: the class name of the framework's linear layer.
-        refused: a policy at O2 that ``Backend.decorate`` refuses.
     """
 
     backend: Backend
@@ -49,7 +47,6 @@ class Harness(Protocol):
     simulated: bool
     has_kernels: bool
     linear_kind: str
-    refused: Policy
 
     @abstractmethod
     def array(self, values: npt.ArrayLike, dtype: str = "float32") -> Array:

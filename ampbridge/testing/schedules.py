@@ -11,7 +11,6 @@ from ampbridge import GradScaler, Policy, Schedule, TrainStep, train_step, undec
 from ampbridge.backend import Array, Model
 from ampbridge.testing.decorating import ONES, PRODUCTS, Layered
 from ampbridge.testing.gradients import same_bits
-from ampbridge.testing.reference import PROBE, dtype_shown
 
 READS_LOW = Policy("O2", "float16", deny=PRODUCTS)
 """Shows by its results that parameters are low: at O1 a denied product shows nothing."""
@@ -46,8 +45,7 @@ class ScheduleConformance(Layered):
 
     def shown_by(self, step: TrainStep, factor: float = 1.0) -> str:
         """The dtype that PROBE has come through the model in, during one step."""
-        result = step(ONES, np.float32(factor))
-        return dtype_shown(self.harness.numpy(result.aux), PROBE)
+        return self.shown_in(step(ONES, np.float32(factor)).aux)
 
     def test_a_schedule_takes_a_built_model_from_level_to_level(self, compiled: bool) -> None:
         """And back, with one trace a policy."""
@@ -83,7 +81,7 @@ class ScheduleConformance(Layered):
         for factor in (1.0, math.inf, math.inf, 1.0, 1.0):
             result = step(ONES, np.float32(factor))
             applied.append(result.applied)
-            shown.append(dtype_shown(self.harness.numpy(result.aux), PROBE))
+            shown.append(self.shown_in(result.aux))
         assert applied == [True, False, False, True, True]
         assert shown == ["float16"] * 3 + ["bfloat16", "float16"]
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from autograd.extend import defvjp, primitive
 
-from ampbridge import Backend, Policy
+from ampbridge import Backend
 from ampbridge.backend import LossFn
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_numpy import nn, optim
@@ -66,7 +66,6 @@ class NumpyHarness(Harness):
     simulated = False
     has_kernels = True
     linear_kind = "Linear"
-    refused = Policy("O2", lists="native")
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or NumpyBackend()
