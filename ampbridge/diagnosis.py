@@ -230,7 +230,12 @@ def _is_small(product: Product) -> bool:
 
 
 def _findings_about_dtypes(backend: Backend, layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Parameters that a policy does nothing for, at the innermost layer that holds them."""
+    """Parameters that a policy does nothing for, at the innermost layer that holds them.
+
+    Those of a decorated model are low on purpose.
+    """
+    if backend.decoration(layers[0].layer, None) is not None:
+        return
     innermost = {
         id(parameter): (layer, parameter)
         for layer in layers

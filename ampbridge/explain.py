@@ -97,7 +97,9 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
         chosen.name,
         found.device,
         tuple(_op_row(name, found.ops[name]) for name in oplists.ops()),
-        tuple(FeatureRow(name, *treatment) for name, treatment in found.features.items()),
+        tuple(
+            FeatureRow(name, *found.features[name]) for name in FEATURES if name in found.features
+        ),
     )
 
 
@@ -160,5 +162,6 @@ def unless_refused(call: Callable[[], object], treatment: FeatureTreatment) -> F
     try:
         call()
     except UnsupportedError as error:
-        return FeatureTreatment("refused", str(error).partition("\n")[0])
+        first_line = str(error).partition("\n")[0]
+        return FeatureTreatment("refused", first_line.rpartition("): ")[2])  # without the policy
     return treatment

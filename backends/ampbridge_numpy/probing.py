@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import autograd.numpy as anp
 import numpy as np
@@ -18,10 +18,10 @@ from ampbridge.backend import (
     Probe,
     Product,
 )
-from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing
+from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge.hardware import PROBED_DTYPES, cpu_model, verdict
 from ampbridge.policy import Policy
-from ampbridge_numpy import casting, decorating, functional, nn
+from ampbridge_numpy import casting, compiling, decorating, functional, nn
 from ampbridge_numpy.casting import DTYPES, Rules
 
 # -- devices
@@ -111,4 +111,42 @@ def _in_autograd(op: oplists.Op) -> list[str]:
 
 
 def _features(policy: Policy) -> dict[str, FeatureTreatment]:
-    return {}
+    plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
+    casts = FeatureTreatment("ampbridge", "inputs rounded, computed in float32, rounded once")
+    return {
+        "O1": casts,
+        "O2": FeatureTreatment("ampbridge", "parameters are rounded where they are read"),
+        **FEATURES,
+        "lists='native'": unless_refused(
+            lambda: casting.rules_of(plain.replace(lists="native")), casts
+        ),
+        "execution='native'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="native")),
+            FeatureTreatment("ampbridge", f"stored in {plain.dtype}, computed in float32"),
+        ),
+        "execution='simulated'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="simulated")),
+            FeatureTreatment("ampbridge", "the same computation as 'native'"),
+        ),
+        "compile=True": unless_refused(
+            lambda: compiling.compile(lambda loss_fn: loss_fn, _loss_fn), casts
+        ),
+    }
+
+
+def _loss_fn() -> None:
+    """Nothing to compile."""
+
+
+FEATURES: Mapping[str, FeatureTreatment] = {
+    "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
+    "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
+    "master_weights=True": FeatureTreatment("ampbridge", "the arrays stay float32"),
+    "master_weights=False": FeatureTreatment("ampbridge", "the arrays are rounded after each step"),
+    "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
+    "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
+    "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),
+    "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
+    "fit": FeatureTreatment("absent", "train_step in a loop of your own"),
+    "recomputation": FeatureTreatment("absent", "autograd keeps every activation"),
+}

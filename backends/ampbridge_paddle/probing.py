@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import paddle
 
 from ampbridge import oplists
 from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
-from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing
+from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge_paddle import casting, decorating
 from ampbridge_paddle.rules import Rules, has_effect, rules_for
@@ -111,10 +112,11 @@ def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
 
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
+    casting.check(policy)
     execution = casting.execution(policy)
     rules = rules_for(policy)
     ops = {op.name: _treatment(op, policy, rules, execution) for op in oplists.ops().values()}
-    return Explanation(devices()[0].name, ops, _features(policy))
+    return Explanation(devices()[0].name, ops, _features(policy, execution))
 
 
 def _treatment(
@@ -126,19 +128,76 @@ def _treatment(
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     kernels = op.names.get("paddle_ops", ())
+    ruled = [name for name in op.names.get("paddle_api", ()) if name in rules.functions]
     if kernels:
         category = rules.category(kernels[0])
         why = sharing(policy, op.name, category, "paddle_ops", kernels[0])
-        return OpTreatment(execution, category, dtype_of(category, policy), why)
-    ruled = [name for name in op.names["paddle_api"] if name in rules.functions]
-    by: Literal["ampbridge", "simulated"] = "simulated" if execution == "simulated" else "ampbridge"
+        return OpTreatment(_by(execution, category), category, dtype_of(category, policy), why)
     if ruled:
         category = rules.functions[ruled[0]]
+        by = _by("simulated" if execution == "simulated" else "ampbridge", category)
         return OpTreatment(by, category, dtype_of(category, policy))
-    return OpTreatment(
-        by, policy.category(op.name), PARTS_DTYPE, "its kernels have rules of their own"
-    )
+    wanted = policy.category(op.name)
+    why = "its kernels have rules of their own"
+    return OpTreatment(_by(execution, wanted), wanted, PARTS_DTYPE, why)
 
 
-def _features(policy: Policy) -> dict[str, FeatureTreatment]:
-    return {}
+By: TypeAlias = Literal["native", "ampbridge", "simulated"]
+
+
+def _by(by: By, category: Category) -> By:
+    """Float32 is not simulated: there a region casts nothing, or what arrives in 16 bits."""
+    return "ampbridge" if by == "simulated" and category == "deny" else by
+
+
+def _features(
+    policy: Policy, execution: Literal["native", "simulated"]
+) -> dict[str, FeatureTreatment]:
+    plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
+    if execution == "simulated":
+        casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
+    else:
+        casts = FeatureTreatment("native", "paddle.amp.auto_cast with the policy's lists")
+    return {
+        "O1": casts,
+        "O2": FeatureTreatment(
+            casts.by,
+            "parameters rounded where they are read"
+            if execution == "simulated"
+            else "paddle.amp.decorate",
+        ),
+        **FEATURES,
+        "lists='native'": unless_refused(
+            lambda: casting.check(plain.replace(lists="native")),
+            FeatureTreatment("native", "paddle.amp.auto_cast with its own lists"),
+        ),
+        "execution='native'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="native")),
+            FeatureTreatment("native", f"Paddle's {plain.dtype} kernels"),
+        ),
+        "execution='simulated'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="simulated")),
+            FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
+        ),
+        "recomputation": FeatureTreatment(
+            "ampbridge", "ampbridge_paddle.recompute runs again in the same region"
+        ),
+    }
+
+
+FEATURES: Mapping[str, FeatureTreatment] = {
+    "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
+    "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
+    "master_weights=True": FeatureTreatment("ampbridge", "float32 storage is the master"),
+    "master_weights=False": FeatureTreatment(
+        "ampbridge", "parameters are rounded after each step of the optimizer"
+    ),
+    "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),
+    "master_grad": FeatureTreatment("native", "float32 gradients"),
+    "loss scaling": FeatureTreatment(
+        "ampbridge", "the common rule; Paddle's kernel unscales and checks"
+    ),
+    "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
+    "compile=True": FeatureTreatment("native", "paddle.jit.to_static of the loss, by policy"),
+    "fit": FeatureTreatment("native", "Model.fit of a decorated network"),
+}

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from ampbridge import oplists
 from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
-from ampbridge.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing
+from ampbridge.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private, casting, decorating
 from ampbridge_tensorflow.functions import LOOKED_INTO, named_functions
-from ampbridge_tensorflow.rules import Rules, rules_of
+from ampbridge_tensorflow.rules import Rules
 from ampbridge_tensorflow.scaling import outside_of_regions
 
 # -- devices
@@ -135,10 +135,10 @@ def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
 
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
-    casting._check(policy)
-    rules = rules_of(policy, casting.execution(policy) == "simulated")
+    casting.check(policy)
+    rules = casting.rules_for(policy)
     ops = {op.name: _treatment(op, policy, rules) for op in oplists.ops().values()}
-    return Explanation(devices()[0].name, ops, _features(policy))
+    return Explanation(devices()[0].name, ops, _features(policy, rules))
 
 
 def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
@@ -177,8 +177,8 @@ def _owner(namespace: str, spelling: str) -> str:
     return oplists.native_names(namespace)[spelling][0]
 
 
-def _by(rules: Rules) -> Literal["ampbridge", "simulated"]:
-    return "simulated" if rules.simulated else "ampbridge"
+def _by(rules: Rules, category: Category) -> Literal["ampbridge", "simulated"]:
+    return "simulated" if rules.simulated and category != "deny" else "ampbridge"
 
 
 def _function_treatment(
@@ -186,8 +186,10 @@ def _function_treatment(
 ) -> OpTreatment:
     """A function or a layer that is run as one op."""
     if op.name in LOOKED_INTO and category != "deny":
-        return OpTreatment(_by(rules), category, PARTS_DTYPE, "its parts have rules of their own")
-    return OpTreatment(_by(rules), category, dtype_of(category, policy))
+        return OpTreatment(
+            _by(rules, category), category, PARTS_DTYPE, "its parts have rules of their own"
+        )
+    return OpTreatment(_by(rules, category), category, dtype_of(category, policy))
 
 
 def _op_treatment(op: oplists.Op, name: str, policy: Policy, rules: Rules) -> OpTreatment:
@@ -201,8 +203,52 @@ def _op_treatment(op: oplists.Op, name: str, policy: Policy, rules: Rules) -> Op
     target = by_attribute.get(main)
     if category != "deny" and target == tf.float32:
         why = f"{name} has no {policy.dtype} kernel"
-    return OpTreatment(_by(rules), category, target.name if target else INPUTS_DTYPE, why)
+    return OpTreatment(_by(rules, category), category, target.name if target else INPUTS_DTYPE, why)
 
 
-def _features(policy: Policy) -> dict[str, FeatureTreatment]:
-    return {}
+def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
+    plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
+    if rules.simulated:
+        casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
+    else:
+        casts = FeatureTreatment("ampbridge", "inputs cast where ops enter TensorFlow")
+    return {
+        "O1": casts,
+        "O2": FeatureTreatment("ampbridge", f"Keras' dtype policies; ops as at O1: {casts.by}"),
+        **FEATURES,
+        "lists='native'": unless_refused(
+            lambda: casting.check(plain.replace(lists="native")),
+            FeatureTreatment("native", ""),
+        ),
+        "execution='native'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="native")),
+            FeatureTreatment("native", f"TensorFlow's {plain.dtype} kernels"),
+        ),
+        "execution='simulated'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="simulated")),
+            FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
+        ),
+        "recomputation": casts._replace(why="tf.recompute_grad runs again under the same rules"),
+    }
+
+
+FEATURES: Mapping[str, FeatureTreatment] = {
+    "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
+    "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
+    "master_weights=True": FeatureTreatment(
+        "native", "variables stay float32, and are read in low precision"
+    ),
+    "master_weights=False": FeatureTreatment(
+        "ampbridge", "variables are rounded after each step of the optimizer"
+    ),
+    "save_dtype": FeatureTreatment("refused", "Keras and TensorFlow save the float32 variables"),
+    "master_grad": FeatureTreatment("native", "gradients of float32 variables are float32"),
+    "loss scaling": FeatureTreatment(
+        "ampbridge", "the common rule, in variables, without a branch"
+    ),
+    "schedules": FeatureTreatment(
+        "ampbridge", "one trace for each policy; the model is fitted to it"
+    ),
+    "compile=True": FeatureTreatment("native", "the whole step is a tf.function"),
+    "fit": FeatureTreatment("native", "Keras' fit of a decorated model"),
+}

@@ -23,13 +23,17 @@ from ampbridge_torch.rules import rules_for
 
 
 def layers(model: nn.Module) -> list[Layer]:
-    """See ``Backend.layers``."""
+    """See ``Backend.layers``. Parameters of lazy layers that have no shape yet are left out."""
     return [
         Layer(
             name,
             type(module).__name__,
             module,
-            {key: tuple(p.shape) for key, p in module.named_parameters(recurse=False)},
+            {
+                key: tuple(p.shape)
+                for key, p in module.named_parameters(recurse=False)
+                if not nn.parameter.is_lazy(p)
+            },
         )
         for name, module in unwrapped(model).named_modules()
     ]

@@ -14,9 +14,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ampbridge import oplists
 from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
-from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing
+from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
-from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge_torch import casting, decorating
 from ampbridge_torch.functions import Function, functions_named
@@ -155,9 +154,13 @@ def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -
     if rule is not None and not isinstance(rule, Rule):
         wanted = "promote" if policy.lists == "native" else policy.category(op.name)
         return OpTreatment("ampbridge", wanted, PARTS_DTYPE, "its parts have rules of their own")
-    category: Category | None = getattr(rule, kind) if rule is not None else None
-    by: Literal["native", "ampbridge"] = "native" if category is None else "ampbridge"
-    category = category or native_list(kind).category(_owner(namespace, spelling))
+    treatment = getattr(rule, kind) if rule is not None else None
+    if treatment is None:
+        category = native_list(kind).category(_owner(namespace, spelling))
+        by: Literal["native", "ampbridge", "simulated"] = "native"
+    else:
+        category = "promote" if treatment == "follow" else treatment
+        by = "simulated" if rules.simulates and category != "deny" else "ampbridge"
     why = (
         "" if policy.lists == "native" else sharing(policy, op.name, category, namespace, spelling)
     )
@@ -182,11 +185,58 @@ def _owner(namespace: str, spelling: str) -> str:
 
 
 def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
-    by_lists = FeatureTreatment("native", "torch.autocast as it is: its lists are the policy's")
+    plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
+    types = casting.devices_in_use()
+    if rules.simulates:
+        casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
+    elif rules.table:
+        why = (
+            f"torch.autocast, and a function mode for {len(rules.table)} functions with other rules"
+        )
+        casts = FeatureTreatment("ampbridge", why)
+    else:
+        casts = FeatureTreatment("native", "torch.autocast, whose lists are the policy's")
+    recomputed = FeatureTreatment(
+        "native", "torch.utils.checkpoint runs again under torch.autocast"
+    )
     if rules.table:
-        why = f"torch.autocast, and a function mode for {len(rules.table)} functions it rules otherwise"
-        by_lists = FeatureTreatment("ampbridge", why)
-    return {"O1": by_lists, **FEATURES}
+        why = "torch.utils.checkpoint runs again under the lists that it was called under"
+        recomputed = FeatureTreatment("ampbridge", why)
+    return {
+        "O1": casts,
+        "O2": FeatureTreatment("ampbridge", f"parameters cast in place; ops as at O1: {casts.by}"),
+        **FEATURES,
+        "lists='native'": unless_refused(
+            lambda: rules_for(plain.replace(lists="native"), types),
+            FeatureTreatment("native", "torch.autocast, with nothing intercepted"),
+        ),
+        "execution='native'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="native")),
+            FeatureTreatment("native", f"torch's {plain.dtype} kernels"),
+        ),
+        "execution='simulated'": unless_refused(
+            lambda: casting.execution(plain.replace(execution="simulated")),
+            FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
+        ),
+        "recomputation": recomputed,
+    }
 
 
-FEATURES: Mapping[str, FeatureTreatment] = {}
+FEATURES: Mapping[str, FeatureTreatment] = {
+    "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
+    "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
+    "master_weights=True": FeatureTreatment(
+        "ampbridge", "the optimizer steps float32 masters, by its public hooks"
+    ),
+    "master_weights=False": FeatureTreatment(
+        "native", "the optimizer steps the low-precision parameters"
+    ),
+    "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),
+    "master_grad": FeatureTreatment("native", "float32 .grad of low-precision parameters"),
+    "loss scaling": FeatureTreatment(
+        "ampbridge", "the common rule; torch's kernels unscale and check"
+    ),
+    "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
+    "compile=True": FeatureTreatment("native", "torch.compile of the loss; the update is eager"),
+    "fit": FeatureTreatment("absent", "torch has no fit: train_step in a loop of your own"),
+}

@@ -1,0 +1,226 @@
+"""Devices, a model's products and ``explain``: held against what Paddle does without ampbridge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle_reference import is_representable, normal
+
+import ampbridge as amp
+from ampbridge.backend import Decoration
+from ampbridge.explain import FEATURES, ExplanationTable
+from ampbridge_paddle import probing
+from ampbridge_paddle.rules import rules_for
+
+BACKEND = amp.backend("paddle")
+on_cpu = pytest.mark.skipif(paddle.device.get_device() != "cpu", reason="what Paddle has on a CPU")
+
+# -- devices
+
+
+def test_the_device_that_is_set_comes_first() -> None:
+    devices = BACKEND.devices()
+    assert devices[0].name == paddle.device.get_device()
+    assert "cpu" in [device.name for device in devices]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_dtype_fails_if_and_only_if_paddle_fails_in_it(dtype: str) -> None:
+    x = paddle.ones([8, 8]).astype(dtype)
+    x.stop_gradient = False
+    try:
+        paddle.grad([paddle.matmul(x, x)], [x])
+        works = True
+    except RuntimeError:
+        works = False
+    assert (dtype not in BACKEND.probe(BACKEND.devices()[0]).failures) == works
+
+
+@on_cpu
+def test_paddle_s_own_answer_is_not_taken() -> None:
+    assert paddle.amp.is_bfloat16_supported()
+    failures = BACKEND.probe(BACKEND.devices()[0]).failures
+    assert "kernel `matmul` is not registered" in failures["bfloat16"]
+    assert "\n" not in failures["bfloat16"]
+    assert amp.Policy.auto() == amp.Policy("O0")
+
+
+@on_cpu
+def test_probing_sees_paddle_and_not_the_caller_s_region() -> None:
+    with amp.autocast("O1:bfloat16", backend="paddle"), paddle.no_grad():
+        failures = BACKEND.probe(BACKEND.devices()[0]).failures
+    assert set(failures) == {"float16", "bfloat16"}
+
+
+# -- models
+
+
+def test_the_products_of_a_model() -> None:
+    model = nn.Sequential(
+        nn.Conv2D(3, 30, 5),
+        nn.Conv2D(32, 32, 3, groups=32),
+        nn.Conv1DTranspose(16, 8, 4),
+        nn.Embedding(1001, 64),
+        nn.LSTMCell(10, 20),
+        nn.TransformerEncoderLayer(64, 4, 100),
+        nn.LayerNorm(9),
+    )
+    assert [tuple(product) for product in BACKEND.products(model)] == [
+        ("0", "Conv2D", 3, 30, 25),
+        ("2", "Conv1DTranspose", 16, 8, 4),
+        ("4", "LSTMCell", 10, 80, 1),
+        ("4", "LSTMCell", 20, 80, 1),
+        *(
+            (f"5.self_attn.{name}", "Linear", 64, 64, 1)
+            for name in ("q_proj", "k_proj", "v_proj", "out_proj")
+        ),
+        ("5.linear1", "Linear", 64, 100, 1),
+        ("5.linear2", "Linear", 100, 64, 1),
+    ]
+
+
+def test_the_products_of_a_recurrent_network() -> None:
+    sizes = {product[2:] for product in BACKEND.products(nn.LSTM(10, 20))}
+    assert sizes == {(10, 80, 1), (20, 80, 1)}
+
+
+def test_doctor_of_a_model() -> None:
+    model = nn.Sequential(nn.Linear(256, 250), nn.Linear(250, 256).to(dtype="float64"))
+    report = amp.doctor(model)
+    assert report.model is not None
+    assert [
+        (finding.layer, finding.what.partition(":")[0]) for finding in report.model.findings
+    ] == [
+        ("1", "2 parameters in float64"),
+        ("0", "250 outputs"),
+        ("1", "250 inputs"),
+    ]
+
+
+# -- explain, by values: low precision is what 16 bits can hold
+
+M = normal(6, 6)
+OPS: dict[str, Callable[[Any], Any]] = {
+    "matmul": lambda x: paddle.matmul(x, x),
+    "linear": lambda x: F.linear(x, x, x[0]),
+    "softmax": F.softmax,
+    "exp": paddle.exp,
+    "sum": lambda x: paddle.sum(x, axis=0),
+    "mse_loss": lambda x: F.mse_loss(x, x * 0.3, reduction="none"),
+    "tanh": paddle.tanh,
+    "sin": paddle.sin,
+    "multiply": lambda x: paddle.multiply(x, x),
+    "mean": lambda x: paddle.mean(x, axis=0),
+}
+POLICIES = {
+    "torch": amp.Policy("O1", "bfloat16"),
+    "paddle": amp.Policy("O1", "float16", lists="paddle"),
+    "tensorflow": amp.Policy("O1", "bfloat16", lists="tensorflow"),
+    "moved": amp.Policy("O1", "float16", deny=["matmul", "tanh"], allow=["exp"]),
+    "O2": amp.Policy("O2", "bfloat16"),
+}
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def table(request: pytest.FixtureRequest) -> ExplanationTable:
+    return amp.explain(POLICIES[request.param], "paddle")
+
+
+@on_cpu
+@pytest.mark.filterwarnings("ignore::ampbridge.SimulationWarning")
+@pytest.mark.parametrize("op", OPS)
+def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
+    row, low = table.op(op), table.policy.dtype
+    for arrives in ("float32", low):
+        with amp.autocast(table.policy, backend="paddle"):
+            x = paddle.to_tensor(M)
+            result = OPS[op](x.astype(arrives) if arrives == low else x)
+        wanted = arrives if row.dtype == "inputs'" else row.dtype
+        if wanted != "its parts'":
+            assert is_representable(result.numpy(), low) == (wanted == low), row
+    assert row.by == ("ampbridge" if row.category == "deny" else "simulated")
+
+
+def test_a_shared_kernel_says_with_whom() -> None:
+    row = amp.explain(amp.Policy(deny=["tensordot"]), "paddle").op("matmul")
+    assert (row.category, row.why) == ("deny", "one with tensordot (matmul)")
+
+
+def test_on_a_gpu_kernels_are_cast_by_paddle_and_functions_by_us() -> None:
+    """The rules alone: the labels need no GPU."""
+    from ampbridge import oplists
+
+    policy = amp.Policy()
+    rules = rules_for(policy)
+
+    def by(op: str) -> str:
+        return probing._treatment(oplists.ops()[op], policy, rules, "native").by
+
+    assert (by("matmul"), by("softmax"), by("mse_loss")) == ("native", "native", "ampbridge")
+
+
+# -- explain: features
+
+
+def decorate(policy: amp.Policy, **options: Any) -> Callable[[], object]:
+    def call() -> None:
+        model = nn.Linear(8, 8)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        BACKEND.decorate(model, optimizer, Decoration(policy, **options))
+
+    return call
+
+
+def region(**fields: Any) -> Callable[[], object]:
+    def call() -> None:
+        with BACKEND.autocast(amp.Policy("O1", "bfloat16", **fields)):
+            pass
+
+    return call
+
+
+O2 = amp.Policy("O2", "bfloat16")
+ATTEMPTS: dict[str, Callable[[], object]] = {
+    "O1": region(),
+    "O2": decorate(O2),
+    "keep": lambda: amp.decorate(nn.Sequential(nn.Linear(2, 2)), policy=O2.replace(keep=["0"])),
+    "output_dtype": decorate(O2.replace(output_dtype="float16")),
+    "master_weights=True": decorate(O2),
+    "master_weights=False": decorate(O2.replace(master_weights=False)),
+    "save_dtype": decorate(O2, save_dtype="float16"),
+    "master_grad": decorate(O2, master_grad=True),
+    "lists='native'": region(lists="native"),
+    "execution='native'": region(execution="native"),
+    "execution='simulated'": region(execution="simulated"),
+    "compile=True": lambda: BACKEND.compile(lambda loss_fn: loss_fn, paddle.sum),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ampbridge.SimulationWarning")
+@pytest.mark.parametrize("feature", ATTEMPTS)
+def test_a_feature_is_refused_if_and_only_if_explain_says_so(feature: str) -> None:
+    try:
+        ATTEMPTS[feature]()
+        refused = False
+    except amp.UnsupportedError:
+        refused = True
+    row = amp.explain("O1:bfloat16", "paddle").feature(feature)
+    assert (row.by == "refused") == refused, row
+    assert row.why
+
+
+def test_every_feature_is_explained() -> None:
+    for policy in ("O0", "O1", "O2:bfloat16"):
+        assert tuple(row.feature for row in amp.explain(policy, "paddle").features) == FEATURES
+
+
+@on_cpu
+def test_a_refused_policy_is_refused() -> None:
+    for refused in (amp.Policy(lists="native"), amp.Policy(execution="native")):
+        with pytest.raises(amp.UnsupportedError, match="Hint: "):
+            amp.explain(refused, "paddle")

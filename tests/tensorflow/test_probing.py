@@ -1,0 +1,290 @@
+"""Devices, a model's products and ``explain``: held against what TensorFlow is seen to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ampbridge.testing import import_or_skip
+
+import_or_skip("tensorflow")
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from recorder import eager  # noqa: E402
+
+import ampbridge as amp  # noqa: E402
+from ampbridge.backend import Decoration  # noqa: E402
+from ampbridge.explain import FEATURES, ExplanationTable  # noqa: E402
+
+BACKEND = amp.backend("tensorflow")
+on_cpu = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="the kernels of a CPU"
+)
+
+# -- devices
+
+
+def test_the_cpu_comes_last() -> None:
+    devices = BACKEND.devices()
+    assert devices[-1].name == "cpu"
+    assert len(devices) == len(tf.config.list_logical_devices())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_dtype_fails_if_and_only_if_tensorflow_fails_in_it(dtype: str) -> None:
+    for device in BACKEND.devices():
+        with tf.device(device.name), tf.GradientTape() as tape:
+            x = tf.ones((8, 8), dtype)
+            tape.watch(x)
+            try:
+                works = tape.gradient(tf.matmul(x, x), x).dtype == dtype
+            except tf.errors.OpError:
+                works = False
+        assert (dtype not in BACKEND.probe(device).failures) == works
+
+
+def test_a_dtype_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = tf.matmul
+
+    def failing(x: Any, y: Any) -> Any:
+        if x.dtype == tf.bfloat16:
+            raise tf.errors.NotFoundError(None, None, "no kernel for bfloat16\nC++ stack")
+        return matmul(x, y)
+
+    monkeypatch.setattr(tf, "matmul", failing)
+    assert BACKEND.probe(BACKEND.devices()[-1]).failures == {"bfloat16": "no kernel for bfloat16"}
+
+
+def test_probing_sees_tensorflow_and_not_the_caller_s_region() -> None:
+    with amp.autocast("O1:bfloat16", backend="tensorflow"):
+        assert "float32" not in BACKEND.probe(BACKEND.devices()[-1]).failures
+
+
+def test_xla_is_tried() -> None:
+    assert BACKEND.probe(BACKEND.devices()[-1]).settings["XLA"] == "compiles"
+
+
+@on_cpu
+def test_auto_favours_bfloat16_where_the_cpu_multiplies_it() -> None:
+    flags = BACKEND.devices()[0].bfloat16_instructions
+    assert str(amp.Policy.auto()) == ("O1:bfloat16" if flags else "O0")
+
+
+# -- models
+
+
+def test_the_products_of_a_model() -> None:
+    layers = keras.layers
+    image = keras.Input((32, 32, 3))
+    x = layers.Conv2D(30, 5, name="conv")(image)
+    x = layers.DepthwiseConv2D(3, name="depthwise")(x)
+    x = layers.Conv2DTranspose(16, 4, name="transposed")(x)
+    x = layers.Reshape((-1, 16))(x)
+    x = layers.MultiHeadAttention(4, 8, name="attention")(x, x)
+    x = layers.LSTM(20, name="lstm")(x)
+    model = keras.Model(image, layers.Dense(10, name="head")(x))
+    assert sorted(product[1:] for product in BACKEND.products(model)) == sorted(
+        [
+            ("Conv2D", 3, 30, 25),
+            ("Conv2DTranspose", 30, 16, 16),
+            *[("EinsumDense", 16, 32, 1)] * 3,
+            ("EinsumDense", 32, 16, 1),
+            ("LSTMCell", 16, 80, 1),
+            ("LSTMCell", 20, 80, 1),
+            ("Dense", 20, 10, 1),
+        ]
+    )
+
+
+def test_a_model_that_is_not_built() -> None:
+    model = keras.Sequential([keras.layers.Dense(8)])
+    assert BACKEND.products(model) == []
+    report = amp.doctor(model).model
+    assert report is not None
+    assert [finding.what for finding in report.findings] == [
+        "no parameters yet: build it, or call it once"
+    ]
+
+
+def test_doctor_of_a_model() -> None:
+    dense = keras.layers.Dense
+    model = keras.Sequential([dense(250, name="a"), dense(256, dtype="float64", name="b")])
+    model.build((None, 256))
+    report = amp.doctor(model).model
+    assert report is not None
+    assert [(f.layer.rpartition(".")[2], f.what.partition(":")[0]) for f in report.findings] == [
+        ("b", "2 parameters in float64"),
+        ("a", "250 outputs"),
+        ("b", "250 inputs"),
+    ]
+
+
+# -- explain: by the recorder, which stands below the adapter
+
+Case = tuple[str, Callable[[Any], Any]]
+OPS: dict[str, Case] = {
+    "matmul": ("MatMul", lambda x: tf.matmul(x, x)),
+    "conv2d": ("Conv2D", lambda x: tf.nn.conv2d(image(x), image(x), 1, "SAME")),
+    "einsum": ("Einsum", lambda x: tf.einsum("ij,jk->ik", x, x)),
+    "softmax": ("Softmax", lambda x: tf.nn.softmax(x)),
+    "exp": ("Exp", lambda x: tf.exp(x)),
+    "sum": ("Sum", lambda x: tf.reduce_sum(x)),
+    "rsqrt": ("Rsqrt", lambda x: tf.math.rsqrt(x)),
+    "relu": ("Relu", lambda x: tf.nn.relu(x)),
+    "tanh": ("Tanh", lambda x: tf.tanh(x)),
+    "add": ("AddV2", lambda x: tf.add(x, x)),
+    "concat": ("ConcatV2", lambda x: tf.concat([x, x], 0)),
+    "mean": ("Mean", lambda x: tf.reduce_mean(x)),
+    "svd": ("Svd", lambda x: tf.linalg.svd(x, compute_uv=False)),
+    "max_pool2d": ("MaxPool", lambda x: tf.nn.max_pool2d(image(x), 2, 1, "SAME")),
+    # Functions that are several ops. (Keras itself takes the mean of 16-bit values in float32.)
+    "mse_loss": ("Square", lambda x: keras.losses.mean_squared_error(x, x)),
+    "normalize": ("Mul", lambda x: tf.math.l2_normalize(x, 1)),
+}
+POLICIES = {
+    "torch": amp.Policy("O1", "bfloat16", execution="native"),
+    "paddle": amp.Policy("O1", "float16", lists="paddle", execution="native"),
+    "tensorflow": amp.Policy("O1", "bfloat16", lists="tensorflow", execution="native"),
+    "moved": amp.Policy(
+        "O1", "float16", deny=["matmul", "relu"], allow=["exp"], execution="native"
+    ),
+    "O2": amp.Policy("O2", "bfloat16", execution="native"),
+}
+
+
+def image(x: Any) -> Any:
+    return tf.reshape(x, (2, 2, 2, 2))
+
+
+def ran_in(op: str, arrives: str, policy: amp.Policy) -> set[str]:
+    name, call = OPS[op]
+    x = tf.cast(tf.random.uniform((4, 4), 0.5, 1.5), arrives)
+    _, seen = eager(amp.autocast(policy, backend="tensorflow")(call), x)
+    return {dtype for ran, dtype in seen if ran == name}
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def table(request: pytest.FixtureRequest) -> ExplanationTable:
+    return amp.explain(POLICIES[request.param], "tensorflow")
+
+
+@on_cpu
+@pytest.mark.parametrize("op", OPS)
+def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
+    row, low = table.op(op), table.policy.dtype
+    for arrives in ("float32", low):
+        wanted = arrives if row.dtype == "inputs'" else row.dtype
+        assert ran_in(op, arrives, table.policy) == {wanted}, row
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_native_are_the_ops_that_nothing_is_cast_for(op: str, table: ExplanationTable) -> None:
+    row = table.op(op)
+    cast = row.dtype != "inputs'" or op in ("add", "concat", "mse_loss", "normalize")
+    assert row.by == ("ampbridge" if cast else "native"), row
+
+
+def test_an_op_that_is_shared_says_with_whom() -> None:
+    row = amp.explain(amp.Policy(deny=["tensordot"]), "tensorflow").op("matmul")
+    assert (row.category, row.dtype, row.why) == ("deny", "float32", "one with tensordot (MatMul)")
+
+
+@on_cpu
+def test_an_op_without_a_kernel_says_so() -> None:
+    row = amp.explain(POLICIES["torch"], "tensorflow").op("svd")
+    assert (row.category, row.dtype) == ("promote", "float32")
+    assert row.why == "Svd has no bfloat16 kernel"
+
+
+def test_what_neither_tensorflow_nor_keras_has_is_absent() -> None:
+    assert amp.explain("O1:bfloat16", "tensorflow").op("swiglu").by == "absent"
+
+
+def test_simulated_ops_compute_in_float32_and_round() -> None:
+    policy = amp.Policy("O1", "bfloat16", execution="simulated")
+    table = amp.explain(policy, "tensorflow")
+    for op in ("matmul", "tanh", "softmax"):
+        assert ran_in(op, "bfloat16", policy) == {"float32"}
+        with amp.autocast(policy, backend="tensorflow"):
+            low = OPS[op][1](tf.ones((4, 4), tf.bfloat16)).dtype == tf.bfloat16
+        assert table.op(op).by == ("simulated" if low else "ampbridge")
+
+
+# -- explain: features
+
+
+def decorate(policy: amp.Policy, **options: Any) -> Callable[[], object]:
+    def call() -> None:
+        model = keras.Sequential([keras.layers.Dense(8, name="d")])
+        model.build((None, 8))
+        BACKEND.decorate(model, keras.optimizers.SGD(0.1), Decoration(policy, **options))
+
+    return call
+
+
+def keep() -> None:
+    model = keras.Sequential([keras.layers.Dense(8, name="d")])
+    model.build((None, 8))
+    amp.decorate(model, policy=amp.Policy("O2", "bfloat16", keep=["Dense"]))
+
+
+def region(**fields: Any) -> Callable[[], object]:
+    def call() -> None:
+        with BACKEND.autocast(amp.Policy("O1", "bfloat16", **fields)):
+            pass
+
+    return call
+
+
+O2 = amp.Policy("O2", "bfloat16")
+ATTEMPTS: dict[str, Callable[[], object]] = {
+    "O1": region(),
+    "O2": decorate(O2),
+    "keep": keep,
+    "output_dtype": decorate(O2.replace(output_dtype="float16")),
+    "master_weights=True": decorate(O2),
+    "master_weights=False": decorate(O2.replace(master_weights=False)),
+    "save_dtype": decorate(O2, save_dtype="float16"),
+    "master_grad": decorate(O2, master_grad=True),
+    "lists='native'": region(lists="native"),
+    "execution='native'": region(execution="native"),
+    "execution='simulated'": region(execution="simulated"),
+    "compile=True": lambda: BACKEND.compile(lambda loss_fn: loss_fn, tf.reduce_sum),
+}
+
+
+@pytest.mark.parametrize("feature", ATTEMPTS)
+def test_a_feature_is_refused_if_and_only_if_explain_says_so(feature: str) -> None:
+    try:
+        ATTEMPTS[feature]()
+        refused = False
+    except amp.UnsupportedError:
+        refused = True
+    row = amp.explain("O1:bfloat16", "tensorflow").feature(feature)
+    assert (row.by == "refused") == refused, row
+    assert row.why
+
+
+def test_every_feature_is_explained() -> None:
+    for policy in ("O0", "O1", "O2:bfloat16"):
+        assert tuple(row.feature for row in amp.explain(policy, "tensorflow").features) == FEATURES
+
+
+def test_recomputation_runs_under_the_same_rules() -> None:
+    w = tf.Variable(tf.random.normal((8, 8)))
+    twice = tf.recompute_grad(lambda x: tf.tanh(tf.matmul(x, w)))
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape, amp.autocast(POLICIES["torch"], backend="tensorflow"):
+            loss = tf.reduce_sum(twice(tf.ones((8, 8))))
+        return tape.gradient(loss, w)
+
+    _, seen = eager(gradient)
+    assert [dtype for op, dtype in seen if op == "Tanh"] == ["bfloat16"] * 2
+
+
+def test_a_refused_policy_is_refused() -> None:
+    with pytest.raises(amp.UnsupportedError, match="Hint: "):
+        amp.explain(amp.Policy(lists="native"), "tensorflow")

@@ -1,0 +1,268 @@
+"""Devices, a model's products and ``explain``: held against what torch does without ampbridge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorder import run_eager
+from torch import nn
+
+import ampbridge as amp
+from ampbridge import oplists
+from ampbridge.backend import Decoration
+from ampbridge.explain import FEATURES, ExplanationTable
+
+BACKEND = amp.backend("torch")
+LOW = "bfloat16"
+
+# -- devices
+
+
+def test_the_cpu_comes_last_and_gpus_first() -> None:
+    devices = BACKEND.devices()
+    assert devices[-1].name == "cpu"
+    assert len(devices) == 1 + torch.cuda.device_count()
+    if torch.cuda.is_available():
+        assert devices[0].name == f"cuda:{torch.cuda.current_device()}"
+        assert devices[0].compute_capability == torch.cuda.get_device_capability()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_dtype_fails_if_and_only_if_torch_fails_in_it(dtype: torch.dtype) -> None:
+    for device in BACKEND.devices():
+        x = torch.ones(8, 8, device=device.name, dtype=dtype, requires_grad=True)
+        try:
+            (x @ x).sum().backward()
+            works = x.grad is not None and x.grad.dtype == dtype
+        except RuntimeError:
+            works = False
+        assert (str(dtype).removeprefix("torch.") not in BACKEND.probe(device).failures) == works
+
+
+def test_a_dtype_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.bfloat16:
+            raise RuntimeError("no kernel for bfloat16\nC++ stack")
+        return torch.matmul(x, y)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", matmul)
+    assert BACKEND.probe(BACKEND.devices()[-1]).failures == {LOW: "no kernel for bfloat16"}
+
+
+def test_probing_sees_torch_and_not_the_caller_s_region() -> None:
+    with amp.autocast("O1:bfloat16", backend="torch"), torch.no_grad():
+        assert "float32" not in BACKEND.probe(BACKEND.devices()[-1]).failures
+
+
+def test_the_precision_of_float32_products_is_told() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert BACKEND.probe(BACKEND.devices()[-1]).settings["float32 products"] == "bfloat16"
+        torch.set_float32_matmul_precision("highest")
+        assert BACKEND.probe(BACKEND.devices()[-1]).settings["float32 products"] == "float32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU favours")
+def test_auto_favours_bfloat16_where_the_cpu_multiplies_it() -> None:
+    flags = BACKEND.devices()[0].bfloat16_instructions
+    assert str(amp.Policy.auto("cpu")) == ("O1:bfloat16" if flags else "O0")
+    assert amp.Policy.auto() == amp.Policy.auto(torch.device("cpu"))
+
+
+# -- models
+
+
+def test_the_products_of_a_model() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 30, 5),
+        nn.Conv2d(32, 32, 3, groups=32),
+        nn.ConvTranspose1d(16, 8, 4),
+        nn.Embedding(1001, 64),
+        nn.LSTM(10, 20),
+        nn.TransformerEncoderLayer(64, 4, 100),
+        nn.LazyLinear(7),
+        nn.LayerNorm(9),
+    )
+    assert [tuple(product) for product in BACKEND.products(model)] == [
+        ("0", "Conv2d", 3, 30, 25),
+        ("2", "ConvTranspose1d", 16, 8, 4),
+        ("4", "LSTM", 10, 80, 1),
+        ("4", "LSTM", 20, 80, 1),
+        ("5.self_attn", "MultiheadAttention", 64, 192, 1),
+        ("5.self_attn.out_proj", "NonDynamicallyQuantizableLinear", 64, 64, 1),
+        ("5.linear1", "Linear", 64, 100, 1),
+        ("5.linear2", "Linear", 100, 64, 1),
+    ]
+
+
+def test_doctor_of_a_model() -> None:
+    model = nn.Sequential(nn.Linear(256, 250), nn.Linear(250, 256).double())
+    report = amp.doctor(model)
+    assert report.model is not None
+    assert [
+        (finding.layer, finding.what.partition(":")[0]) for finding in report.model.findings
+    ] == [
+        ("1", "2 parameters in float64"),
+        ("0", "250 outputs"),
+        ("1", "250 inputs"),
+    ]
+
+
+def test_a_decorated_model_is_no_finding() -> None:
+    model = amp.decorate(nn.Linear(256, 256), policy="O2:bfloat16")
+    assert amp.doctor(model).model.findings == ()
+
+
+# -- explain: by the recorder, which knows nothing of ampbridge
+
+M, IMAGE = (4, 4), (1, 2, 6, 6)
+OPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "matmul": (torch.matmul, (M, M)),
+    "linear": (F.linear, (M, M)),
+    "conv2d": (F.conv2d, (IMAGE, (3, 2, 3, 3))),
+    "einsum": (lambda x, y: torch.einsum("ij,jk->ik", x, y), (M, M)),
+    "softmax": (lambda x: torch.softmax(x, -1), (M,)),
+    "exp": (torch.exp, (M,)),
+    "sum": (torch.sum, (M,)),
+    "mse_loss": (F.mse_loss, (M, M)),
+    "layer_norm": (lambda x: F.layer_norm(x, (4,)), (M,)),
+    "relu": (F.relu, (M,)),
+    "tanh": (torch.tanh, (M,)),
+    "add": (torch.add, (M, M)),
+    "concat": (lambda x, y: torch.cat([x, y]), (M, M)),
+    "mean": (torch.mean, (M,)),
+    "fft_rfft": (torch.fft.rfft, (M,)),
+    "trace": (torch.trace, (M,)),
+}
+POLICIES = {
+    "torch": amp.Policy("O1", LOW, execution="native"),
+    "paddle": amp.Policy("O1", LOW, lists="paddle", execution="native"),
+    "tensorflow": amp.Policy("O1", LOW, lists="tensorflow", execution="native"),
+    "native": amp.Policy("O1", LOW, lists="native"),
+    "moved": amp.Policy("O1", LOW, deny=["matmul", "relu"], allow=["exp"], execution="native"),
+    "O2": amp.Policy("O2", LOW, execution="native"),
+}
+
+
+def inputs(op: str, dtype: str) -> list[torch.Tensor]:
+    return [(torch.rand(shape) + 0.5).to(getattr(torch, dtype)) for shape in OPS[op][1]]
+
+
+def ran_in(op: str, arrives: str, region: Any) -> set[str]:
+    return run_eager(OPS[op][0], inputs(op, arrives), region).dtypes
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def table(request: pytest.FixtureRequest) -> ExplanationTable:
+    return amp.explain(POLICIES[request.param], "torch")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
+    says = table.op(op).dtype
+    for arrives in ("float32", LOW):
+        ran = ran_in(op, arrives, amp.autocast(table.policy, backend="torch"))
+        assert ran == {arrives if says == "inputs'" else says}, table.op(op)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_native_is_what_torch_autocast_does_alone(op: str, table: ExplanationTable) -> None:
+    row = table.op(op)
+    alone = [ran_in(op, a, torch.autocast("cpu", torch.bfloat16)) for a in ("float32", LOW)]
+    said = [{a if row.dtype == "inputs'" else row.dtype} for a in ("float32", LOW)]
+    assert row.by == ("native" if alone == said else "ampbridge") or row.category == "promote", row
+
+
+def test_an_op_that_shares_its_function_says_so() -> None:
+    row = amp.explain(POLICIES["paddle"], "torch").op("depthwise_conv2d")
+    assert (row.category, row.why) == ("allow", "one with conv2d (torch.nn.functional.conv2d)")
+
+
+def test_what_torch_has_not_is_absent() -> None:
+    row = amp.explain("O1", "torch").op("swiglu")
+    assert (row.by, row.category, row.dtype) == ("absent", "", "")
+
+
+def test_absent_are_the_ops_without_a_function() -> None:
+    absent = {row.op for row in amp.explain("O1:bfloat16", "torch").ops if row.by == "absent"}
+    named = {op.name for op in oplists.ops().values() if {"torch", "aten"} & op.names.keys()}
+    assert absent.isdisjoint(op for op in OPS)
+    assert set(oplists.ops()) - named <= absent
+
+
+@pytest.mark.filterwarnings("ignore::ampbridge.SimulationWarning")
+@pytest.mark.parametrize("op", ["matmul", "tanh", "softmax"])
+def test_simulated_ops_compute_in_float32_and_round(op: str) -> None:
+    policy = amp.Policy("O1", LOW, execution="simulated")
+    row, x = amp.explain(policy, "torch").op(op), inputs(op, LOW)
+    ran = run_eager(OPS[op][0], x, amp.autocast(policy, backend="torch"))
+    with amp.autocast(policy, backend="torch"):
+        result = OPS[op][0](*x)
+    assert ran.dtypes == {"float32"}
+    assert row.by == ("simulated" if result.dtype == torch.bfloat16 else "ampbridge")
+
+
+# -- explain: features
+
+
+def tried(call: Callable[[], object]) -> bool:
+    """Whether it is refused."""
+    try:
+        call()
+    except amp.UnsupportedError:
+        return True
+    return False
+
+
+def decorate(policy: amp.Policy, **options: Any) -> Callable[[], object]:
+    def call() -> None:
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        BACKEND.decorate(model, optimizer, Decoration(policy, **options))
+
+    return call
+
+
+def region(**fields: Any) -> Callable[[], object]:
+    def call() -> None:
+        with BACKEND.autocast(amp.Policy("O1", LOW, **fields)):
+            pass
+
+    return call
+
+
+O2 = amp.Policy("O2", LOW)
+ATTEMPTS: dict[str, Callable[[], object]] = {
+    "O1": region(),
+    "O2": decorate(O2),
+    "keep": lambda: amp.decorate(nn.Sequential(nn.Linear(2, 2)), policy=O2.replace(keep=["0"])),
+    "output_dtype": decorate(O2.replace(output_dtype="float16")),
+    "master_weights=True": decorate(O2),
+    "master_weights=False": decorate(O2.replace(master_weights=False)),
+    "save_dtype": decorate(O2, save_dtype="float16"),
+    "master_grad": decorate(O2, master_grad=True),
+    "lists='native'": region(lists="native"),
+    "execution='native'": region(execution="native"),
+    "execution='simulated'": region(execution="simulated"),
+    "compile=True": lambda: BACKEND.compile(lambda loss_fn: loss_fn, torch.sum),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ampbridge.SimulationWarning")
+@pytest.mark.parametrize("feature", ATTEMPTS)
+def test_a_feature_is_refused_if_and_only_if_explain_says_so(feature: str) -> None:
+    row = amp.explain("O1:bfloat16", "torch").feature(feature)
+    assert (row.by == "refused") == tried(ATTEMPTS[feature]), row
+    assert row.why
+
+
+def test_every_feature_is_explained() -> None:
+    for policy in ("O0", "O1", "O2:bfloat16"):
+        assert tuple(row.feature for row in amp.explain(policy, "torch").features) == FEATURES
