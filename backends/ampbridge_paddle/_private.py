@@ -56,6 +56,12 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.jit.dy2static.program_translator.convert_to_static": Private(
         "compile=True: control flow in the loss", True, "3.3.1"
     ),
+    "paddle.hapi.model.DynamicGraphAdapter": Private(
+        "paddle.Model in mixed precision (prepare)", False, "3.3.1"
+    ),
+    "paddle.hapi.model._update_input_info": Private(
+        "paddle.Model in mixed precision (prepare)", False, "3.3.1"
+    ),
     # methods and attributes, looked up on the objects themselves
     "Tracer._set_amp_op_list": Private("regions on GPU", True, "3.3.1"),
     "Tracer._amp_level": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
@@ -75,6 +81,13 @@ PRIVATE: Mapping[str, Private] = {
     "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
     "Layer._to_impl": Private("O2 on GPU", True, "3.3.1"),
     "Optimizer._master_weights": Private("O2 on GPU", True, "3.3.1"),
+    "Model._loss": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
+    "Model._metrics": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
+    "Model._optimizer": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
+    "Model._scaler": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
+    "DynamicGraphAdapter._amp_level": Private(
+        "paddle.Model in mixed precision (prepare)", False, "3.3.1"
+    ),
     "Optimizer._parameter_list": Private("scaler.step(optimizer)", True, "3.3.1"),
     "Optimizer._inner_opt": Private("optimizers that fleet has wrapped", False, "3.3.1"),
     "Optimizer._param_groups": Private("scaler.step(optimizer)", True, "3.3.1"),

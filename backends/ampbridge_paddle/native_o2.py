@@ -52,7 +52,7 @@ class NativeO2:
         self._layers = [_LayerBefore(layer) for layer in model.sublayers(include_self=True)]
         self._masters = {p.name: _master_of(p) for p in parameters} if policy.master_weights else {}
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
-        self._has_master_grad = decoration.master_grad
+        self._with_master_grad = model.parameters() if decoration.master_grad else []
         paddle.amp.decorate(
             models=model,
             optimizers=optimizer,
@@ -78,8 +78,7 @@ class NativeO2:
         for p in self._parameters:
             if p.name in masters:
                 p.set_value(masters[p.name])
-        if self._has_master_grad:
-            _forget_master_gradients(self._parameters)
+        _forget_master_gradients(self._with_master_grad)
 
     def _take_masters(self) -> dict[str, Tensor]:
         """The present masters, the optimizer's if it has any; it keeps none."""
@@ -115,17 +114,22 @@ class _LayerBefore:
     def restore(self) -> None:
         layer = self._layer
         if method("Layer", layer, "_dtype") != self._dtype:
-            low = {name: getattr(layer, name) for name in self._buffers}
+            unchanged = [name for name in self._buffers if self._is_unchanged(name)]
             to_dtype = method("Layer", layer, "_to_impl")
             to_dtype(dtype=self._dtype, include_sublayers=False, floating_only=True)
-            for name, x in low.items():
-                unchanged = bool((x == self._buffers[name].astype(x.dtype)).all().item())
-                getattr(layer, name).set_value(self._buffers[name] if unchanged else x)
+            for name in unchanged:
+                getattr(layer, name).set_value(self._buffers[name])
         layer._cast_to_low_precision = self._casts
+
+    def _is_unchanged(self, buffer: str) -> bool:
+        present = getattr(self._layer, buffer)
+        return bool((present == self._buffers[buffer].astype(present.dtype)).all().item())
 
 
 def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
     """Paddle keeps them for the whole process."""
+    if not parameters:
+        return
     state = amp_global_state()
     gone = {id(p) for p in parameters}
     state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]

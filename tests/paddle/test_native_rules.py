@@ -49,6 +49,14 @@ LIST_DIFFERENCES = {
 }
 
 
+# At O2 Paddle lists fewer ops: neither pow is, nor the logarithm of which kl_div is made.
+ONLY_AT_O1 = {"t ** 2", "kl_div"}
+
+
+def different_at(level: str, differences: set[str]) -> set[str]:
+    return differences if level == "O1" else differences - ONLY_AT_O1
+
+
 def simulated_decisions(policy: amp.Policy) -> dict[str, str]:
     inputs = [paddle.to_tensor(a) for a in arrays()]
     with amp.autocast(policy, "paddle"):
@@ -63,25 +71,28 @@ def _decision(output: Any) -> str:
 
 
 @pytest.mark.parametrize("case", CUSTOM)
-def test_simulation_decides_as_paddle_does(case: str) -> None:
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_simulation_decides_as_paddle_does(level: Any, case: str) -> None:
     changes, custom = CUSTOM[case]
-    native = native_decisions(lambda: paddle.amp.auto_cast(level="O1", dtype="bfloat16", **custom))
-    simulated = simulated_decisions(amp.Policy("O1", "bfloat16", lists="paddle", **changes))
+    native = native_decisions(lambda: paddle.amp.auto_cast(level=level, dtype="bfloat16", **custom))
+    simulated = simulated_decisions(amp.Policy(level, "bfloat16", lists="paddle", **changes))
     assert len(native) > 80
     different = {name for name in native if native[name] != simulated[name]}
-    assert different == DIFFERENCES[case], {
+    assert different == different_at(level, DIFFERENCES[case]), {
         name: (native[name], simulated[name]) for name in different
     }
 
 
 @pytest.mark.parametrize("case", CUSTOM)
-def test_lists_given_to_a_gpu_are_paddle_s(case: str) -> None:
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_lists_given_to_a_gpu_are_paddle_s(level: Any, case: str) -> None:
     """Canonical names, translated: the same decisions as with Paddle's own spelling."""
     changes, custom = CUSTOM[case]
-    policy = amp.Policy("O1", "bfloat16", lists="paddle", **changes)
-    native = native_decisions(lambda: paddle.amp.auto_cast(level="O1", dtype="bfloat16", **custom))
+    policy = amp.Policy(level, "bfloat16", lists="paddle", **changes)
+    native = native_decisions(lambda: paddle.amp.auto_cast(level=level, dtype="bfloat16", **custom))
     ours = native_decisions(lambda: native_region(policy))
-    assert {name for name in native if ours[name] != native[name]} == LIST_DIFFERENCES[case]
+    different = {name for name in native if ours[name] != native[name]}
+    assert different == different_at(level, LIST_DIFFERENCES[case])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""``paddle.Model`` (``fit``, ``train_batch``, ``evaluate``, ``predict``) in mixed precision.
+
+Paddle's own ``amp_configs`` do nothing on a CPU, and its GradScaler has faults of its own (with NumPy
+2.4 it raises at the first overflow). So the network is decorated, which holds wherever the model calls
+it, and an adapter of Paddle's own kind scales the loss. All else is Paddle's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import paddle
+
+import ampbridge as amp
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.policy import Policy
+from ampbridge_paddle._private import method, private
+
+_NativeAdapter: Any = private("paddle.hapi.model.DynamicGraphAdapter")
+
+
+def prepare(
+    model: paddle.Model,
+    optimizer: Any,
+    loss: Any,
+    metrics: Any,
+    policy: str | Policy,
+    scaler: amp.GradScaler | Literal["auto"] | None,
+) -> None:
+    """See ``ampbridge_paddle.prepare``."""
+    parsed = Policy.parse(policy)
+    if not isinstance(model, paddle.Model):
+        msg = (
+            f"prepare is for a paddle.Model, not {type(model).__name__}.\n"
+            "Hint: ampbridge_paddle.prepare(paddle.Model(network), optimizer, loss)"
+        )
+        raise ArgumentTypeError(msg)
+    if not paddle.in_dynamic_mode():
+        msg = "A paddle.Model of static graphs is not supported.\nHint: paddle.disable_static()"
+        raise UnsupportedError(msg)
+    amp.decorate(model.network, optimizer, parsed)
+    if scaler == "auto":
+        scaler = amp.GradScaler() if parsed.needs_scaling else None
+    model._adapter = _ScalingAdapter(model)
+    model.prepare(optimizer, loss, metrics)
+    model._scaler = scaler  # here Paddle's save() and load() look for it
+
+
+class _ScalingAdapter(_NativeAdapter):  # type: ignore[misc]
+    """Paddle's adapter, with our scaler on a decorated network."""
+
+    def prepare(self) -> None:
+        """Called by ``model.prepare``."""
+        if method("DynamicGraphAdapter", self, "_amp_level") != "O0":
+            msg = (
+                "amp_configs for a model that ampbridge runs in mixed precision.\n"
+                "Hint: ampbridge_paddle.prepare(model, optimizer, loss, policy='O0') first."
+            )
+            raise UnsupportedError(msg)
+        super().prepare()
+
+    def train_batch(self, inputs: Any, labels: Any = None, update: bool = True) -> Any:
+        """One batch; without ``update`` its gradients are added to those of the next."""
+        outputs, labels = self._forward(inputs, labels)
+        losses = _listed(method("Model", self.model, "_loss")(*outputs, *labels))
+        scaler = method("Model", self.model, "_scaler") or amp.GradScaler(enabled=False)
+        scaled = scaler.scale(paddle.add_n(losses))
+        scaled.backward()
+        if update:
+            scaler.minimize(method("Model", self.model, "_optimizer"), scaled)
+            self.model.network.clear_gradients()
+        values = [loss.numpy() for loss in losses]
+        metrics = [_updated(metric, outputs, labels) for metric in self._metrics()]
+        return (values, metrics) if metrics else values
+
+    def _forward(self, inputs: Any, labels: Any) -> tuple[list[Any], list[Any]]:
+        self.model.network.train()
+        self.mode = "train"
+        inputs = _listed(inputs)
+        self._input_info = private("paddle.hapi.model._update_input_info")(inputs)
+        network = self.ddp_model if self._nranks > 1 else self.model.network
+        outputs = network(*map(_tensor, inputs))
+        return _listed(outputs), [_tensor(label) for label in _listed(labels)]
+
+    def _metrics(self) -> list[Any]:
+        metrics: list[Any] = method("Model", self.model, "_metrics")
+        return metrics
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _tensor(x: Any) -> Any:
+    return x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x)
+
+
+def _updated(metric: Any, outputs: list[Any], labels: list[Any]) -> Any:
+    """What ``metric`` says after this batch."""
+    computed = _listed(metric.compute(*outputs, *labels))
+    return metric.update(*(x.numpy() if isinstance(x, paddle.Tensor) else x for x in computed))

@@ -1,0 +1,605 @@
+"""Decorated models on PaddlePaddle: O2 and kept layers beyond what the conformance suite asks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle_reference import LOW, bits, is_representable, normal, rounded
+
+import ampbridge as amp
+from ampbridge_paddle import recompute, simulation
+from ampbridge_paddle.low_parameters import low_dtype_of
+
+X, LABELS = normal(16, 12), np.arange(16) % 4
+
+every_dtype = pytest.mark.parametrize("dtype", LOW)
+both_ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+def mlp() -> nn.Layer:
+    return nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+
+def cross_entropy(model: nn.Layer, x: Any, labels: Any) -> Any:
+    return F.cross_entropy(model(x), labels)
+
+
+def tensor(values: Any) -> paddle.Tensor:
+    return paddle.to_tensor(values)
+
+
+def sgd(model: nn.Layer, rate: float = 0.1) -> paddle.optimizer.Optimizer:
+    return paddle.optimizer.SGD(rate, parameters=model.parameters())
+
+
+def values(model: nn.Layer) -> list[np.ndarray]:
+    return [p.numpy() for p in model.parameters()]
+
+
+class TestWhatIsLow:
+    @pytest.mark.parametrize("dtype", LOW)
+    @pytest.mark.parametrize(
+        "normalization",
+        [
+            lambda: nn.BatchNorm(4),
+            lambda: nn.BatchNorm2D(4),
+            lambda: nn.SyncBatchNorm(4),
+            lambda: nn.GroupNorm(2, 4),
+            lambda: nn.InstanceNorm2D(4),
+            lambda: nn.LayerNorm([4, 5, 5]),
+        ],
+    )
+    def test_normalizations_are_not(self, normalization: Callable[[], Any], dtype: str) -> None:
+        model = nn.Sequential(nn.Conv2D(3, 4, 1), normalization())
+        amp.decorate(model, policy=amp.Policy("O2", dtype))
+        assert [low_dtype_of(p) for p in model[0].parameters()] == [dtype, dtype]
+        assert {low_dtype_of(p) for p in model[1].parameters()} == {None}
+        assert {low_dtype_of(b) for b in model[1].buffers()} <= {None}
+
+    def test_a_parameter_shared_with_a_kept_layer_is_not(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        amp.decorate(model, policy=amp.Policy("O2", keep=["1"]))
+        assert low_dtype_of(model[0].weight) is None
+        assert low_dtype_of(model[0].bias) == "float16"
+
+    def test_float64_and_integers_are_not(self) -> None:
+        model = nn.Linear(4, 4)
+        model.to(dtype="float64")
+        model.register_buffer("steps", paddle.zeros([1], "int64"))
+        amp.decorate(model, policy="O2")
+        assert {low_dtype_of(p) for p in [*model.parameters(), *model.buffers()]} == {None}
+        x = paddle.ones([1, 4], "float64")
+        assert model(x).dtype == paddle.float64
+
+    def test_buffers_are_also_after_they_were_replaced(self) -> None:
+        class Scaled(nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("factor", tensor(np.float32([1.1])))
+
+            def forward(self, x: Any) -> Any:
+                return x * self.factor
+
+        model = Scaled()
+        before = model.factor
+        amp.decorate(model, policy=amp.Policy("O2", deny=["multiply"]))
+        assert model(paddle.ones([1])).item() == np.float16(1.1)
+        model.factor = tensor(np.float32([1.3]))
+        assert model(paddle.ones([1])).item() == np.float16(1.3)
+        amp.undecorate(model)
+        assert model.factor.item() == np.float32(1.3)
+        assert before.item() == np.float32(1.1)
+
+    def test_low_parameters_are_low_wherever_a_region_reads_them(self) -> None:
+        """As stored 16-bit tensors would be; outside of regions they are their float32 masters."""
+        model = nn.Linear(4, 4, bias_attr=False)
+        model.weight.set_value(normal(4, 4))
+        exact, low = model.weight.numpy(), rounded(model.weight.numpy(), "bfloat16")
+        amp.decorate(model, policy="O2:bfloat16")
+        denied = amp.Policy("O1", "float16", deny=["linear", "matmul"])
+        reads: dict[str, Callable[[Any], Any]] = {
+            "F.linear": lambda w: F.linear(paddle.eye(4), w),
+            "matmul": lambda w: paddle.eye(4).matmul(w),
+            "reshape": lambda w: w.reshape([-1]).reshape([4, 4]),
+            "__getitem__": lambda w: w[:],
+            "clone": lambda w: w.clone(),
+            "astype": lambda w: w.astype("float32"),
+            "in a list": lambda w: paddle.concat([w[:2], w[2:]]),
+        }
+        for name, read in reads.items():
+            assert np.array_equal(read(model.weight).numpy(), exact), name
+            with amp.autocast(denied, "paddle"):
+                assert np.array_equal(read(model.weight).numpy(), low), name
+        assert not is_representable(model.weight, "bfloat16")
+
+
+class TestGradients:
+    @staticmethod
+    def backward(model: nn.Layer, x: Any = X) -> list[np.ndarray]:
+        model.clear_gradients()
+        (cross_entropy(model, tensor(x), tensor(LABELS)) * 2.0**10).backward()
+        return [p.grad.numpy() for p in model.parameters()]
+
+    @every_dtype
+    def test_of_the_user_s_own_backward_are_rounded(self, dtype: str) -> None:
+        model = amp.decorate(mlp(), policy=amp.Policy("O2", dtype))
+        grads = self.backward(model)
+        norm = [2, 3]
+        assert [is_representable(g, dtype) for g in grads] == [i not in norm for i in range(6)]
+
+    @every_dtype
+    def test_of_a_parameter_that_is_used_twice_are_rounded_as_a_whole(self, dtype: str) -> None:
+        class Tied(nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding = nn.Embedding(20, 16)
+
+            def forward(self, tokens: Any) -> Any:
+                return (
+                    self.embedding(tokens).mean(axis=1).matmul(self.embedding.weight, False, True)
+                )
+
+        tokens = tensor(np.random.default_rng(0).integers(0, 20, (16, 7)))
+        model = amp.decorate(Tied(), policy=amp.Policy("O2", dtype))
+        (cross_entropy(model, tokens, tensor(LABELS)) * 2.0**10).backward()
+        weight = model.embedding.weight
+        assert is_representable(weight.grad, dtype)
+        scaler = amp.GradScaler(2.0**10)
+        policy = amp.Policy("O2", dtype)
+        _, grads = amp.value_and_grad(
+            cross_entropy, model, tokens, LABELS, policy=policy, scaler=scaler
+        )
+        assert np.array_equal(grads[0].numpy(), weight.grad.numpy())
+
+    def test_micro_batches_add_up_in_float32(self) -> None:
+        """1 + 2**-12 is neither of the low precisions'."""
+        model = nn.Linear(1, 1, bias_attr=False)
+        amp.decorate(model, policy="O2:bfloat16")
+        for factor in (1.0, 2.0**-12):
+            (model(paddle.ones([1, 1])) * factor).sum().backward()
+        assert model.weight.grad.item() == 1 + 2.0**-12
+
+    def test_hooks_of_the_user_see_them_and_are_found(self) -> None:
+        model = amp.decorate(mlp(), policy="O2:bfloat16")
+        seen: list[bool] = []
+        model[0].weight.register_hook(lambda grad: seen.append(is_representable(grad, "bfloat16")))
+        amp.value_and_grad(cross_entropy, model, X, LABELS, policy="O2:bfloat16")
+        assert seen == [True]
+
+    def test_sparse_gradients(self) -> None:
+        def weights(sparse: bool) -> np.ndarray:
+            paddle.seed(7)
+            model = nn.Sequential(
+                nn.Embedding(20, 8, sparse=sparse), nn.Flatten(), nn.Linear(24, 4)
+            )
+            tokens = np.random.default_rng(1).integers(0, 20, (16, 3))
+            step = amp.train_step(cross_entropy, model, sgd(model, 0.5), policy="O2")
+            for _ in range(4):
+                assert step(tokens, LABELS).applied
+            return model[0].weight.numpy()
+
+        before, after = weights(sparse=False), weights(sparse=True)
+        assert np.allclose(before, after, atol=1e-3)
+        assert not np.array_equal(before, np.zeros_like(before))
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_recompute(self, reentrant: bool) -> None:
+        def loss(model: nn.Layer, recomputed: bool) -> Any:
+            x = tensor(X)
+            x.stop_gradient = False
+            with amp.autocast("O2:bfloat16", "paddle"):
+                body = model[:3]
+                hidden = recompute(body, x, use_reentrant=reentrant) if recomputed else body(x)
+                return F.cross_entropy(model[3](hidden), tensor(LABELS))
+
+        model = amp.decorate(mlp(), policy="O2:bfloat16")
+        results = []
+        for recomputed in (False, True):
+            model.clear_gradients()
+            loss(model, recomputed).backward()
+            results.append([p.grad.numpy() for p in model.parameters()])
+        assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+        assert is_representable(results[1][0], "bfloat16")
+
+    @every_dtype
+    def test_compiled_are_the_same(self, dtype: str) -> None:
+        """What a step of plain gradient descent subtracts; the masters are float32."""
+        moved = []
+        for compiled in (False, True):
+            paddle.seed(3)
+            model = mlp()
+            before = values(model)
+            policy = amp.Policy("O2", dtype, keep=["3"])
+            amp.train_step(cross_entropy, model, sgd(model), policy=policy, compile=compiled)(
+                X, LABELS
+            )
+            moved.append([b - a for b, a in zip(before, values(model), strict=True)])
+        for eager, compiled_ in zip(*moved, strict=True):
+            assert np.array_equal(eager, compiled_)
+
+
+def test_a_convolution_with_its_bias_is_rounded_once() -> None:
+    """As torch's fused kernel, and NumPy's ``nn.conv2d``."""
+    x, w, b = normal(2, 3, 6, 6), normal(4, 3, 3, 3, seed=1), normal(4, seed=2)
+    exact = F.conv2d(*map(tensor, (rounded(x, "bfloat16"), rounded(w, "bfloat16")))).numpy()
+    exact = exact + rounded(b, "bfloat16").reshape(-1, 1, 1)
+    with amp.autocast("O1:bfloat16", "paddle"):
+        got = F.conv2d(tensor(x), tensor(w), tensor(b))
+    assert np.array_equal(got.numpy(), rounded(exact, "bfloat16"))
+    twice = rounded(exact - rounded(b, "bfloat16").reshape(-1, 1, 1), "bfloat16")
+    twice = rounded(twice + rounded(b, "bfloat16").reshape(-1, 1, 1), "bfloat16")
+    assert not np.array_equal(got.numpy(), twice)
+
+
+class Answering(nn.Layer):
+    """Returns what it is told to make of its result."""
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear, self.answer = nn.Linear(4, 4), answer
+
+    def forward(self, x: Any, scale: Any = None) -> Any:
+        return self.answer(self.linear(x))
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+class TestOutputs:
+    @pytest.mark.parametrize("output_dtype", ["float32", "float16", "bfloat16"])
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_in_containers(self, level: Any, output_dtype: str) -> None:
+        model = Answering(lambda y: OrderedDict(a=[y, (y + 1, 3)], b=Pair(y, None), c="text"))
+        policy = amp.Policy(level, "float16", output_dtype=output_dtype)
+        out = amp.decorate(model, policy=policy)(tensor(normal(2, 4)))
+        assert isinstance(out, OrderedDict)
+        assert isinstance(out["b"], Pair)
+        assert (out["a"][1][1], out["b"].two, out["c"]) == (3, None, "text")
+        found = [out["a"][0], out["a"][1][0], out["b"].one]
+        expected = None if output_dtype == "float32" else output_dtype
+        assert [simulation.low_dtype(y) for y in found] == [expected] * 3
+        assert all(y.dtype == paddle.float32 for y in found)  # the storage, in simulation
+        assert all(is_representable(y, "float16" if expected is None else expected) for y in found)
+
+    def test_float32_ones_are_computed_with_as_such(self) -> None:
+        model = amp.decorate(Answering(lambda y: y), policy="O2:bfloat16")
+        with amp.autocast("O2:bfloat16", "paddle"):
+            y = model(tensor(normal(2, 4)))
+            assert not is_representable(paddle.sin(y), "bfloat16")
+
+    def test_float64_and_integers_stay(self) -> None:
+        model = Answering(lambda y: (y.astype("float64"), y.argmax(axis=1)))
+        double, classes = amp.decorate(model, policy="O2")(tensor(normal(2, 4)))
+        assert (double.dtype, classes.dtype) == (paddle.float64, paddle.int64)
+
+    def test_keyword_inputs_are_cast(self) -> None:
+        class Echo(nn.Layer):
+            def forward(self, *, batch: Any) -> Any:
+                return batch["x"] * 1.0, batch["n"]
+
+        policy = amp.Policy("O2", "bfloat16", deny=["multiply"])
+        x, n = amp.decorate(Echo(), policy=policy)(
+            batch={"x": tensor(normal(3)), "n": tensor([2**20 + 1])}
+        )
+        assert np.array_equal(x.numpy(), rounded(normal(3), "bfloat16"))
+        assert n.item() == 2**20 + 1
+
+
+class TestCopies:
+    """A copy is decorated as the first is, with parameters of its own."""
+
+    @pytest.mark.parametrize(
+        "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+    )
+    @pytest.mark.parametrize("keep", [[], ["3"]])
+    def test_a_copy_computes_the_same(self, copied: Callable[[Any], Any], keep: list[str]) -> None:
+        model = amp.decorate(mlp(), policy=amp.Policy("O2", "bfloat16", keep=keep))
+        other = copied(model)
+        x = tensor(X)
+        assert np.array_equal(other(x).numpy(), model(x).numpy())
+        plain = mlp()
+        plain.set_state_dict(model.state_dict())
+        assert not np.array_equal(other(x).numpy(), plain(x).numpy())
+        amp.undecorate(other)
+        assert np.array_equal(other(x).numpy(), plain(x).numpy())
+        assert is_representable(F.linear(x, model[0].weight), "bfloat16") is False
+        assert not np.array_equal(model(x).numpy(), plain(x).numpy())
+        assert type(other) is nn.Sequential
+        assert type(other[3]) is nn.Linear
+
+    def test_a_deep_copy_s_gradients_are_rounded_too(self) -> None:
+        model = copy.deepcopy(amp.decorate(mlp(), policy="O2:bfloat16"))
+        assert is_representable(TestGradients.backward(model)[0], "bfloat16")
+
+    def test_a_slice_of_a_decorated_model_is_a_plain_one(self) -> None:
+        model = amp.decorate(mlp(), policy="O2:bfloat16")
+        assert not is_representable(model[:2](tensor(X)), "bfloat16")
+
+
+class Interrupting(nn.Layer):
+    def forward(self, x: Any) -> Any:
+        assert simulation.active_region() is not None
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("keep", [[], ["Interrupting"]])
+def test_an_interrupted_call_leaves_no_region(keep: list[str]) -> None:
+    model = nn.Sequential(Interrupting())
+    amp.decorate(model, policy=amp.Policy("O2", keep=keep))
+    with pytest.raises(KeyboardInterrupt):
+        model(paddle.ones([1]))
+    assert simulation.active_region() is None
+
+
+class TestSaving:
+    @pytest.mark.parametrize("save_dtype", ["float32", *LOW])
+    def test_state_dict_is_in_save_dtype_and_loads_back(self, save_dtype: str) -> None:
+        model = mlp()
+        model[0].bias.set_value(np.full(32, 6e-25, np.float32))  # Paddle's cast would make it 1e-5
+        amp.decorate(model, policy="O2", save_dtype=save_dtype)
+        held = {k: v.numpy() for k, v in model.state_dict(use_hook=False).items()}
+        saved = model.state_dict()
+        assert {str(v.dtype) for v in saved.values()} == {f"paddle.{save_dtype}"}
+        other = amp.decorate(mlp(), policy="O2", save_dtype=save_dtype)
+        assert other.set_state_dict(saved) == ([], [])
+        for name, loaded in other.state_dict(use_hook=False).items():
+            expected = held[name] if save_dtype == "float32" else rounded(held[name], save_dtype)
+            assert np.array_equal(loaded.numpy(), expected), name
+        amp.undecorate(model)
+        assert {str(v.dtype) for v in model.state_dict().values()} == {"paddle.float32"}
+
+    def test_without_it_masters_are_saved(self) -> None:
+        model = mlp()
+        exact = values(model)
+        amp.decorate(model, policy="O2")
+        saved = [v.numpy() for v in model.state_dict().values()]
+        assert all(np.array_equal(a, b) for a, b in zip(saved, exact, strict=True))
+
+    def test_jit_save_gives_the_float32_model(self, tmp_path: Any) -> None:
+        model = mlp()
+        plain = model(tensor(X)).numpy()
+        amp.decorate(model, policy=amp.Policy("O2", keep=["3"]))
+        spec = [paddle.static.InputSpec([None, 12], "float32")]
+        paddle.jit.save(model, str(tmp_path / "model"), input_spec=spec)
+        assert np.allclose(paddle.jit.load(str(tmp_path / "model"))(tensor(X)).numpy(), plain, 1e-5)
+
+
+class TestWithoutMasters:
+    POLICY = amp.Policy("O2", "bfloat16", master_weights=False)
+
+    @pytest.mark.parametrize("loop", ["step", "minimize", "scaler.step", "scaler.minimize"])
+    def test_own_loops_step_the_low_parameters(self, loop: str) -> None:
+        """Under 1, half of bfloat16's ulp is 2**-9: an update of 2**-10 is lost."""
+        model = nn.Linear(1, 1, bias_attr=False)
+        model.weight.set_value(np.ones((1, 1), np.float32))
+        _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), self.POLICY)
+        scaler = amp.GradScaler(2.0**8)
+        for _ in range(4):
+            loss = model(paddle.ones([1, 1])).sum()
+            scaled = scaler.scale(loss) if "scaler" in loop else loss
+            scaled.backward()
+            if loop == "step":
+                optimizer.step()
+            elif loop == "minimize":
+                optimizer.minimize(loss)
+            elif loop == "scaler.step":
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                scaler.minimize(optimizer, scaled)
+            optimizer.clear_grad()
+            assert model.weight.item() == 1.0
+        amp.undecorate(model, optimizer)
+        assert type(optimizer) is paddle.optimizer.SGD
+        F.linear(paddle.ones([1, 1]), model.weight).sum().backward()
+        optimizer.step()
+        assert model.weight.item() == 1.0 - 2.0**-10
+
+    def test_two_models_of_one_optimizer(self) -> None:
+        first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+        optimizer = paddle.optimizer.SGD(
+            0.1, parameters=[*first.parameters(), *second.parameters()]
+        )
+        for model in (first, second):
+            amp.decorate(model, optimizer, self.POLICY)
+        amp.undecorate(first, optimizer)
+        (first.weight + second.weight).sum().backward()
+        first.weight.set_value(np.full((1, 1), 0.3, np.float32))
+        optimizer.step()
+        assert is_representable(second.weight, "bfloat16")
+        assert not is_representable(first.weight, "bfloat16")
+
+    def test_another_optimizer_is_decorated_anew(self) -> None:
+        model = nn.Linear(1, 1)
+        amp.decorate(model, sgd(model), self.POLICY)
+        backend = amp.backend("paddle")
+        assert backend.decoration(model, None) is not None
+        assert backend.decoration(model, sgd(model)) is None
+
+    def test_without_an_optimizer_it_is_refused(self) -> None:
+        model = nn.Linear(1, 1)
+        with pytest.raises(
+            amp.UnsupportedError, match=r"no optimizer was passed\.\nHint: model, opt"
+        ):
+            amp.decorate(model, policy=self.POLICY)
+        assert type(model) is nn.Linear
+        assert low_dtype_of(model.weight) is None
+
+
+class TestComposition:
+    def test_a_part_that_is_decorated_already_is_refused(self) -> None:
+        part = amp.decorate(mlp(), policy="O2:bfloat16")
+        with pytest.raises(amp.UnsupportedError, match=r"Hint: amp\.undecorate"):
+            amp.decorate(nn.Sequential(part), policy="O2")
+        assert is_representable(TestGradients.backward(part)[0], "bfloat16")
+
+    def test_a_model_that_is_kept_as_a_whole_computes_in_float32(self) -> None:
+        model = mlp()
+        plain = model(tensor(X)).numpy()
+        amp.decorate(model, policy=amp.Policy("O2", keep=["Sequential"], output_dtype="bfloat16"))
+        assert np.array_equal(
+            model(tensor(rounded(X, "float16"))).numpy(),
+            rounded(mlp_on(model, rounded(X, "float16")), "bfloat16"),
+        )
+        amp.undecorate(model)
+        assert np.array_equal(model(tensor(X)).numpy(), plain)
+
+    def test_data_parallel_is_decorated_inside(self) -> None:
+        model = mlp()
+        with pytest.warns(UserWarning, match="single-card"):
+            parallel = paddle.DataParallel(model)
+        amp.decorate(parallel, policy=amp.Policy("O2", "bfloat16", keep=["3"]))
+        assert low_dtype_of(model[0].weight) == "bfloat16"
+        assert low_dtype_of(model[3].weight) is None
+        _, grads = amp.value_and_grad(
+            cross_entropy, parallel, X, LABELS, policy=amp.Policy("O2", "bfloat16", keep=["3"])
+        )
+        assert is_representable(grads[0], "bfloat16")
+        amp.undecorate(parallel)
+        assert type(model) is nn.Sequential
+
+    @pytest.mark.parametrize(
+        "policy, hint",
+        [
+            (amp.Policy("O2", execution="native"), "execution='simulated'"),
+            (amp.Policy("O2", lists="native"), "lists='paddle'"),
+        ],
+    )
+    def test_what_a_cpu_cannot_give_is_refused(self, policy: amp.Policy, hint: str) -> None:
+        model = mlp()
+        with pytest.raises(amp.UnsupportedError, match=hint):
+            amp.decorate(model, policy=policy)
+        assert type(model) is nn.Sequential
+
+
+def mlp_on(model: nn.Layer, x: np.ndarray) -> np.ndarray:
+    """In plain float32, layer by layer."""
+    hidden = tensor(x)
+    for layer in model:
+        hidden = layer(hidden)
+    return hidden.numpy()
+
+
+class TestLoopsByHand:
+    """``scale``, ``backward``, ``step``, ``update``: against the same loop written out by hand."""
+
+    @pytest.mark.parametrize("loop", ["step", "minimize"])
+    def test_masters_are_stepped_by_rounded_gradients(self, loop: str) -> None:
+        paddle.seed(1)
+        model, reference = mlp(), mlp()
+        reference.set_state_dict(model.state_dict())
+        scaler = amp.GradScaler(2.0**24, growth_interval=3)
+        optimizer = paddle.optimizer.Adam(1e-2, parameters=model.parameters())
+        by_hand = paddle.optimizer.Adam(1e-2, parameters=reference.parameters())
+        amp.decorate(model, optimizer, "O2")
+        scale, good, skipped = 2.0**24, 0, []
+        for step in range(20):
+            scaled = scaler.scale(cross_entropy(model, tensor(X), tensor(LABELS)))
+            scaled.backward()
+            if loop == "step":
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                scaler.minimize(optimizer, scaled)
+            optimizer.clear_grad()
+
+            low = copied_in_low_precision(reference)
+            (cross_entropy_of_low(low) * scale).backward()
+            grads = [p.grad.numpy() for p in low.parameters()]
+            low_ones = [i not in (2, 3) for i in range(6)]
+            grads = [
+                rounded(g, "float16") if is_low else g
+                for g, is_low in zip(grads, low_ones, strict=True)
+            ]
+            if all(np.isfinite(g).all() for g in grads):
+                for p, g in zip(reference.parameters(), grads, strict=True):
+                    p.grad = tensor(g / np.float32(scale))
+                by_hand.step()
+                by_hand.clear_grad()
+                good += 1
+                if good == 3:
+                    scale, good = scale * 2, 0
+            else:
+                skipped.append(step)
+                scale, good = scale / 2, 0
+            assert scaler.get_scale() == scale, step
+            same = [
+                np.array_equal(a, b) for a, b in zip(values(model), values(reference), strict=True)
+            ]
+            assert all(same), step
+        assert len(skipped) > 3
+
+
+def copied_in_low_precision(reference: nn.Layer) -> nn.Layer:
+    """Its parameters, but for layer norm's, rounded to float16."""
+    low = mlp()
+    for index, (mine, theirs) in enumerate(zip(low.parameters(), values(reference), strict=True)):
+        mine.set_value(theirs if index in (2, 3) else rounded(theirs, "float16"))
+    return low
+
+
+def cross_entropy_of_low(low: nn.Layer) -> Any:
+    """At O1, whose ops are those of O2; inputs and outputs are what O2 makes of them."""
+    with amp.autocast("O1", "paddle"):
+        output = low(tensor(rounded(X, "float16")).astype("float16"))
+    return F.cross_entropy(output, tensor(LABELS))
+
+
+@both_ways
+def test_a_schedule_changes_what_runs_at_the_right_step(compiled: bool) -> None:
+    """Read from the loss: the step's rate is 0, and each policy has a loss of its own."""
+    model = mlp()
+    plan = [(0, "O0"), (2, "O1"), (4, "O2:bfloat16"), (6, "O0")]
+    expected = {p: loss_under(model, p) for _, p in plan}
+    assert len(set(expected.values())) == 3
+    step = amp.train_step(
+        cross_entropy, model, sgd(model, 0.0), policy=amp.Schedule(plan), compile=compiled
+    )
+    got = [step(X, LABELS).loss for _ in range(8)]
+    policies = [p for _, p in plan for _ in range(2)]
+    assert got == pytest.approx([expected[p] for p in policies], rel=1e-6)
+    assert type(model) is nn.Sequential
+
+
+def loss_under(model: nn.Layer, policy: str) -> float:
+    step = amp.train_step(cross_entropy, model, sgd(model, 0.0), policy=policy)
+    loss = step(X, LABELS).loss
+    amp.undecorate(model)
+    return loss
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@both_ways
+def test_a_skipped_step_at_O2_leaves_every_bit(bad: float, compiled: bool) -> None:
+    model = mlp()
+    optimizer = paddle.optimizer.AdamW(0.01, parameters=model.parameters(), weight_decay=0.1)
+
+    def loss_fn(model: nn.Layer, x: Any, labels: Any, factor: Any) -> Any:
+        return F.cross_entropy(model(x), labels) * factor
+
+    step = amp.train_step(loss_fn, model, optimizer, policy="O2", compile=compiled)
+    for _ in range(2):
+        assert step(X, LABELS, np.float32(1)).applied
+
+    def state() -> list[bytes]:
+        slots = [v for v in optimizer.state_dict().values() if isinstance(v, paddle.Tensor)]
+        return [bits(v) for v in [*model.parameters(), *slots]]
+
+    before = state()
+    assert len(before) == 6 + 4 * 6
+    assert not step(X, LABELS, np.float32(bad)).applied
+    assert state() == before
+    assert step(X, LABELS, np.float32(1)).applied
+    assert not set(state()) & set(before[:6])
