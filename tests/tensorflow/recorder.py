@@ -45,9 +45,14 @@ def below_the_adapter() -> Iterator[Seen]:
 def traced(function: Callable[..., Any], *args: Any) -> tuple[Any, Seen]:
     """The same for the nodes of the graph that ``tf.function`` makes."""
     concrete = tf.function(function, autograph=False).get_concrete_function(*args)
+    return concrete(*args), in_graph(concrete)
+
+
+def in_graph(concrete: Any) -> Seen:
+    """(op, dtype) for each node of a traced function that computes on floats."""
     definition = concrete.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    return concrete(*args), [
+    return [
         (node.op, tf.as_dtype(node.attr["T"].type).name)
         for node in nodes
         if node.attr["T"].type
