@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 
-from ampbridge import GradScaler, Policy, Schedule, TrainStep, train_step, undecorate
+from ampbridge import GradScaler, Policy, Schedule, TrainStep, decorate, train_step, undecorate
 from ampbridge.backend import Array, Model
 from ampbridge.testing.decorating import ONES, PRODUCTS, Layered
 from ampbridge.testing.gradients import same_bits
@@ -60,6 +61,17 @@ class ScheduleConformance(Layered):
         assert traces() <= len(policies)
         assert same_bits(self.values(model), before)
         assert self.shown(model) == "float32"
+
+    def test_another_decorated_model_makes_no_new_program(self) -> None:
+        if not self.harness.compiles:
+            pytest.skip("this backend compiles nothing")
+        step, _, traces = self.scheduled(Schedule([(0, "O2:bfloat16")]), compiled=True)
+        self.shown_by(step)
+        other = decorate(self.probing(), policy="O2:bfloat16")
+        self.shown_by(step)
+        undecorate(other)
+        self.shown_by(step)
+        assert traces() == 1
 
     def test_a_schedule_keeps_layers_where_its_policies_say_so(self) -> None:
         kept = Policy("O2", "float16", keep=("head",))
