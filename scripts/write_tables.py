@@ -13,7 +13,6 @@ import importlib
 import json
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from importlib.metadata import requires
 from pathlib import Path
@@ -27,29 +26,35 @@ README = Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- support table: written by scripts/write_tables.py -->\n"
 END = "<!-- end of support table -->\n"
 
-# Backend -> (its title, its harness, the namespace of its names in the op table)
+# Backend -> (its title, its harness)
 BACKENDS = {
-    "torch": ("PyTorch", "TorchHarness", "torch"),
-    "tensorflow": ("TensorFlow/Keras", "TensorFlowHarness", "tensorflow"),
-    "paddle": ("PaddlePaddle", "PaddleHarness", "paddle_ops"),
-    "numpy": ("NumPy", "NumpyHarness", "numpy"),
+    "torch": ("PyTorch", "TorchHarness"),
+    "tensorflow": ("TensorFlow/Keras", "TensorFlowHarness"),
+    "paddle": ("PaddlePaddle", "PaddleHarness"),
+    "numpy": ("NumPy", "NumpyHarness"),
 }
+
+# Told by rows of their own, or different from one CPU to the next.
+NOT_FROM_EXPLAIN = {"O1", "compile=True"}
 
 
 def answers(name: str) -> dict[str, str]:
     """What one backend does on this machine's CPU, row by row."""
-    _, harness_name, namespace = BACKENDS[name]
-    harness = getattr(importlib.import_module(f"ampbridge_{name}.testing"), harness_name)()
+    harness = getattr(importlib.import_module(f"ampbridge_{name}.testing"), BACKENDS[name][1])()
     backend = harness.backend
     store = backend.scale_store(ScaleState(1.0, 0, 0, 0), harness.array([1.0]))
+    explained = amp.explain("O1", backend)
     return {
         "versions": versions(name),
-        "O1 float16 on a CPU": region(backend, amp.Policy("O1")),
-        "O1 bfloat16 on a CPU": region(backend, amp.Policy("O1", "bfloat16")),
-        "list sets": list_sets(backend),
-        f"canonical ops with a name here, of {len(oplists.ops())}": str(
-            sum(namespace in op.names for op in oplists.ops().values())
+        f"canonical ops known here, of {len(explained.ops)}": str(
+            sum(row.by != "absent" for row in explained.ops)
         ),
+        "list sets": list_sets(backend),
+        **{
+            f"`{row.feature}`" if "=" in row.feature else row.feature: row.by
+            for row in explained.features
+            if row.feature not in NOT_FROM_EXPLAIN
+        },
         "`train_step(compile=...)`": compilation(harness),
         "gradients live": "beside the parameters" if harness.stores_gradients else "as values",
         "loss scale lives": "on the host" if isinstance(store, HostStore) else "in variables",
@@ -66,30 +71,13 @@ def versions(name: str) -> str:
     raise LookupError(name)
 
 
-def region(backend: amp.Backend, policy: amp.Policy) -> str:
-    """How a region of ``policy`` is honoured."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        open_region(backend, policy)
-    warned.extend(w.category for w in caught)
-    return "simulated" if amp.SimulationWarning in warned else "yes"
-
-
-warned: list[type[Warning]] = []  # so far: a simulation is announced once a process
-
-
 def list_sets(backend: amp.Backend) -> str:
-    """The list sets that a region accepts."""
+    """The list sets that are not refused."""
     accepted = []
     for lists in oplists.LIST_SETS:
-        if not refused(lambda lists=lists: open_region(backend, amp.Policy(lists=lists))):
+        if not refused(lambda lists=lists: amp.explain(amp.Policy(lists=lists), backend)):
             accepted.append(lists)
     return "all" if len(accepted) == len(oplists.LIST_SETS) else ", ".join(accepted)
-
-
-def open_region(backend: amp.Backend, policy: amp.Policy) -> None:
-    with backend.autocast(policy):
-        pass
 
 
 def refused(call: Callable[[], Any]) -> bool:

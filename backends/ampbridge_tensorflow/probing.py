@@ -228,7 +228,9 @@ def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
             lambda: casting.execution(plain.replace(execution="simulated")),
             FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
         ),
-        "recomputation": casts._replace(why="tf.recompute_grad runs again under the same rules"),
+        "recomputation": FeatureTreatment(
+            "ampbridge", "tf.recompute_grad runs again under the same rules"
+        ),
     }
 
 
