@@ -38,18 +38,29 @@ def autocast(policy: Policy) -> Iterator[None]:
     Raises:
         UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself.
     """
-    _check(policy)
+    check(policy)
     if policy.level == "O0" and regions.active.get() is None:
         yield
         return
     _warn_of_missing(policy)
-    with regions.region(rules_for(policy)), fitted.calls_seen():
+    rules = rules_for(policy)
+    if rules.simulated and policy.execution == "auto":
+        simulation.warn_once(policy)
+    with regions.region(rules), fitted.calls_seen():
         yield
 
 
 def rules_for(policy: Policy) -> Rules:
     """What a region of ``policy`` follows."""
     return rules_of(policy, execution(policy) == "simulated")
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """How a region of ``policy`` computes; see ``Backend``."""
+    if policy.level == "O0" or policy.execution == "native":
+        return "native"
+    asked = policy.execution == "simulated"
+    return "simulated" if asked or simulation.is_faster(policy.dtype) else "native"
 
 
 def differentiation(policy: Policy) -> AbstractContextManager[None]:
@@ -64,7 +75,12 @@ def ops_without_counterpart() -> list[str]:
     return [op.name for op in ops if not any(op.names.get(n) for n in namespaces)]
 
 
-def _check(policy: Policy) -> None:
+def check(policy: Policy) -> None:
+    """Refuse a list set that TensorFlow has not.
+
+    Raises:
+        UnsupportedError: for ``lists="native"``.
+    """
     if policy.level != "O0" and policy.lists == "native":
         msg = (
             f"{policy!r}: TensorFlow casts nothing by itself, so lists='native' would be float32.\n"
@@ -123,8 +139,3 @@ def _function_sites() -> functions.FunctionSites:
 
 
 regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``."""
-    return "simulated" if policy.level != "O0" and policy.execution == "simulated" else "native"

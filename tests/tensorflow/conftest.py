@@ -6,6 +6,14 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its start-up notes are no test output
 
 sys.path.insert(0, str(Path(__file__).parent))  # for recorder; pytest adds no paths
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Once a process, so it would hit whichever test comes first; test_simulation.py looks for it in
+    # a process of its own.
+    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")

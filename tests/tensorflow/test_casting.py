@@ -28,7 +28,7 @@ H = tf.cast(A, F16)
 
 
 def o1(dtype: str = "float16", **lists: Any) -> Any:
-    return casting.autocast(amp.Policy("O1", dtype, **lists))
+    return casting.autocast(amp.Policy("O1", dtype, execution="native", **lists))
 
 
 def both(function: Callable[[], Any], **options: Any) -> Iterator[Any]:

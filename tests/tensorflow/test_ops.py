@@ -117,9 +117,9 @@ FUNCTIONS: dict[str, list[Call]] = {
 }
 
 POLICIES: dict[str, Callable[[str, str], amp.Policy]] = {
-    "default": lambda op, low: amp.Policy("O1", low),
-    "denied": lambda op, low: amp.Policy("O1", low, deny=[op]),
-    "allowed": lambda op, low: amp.Policy("O1", low, allow=[op]),
+    "default": lambda op, low: amp.Policy("O1", low, execution="native"),
+    "denied": lambda op, low: amp.Policy("O1", low, deny=[op], execution="native"),
+    "allowed": lambda op, low: amp.Policy("O1", low, allow=[op], execution="native"),
 }
 
 
