@@ -6,10 +6,12 @@ first needed, and only the feature that needs it is refused.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
+from types import CodeType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -32,6 +34,7 @@ NAMES = {
         Name("torch._amp_update_scale_", "one kernel for the scale on a GPU", False),
         Name("torch._foreach_mul_", "clip_norm", True),
         Name("torch._foreach_copy_", "O2's master weights", True),
+        Name("torch.optim.Optimizer.profile_hook_step", "O2 under steps that call others", True),
         Name("torch.Tensor.grad_dtype", "float32 gradients of low-precision parameters", False),
         Name("torch._foreach_abs", "telling inf from NaN on a GPU", True),
         Name("torch._foreach_sub_", "telling inf from NaN on a GPU", True),
@@ -43,6 +46,7 @@ NAMES = {
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
         Name("torch._functorch.config", "gradients of compiled functions under lists", False),
         Name("torch._dynamo.lookup_backend", "compile=True", True),
+        Name("torch._inductor.config.emulate_precision_casts", "compile=True, simulated", True),
         Name("torch.utils.checkpoint.CheckpointFunction", "reentrant checkpoints", False),
         Name(
             "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
@@ -133,13 +137,33 @@ def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
         if dtype is tensor.dtype:
             return
         msg = (
-            f"torch {torch.__version__} cannot hold {dtype} gradients of a {tensor.dtype} parameter.\n"
+            f"torch {torch.__version__} cannot hold float32 gradients of {tensor.dtype} parameters.\n"
             "Hint: pip install 'torch>=2.10'; or amp.train_step, or amp.value_and_grad with "
             "scaler.step(optimizer, grads), which need none."
         )
         raise UnsupportedError(msg)
     if tensor.grad_dtype is not dtype:  # type: ignore[attr-defined]
         tensor.grad_dtype = dtype  # type: ignore[attr-defined]
+
+
+def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
+    """How many calls of ``optimizer.step`` the calling code is in: two where it calls its parent's.
+
+    Torch runs an optimizer's hooks in a function around each of them, and tells nobody which one it
+    is. A step that raised is none any more, however long its traceback is kept.
+    """
+    hooked = _code_around_steps()
+    count, frame = 0, sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code is hooked and frame.f_locals.get("self") is optimizer:
+            count += 1
+        frame = frame.f_back
+    return count
+
+
+@cache
+def _code_around_steps() -> CodeType:
+    return cast(CodeType, lookup("profile_hook_step")(lambda: None).__code__)
 
 
 # Where torch keeps the functions that its public names are made of.
@@ -206,9 +230,26 @@ def backward_autocast_is_on() -> bool:
     return getattr(config, "backward_pass_autocast", "off") != "off"
 
 
-def graph_compiler(name: str) -> Callable[..., Any]:
-    """The torch.compile backend of that name."""
-    return cast(Callable[..., Any], lookup("lookup_backend")(name))
+def inductor(
+    graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], keeps_roundings: bool
+) -> Callable[..., Any]:
+    """``graph`` compiled by Inductor.
+
+    Args:
+        keeps_roundings: casts to 16 bits and back round, as they do in eager code. By default they
+            are fused away. Holds for the backward pass too, whenever that is compiled.
+    """
+    compile_graph = cast(Callable[..., Callable[..., Any]], lookup("lookup_backend")("inductor"))
+    if not keeps_roundings:
+        return compile_graph(graph, inputs)
+    lookup("emulate_precision_casts")
+    return compile_graph(graph, inputs, config_patches={"emulate_precision_casts": True})
+
+
+def inductor_keeps_roundings() -> bool:
+    """Whether functions compiled now would keep casts to 16 bits and back."""
+    config = _owner("torch._inductor.config")
+    return bool(getattr(config, "emulate_precision_casts", False))
 
 
 def decides_by_itself(optimizer: torch.optim.Optimizer) -> bool:

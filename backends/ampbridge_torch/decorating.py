@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.backend import Decoration, Layer
 from ampbridge.errors import UnsupportedError
@@ -106,13 +107,9 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's model in what ``torch.compile`` or DistributedDataParallel made of it."""
-    inner = model._modules.get("_orig_mod")
-    if inner is not None:
-        return unwrapped(inner)
-    return unwrapped(model.module) if isinstance(model, _PARALLEL) else model
-
-
-_PARALLEL = nn.parallel.DistributedDataParallel
+    if "_orig_mod" in model._modules:
+        return unwrapped(model._modules["_orig_mod"])
+    return unwrapped(model.module) if isinstance(model, DistributedDataParallel) else model
 
 
 def _has_masters(present: Decoration) -> bool:
@@ -164,7 +161,9 @@ def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
 
 def _check_wrapper(model: nn.Module) -> None:
     """DistributedDataParallel has hooked its reduction to the parameters as they are."""
-    if isinstance(model, _PARALLEL) or isinstance(model._modules.get("_orig_mod"), _PARALLEL):
+    if "_orig_mod" in model._modules:
+        model = model._modules["_orig_mod"]
+    if isinstance(model, DistributedDataParallel):
         msg = (
             "The parameters of a model in DistributedDataParallel cannot change their dtype: their "
             "gradients would not be reduced any more.\n"

@@ -41,20 +41,21 @@ class Master:
     def __reduce__(self) -> tuple[Any, ...]:
         return Master, (self.low, self.wide)
 
-    @torch.no_grad()
     def adopt(self) -> None:
         """Take over what others wrote to the low tensor: an initialisation, loaded weights.
 
         Element by element, so that what was not written keeps its float32 value. Writes through
         ``.data`` do not count as such in torch, and are overwritten by the next step.
         """
-        low = self.low.detach()
-        if self.wide.device != low.device:  # model.to(device)
-            self.wide.data = self.wide.data.to(low.device)
-        if low._version != self._version:
-            same = low == self.wide.to(low.dtype)
-            self.wide.copy_(torch.where(same, self.wide, low.to(self.wide.dtype)))
-            self._version = low._version
+        if self.low._version != self._version or self.low.device != self.wide.device:
+            self._adopt()
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        self.wide.data = self.wide.data.to(self.low.device)  # after model.to(device)
+        same = self.low == self.wide.to(self.low.dtype)
+        self.wide.copy_(torch.where(same, self.wide, self.low.to(self.wide.dtype)))
+        self._version = self.low._version
 
     def noted(self) -> None:
         """The low tensor is the rounding of ``wide`` as of now."""
@@ -183,6 +184,8 @@ class MasterUpdates:
     def _before_step(
         self, optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._replaced and _private.steps_under_way(optimizer) > 1:
+            return None  # the parent's step, called by the optimizer's own
         self._put_masters_in(optimizer)
         self._hand_over_gradients()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -204,6 +207,8 @@ class MasterUpdates:
         return loss
 
     def _after_step(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _private.steps_under_way(optimizer) > 1:
+            return
         round_all([place.master for place in self._replaced])
         self._take_masters_out(optimizer)
 

@@ -73,6 +73,8 @@ class Call:
         if self._replaced is not None:
             return self._replaced(*args, **kwargs)
         module = self._module()
+        if isinstance(module, torch.jit.ScriptModule):  # whose class has no function to call
+            return module.__getattr__("forward")(*args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
 
 

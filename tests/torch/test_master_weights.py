@@ -1,0 +1,660 @@
+"""O2's updates against loops written by hand: float32 masters, low copies, any optimizer of torch."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import ByHand, Make, Net, batches, loss_fn, policy
+from torch import Tensor, nn, optim
+
+import ampbridge as amp
+from ampbridge.errors import UnsupportedError
+from ampbridge_torch import _private
+from ampbridge_torch.backend import TorchBackend
+
+Backend = TorchBackend()
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: optim.SGD(p, 0.1),
+    "SGD momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, foreach=False),
+    "SGD foreach": lambda p: optim.SGD(p, 0.1, momentum=0.9, foreach=True),
+    "SGD fused": lambda p: optim.SGD(p, 0.1, momentum=0.9, fused=True),
+    "Adam": lambda p: optim.Adam(p, 1e-2, foreach=False),
+    "Adam foreach": lambda p: optim.Adam(p, 1e-2, amsgrad=True, foreach=True),
+    "Adam fused": lambda p: optim.Adam(p, 1e-2, fused=True),
+    "AdamW": lambda p: optim.AdamW(p, 1e-2, foreach=False),
+    "AdamW foreach": lambda p: optim.AdamW(p, 1e-2, foreach=True),
+    "AdamW fused": lambda p: optim.AdamW(p, 1e-2, fused=True),
+    "RMSprop": lambda p: optim.RMSprop(p, 1e-3, momentum=0.9, centered=True, foreach=False),
+    "RMSprop foreach": lambda p: optim.RMSprop(p, 1e-3, foreach=True),
+    "Adagrad": lambda p: optim.Adagrad(p, 1e-2, foreach=False),
+    "Adagrad foreach": lambda p: optim.Adagrad(p, 1e-2, foreach=True),
+    "Adagrad fused": lambda p: optim.Adagrad(p, 1e-2, fused=True),
+    "NAdam": lambda p: optim.NAdam(p, 1e-2, foreach=False),
+    "NAdam foreach": lambda p: optim.NAdam(p, 1e-2, foreach=True),
+    "RAdam": lambda p: optim.RAdam(p, 1e-2),
+    "Rprop": lambda p: optim.Rprop(p, 1e-2),
+    "ASGD": lambda p: optim.ASGD(p, 1e-2),
+    "Adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "Adamax": lambda p: optim.Adamax(p, 1e-2),
+    "Adafactor": lambda p: optim.Adafactor(p, 1e-2),
+}
+
+
+def decorated(low: str, make: Make, **changes: Any) -> tuple[Net, optim.Optimizer]:
+    model = Net()
+    return amp.decorate(model, make(model.parameters()), policy(low, **changes))
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, examples: Any) -> None:
+    """A user's own loop."""
+    for x, y in examples:
+        optimizer.zero_grad()
+        loss_fn(model, x, y).backward()
+        optimizer.step()
+
+
+def float32_weights(model: nn.Module, optimizer: optim.Optimizer | None) -> list[Tensor]:
+    """What undecorating leaves: the masters."""
+    amp.undecorate(model, optimizer)
+    return [p.detach() for p in model.parameters()]
+
+
+def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype is b.dtype
+        assert torch.equal(a, b)
+
+
+def assert_same_objects(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert list(map(id, found)) == list(map(id, expected))
+
+
+# -- the loop by hand
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_users_loops_are_bit_equal_to_one_by_hand_resumed_half_way(name: str, low: str) -> None:
+    make = OPTIMIZERS[name]
+    by_hand = ByHand(low, make).train(8)
+    examples = list(batches(8))
+    model, optimizer = decorated(low, make)
+    train(model, optimizer, examples[:4])
+    saved = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), saved)
+    train(model, optimizer, examples[4:])
+
+    saved.seek(0)
+    weights, slots = torch.load(saved, weights_only=True)
+    resumed, its_optimizer = decorated(low, make)
+    resumed.load_state_dict(weights)
+    its_optimizer.load_state_dict(slots)
+    train(resumed, its_optimizer, examples[4:])
+
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+    assert_same_bits(float32_weights(resumed, its_optimizer), by_hand.masters)
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "AdamW fused", "RMSprop foreach", "Adafactor"])
+def test_train_step_is_bit_equal_to_a_loop_by_hand(name: str, low: str) -> None:
+    scale = 1024.0 if low == "float16" else 1.0
+    by_hand = ByHand(low, OPTIMIZERS[name], scale).train(6)
+    model = Net()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    scaler = amp.GradScaler(scale) if low == "float16" else None
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy(low), scaler=scaler)
+    for x, y in batches(6):
+        assert step(x, y).applied
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def test_micro_batches_are_summed_in_float32(low: str) -> None:
+    make = OPTIMIZERS["SGD momentum"]
+    by_hand = ByHand(low, make)
+    examples = list(batches(8))
+    for start in (0, 4):
+        parts = [by_hand.gradients(*example) for example in examples[start : start + 4]]
+        total = parts[0]
+        for part in parts[1:]:
+            total = [a + b for a, b in zip(total, part, strict=True)]
+        by_hand.step([grad / 4 for grad in total])
+    model = Net()
+    optimizer = make(model.parameters())
+    step = amp.train_step(
+        loss_fn, model, optimizer, policy=policy(low), accumulate=4, scaler=amp.GradScaler(4.0)
+    )
+    for example in examples:
+        step(*example)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+# -- what masters are for
+
+
+@pytest.mark.parametrize("own_loop", [True, False])
+def test_two_thousand_updates_under_half_a_unit_in_the_last_place(own_loop: bool) -> None:
+    """At 1.0 half a unit of bfloat16 is 2**-8; each update is 1e-5, downwards 2000 times."""
+
+    def trained(chosen: amp.Policy) -> float:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = optim.SGD(model.parameters(), 1e-5)
+        x = torch.ones(1, 1)
+        if own_loop:
+            amp.decorate(model, optimizer, chosen)
+            for _ in range(2000):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        else:
+            step = amp.train_step(lambda m, x: m(x).sum(), model, optimizer, policy=chosen)
+            for _ in range(2000):
+                step(x)
+        amp.undecorate(model, optimizer)
+        return float(model.weight.detach())
+
+    in_float32 = trained(amp.Policy("O0"))
+    assert in_float32 == pytest.approx(0.98, rel=1e-4)
+    assert trained(policy("bfloat16")) == pytest.approx(in_float32, rel=1e-6)
+    assert trained(policy("bfloat16", master_weights=False)) == 1.0
+
+
+def test_without_masters_the_optimizer_steps_the_low_parameters(low: str) -> None:
+    make = OPTIMIZERS["SGD momentum"]
+    by_hand = ByHand(low, make)
+    native = make(by_hand.weights)
+    model, optimizer = decorated(low, make, master_weights=False)
+    for x, y in batches(4):
+        native.zero_grad()
+        loss_fn(by_hand.forward, x, y).backward()
+        native.step()
+        train(model, optimizer, [(x, y)])
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    assert all(s["momentum_buffer"].dtype is p.dtype for p, s in optimizer.state.items())
+    widened = [weight.detach().float() for weight in by_hand.weights]
+    assert_same_bits(float32_weights(model, optimizer), widened)
+    assert all(s["momentum_buffer"].dtype is torch.float32 for s in optimizer.state.values())
+
+
+# -- loss scaling
+
+
+@pytest.mark.parametrize("name", ["SGD foreach", "AdamW fused", "NAdam"])
+def test_our_scaler_unscales_and_clips_what_steps_the_masters(name: str, low: str) -> None:
+    """Gradients that float16 could not hold unscaled, clipped through ``model.parameters()``."""
+    scale, make = 2.0**14, OPTIMIZERS[name]
+    by_hand = ByHand(low, make, scale)
+    model, optimizer = decorated(low, make)
+    scaler = amp.GradScaler(scale)
+    for x, y in batches(4):
+        y = y * 1e-3
+        by_hand.give(by_hand.gradients(x, y))
+        norm = nn.utils.clip_grad_norm_(by_hand.masters, 0.05)
+        by_hand.step([master.grad for master in by_hand.masters])
+
+        optimizer.zero_grad()
+        scaler.scale(loss_fn(model, x, y)).backward()
+        scaler.unscale(optimizer)
+        found = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        assert scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(found, norm)
+        assert all(p.grad.dtype is torch.float32 for p in model.parameters())
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def test_after_a_scaled_step_backward_leaves_low_gradients_again(low: str) -> None:
+    model, optimizer = decorated(low, OPTIMIZERS["SGD"])
+    scaler = amp.GradScaler(8.0)
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        scaler.scale(loss_fn(model, x, y)).backward()
+        assert model.inner.weight.grad.dtype is getattr(torch, low)
+        scaler.step(optimizer)
+        scaler.update()
+    loss_fn(model, x, y).backward()  # added to what is there, which is in float32
+    assert model.inner.weight.grad.dtype is torch.float32
+
+
+def test_torchs_scaler_works_where_torch_lets_it(low: str) -> None:
+    """It refuses float16 gradients; ``master_grad`` holds them in float32."""
+    model = Net()
+    optimizer = optim.AdamW(model.parameters(), 1e-2)
+    amp.decorate(model, optimizer, policy(low), master_grad=True)
+    by_hand = ByHand(low, lambda p: optim.AdamW(p, 1e-2), 2.0**10).train(4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for x, y in batches(4):
+        optimizer.zero_grad()
+        scaler.scale(loss_fn(model, x, y)).backward()
+        assert all(p.grad.dtype is torch.float32 for p in model.parameters())
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+    loss_fn(model, x, y).backward()
+    assert all(p.grad.dtype is torch.float32 for p in model.parameters())
+
+
+def test_gradients_are_kept_in_float32_by_master_grad_alone(low: str) -> None:
+    x, y = next(batches(1))
+    for master_grad in (False, True):
+        model = amp.decorate(Net(), None, policy(low), master_grad=master_grad)
+        for copied in (model, copy.deepcopy(model)):
+            loss_fn(copied, x, y).backward()
+            expected = torch.float32 if master_grad else getattr(torch, low)
+            assert copied.inner.weight.grad.dtype is expected
+
+
+@pytest.mark.parametrize("name", ["SGD fused", "AdamW", "Adagrad foreach"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_skipped_step_changes_nothing(name: str, bad: float, low: str) -> None:
+    model, optimizer = decorated(low, OPTIMIZERS[name])
+    train(model, optimizer, batches(2))
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    scaler = amp.GradScaler(8.0)
+    x, y = next(batches(1))
+    optimizer.zero_grad()
+    scaler.scale(loss_fn(model, x, y) * bad).backward()
+    assert not scaler.step(optimizer)
+    scaler.update()
+    step = amp.train_step(
+        lambda m, x, y: loss_fn(m, x, y) * bad,
+        model,
+        optimizer,
+        policy=policy(low),
+        scaler=amp.GradScaler(),
+    )
+    assert not step(x, y).applied
+    assert_same_content((model.state_dict(), optimizer.state_dict()), before)
+
+
+def assert_same_content(found: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        assert found.dtype is expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same_content(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        for a, b in zip(found, expected, strict=True):
+            assert_same_content(a, b)
+    else:
+        assert found == expected
+
+
+# -- the gradients of a step
+
+
+def test_gradients_are_float32_values_that_were_rounded(low: str) -> None:
+    by_hand = ByHand(low, OPTIMIZERS["SGD"])
+    model = amp.decorate(Net(), None, policy(low))
+    x, y = next(batches(1))
+    _, grads = amp.value_and_grad(loss_fn, model, x, y, policy=policy(low))
+    assert_same_bits(list(grads), by_hand.gradients(x, y))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_without_an_attribute_for_their_dtype_wide_gradients_are_refused(
+    low: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch before 2.10; ``train_step`` needs none."""
+    lookup = _private.lookup
+    monkeypatch.setattr(
+        _private, "lookup", lambda name: None if name == "grad_dtype" else lookup(name)
+    )
+    by_hand = ByHand(low, OPTIMIZERS["AdamW"], 8.0).train(2)
+    model, optimizer = decorated(low, OPTIMIZERS["AdamW"])
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy(low), scaler=amp.GradScaler(8.0))
+    for x, y in batches(2):
+        step(x, y)
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    loss_fn(model, x, y).backward()
+    with pytest.raises(UnsupportedError, match="cannot hold float32 gradients of"):
+        amp.GradScaler(8.0).unscale(optimizer)
+    with pytest.raises(UnsupportedError, match="Hint: pip install 'torch>=2.10'"):
+        amp.decorate(Net(), None, policy(low), master_grad=True)
+
+
+# -- closures
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "AdamW fused"])
+def test_a_closure_is_evaluated_with_the_models_parameters(name: str, low: str) -> None:
+    by_hand = ByHand(low, OPTIMIZERS[name]).train(3)
+    model, optimizer = decorated(low, OPTIMIZERS[name])
+    parameters = list(model.parameters())
+    for x, y in batches(3):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            assert_same_objects(optimizer.param_groups[0]["params"], parameters)
+            optimizer.zero_grad()
+            loss = loss_fn(model, x, y)
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure).dtype is torch.float32
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs(line_search: str | None, low: str) -> None:
+    def make(parameters: Any) -> optim.Optimizer:
+        return optim.LBFGS(parameters, lr=0.2, max_iter=4, line_search_fn=line_search)
+
+    x, y = next(batches(1))
+    by_hand = ByHand(low, make)
+
+    def closure_by_hand() -> Tensor:
+        by_hand.round()
+        by_hand.give(by_hand.gradients(x, y))
+        return by_hand.loss
+
+    model, optimizer = decorated(low, make)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_fn(model, x, y)
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(3):
+        expected = by_hand.optimizer.step(closure_by_hand)
+        assert torch.equal(optimizer.step(closure), expected)
+    by_hand.round()
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+# -- parameter groups
+
+
+def test_outside_of_its_methods_the_optimizer_is_the_users(low: str) -> None:
+    model, optimizer = decorated(low, OPTIMIZERS["AdamW"])
+    parameters = list(model.parameters())
+    train(model, optimizer, batches(2))
+    assert_same_objects(optimizer.param_groups[0]["params"], parameters)
+    assert set(map(id, optimizer.state)) == set(map(id, parameters))
+    assert all(slots["exp_avg"].dtype is torch.float32 for slots in optimizer.state.values())
+    assert_same_objects(Backend.parameters(optimizer), parameters)
+
+
+def test_groups_that_are_added_later_and_rate_schedules(low: str) -> None:
+    def make(parameters: Any) -> optim.Optimizer:
+        return optim.AdamW(list(parameters)[:2], 1e-2)
+
+    by_hand = ByHand(low, make)
+    model, optimizer = decorated(low, make)
+    schedules = [optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (by_hand.optimizer, optimizer)]
+    for index, (x, y) in enumerate(batches(6)):
+        if index == 3:
+            for o, owners in (
+                (by_hand.optimizer, by_hand.masters),
+                (optimizer, model.parameters()),
+            ):
+                o.add_param_group({"params": list(owners)[2:], "lr": 1e-3, "initial_lr": 1e-3})
+            for schedule in schedules:
+                schedule.base_lrs.append(1e-3)
+        by_hand.step(by_hand.gradients(x, y))
+        train(model, optimizer, [(x, y)])
+        for schedule in schedules:
+            schedule.step()
+    assert optimizer.param_groups[1]["lr"] == by_hand.optimizer.param_groups[1]["lr"] < 1e-3
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def test_two_optimizers_of_one_model(low: str) -> None:
+    def halves(parameters: list[nn.Parameter]) -> list[optim.Optimizer]:
+        return [optim.SGD(parameters[:3], 0.1, momentum=0.9), optim.AdamW(parameters[3:], 1e-2)]
+
+    by_hand = ByHand(low, OPTIMIZERS["SGD"], 16.0)
+    model = Net()
+    optimizers = halves(list(model.parameters()))
+    optimizers_by_hand = halves(by_hand.masters)
+    for optimizer in optimizers:
+        amp.decorate(model, optimizer, policy(low))
+    scaler = amp.GradScaler(16.0)
+    for x, y in batches(4):
+        by_hand.give(by_hand.gradients(x, y))
+        model.zero_grad()
+        scaler.scale(loss_fn(model, x, y)).backward()
+        for optimizer, optimizer_by_hand in zip(optimizers, optimizers_by_hand, strict=True):
+            optimizer_by_hand.step()
+            scaler.step(optimizer)
+        scaler.update()
+        by_hand.round()
+    assert_same_bits(float32_weights(model, optimizers[0]), by_hand.masters)
+    assert_undecorated(optimizers[0])
+
+
+def test_one_optimizer_of_two_models(low: str) -> None:
+    both_by_hand = [ByHand(low, OPTIMIZERS["SGD"]) for _ in range(2)]
+    joint = optim.Adam([p for by_hand in both_by_hand for p in by_hand.masters], 1e-2)
+    models = [Net(), Net()]
+    optimizer = optim.Adam([p for model in models for p in model.parameters()], 1e-2)
+    for model in models:
+        amp.decorate(model, optimizer, policy(low))
+    for x, y in batches(4):
+        optimizer.zero_grad()
+        for index in (0, 1):
+            both_by_hand[index].give(both_by_hand[index].gradients(x + index, y))
+            loss_fn(models[index], x + index, y).backward()
+        joint.step()
+        optimizer.step()
+        for by_hand in both_by_hand:
+            by_hand.round()
+    assert_same_bits(float32_weights(models[0], optimizer), both_by_hand[0].masters)
+    assert Backend.decoration(models[1], optimizer) is not None
+    assert_same_bits(float32_weights(models[1], optimizer), both_by_hand[1].masters)
+    assert_undecorated(optimizer)
+
+
+class StepInStep(optim.SGD):
+    """As many published optimizers are written: the parent's step, and something after it."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        if self.fails:
+            raise RuntimeError("out of memory")
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(1 - 1e-4)
+        return loss
+
+
+def test_an_optimizer_whose_step_calls_its_parents(low: str) -> None:
+    optim.SGD([torch.ones(1)])  # torch hooks into the step of a class when it makes the first
+
+    def make(parameters: Any) -> optim.Optimizer:
+        return StepInStep(parameters, 0.1, momentum=0.9)
+
+    by_hand = ByHand(low, make).train(4)
+    model, optimizer = decorated(low, make)
+    for x, y in batches(4):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_fn(model, x, y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def assert_undecorated(optimizer: optim.Optimizer) -> None:
+    hooks = {name: value for name, value in vars(optimizer).items() if name.endswith("_hooks")}
+    assert len(hooks) == 6
+    assert not any(hooks.values())
+    assert vars(optimizer).keys() == vars(optim.SGD([torch.ones(1)])).keys()
+
+
+# -- weights and states that others write
+
+
+def test_weights_that_the_user_writes_are_taken_over(low: str) -> None:
+    """Only those: the others keep what low precision cannot hold."""
+    model, optimizer = decorated(low, OPTIMIZERS["SGD"])
+    exact = Net().inner.weight.detach().clone()
+    with torch.no_grad():
+        model.inner.weight[0].fill_(3.0)
+    exact[0] = 3.0
+    optimizer.step()  # no gradients yet
+    assert torch.equal(model.inner.weight, exact.to(getattr(torch, low)))
+    with torch.no_grad():
+        model.inner.weight[1].zero_()
+    exact[1] = 0.0
+    amp.undecorate(model, optimizer)
+    assert torch.equal(model.inner.weight, exact)
+
+
+@pytest.mark.parametrize("order", ["model first", "optimizer first", "before decorating"])
+@pytest.mark.parametrize("save_dtype", [None, "float32"])
+def test_states_are_resumed_in_any_order(order: str, save_dtype: str | None, low: str) -> None:
+    make, examples = OPTIMIZERS["Adam fused"], list(batches(6))
+    by_hand = ByHand(low, make).train(6)
+    model = Net()
+    optimizer = make(model.parameters())
+    amp.decorate(model, optimizer, policy(low), save_dtype=save_dtype)
+    train(model, optimizer, examples[:3])
+    weights, slots = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    resumed = Net()
+    its_optimizer = make(resumed.parameters())
+    if order != "before decorating":
+        amp.decorate(resumed, its_optimizer, policy(low))
+        train(resumed, its_optimizer, examples[:1])
+    if order == "optimizer first":
+        its_optimizer.load_state_dict(slots)
+        resumed.load_state_dict(weights)
+    else:
+        resumed.load_state_dict(weights)
+        its_optimizer.load_state_dict(slots)
+    if order == "before decorating":
+        amp.decorate(resumed, its_optimizer, policy(low))
+    train(resumed, its_optimizer, examples[3:])
+    assert_same_bits(float32_weights(resumed, its_optimizer), by_hand.masters)
+    assert all("master_weight" not in slots for slots in its_optimizer.state.values())
+
+
+def test_a_float32_state_goes_on_at_o2_and_back(low: str) -> None:
+    model = Net()
+    optimizer = optim.AdamW(model.parameters(), 1e-2)
+    train(model, optimizer, batches(3))
+    weights, slots = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other, its_optimizer = decorated(low, lambda p: optim.AdamW(p, 1e-2))
+    other.load_state_dict(weights)
+    its_optimizer.load_state_dict(slots)
+    amp.undecorate(other, its_optimizer)
+    assert_same_content((other.state_dict(), its_optimizer.state_dict()), (weights, slots))
+
+
+def test_torch_distributed_checkpoints(low: str) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    make, examples = OPTIMIZERS["AdamW"], list(batches(6))
+    by_hand = ByHand(low, make).train(6)
+    model, optimizer = decorated(low, make)
+    train(model, optimizer, examples[:3])
+    weights, slots = copy.deepcopy(get_state_dict(model, optimizer))
+    resumed, its_optimizer = decorated(low, make)
+    set_state_dict(resumed, its_optimizer, model_state_dict=weights, optim_state_dict=slots)
+    train(resumed, its_optimizer, examples[3:])
+    assert_same_bits(float32_weights(resumed, its_optimizer), by_hand.masters)
+
+
+# -- errors on the way
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_step_that_raises(set_to_none: bool, low: str) -> None:
+    """The gradients of that step are gone; everything else goes on."""
+
+    def make(parameters: Any) -> StepInStep:
+        return StepInStep(parameters, 0.1)
+
+    model, optimizer = decorated(low, make)
+    parameters = list(model.parameters())
+    x, y = next(batches(1))
+    optimizer.fails = True
+    loss_fn(model, x, y).backward()
+    with pytest.raises(RuntimeError, match="out of memory") as error:
+        optimizer.step()
+    optimizer.fails = False
+    optimizer.zero_grad(set_to_none)
+    loss_fn(model, x, y).backward()
+    clean = [p.grad.clone() for p in parameters]
+    before = [p.detach().clone() for p in float32_weights(copy.deepcopy(model), None)]
+    optimizer.step()
+    assert_same_objects(optimizer.param_groups[0]["params"], parameters)
+    for p, grad in zip(parameters, clean, strict=True):
+        assert torch.equal(p.grad, grad)
+    amp.undecorate(model, optimizer)
+    for p, weight, grad in zip(parameters, before, clean, strict=True):
+        expected = weight.add(grad.float(), alpha=-0.1).mul(1 - 1e-4)
+        assert torch.equal(p, expected)
+    assert error.value is not None  # its traceback kept the failed step's frames alive
+
+
+def test_a_step_of_ours_that_raises_leaves_nothing_behind(low: str) -> None:
+    model, optimizer = decorated(low, lambda p: optim.SparseAdam(list(p), 1e-2))
+    parameters = list(model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy(low))
+    with pytest.raises(RuntimeError, match="does not support dense gradients"):
+        step(*next(batches(1)))
+    assert_same_objects(optimizer.param_groups[0]["params"], parameters)
+    assert all(p.grad is None for p in parameters)
+
+
+def test_a_closure_that_raises(low: str) -> None:
+    by_hand = ByHand(low, OPTIMIZERS["SGD"]).train(1)
+    model, optimizer = decorated(low, OPTIMIZERS["SGD"])
+
+    def closure() -> Tensor:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    train(model, optimizer, batches(1))
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def test_a_state_that_does_not_fit_is_refused_by_torch(low: str) -> None:
+    by_hand = ByHand(low, OPTIMIZERS["Adam"]).train(1)
+    model, optimizer = decorated(low, OPTIMIZERS["Adam"])
+    other = optim.Adam(Net().inner.parameters())
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        optimizer.load_state_dict(other.state_dict())
+    train(model, optimizer, batches(1))
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def test_sparse_gradients(low: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(5, 4, sparse=True)
+    master = nn.Parameter(model.weight.detach().clone())
+    expected = optim.SGD([master], 0.1)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    amp.decorate(model, optimizer, policy(low))
+    index = torch.tensor([1, 3, 3])
+    for _ in range(3):
+        weight = nn.Parameter(master.detach().to(getattr(torch, low)))
+        F.embedding(index, weight, sparse=True).float().square().sum().backward()
+        master.grad = weight.grad.float()
+        expected.step()
+        optimizer.zero_grad()
+        model(index).square().sum().backward()
+        assert model.weight.grad.is_sparse
+        optimizer.step()
+    assert_same_bits(float32_weights(model, optimizer), [master])
