@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import keras
@@ -137,11 +137,14 @@ def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
     casting.check(policy)
     rules = casting.rules_for(policy)
-    ops = {op.name: _treatment(op, policy, rules) for op in oplists.ops().values()}
+    functions = frozenset(named_functions())
+    ops = {op.name: _treatment(op, policy, rules, functions) for op in oplists.ops().values()}
     return Explanation(devices()[0].name, ops, _features(policy, rules))
 
 
-def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
+def _treatment(
+    op: oplists.Op, policy: Policy, rules: Rules, run_as_one_op: Collection[str]
+) -> OpTreatment:
     """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
     raw = [name for name in op.names.get("tensorflow", ()) if _is_defined(name)]
     own = [name for name in raw if _owner("tensorflow", name) == op.name]
@@ -149,7 +152,7 @@ def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
         name
         for namespace in ("tensorflow_api", "keras_ops")
         for name in op.names.get(namespace, ())
-        if name in named_functions() and _owner(namespace, name) == op.name
+        if name in run_as_one_op and _owner(namespace, name) == op.name
     ]
     layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
     if policy.level == "O0" and (raw or functions or any(layers)):
