@@ -127,6 +127,11 @@ def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, lookup("_values")(tensor))
 
 
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether it is a DTensor, without importing what makes them."""
+    return type(parameter) is not torch.nn.Parameter and hasattr(parameter, "device_mesh")
+
+
 def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
     """Let ``tensor.grad``, which is None now, be of ``dtype``; None: autograd's, or what is set.
 

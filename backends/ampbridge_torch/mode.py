@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private, simulation
-from ampbridge_torch.compiling import check_backward_pass
+from ampbridge_torch.compiler_settings import check_backward_pass, check_roundings
 from ampbridge_torch.functions import Function
 from ampbridge_torch.rules import Rule, Rules, Treatment
 from ampbridge_torch.simulation import CASTABLE
@@ -77,6 +77,8 @@ class OpListMode(TorchFunctionMode):
         if rule is not None:
             if self.rules.lifts and _needs_gradients(args):
                 check_backward_pass()
+            if self.rules.simulates:
+                check_roundings()
             return self._run(func, rule, args, kwargs)
         if func is _CHECKPOINT:  # its body runs outside of modes
 

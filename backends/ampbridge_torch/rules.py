@@ -163,7 +163,7 @@ def _following() -> frozenset[Function]:
         for function in functions_named("aten", name)
     }
     exact = {f for f, kernel in simulation.rounds_once().items() if kernel == "always"}
-    return computing_functions() - cast_by_autocast - exact
+    return computing_functions() - cast_by_autocast - exact | {torch.Tensor.__getitem__}
 
 
 def _categories(

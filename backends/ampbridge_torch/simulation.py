@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,14 +28,14 @@ from ampbridge_torch.functions import Function, functions_named
 LOW_DTYPES = frozenset({torch.float16, torch.bfloat16})
 CASTABLE = LOW_DTYPES | {torch.float32}
 
-RoundsOnce: TypeAlias = Literal["always", "between tensors", "never"]
+RoundsOnce: TypeAlias = Literal["always", "between tensors", "as a view", "never"]
 
 # By aten name; tests/torch/test_simulation.py holds each against the computation in float32.
 ROUNDS_ONCE: dict[str, RoundsOnce] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack", "clone", "repeat"), "always"),
     **dict.fromkeys(("flip", "roll", "tril", "triu", "where", "masked_fill"), "always"),
-    **dict.fromkeys(("relu", "relu6", "leaky_relu", "hardtanh", "clamp"), "always"),
-    **dict.fromkeys(("gelu", "silu", "neg", "abs"), "always"),
+    **dict.fromkeys(("relu", "relu6", "leaky_relu", "silu", "neg", "abs"), "always"),
+    "gelu": "always",  # bfloat16 results under 1.2e-38 may be flushed to zero
     # A Python number, and alpha, would be rounded first.
     **dict.fromkeys(("add", "sub"), "between tensors"),
 }
@@ -43,7 +44,8 @@ ROUNDS_ONCE: dict[str, RoundsOnce] = {
 @cache
 def rounds_once() -> dict[Function, RoundsOnce]:
     """The functions whose low kernels are as good as the simulation, and when."""
-    return {f: when for name, when in ROUNDS_ONCE.items() for f in functions_named("aten", name)}
+    found = {f: when for name, when in ROUNDS_ONCE.items() for f in functions_named("aten", name)}
+    return {**found, Tensor.__getitem__: "as a view"}
 
 
 # Arguments by which a function writes to its input. Of a copy in float32 nobody would see it.
@@ -156,6 +158,9 @@ def kernel_will_do(rule: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any])
     """Whether torch's own low kernel is as good, or has to run because it writes to its inputs."""
     if rule.rounds_once == "between tensors":
         return not kwargs and all(isinstance(value, Tensor) for value in args)
+    if rule.rounds_once == "as a view":  # the gradient of rows picked twice is a sum
+        index = args[1] if isinstance(args[1], tuple) else args[1:]
+        return not any(isinstance(part, (Tensor, list, np.ndarray)) for part in index)
     if rule.rounds_once == "always":
         return True
     if rule.input_alone:  # the others hold running statistics
