@@ -1,1 +1,27 @@
-"""Mixed precision for TensorFlow 2 with Keras 3. Importing this imports neither."""
+"""Mixed precision for TensorFlow 2 with Keras 3. Importing this imports neither.
+
+For ``Model.fit``: ``LossScaleOptimizer`` and ``PolicySchedule``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
+    from ampbridge_tensorflow.policy_schedule import PolicySchedule
+
+__all__ = ["LossScaleOptimizer", "PolicySchedule"]
+
+_MODULES = {
+    "LossScaleOptimizer": "ampbridge_tensorflow.loss_scale_optimizer",
+    "PolicySchedule": "ampbridge_tensorflow.policy_schedule",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

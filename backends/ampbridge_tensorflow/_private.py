@@ -226,6 +226,18 @@ LOSS_CLASS = PrivateName(
     "Keras Loss objects stay float32 where a policy allows their op",
     required=False,
 )
+FINITE_BRANCH = PrivateName(
+    "keras.src.optimizers.loss_scale_optimizer",
+    "LossScaleOptimizer._stateful_handle_finite_grads",
+    "a LossScaleOptimizer cannot follow the rule of a GradScaler",
+    required=False,
+)
+OVERFLOW_BRANCH = PrivateName(
+    "keras.src.optimizers.loss_scale_optimizer",
+    "LossScaleOptimizer._stateful_handle_non_finite_grads",
+    "the same",
+    required=False,
+)
 PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
 
 
@@ -257,6 +269,17 @@ def value(name: PrivateName) -> Any:
     """What ``name`` stands for, None where ``find`` says None."""
     location = find(name)
     return None if location is None else location.value
+
+
+def check(*names: PrivateName) -> None:
+    """Where something else than a region needs ``names``.
+
+    Raises:
+        UnsupportedError: if this version lacks one.
+    """
+    for name in names:
+        if find(name) is None:
+            raise moved(name)
 
 
 def moved(name: PrivateName) -> UnsupportedError:

@@ -25,6 +25,7 @@ from ampbridge.backend import (
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
 from ampbridge_tensorflow import casting, compiling, decorating, gradients, probing, scaling
+from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
 
 
 @final
@@ -91,6 +92,8 @@ class TensorflowBackend(Backend):
         return compiling.compile_step(build, loss_fn)
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
+        if isinstance(like, LossScaleOptimizer):
+            return like.scale_store(state)
         return scaling.VariableStore(state)
 
     def devices(self) -> list[Device]:

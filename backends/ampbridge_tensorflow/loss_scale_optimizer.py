@@ -1,0 +1,207 @@
+"""``Model.fit`` with ampbridge's loss scaling: what Keras expects of it, and our rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ampbridge import registry
+from ampbridge.backend import FINITE, INF, Array, Scalar
+from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
+from ampbridge.scale_rule import ScaleState
+from ampbridge.scaler import GradScaler
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.scaling import VariableStore, outside_of_regions, unscale
+
+
+@keras.saving.register_keras_serializable("ampbridge")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
+    """A Keras optimizer whose loss is scaled by the rule of an ``ampbridge.GradScaler``.
+
+        scaler = amp.GradScaler(growth_interval=500)
+        optimizer = LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler)
+        amp.decorate(model, policy="O1")
+        model.compile(optimizer, loss="mse")
+        model.fit(x, y)
+
+    Keras multiplies the loss by asking ``scale_loss``, and knows the class: ``compile`` wraps it in
+    no other. Clipping, EMA and gradient accumulation are the inner optimizer's, and see true
+    gradients. Each call of ``apply`` is a step of the rule; where gradients are accumulated, an
+    overflow leaves out that micro-batch alone.
+
+    The state lives in the optimizer's variables, so that checkpoints and ``model.save`` hold it, and
+    ``scaler`` shows it.
+
+    Args:
+        inner_optimizer: a Keras optimizer that does not scale by itself.
+        scaler: its settings and present state; a disabled one scales nothing. None for the default.
+
+    Raises:
+        ArgumentTypeError: for other objects than these.
+        CallOrderError: for a scaler whose state lives elsewhere already.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        scaler: GradScaler | None = None,
+        name: str | None = None,
+        **keras_arguments: Any,
+    ) -> None:
+        _private.check(_private.FINITE_BRANCH, _private.OVERFLOW_BRANCH)
+        scaler = GradScaler() if scaler is None else scaler
+        _check_arguments(inner_optimizer, scaler)
+        state = ScaleState(*scaler.store.read())
+        super().__init__(
+            inner_optimizer,
+            float(state.scale),
+            scaler.config.growth_interval,
+            name=name,
+            **keras_arguments,
+        )
+        self.scaler = scaler
+        self.active = True
+        """Whether steps that are traced now are scaled at all; see ``PolicySchedule``."""
+        scaler.bind(registry.backend("tensorflow"), self)
+        if not (isinstance(scaler.store, OptimizersStore) and scaler.store.optimizer is self):
+            raise CallOrderError(_BOUND)
+
+    def scale_store(self, state: ScaleState) -> OptimizersStore:
+        """A place for the scaler's state among this optimizer's variables; see ``Backend``."""
+        self.dynamic_scale = self._scalar("dynamic_scale", "float32", state.scale)
+        self.step_counter = self._scalar("step_counter", "int32", state.good)
+        self.bad_steps = self._scalar("bad_steps", "int32", state.bad)
+        self.consecutive_skips = self._scalar("consecutive_skips", "int32", state.consecutive_skips)
+        return OptimizersStore(self)
+
+    def _scalar(self, name: str, dtype: str, value: Scalar) -> keras.Variable:
+        """A variable that checkpoints and saved models hold."""
+        initial = keras.initializers.Constant(float(value))
+        return self.add_variable(shape=(), initializer=initial, dtype=dtype, name=name)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Build the inner optimizer; the variables for the scale are there since ``__init__``."""
+        self.inner_optimizer.build(variables)
+        super(keras.optimizers.LossScaleOptimizer, self).build(variables)
+
+    def scale_loss(self, loss: Array) -> Array:
+        """``loss`` in float32, since 65536 is infinite in float16, times the scale."""
+        if not self._scales():
+            return loss
+        return _times(loss, self.dynamic_scale.value)
+
+    def _scales(self) -> bool:
+        return self.scaler.enabled and self.active
+
+    @outside_of_regions
+    def apply(
+        self,
+        grads: Sequence[Array | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Unscale and step, unless a gradient is inf or NaN; then the rule."""
+        if self._scales():
+            super().apply(grads, trainable_variables)
+        else:
+            self.inner_optimizer.apply(grads, trainable_variables)
+
+    def _stateful_handle_finite_grads(
+        self,
+        grads: Sequence[Array | None],
+        trainable_variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        variables = trainable_variables or self._trainable_variables
+        unscaled, _ = unscale(grads, self.dynamic_scale.value)
+        # float8's scales, which Keras hands over as gradients, were never multiplied.
+        kept = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+        chosen = [g if keep else u for g, u, keep in zip(grads, unscaled, kept, strict=True)]
+        self.inner_optimizer.apply(chosen, trainable_variables)
+        self._adapt(FINITE)
+
+    def _stateful_handle_non_finite_grads(self) -> None:
+        self._adapt(INF)
+
+    def _adapt(self, found: int) -> None:
+        self.scaler.store.update(found, self.scaler.config)
+
+    def stateless_apply(self, *_: Any) -> Any:
+        """Refused: this is how Keras trains on JAX.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        msg = (
+            "LossScaleOptimizer.stateless_apply is Keras' way on JAX; this one works on TensorFlow.\n"
+            "Hint: optimizer.apply(grads, variables)"
+        )
+        raise UnsupportedError(msg)
+
+    def get_config(self) -> dict[str, Any]:
+        """Plain values: the inner optimizer, and the scaler with its state as it is now."""
+        config = super().get_config()
+        del config["initial_scale"], config["dynamic_growth_steps"]
+        return {**config, "scaler": self.scaler.state_dict()}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> LossScaleOptimizer:
+        """The optimizer that ``get_config`` described."""
+        scaler = GradScaler()
+        scaler.load_state_dict(config["scaler"])
+        return super().from_config({**config, "scaler": scaler}, custom_objects)
+
+
+class OptimizersStore(VariableStore):
+    """The scaler's state in the variables of a ``LossScaleOptimizer``."""
+
+    def __init__(self, optimizer: LossScaleOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def read(self) -> ScaleState:
+        """The state as tensors."""
+        return ScaleState(*(tf.convert_to_tensor(v.value) for v in self._variables()))
+
+    def write(self, state: ScaleState) -> None:
+        """Set the variables, from Python numbers or tensors."""
+        for variable, value in zip(self._variables(), state, strict=True):
+            variable.assign(value)
+
+    def _variables(self) -> tuple[keras.Variable, ...]:
+        own = self.optimizer
+        return own.dynamic_scale, own.step_counter, own.bad_steps, own.consecutive_skips
+
+
+@outside_of_regions
+def _times(loss: Array, scale: Array) -> Array:
+    return tf.cast(loss, tf.float32) * scale
+
+
+def _check_arguments(inner: Any, scaler: Any) -> None:
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        msg = (
+            f"inner_optimizer is a {type(inner).__name__}, which scales the loss by itself.\n"
+            "Hint: LossScaleOptimizer(optimizer.inner_optimizer, scaler)"
+        )
+        raise ArgumentTypeError(msg)
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        msg = (
+            f"inner_optimizer is a keras.optimizers.Optimizer, not {type(inner).__name__}.\n"
+            "Hint: LossScaleOptimizer(keras.optimizers.SGD(0.1))"
+        )
+        raise ArgumentTypeError(msg)
+    if not isinstance(scaler, GradScaler):
+        msg = (
+            f"scaler is an ampbridge.GradScaler or None, not {type(scaler).__name__}.\n"
+            "Hint: LossScaleOptimizer(optimizer, amp.GradScaler(growth_interval=500))"
+        )
+        raise ArgumentTypeError(msg)
+
+
+_BOUND = (
+    "The state of this GradScaler lives elsewhere: with another optimizer, or in a train_step.\n"
+    "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(the_other.state_dict())"
+)
