@@ -10,6 +10,7 @@ import tensorflow as tf
 from ampbridge.backend import Array, LossFn, Program, StepOutput
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.gradients import native_batch
 
 
@@ -17,6 +18,8 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     """``build(loss_fn)``, traced once for each policy and each kind of step.
 
     Python control flow on tensors in ``loss_fn`` is converted by AutoGraph, as in any tf.function.
+    The policy says how the step's own model is decorated; that other models are decorated meanwhile
+    makes no new trace. One that ``loss_fn`` calls runs as it was decorated at the first step.
     """
     step = build(_with_autograph(loss_fn))
     traced: dict[tuple[Policy, bool, bool, int], Any] = {}
@@ -36,7 +39,8 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         kind = (policy, final, total is None, len(batch))
         if kind not in traced:
             traced[kind] = trace(*kind)
-        output: StepOutput = traced[kind](*native_batch(batch), *(total or ()))
+        with traces_keyed_otherwise():
+            output: StepOutput = traced[kind](*native_batch(batch), *(total or ()))
         return output
 
     return program

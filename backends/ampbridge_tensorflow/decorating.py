@@ -16,7 +16,7 @@ files are of the undecorated model: decorate what was loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import keras
@@ -100,7 +100,9 @@ def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], li
 
 
 def _is_castable(layer: keras.Layer) -> bool:
-    """Whether it computes in float32 because nobody has said otherwise."""
+    """Whether it computes in float32 because nobody has said otherwise, or does but for a decoration."""
+    if fitted.replaced(layer) is not None:
+        return True
     return (
         layer.compute_dtype == layer.variable_dtype == "float32"
         and getattr(layer, "quantization_mode", None) is None
@@ -139,15 +141,19 @@ class Rounded(keras.constraints.Constraint):  # type: ignore[misc]
         self.dtype, self.before = dtype, before
 
     def __call__(self, variable: Any) -> tf.Tensor:
-        value = tf.convert_to_tensor(variable if self.before is None else self.before(variable))
-        return tf.cast(tf.cast(value, self.dtype), value.dtype)
+        return _in_precision(variable if self.before is None else self.before(variable), self.dtype)
 
 
 def _round(variables: Sequence[Any], dtype: str) -> None:
     for variable in variables:
-        rounded = Rounded(dtype, variable.constraint)
-        _private.set_constraint(variable, rounded)
-        variable.assign(rounded(variable))
+        variable.assign(_in_precision(variable, dtype))
+        _private.set_constraint(variable, Rounded(dtype, variable.constraint))
+
+
+def _in_precision(value: Any, dtype: str) -> tf.Tensor:
+    """``value`` rounded to ``dtype``, in its own."""
+    value = tf.convert_to_tensor(value)
+    return tf.cast(tf.cast(value, dtype), value.dtype)
 
 
 # -- what is saved
@@ -155,21 +161,52 @@ def _round(variables: Sequence[Any], dtype: str) -> None:
 
 @cache
 def _configurations() -> Interception[None]:
-    """``Layer.get_config`` as if nothing were decorated."""
+    """What Keras saves of layers and models, as if nothing were decorated."""
 
     def find_sites() -> Sequence[Site]:
-        original = vars(keras.Layer)["get_config"]
+        replace = {
+            "get_config": _replace_get_config,
+            "get_compile_config": _replace_get_compile_config,
+        }
+        sites = []
+        for name, replacement in replace.items():
+            owner = next(base for base in keras.Model.__mro__ if name in vars(base))
+            original = vars(owner)[name]
+            sites.append(Site(owner, name, original, replacement(original)))
+        return sites
 
-        def get_config(self: keras.Layer) -> dict[str, Any]:
-            config: dict[str, Any] = original(self)
-            before = fitted.replaced(self)
-            if before is not None:
-                config["dtype"] = keras.dtype_policies.serialize(before.policy)
-            return config
+    return Interception("ampbridge_tensorflow configurations", find_sites)
 
-        return [Site(keras.Layer, "get_config", original, get_config)]
 
-    return Interception("ampbridge_tensorflow get_config", find_sites)
+def _replace_get_config(original: Any) -> Any:
+    """``Layer.get_config``: the dtype policy is that from before."""
+
+    @wraps(original)
+    def get_config(self: keras.Layer) -> dict[str, Any]:
+        config: dict[str, Any] = original(self)
+        before = fitted.replaced(self)
+        if before is not None:
+            config["dtype"] = keras.dtype_policies.serialize(before.policy)
+        return config
+
+    return get_config
+
+
+def _replace_get_compile_config(original: Any) -> Any:
+    """``Model.get_compile_config``: the optimizer is the one there is.
+
+    Of one that ``compile`` has wrapped to scale the loss, because it saw a dtype policy of float16,
+    Keras saves what is inside: it would see such a policy again when it loads.
+    """
+
+    @wraps(original)
+    def get_compile_config(self: keras.Model) -> dict[str, Any]:
+        config: dict[str, Any] = original(self)
+        if config and fitted.replaced(self) is not None:
+            config["optimizer"] = keras.saving.serialize_keras_object(self.optimizer)
+        return config
+
+    return get_compile_config
 
 
 # -- what is refused

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
@@ -35,6 +36,8 @@ class Fitted:
         """Those that are read in low precision without the help of a dtype policy."""
         self.full_variables: list[keras.Variable] = []
         """Those that stay float32 also where a layer with a low dtype policy reads them."""
+        self.low: list[Any] | None = None
+        """See ``low_variables``; None until all is built."""
         self._unbuilt: list[keras.Sequential] = []
         self.release: Callable[[], None] = _nothing
 
@@ -45,7 +48,9 @@ class Fitted:
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
         """What a trace that is made under it belongs to."""
         kept, standalone = frozenset(map(id, self.kept)), self.decoration.standalone
-        return TraceKey(id(self._model()), self.rules, kept, standalone, calls)
+        return TraceKey(
+            id(self._model()), self.rules, kept, standalone, calls, bool(self.variables)
+        )
 
     def mark(self, model: Any) -> None:
         """Write it on the model and on all that it lists."""
@@ -112,6 +117,19 @@ def read_low_by(variable: Any) -> Fitted | None:
     return getattr(variable, _READ_LOW, None)
 
 
+def low_value(value: Any) -> Any:
+    """A variable that is read in low precision, also in a list, as a tensor; all else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [low_value(item) for item in value] if any(map(_is_low, value)) else value
+    return tf.convert_to_tensor(value) if _is_low(value) else value
+
+
+def _is_low(value: Any) -> bool:
+    if isinstance(value, keras.Variable):
+        value = value.value
+    return isinstance(value, tf.Variable) and read_low_by(value) is not None
+
+
 class Replaced(NamedTuple):
     """What stands behind a low dtype policy of ours."""
 
@@ -144,16 +162,21 @@ def low_variables(model: Any) -> list[Any]:
     found = fitted(model)
     if found is None or found.decoration.policy.level != "O2":
         return []
-    by_keras = [
-        variable
-        for part in layers(model)
-        if isinstance(part.layer, keras.Layer) and replaced(part.layer) is not None
-        for variable in own_variables(part.layer).values()
-        if isinstance(variable, keras.Variable)
-        and variable.dtype == "float32"
-        and _private.is_autocast(variable)
-    ]
-    return [*by_keras, *found.variables]
+    if found.low is not None:
+        return found.low
+    low = [*_cast_by_keras(model), *found.variables]
+    if all(layer.built for layer in found.layers):
+        found.low = low
+    return low
+
+
+def _cast_by_keras(model: Any) -> Iterator[keras.Variable]:
+    for part in layers(model):
+        if isinstance(part.layer, keras.Layer) and replaced(part.layer) is not None:
+            for variable in own_variables(part.layer).values():
+                is_keras = isinstance(variable, keras.Variable) and variable.dtype == "float32"
+                if is_keras and _private.is_autocast(variable):
+                    yield variable
 
 
 # -- what holds for the whole process
@@ -163,7 +186,7 @@ class TraceKey(NamedTuple):
     """What tells a decoration from others in the keys under which tf.function keeps traces.
 
     Made of values, so that a model that is decorated again finds its old traces. ``calls`` are the
-    interceptions that it needs.
+    interceptions that it needs; ``has_variables``, that some are read in low precision by our doing.
     """
 
     model: int
@@ -171,6 +194,7 @@ class TraceKey(NamedTuple):
     kept: frozenset[int]
     standalone: bool
     calls: frozenset[Interception[None]]
+    has_variables: bool
 
 
 _present: frozenset[TraceKey] = frozenset()
@@ -188,9 +212,27 @@ def forget(key: TraceKey) -> None:
     _present -= {key}
 
 
+_keyed_otherwise: ContextVar[bool] = ContextVar("ampbridge_tensorflow traces", default=False)
+
+
 def trace_key() -> frozenset[TraceKey] | None:
-    """Which decorations a trace that is made now would see; None for none."""
-    return _present or None
+    """Which decorations a trace that is made now would see; None for none, or if they do not count."""
+    return None if _keyed_otherwise.get() else _present or None
+
+
+@contextmanager
+def traces_keyed_otherwise() -> Iterator[None]:
+    """Where traces are kept by what is decorated already."""
+    token = _keyed_otherwise.set(True)
+    try:
+        yield
+    finally:
+        _keyed_otherwise.reset(token)
+
+
+def some_variables_are_low() -> bool:
+    """Whether any model's variables are read in low precision without the help of a dtype policy."""
+    return bool(_present) and any(key.has_variables for key in _present)
 
 
 @contextmanager

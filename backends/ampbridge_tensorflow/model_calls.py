@@ -163,7 +163,7 @@ def install(
     fitted.register(key)
 
     def collected() -> None:
-        """The model is gone. Interceptions take locks, on which the garbage collector may not wait."""
+        """The model is gone, or all is. Interceptions take locks; a garbage collection may not wait."""
         fitted.forget(key)
         if any(each.is_changing() for each in hooked):
             _abandoned.append(hooks)
@@ -171,7 +171,6 @@ def install(
             hooks.remove()
 
     watch = weakref.finalize(model, collected)
-    watch.atexit = False
 
     def remove() -> None:
         watch.detach()

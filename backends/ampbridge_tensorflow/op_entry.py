@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from ampbridge.interception import Interception
-from ampbridge_tensorflow import _private
+from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.rules import (
     FLOATS,
     LOW,
@@ -41,6 +41,8 @@ def replace_eager_op(original: Any, regions: Regions) -> Any:
     def eager_op(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
         rules = active()
         plan = rules.plan(op) if rules is not None else None
+        if rules is not None and fitted.some_variables_are_low():
+            arguments = tuple(map(fitted.low_value, arguments))
         if plan is None:
             return original(context, op, name, *arguments)
         values = list(arguments)
@@ -61,6 +63,8 @@ def replace_graph_op(original: Any, regions: Regions) -> Any:
     def graph_op(op_type_name: str, name: str | None = None, **keywords: Any) -> Any:
         rules = regions.active.get()
         plan = rules.plan(op_type_name) if rules is not None else None
+        if rules is not None and fitted.some_variables_are_low():
+            keywords = {key: fitted.low_value(value) for key, value in keywords.items()}
         if plan is None:
             return original(op_type_name, name, **keywords)
         before = [value.dtype for value in keywords.values() if isinstance(value, tf.Tensor)]
