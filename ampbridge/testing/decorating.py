@@ -636,6 +636,36 @@ class UndecorateConformance(Layered):
         undecorate(layers["head"])
         decorate(model, optimizer, o2())
 
+    def test_below_O2_a_part_may_have_a_step_of_its_own(self) -> None:
+        """As the discriminator of a GAN has: steps of the whole and of the part take turns."""
+        h, model = self.harness, self.probing()
+        head = {layer.name: layer.layer for layer in h.backend.layers(model)}["head"]
+        optimizers = [h.optimizer(trained, "sgd", 0.0) for trained in (model, head)]
+        self.call(model)
+        details = [h.details(model, optimizer) for optimizer in optimizers]
+
+        def loss_fn(model: Model, x: Array) -> Any:
+            y = model(x)
+            return y[0, 0], y
+
+        policies = Policy("O1", "bfloat16"), Policy("O1", "float16")
+        whole, part = (
+            train_step(loss_fn, trained, optimizer, policy=policy, compile=False)
+            for trained, optimizer, policy in zip((model, head), optimizers, policies, strict=True)
+        )
+        shown = [self.shown_in(step(ONES).aux) for step in (part, whole, part, whole)]
+        assert shown == ["float16", "bfloat16", "float16", "bfloat16"]
+        for trained, optimizer in zip((model, head), optimizers, strict=True):
+            undecorate(trained, optimizer)
+        assert [h.details(model, optimizer) for optimizer in optimizers] == details
+
+    @pytest.mark.parametrize("keep", [(), ("head",)])
+    def test_value_and_grad_at_O1_follows_its_policy(self, keep: tuple[str, ...]) -> None:
+        model, policy = self.trainable()[0], Policy("O1", "bfloat16", keep=keep)
+        gradients = self.layered_gradients(model, policy)
+        are_rounded = [np.array_equal(g, rounded(g, "bfloat16")) for g in gradients]
+        assert are_rounded == [True, True, not keep, not keep]
+
     def test_training_goes_on_after_undecorate_with_the_slots_it_had(self) -> None:
         """Four steps of momentum with gradients of exactly 1, the third and fourth at O0."""
         model, optimizer = self.drifting(2.0**-12, "momentum")

@@ -1,16 +1,16 @@
-"""A model fitted to a policy: what happens around the calls of it and of its kept layers.
+"""A model fitted to a policy: what happens around its calls, and while it is differentiated.
 
 The arrays stay float32 and are the masters that the optimizer updates. While the model is called or
 differentiated its modules read them rounded: once, so that the gradient of a parameter is rounded
 once as well. With ``master_weights=False`` the arrays themselves are rounded, after each step.
 
-Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, reads
-its arrays as they are. Arrays that are no parameters, such as tables of positions, stay float32.
+Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, is
+undecorated. Arrays that are no parameters, such as tables of positions, stay float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,12 +22,18 @@ from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_numpy import optim
 from ampbridge_numpy.casting import cast, casts_here, map_leaves, region, rules_of
-from ampbridge_numpy.nn import BatchNorm2d, LayerNorm, Module, present, substituted
+from ampbridge_numpy.nn import (
+    BatchNorm2d,
+    LayerNorm,
+    Module,
+    in_float32,
+    keeping,
+    present,
+    substituted,
+)
 
 NORMALIZATIONS = (BatchNorm2d, LayerNorm)
 """Layers whose parameters stay float32 at O2."""
-
-FLOAT32_REGION = Policy("O0")
 
 Forward: TypeAlias = Callable[..., Any]
 
@@ -59,46 +65,38 @@ class ModelCall:
     low: Sequence[np.ndarray]
     rounding: Rounding | None
 
-    def __call__(self, forward: Forward, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    def __call__(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
         if self.decoration.standalone:
             with region(self.decoration.policy):
-                return self._call(forward, inputs, options)
+                return self._call(forward, *inputs, **options)
         if casts_here():
-            return self._call(forward, inputs, options)
+            return self._call(forward, *inputs, **options)
         return forward(*inputs, **options)
 
-    def _call(self, forward: Forward, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    def _call(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
         policy = self.decoration.policy
         if self.kept:
-            outputs = in_float32(forward, inputs, options)
+            outputs = in_float32(forward, *inputs, **options)
         else:
             if policy.level == "O2":
                 inputs, options = _all_cast((inputs, options), policy.dtype)
-            with self.parameters_rounded():
+            with self.in_effect():
                 outputs = forward(*inputs, **options)
         return _all_cast(outputs, policy.output_dtype)
 
     @contextmanager
-    def parameters_rounded(self) -> Iterator[None]:
-        """Modules read the low parameters in ``policy.dtype``; within another one, its values."""
+    def in_effect(self) -> Iterator[None]:
+        """Parameters are read in ``policy.dtype``, layers are kept; within another one, no more."""
         dtype = self.decoration.policy.dtype
-        with substituted({id(array): cast(present(array), dtype) for array in self.low}):
+        rounded = {id(array): cast(present(array), dtype) for array in self.low}
+        with substituted(rounded), keeping(self.decoration.kept):
             yield
 
 
-def in_float32(forward: Forward, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """What a call of a kept layer does around ``forward``: where ops are cast, all is float32."""
-    if not casts_here():
-        return forward(*inputs, **options)
-    inputs, options = _all_cast((inputs, options), "float32")
-    with region(FLOAT32_REGION):
-        return forward(*inputs, **options)
-
-
-def parameters_rounded(model: Model) -> AbstractContextManager[None]:
-    """Modules of ``model`` read its parameters as its decoration wants them, if it has one."""
+def decorated(model: Model) -> AbstractContextManager[None]:
+    """The decoration of ``model``, if it has one, is in effect also where its parts are called."""
     call = _call_of(model)
-    return nullcontext() if call is None else call.parameters_rounded()
+    return nullcontext() if call is None else call.in_effect()
 
 
 def _all_cast(tree: Any, dtype: str) -> Any:
@@ -129,7 +127,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     """
     policy, kept = decoration.policy, decoration.kept
     rules_of(policy)  # refuses what there are no rules for
-    _check_parts(model)
+    _check_parts(model, policy)
     _check_save_dtype(decoration)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
@@ -137,8 +135,6 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         rounding = Rounding(low, policy.dtype)
         _steps_of(optimizer, policy).append(rounding)
         rounding()
-    for layer in kept:
-        layer.around_forward = in_float32
     is_kept = any(layer is model for layer in kept)
     model.around_forward = ModelCall(decoration, is_kept, low, rounding)
 
@@ -148,8 +144,7 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     call = _call_of(model)
     if call is None:
         return
-    for module in {id(module): module for module in (model, *call.decoration.kept)}.values():
-        del module.around_forward
+    del model.around_forward
     if call.rounding is None:
         return
     call.rounding.arrays.clear()  # for optimizers that are not given here, and call it still
@@ -191,13 +186,15 @@ def _checked(model: Model) -> Module:
     raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
 
 
-def _check_parts(model: Model) -> None:
+def _check_parts(model: Model, policy: Policy) -> None:
+    """At O2 the parameters of a part would be rounded twice; below it, steps may take turns."""
     for name, module in _checked(model).named_modules():
-        if module.around_forward is not None:
-            part = f"{name!r}" if name else "The model"
+        call = _call_of(module)
+        if call is not None and "O2" in (policy.level, call.decoration.policy.level):
             msg = (
-                f"{part} ({type(module).__name__}) is decorated already, by itself or as part of "
-                "another model.\nHint: amp.undecorate(part), then amp.decorate(model)."
+                f"{name!r} ({type(module).__name__}) is decorated already, by itself, for "
+                f"{call.decoration.policy!r}.\n"
+                "Hint: amp.undecorate(part), then amp.decorate(model)."
             )
             raise UnsupportedError(msg)
 

@@ -16,7 +16,7 @@ from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.casting import cast, map_leaves, region, value_of
-from ampbridge_numpy.decorating import parameters_rounded
+from ampbridge_numpy.decorating import decorated
 from ampbridge_numpy.nn import Module, substituted
 
 _isbox, _new_box = look_up("isbox"), look_up("new_box")
@@ -79,7 +79,7 @@ def gradients(
     roots = [VJPNode.new_root() for _ in arrays]
     with _numbering.region(None), _numbers.new_trace() as trace:
         traced = {id(a): _new_box(a, trace, root) for a, root in zip(arrays, roots, strict=True)}
-        with region(policy), substituted(traced), parameters_rounded(model):
+        with region(policy), substituted(traced), decorated(model):
             loss, aux = loss_fn(model, *inputs)
         loss = cast(loss, "float32")
         depends = _isbox(loss) and loss._trace == trace

@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ampbridge.errors import ArgumentError
+from ampbridge.policy import Policy
 from ampbridge_numpy import functional
-from ampbridge_numpy.casting import value_of
+from ampbridge_numpy.casting import cast, casts_here, map_leaves, region, value_of
 from ampbridge_numpy.functional import (
     Array,
     avg_pool2d,
@@ -79,6 +81,8 @@ __all__ = [
     "softmax",
 ]
 
+FLOAT32_REGION = Policy("O0")
+
 Rng = np.random.Generator | int | None
 """Where random weights come from: a generator, a seed, or None for fresh ones."""
 
@@ -106,6 +110,29 @@ def present(array: np.ndarray) -> Any:
     return _stand_ins.get().get(id(array), array)
 
 
+# ids of the layers that are kept in float32, in this thread or task.
+_kept: ContextVar[frozenset[int]] = ContextVar("ampbridge_numpy kept layers", default=frozenset())
+
+
+@contextmanager
+def keeping(layers: Sequence[Module]) -> Iterator[None]:
+    """Where ops are cast, calls of ``layers`` run in float32, with all that is below them."""
+    token = _kept.set(_kept.get().union(map(id, layers)))
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def in_float32(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """``forward(*inputs, **options)``; where ops are cast, on float32 inputs and in float32."""
+    if not casts_here():
+        return forward(*inputs, **options)
+    inputs, options = map_leaves(lambda x: cast(x, "float32"), (inputs, options))
+    with region(FLOAT32_REGION):
+        return forward(*inputs, **options)
+
+
 class Parameter:
     """Marks an array as trainable when it is assigned to a module: ``self.w = Parameter(values)``.
 
@@ -124,19 +151,20 @@ class Module:
     """
 
     training: bool = True
-    around_forward: Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any] | None = (
-        None
-    )
-    """If set, a call is ``around_forward(forward, inputs, options)``; ``amp.decorate`` sets it."""
+    around_forward: Callable[..., Any] | None = None
+    """If set, a call is ``around_forward(forward, *inputs, **options)``; ``amp.decorate`` sets it."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """What calling the module does."""
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if self.around_forward is None:
-            return self.forward(*inputs, **options)
-        return self.around_forward(self.forward, inputs, options)
+        call = self.forward
+        if self.around_forward is not None:
+            call = partial(self.around_forward, call)
+        if id(self) in _kept.get():
+            return in_float32(call, *inputs, **options)
+        return call(*inputs, **options)
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """Each parameter once, under its dotted name: the module's own first, then its parts'."""

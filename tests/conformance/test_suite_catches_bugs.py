@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ampbridge import Policy, registry
+from ampbridge import Policy, UnsupportedError, registry
 from ampbridge.backend import FINITE, INF, NAN, Decoration
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing import BackendConformance, names_of_tests, outcomes
@@ -1032,7 +1032,7 @@ class ReadsParametersWhole(CallsModels):
     """O1 under the name of O2."""
 
     class call(ModelCall):
-        def parameters_rounded(self):
+        def in_effect(self):
             return nullcontext()
 
 
@@ -1065,8 +1065,8 @@ class SumsLowGradientsInLowPrecision(NumpyBackend):
 @caught_by("test_O2_casts_the_inputs_of_the_model")
 class LeavesInputsAlone(CallsModels):
     class call(ModelCall):
-        def _call(self, forward, inputs, options):
-            with self.parameters_rounded():
+        def _call(self, forward, *inputs, **options):
+            with self.in_effect():
                 outputs = forward(*inputs, **options)
             return self.decoration and casting.cast(outputs, "float32")
 
@@ -1086,16 +1086,16 @@ class RoundsNormalizations(CallsModels):
 
     class call(ModelCall):
         @contextmanager
-        def parameters_rounded(self):
+        def in_effect(self):
             dtype = self.decoration.policy.dtype
             parts = [getattr(self.owner, name) for name in ("hidden", "norm", "head")]
             arrays = [a for part in parts if part is not None for a in part.parameters()]
             with nn.substituted({id(a): casting.cast(nn.present(a), dtype) for a in arrays}):
                 yield
 
-        def __call__(self, forward, inputs, options):
+        def __call__(self, forward, *inputs, **options):
             object.__setattr__(self, "owner", forward.__self__)
-            return super().__call__(forward, inputs, options)
+            return super().__call__(forward, *inputs, **options)
 
 
 @caught_by(
@@ -1159,10 +1159,10 @@ class LeavesRegionsToTheCaller(CallsModels):
     """Within one it takes the decoration for done."""
 
     class call(ModelCall):
-        def __call__(self, forward, inputs, options):
+        def __call__(self, forward, *inputs, **options):
             if casting.casts_here():
                 return forward(*inputs, **options)
-            return super().__call__(forward, inputs, options)
+            return super().__call__(forward, *inputs, **options)
 
 
 @caught_by("test_below_O2_train_step_s_own_decoration_acts_inside_of_the_step_alone")
@@ -1227,7 +1227,7 @@ class NeverWritesMastersBack(CallsModels):
     """The low copies are those of the day when the model was decorated."""
 
     class call(ModelCall):
-        def parameters_rounded(self):
+        def in_effect(self):
             if not hasattr(self, "copies"):
                 dtype = self.decoration.policy.dtype
                 copies = {id(a): casting.cast(a, dtype) for a in self.low}
@@ -1276,13 +1276,16 @@ class CastsKeptLayers(Decorates):
 
 
 @caught_by(*KEPT)
-class KeepsParametersAlone(NumpyBackend):
+class KeepsParametersAlone(CallsModels):
     """Their arrays are float32, their ops are not."""
 
-    def decorate(self, model, optimizer, decoration):
-        super().decorate(model, optimizer, decoration)
-        for layer in decoration.kept:
-            layer.around_forward = None
+    class call(ModelCall):
+        @contextmanager
+        def in_effect(self):
+            with super().in_effect():
+                token = nn._kept.set(frozenset())
+                yield
+                nn._kept.reset(token)
 
 
 @caught_by(
@@ -1294,12 +1297,12 @@ class KeepsOpsAlone(CallsModels):
 
     class call(ModelCall):
         @contextmanager
-        def parameters_rounded(self):
+        def in_effect(self):
             dtype = self.decoration.policy.dtype
             kept = [a for layer in self.decoration.kept for a in layer.parameters()]
             low = kept if self.decoration.policy.level == "O2" else []
             with (
-                super().parameters_rounded(),
+                super().in_effect(),
                 nn.substituted({id(a): casting.cast(nn.present(a), dtype) for a in low}),
             ):
                 yield
@@ -1322,10 +1325,10 @@ class KeepsTheWholeModel(Decorates):
 )
 class LeavesOutputsIn16Bit(CallsModels):
     class call(ModelCall):
-        def _call(self, forward, inputs, options):
+        def _call(self, forward, *inputs, **options):
             if self.decoration.policy.level == "O2":
                 inputs = [casting.cast(x, self.decoration.policy.dtype) for x in inputs]
-            with self.parameters_rounded():
+            with self.in_effect():
                 return forward(*inputs, **options)
 
 
@@ -1334,8 +1337,8 @@ class RoundsOutputs(CallsModels):
     """To the low dtype, and back."""
 
     class call(ModelCall):
-        def _call(self, forward, inputs, options):
-            outputs = super()._call(forward, inputs, options)
+        def _call(self, forward, *inputs, **options):
+            outputs = super()._call(forward, *inputs, **options)
             dtype = self.decoration.policy.dtype
             low = casting.map_leaves(lambda x: casting.cast(x, dtype), outputs)
             return casting.map_leaves(lambda x: casting.cast(x, "float32"), low)
@@ -1346,14 +1349,14 @@ class CastsTheFirstOutputAlone(CallsModels):
     """It does not look into dictionaries."""
 
     class call(ModelCall):
-        def _call(self, forward, inputs, options):
+        def _call(self, forward, *inputs, **options):
             nested = []
 
             def hidden(*inputs, **options):
                 nested.append(forward(*inputs, **options))
                 return nested[0][-1] if isinstance(nested[0], tuple) else nested[0]
 
-            last = super()._call(hidden, inputs, options)
+            last = super()._call(hidden, *inputs, **options)
             return (*nested[0][:-1], last) if isinstance(nested[0], tuple) else last
 
 
@@ -1366,8 +1369,8 @@ class AlwaysReturnsFloat32(Decorates):
 @caught_by("test_outputs_that_are_integers_or_float64_stay_so")
 class CastsEveryOutput(CallsModels):
     class call(ModelCall):
-        def _call(self, forward, inputs, options):
-            outputs = super()._call(forward, inputs, options)
+        def _call(self, forward, *inputs, **options):
+            outputs = super()._call(forward, *inputs, **options)
             return casting.map_leaves(lambda x: x.astype(np.float16), outputs)
 
 
@@ -1388,12 +1391,12 @@ class NeverUndecorates(NumpyBackend):
     "test_undecorate_takes_back_every_bit_and_attribute",
     "test_undecorate_after_training_leaves_float32_as_it_was",
 )
-class ForgetsKeptLayers(NumpyBackend):
+class LeavesMarksOnKeptLayers(NumpyBackend):
     def undecorate(self, model, optimizer):
-        kept = super().decoration(model, optimizer)
+        present = super().decoration(model, optimizer)
         super().undecorate(model, optimizer)
-        for layer in kept.kept if kept else ():
-            layer.around_forward = None
+        for layer in present.kept if present else ():
+            layer.was_kept = True
 
 
 @caught_by("test_undecorate_takes_back_every_bit_and_attribute")
@@ -1427,6 +1430,27 @@ class RefusesNothing(NumpyBackend):
     def decorate(self, model, optimizer, decoration):
         policy = decoration.policy.replace(lists="torch")
         super().decorate(model, optimizer, decoration._replace(policy=policy))
+
+
+@caught_by("test_below_O2_a_part_may_have_a_step_of_its_own")
+class RefusesEveryDecoratedPart(NumpyBackend):
+    def decorate(self, model, optimizer, decoration):
+        if any(module.around_forward is not None for _, module in model.named_modules()):
+            raise UnsupportedError
+        super().decorate(model, optimizer, decoration)
+
+
+@caught_by("test_below_O2_a_part_may_have_a_step_of_its_own")
+class OpensTheRegionOfAPart(Decorates):
+    def changed(self, model, decoration):
+        return decoration._replace(standalone=True)
+
+
+@caught_by("test_value_and_grad_at_O1_follows_its_policy")
+class DecoratesAtO2Alone(NumpyBackend):
+    def decorate(self, model, optimizer, decoration):
+        if decoration.policy.level == "O2":
+            super().decorate(model, optimizer, decoration)
 
 
 @caught_by("test_a_model_with_a_decorated_part_is_refused")

@@ -243,6 +243,34 @@ def test_a_kept_projection_of_an_attention_layer() -> None:
         np.testing.assert_array_equal(whole, model(rounded(tokens, "float16")))
 
 
+def test_a_kept_layer_belongs_to_the_decoration_that_keeps_it() -> None:
+    """Steps of a part and of the whole take turns; each keeps its own."""
+    body = nn.Sequential(nn.Linear(4, 4, rng=0), Recorder())
+    whole = nn.Sequential(body, nn.Linear(4, 1, rng=1))
+    policies = Policy("O1", keep=["layers.1"]), Policy("O1", keep=["layers.0.layers.0"])
+    part_step, whole_step = (
+        amp.train_step(
+            lambda model, x: anp.mean(model(x)),
+            model,
+            optim.SGD(model.parameters(), lr=0.0),
+            policy=policy,
+        )
+        for model, policy in zip((body, whole), policies, strict=True)
+    )
+    for step in (part_step, whole_step, part_step):
+        step(X)
+    dtypes = body.layers[1].seen[::2]
+    assert dtypes == ["float32", "float32", "float32"]
+    amp.undecorate(whole)
+    with NumpyBackend().autocast(Policy("O1")):
+        whole(X)
+    assert body.layers[1].seen[-2] == "float32"
+    amp.undecorate(body)
+    with NumpyBackend().autocast(Policy("O1")):
+        whole(X)
+    assert body.layers[1].seen[-2] == "float16"
+
+
 def test_a_model_that_is_kept_itself_is_float32() -> None:
     model = amp.decorate(net(), policy=Policy("O2", keep=["Net"]))
     np.testing.assert_array_equal(model(X), net()(X))
@@ -304,7 +332,7 @@ def test_a_copy_of_a_decorated_model_is_decorated_and_its_own() -> None:
         for array in model.parameters():
             array -= 1
         amp.undecorate(copied)
-        assert copied.head.around_forward is None
+        np.testing.assert_array_equal(copied(X), net()(X))
         assert model.around_forward is not None
 
 
@@ -366,7 +394,7 @@ amp.decorate(PARTLY.layers[0], policy="O2")
         ),
         (
             lambda model: amp.decorate(PARTLY),
-            "'layers.0' (Linear) is decorated already, by itself or as part of another model.\n"
+            "'layers.0' (Linear) is decorated already, by itself, for Policy('O2', 'float16').\n"
             "Hint: amp.undecorate(part), then amp.decorate(model).",
         ),
         (
