@@ -3,6 +3,9 @@
 The parts, each in a module of its own: what happens around calls (``model_calls.py``), weights in low
 precision (``low_weights.py``), and the optimizer's masters (``master_weights.py``). A decorated model
 knows its decoration by its ``forward``.
+
+With DistributedDataParallel: decorate first, and start from equal weights on all ranks, since what it
+sends to them is rounded. It takes gradients in the parameters' dtype alone, so no ``master_grad``.
 """
 
 from __future__ import annotations
@@ -16,10 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.backend import Decoration, Layer
 from ampbridge.errors import UnsupportedError
-from ampbridge_torch import master_weights
+from ampbridge.policy import Policy
+from ampbridge_torch import _private, master_weights
 from ampbridge_torch.casting import DTYPES, devices_in_use
 from ampbridge_torch.low_weights import LowWeights, follow_state_dicts
-from ampbridge_torch.model_calls import Call, ModelCall, model_call
+from ampbridge_torch.model_calls import (
+    ModelCall,
+    installed_call,
+    model_call,
+    overlapping_calls,
+)
 from ampbridge_torch.rules import rules_for
 
 
@@ -42,8 +51,8 @@ def layers(model: nn.Module) -> list[Layer]:
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
-    call = vars(unwrapped(model)).get("forward")
-    if type(call) is not ModelCall:
+    call = installed_call(unwrapped(model))
+    if call is None:
         return None
     present: Decoration = call.decoration
     if optimizer is None or not _has_masters(present):
@@ -63,9 +72,10 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     rules_for(policy, devices_in_use())  # refuses what there are no rules for
     at_o2 = policy.level == "O2"
     if at_o2:
-        _check_wrapper(model)
+        _check_wrapper(model, "amp.decorate(model, optimizer), then DistributedDataParallel(model)")
     model = unwrapped(model)
-    _check_parts(model)
+    overlapping = overlapping_calls(model)
+    _check_overlap(policy, overlapping)
     kept = list(_called_layers(decoration.kept))
     _check_kept(model, kept)
     weights, handles = None, []
@@ -78,6 +88,10 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         )
         save_dtype = DTYPES[decoration.save_dtype] if decoration.save_dtype else None
         handles = follow_state_dicts(model, save_dtype)
+    for call in overlapping:
+        # Steps of a model and of its part take turns: each runs under its own policy alone.
+        if not (call.decoration.standalone or decoration.standalone):
+            call.remove()
     model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
         if policy.master_weights:
@@ -92,12 +106,12 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         UnsupportedError: at O2 for a model in a DistributedDataParallel, whose gradients would not be
             reduced any more.
     """
-    call = vars(unwrapped(model)).get("forward")
-    if type(call) is not ModelCall:
+    call = installed_call(unwrapped(model))
+    if call is None:
         return
     weights = call.weights
     if weights is not None:
-        _check_wrapper(model)
+        _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
         weights.restore()
         if optimizer is not None:
             master_weights.detach(optimizer)
@@ -132,92 +146,88 @@ def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
 # -- what is refused
 
 
-def _check_parts(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(vars(module).get("forward"), Call):
-            part = repr(name) if name else "The model"
+def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:
+    """Parameters have one dtype. Below O2 a model and its part may be decorated one by one."""
+    for call in overlapping:
+        if "O2" in (policy.level, call.decoration.policy.level):
             msg = (
-                f"{part} ({type(module).__name__}) is decorated already, by itself or as part of "
-                "another model.\nHint: amp.undecorate(part), then amp.decorate(model)."
+                f"A part of the model, or one that it is a part of, is decorated already: a "
+                f"{type(call.model).__name__}, with {call.decoration.policy!r}.\n"
+                "Hint: amp.undecorate it, then amp.decorate(model, optimizer)."
             )
             raise UnsupportedError(msg)
 
 
 def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
     """A layer whose weights another one reads, without calling it, cannot run in float32 alone."""
-    names = {id(module): name for name, module in model.named_modules()}
-    for module in model.modules():
-        if not isinstance(module, nn.MultiheadAttention):
+    below_kept = {id(module) for layer in kept for module in layer.modules()}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.MultiheadAttention) or id(module) in below_kept:
             continue
-        inside = any(part is module.out_proj for part in kept)
-        if inside and not any(id(module) in map(id, layer.modules()) for layer in kept):
-            name = names[id(module)]
+        if id(module.out_proj) in below_kept:
+            projection = f"{name}.out_proj" if name else "out_proj"
             msg = (
-                f"keep names {name + '.out_proj'!r}, which nn.MultiheadAttention does not call: it "
-                f"reads the weights.\nHint: keep=[{name!r}]"
+                f"keep names {projection!r}, which nn.MultiheadAttention does not call: it reads the "
+                f"weights.\nHint: keep=[{name or type(module).__name__!r}]"
             )
             raise UnsupportedError(msg)
 
 
-def _check_wrapper(model: nn.Module) -> None:
+def _check_wrapper(model: nn.Module, hint: str) -> None:
     """DistributedDataParallel has hooked its reduction to the parameters as they are."""
     if "_orig_mod" in model._modules:
         model = model._modules["_orig_mod"]
     if isinstance(model, DistributedDataParallel):
         msg = (
             "The parameters of a model in DistributedDataParallel cannot change their dtype: their "
-            "gradients would not be reduced any more.\n"
-            "Hint: amp.decorate(model, optimizer, policy) first, then DistributedDataParallel(model)."
-        )
-        raise UnsupportedError(msg)
-    if isinstance(model, nn.DataParallel):
-        msg = (
-            "nn.DataParallel calls copies of its model, which masters do not follow.\n"
-            "Hint: amp.decorate(model, optimizer, policy), then "
-            "torch.nn.parallel.DistributedDataParallel(model)."
+            f"gradients would not be reduced any more.\nHint: {hint}"
         )
         raise UnsupportedError(msg)
 
 
 def _check_model(model: nn.Module) -> None:
-    sharded = tuple(_loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel"))
+    """Parameters have to be whole tensors, of which there are no copies, and modules Python."""
+    sharding = _loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
     for name, module in model.named_modules():
-        where = f"{name!r} ({type(module).__name__})"
-        if isinstance(module, sharded):
+        if isinstance(module, sharding):
             msg = (
-                f"{where} is sharded by FSDP, which keeps float32 masters of its own.\n"
-                "Hint: fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype="
-                "torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)), "
-                "and train it with policy='O1:bfloat16'."
+                f"{_shown(name, module)} is sharded by FSDP, which keeps float32 masters by itself.\n"
+                "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
+                "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
             )
-            raise UnsupportedError(msg)
-        if isinstance(module, torch.jit.ScriptModule):
+        elif isinstance(module, nn.DataParallel):
             msg = (
-                f"{where} is TorchScript, whose types are fixed.\n"
-                "Hint: amp.decorate the module that it was made from, or use policy='O1'."
+                f"{_shown(name, module)} calls copies of its module, which masters do not follow.\n"
+                "Hint: amp.decorate(model, optimizer, policy), then DistributedDataParallel(model)."
             )
-            raise UnsupportedError(msg)
+        elif isinstance(module, torch.jit.ScriptModule):
+            msg = (
+                f"{_shown(name, module)} is TorchScript, whose types are fixed.\n"
+                "Hint: policy='O1'; or amp.decorate what it was made from."
+            )
+        else:
+            continue
+        raise UnsupportedError(msg)
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             msg = (
                 f"The parameter {name!r} has no shape yet.\n"
                 "Hint: call the model with a batch before amp.decorate(model, optimizer)."
             )
-            raise UnsupportedError(msg)
-        if isinstance(parameter, tuple(_loaded("torch.distributed.tensor", "DTensor"))):
+        elif _private.is_sharded(parameter):
             msg = (
                 f"The parameter {name!r} is a DTensor; O2 casts whole tensors.\n"
                 "Hint: policy='O1:bfloat16'"
             )
-            raise UnsupportedError(msg)
+        else:
+            continue
+        raise UnsupportedError(msg)
 
 
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
-    wrappers = tuple(
-        _loaded("torch.distributed.optim", "ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
-    )
-    if isinstance(optimizer, wrappers):
+    wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
+    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
         msg = (
             f"{type(optimizer).__name__} steps another optimizer, which masters would not reach.\n"
             "Hint: an optimizer of torch.optim; or policy='O1'."
@@ -225,9 +235,11 @@ def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
         raise UnsupportedError(msg)
 
 
-def _loaded(module: str, *names: str) -> Iterator[type]:
+def _shown(name: str, module: nn.Module) -> str:
+    return f"{repr(name) if name else 'The model'} ({type(module).__name__})"
+
+
+def _loaded(module: str, *names: str) -> tuple[type, ...]:
     """The classes of those names, if anybody has imported that module."""
-    for name in names:
-        found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type):
-            yield found
+    found = (getattr(sys.modules.get(module), name, None) for name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))

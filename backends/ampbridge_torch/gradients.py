@@ -56,8 +56,9 @@ def gradients(
     """The loss, aux and gradients: see ``ampbridge.backend.Backend.gradients``.
 
     Runs ``backward``, so that hooks and DistributedDataParallel work, but for the model's own
-    parameters: those of other models that the loss depends on get no gradient (and reentrant
-    checkpoints, which torch refuses then, have to be non-reentrant ones). ``.grad`` is as before.
+    parameters: those of other models that the loss depends on get no gradient, unless the model is
+    sharded (and reentrant checkpoints, which torch refuses then, have to be non-reentrant ones).
+    ``.grad`` is as before.
 
     Raises:
         ArgumentError: if the model has no trainable parameters or the loss depends on none.
@@ -94,7 +95,8 @@ def _backward(
     sums = [None] * len(trainable) if total is None else total
     store((p, None if p.dtype in _LOW_DTYPES else s) for p, s in zip(trainable, sums, strict=True))
     try:
-        loss.backward(inputs=trainable)
+        # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
+        loss.backward(inputs=None if any(map(_private.is_sharded, trainable)) else trainable)
         grads = [p.grad for p in trainable]
     finally:
         store(before)

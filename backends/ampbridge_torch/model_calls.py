@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from inspect import Signature, signature
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +46,20 @@ class Call:
         module.forward = self
 
     def remove(self) -> None:
-        """Put back what was there, unless somebody replaced it since."""
+        """Put back what was there, also from below another call's replacement."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         module = self._module()
-        if vars(module).get("forward") is self:
-            del module.forward
-            if self._replaced is not None:
-                module.forward = self._replaced
+        above = None
+        for call in calls_of(module):
+            if call is self and above is not None:
+                above._replaced = self._replaced
+            elif call is self:
+                del module.forward
+                if self._replaced is not None:
+                    module.forward = self._replaced
+            above = call
         self._replaced = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,6 +81,16 @@ class Call:
         if isinstance(module, torch.jit.ScriptModule):  # whose class has no function to call
             return module.__getattr__("forward")(*args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
+
+
+def calls_of(module: nn.Module) -> list[Call]:
+    """The calls that are installed in ``module``, the outermost first."""
+    found = []
+    forward = vars(module).get("forward")
+    while isinstance(forward, Call):
+        found.append(forward)
+        forward = forward._replaced
+    return found
 
 
 class ModelCall(Call):
@@ -111,12 +126,23 @@ class ModelCall(Call):
         self.install()
         self.weights = weights
         self._handles.extend(handles)
+        _installed.add(self)
 
     def remove(self) -> None:
         super().remove()
         for call in self._kept_calls:
             call.remove()
         self.weights = None
+        _installed.discard(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _installed.add(self)
+
+    @property
+    def model(self) -> nn.Module:
+        model: nn.Module = self._module()
+        return model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._opens_region:
@@ -175,6 +201,7 @@ class KeptCall(Call):
 _Key: TypeAlias = tuple[Policy, bool, tuple[int, ...]]
 
 _model_calls: WeakKeyDictionary[nn.Module, dict[_Key, ModelCall]] = WeakKeyDictionary()
+_installed: WeakSet[ModelCall] = WeakSet()
 
 
 def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> ModelCall:
@@ -188,6 +215,25 @@ def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Modul
         call = known[key] = ModelCall(model, decoration, kept)
     call.decoration = decoration
     return call
+
+
+def installed_call(model: nn.Module) -> ModelCall | None:
+    """That of a decorated model. It may be a kept layer of another one besides."""
+    forward = vars(model).get("forward")
+    if forward is None or type(forward) is ModelCall:
+        return forward
+    return next((call for call in calls_of(model) if type(call) is ModelCall), None)
+
+
+def overlapping_calls(model: nn.Module) -> list[ModelCall]:
+    """Those of other decorated models that are parts of ``model``, or that it is a part of."""
+    parts = set(map(id, model.modules()))
+    others = [call for call in _installed if call.model is not None and call.model is not model]
+    return [
+        call
+        for call in others
+        if id(call.model) in parts or any(part is model for part in call.model.modules())
+    ]
 
 
 # -- regions

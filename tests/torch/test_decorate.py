@@ -691,10 +691,10 @@ def test_names_are_those_of_the_users_model(low: str) -> None:
     [
         (lambda: nn.Sequential(nn.LazyLinear(3)), "The parameter '0.weight' has no shape yet"),
         (lambda: torch.jit.script(nn.Linear(2, 2)), "is TorchScript, whose types are fixed"),
-        (lambda: nn.DataParallel(nn.Linear(2, 2)), "nn.DataParallel calls copies of its model"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "calls copies of its module"),
         (
             lambda: nn.Sequential(amp.decorate(nn.Linear(2, 2), None, "O2:bfloat16")),
-            r"'0' \(Linear\) is decorated already",
+            "is decorated already: a Linear, with Policy",
         ),
     ],
 )
@@ -728,6 +728,29 @@ def test_a_projection_that_attention_never_calls_cannot_be_kept(low: str) -> Non
         amp.decorate(layer, None, policy(low, keep=["self_attn.out_proj"]))
     assert shown(layer) == before
     amp.decorate(layer, None, policy(low, keep=["self_attn*"]))
+
+
+def test_a_model_and_its_part_are_decorated_one_by_one_below_o2(low: str) -> None:
+    other = {"float16": "bfloat16", "bfloat16": "float16"}[low]
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    before = shown(model)
+    x = torch.randn(2, 4)
+    plain = model(x)
+    of_part = o1(low, keep=["Linear"])
+    amp.decorate(model, None, o1(other, keep=["1"]))
+    amp.decorate(model[1], None, of_part)
+    assert [d for _, d in ran(model, x)] == [{other}, {"float32"}]
+    assert Backend.decoration(model[1], None).policy == of_part
+    with pytest.raises(UnsupportedError, match=r"Hint: amp\.undecorate it"):
+        amp.decorate(model[1], None, policy(low))
+    amp.undecorate(model)
+    assert [d for _, d in ran(model, x)] == [{"float32"}] * 2  # that part kept itself
+    amp.undecorate(model[1])
+    assert torch.equal(model(x), plain)
+    assert shown(model) == before
+    amp.decorate(model, None, policy(low))
+    with pytest.raises(UnsupportedError, match="a Sequential, with Policy"):
+        amp.decorate(model[0], None, o1(low))
 
 
 def test_a_policy_without_rules_is_refused_and_changes_nothing() -> None:

@@ -320,7 +320,7 @@ def test_without_an_attribute_for_their_dtype_wide_gradients_are_refused(
     loss_fn(model, x, y).backward()
     with pytest.raises(UnsupportedError, match="cannot hold float32 gradients of"):
         amp.GradScaler(8.0).unscale(optimizer)
-    with pytest.raises(UnsupportedError, match="Hint: pip install 'torch>=2.10'"):
+    with pytest.raises(UnsupportedError, match=r"Hint: pip install 'torch>=2\.10'"):
         amp.decorate(Net(), None, policy(low), master_grad=True)
 
 

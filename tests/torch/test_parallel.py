@@ -1,0 +1,128 @@
+"""O2 and models that torch.distributed has wrapped or sharded, in a group of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from by_hand import ByHand, Net, batches, loss_fn, policy
+from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import ampbridge as amp
+from ampbridge.errors import UnsupportedError
+from ampbridge_torch.backend import TorchBackend
+
+Backend = TorchBackend()
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sgd(parameters: Any) -> optim.Optimizer:
+    return optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def assert_masters(model: nn.Module, optimizer: optim.Optimizer, by_hand: ByHand) -> None:
+    amp.undecorate(model, optimizer)
+    for parameter, expected in zip(model.parameters(), by_hand.masters, strict=True):
+        assert torch.equal(parameter, expected)
+
+
+@pytest.mark.parametrize("bucket_view", [False, True])
+def test_a_decorated_model_in_distributed_data_parallel(bucket_view: bool, low: str) -> None:
+    by_hand = ByHand(low, sgd, 64.0).train(6)
+    model = Net()
+    optimizer = sgd(model.parameters())
+    amp.decorate(model, optimizer, policy(low))
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
+    scaler = amp.GradScaler(64.0)
+    examples = list(batches(6))
+    for x, y in examples[:3]:
+        optimizer.zero_grad()
+        scaler.scale(loss_fn(wrapped, x, y)).backward()
+        scaler.unscale(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    step = amp.train_step(loss_fn, wrapped, optimizer, policy=policy(low), scaler=scaler)
+    for x, y in examples[3:]:
+        step(x, y)
+    assert_masters(model, optimizer, by_hand)
+
+
+def test_parameters_in_distributed_data_parallel_are_not_cast(low: str) -> None:
+    wrapped = DistributedDataParallel(Net())
+    for model in (wrapped, torch.compile(wrapped, backend="eager")):
+        with pytest.raises(UnsupportedError, match=r"Hint: amp.decorate\(model, optimizer\), then"):
+            amp.decorate(model, None, policy(low))
+    wrapped = DistributedDataParallel(amp.decorate(Net(), None, policy(low)))
+    with pytest.raises(UnsupportedError, match=r"Hint: amp.undecorate\(model.module, optimizer\)"):
+        amp.undecorate(wrapped)
+    assert wrapped.module.inner.weight.dtype is getattr(torch, low)
+
+
+def test_distributed_data_parallel_under_o1(low: str) -> None:
+    chosen = amp.Policy("O1", low, keep=["inner"], execution="native")
+    models: list[nn.Module] = [Net(), DistributedDataParallel(Net())]
+    losses = []
+    for model in models:
+        step = amp.train_step(loss_fn, model, sgd(model.parameters()), policy=chosen)
+        losses.append([step(x, y).loss for x, y in batches(3)])
+    assert losses[0] == losses[1]
+    assert Backend.decoration(models[1], None).policy == chosen
+
+
+def sharded(**options: Any) -> nn.Module:
+    model = Net()
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model.inner, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+def test_sharded_models_are_refused_at_o2(low: str) -> None:
+    for model in (sharded(), FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))):
+        with pytest.raises(UnsupportedError, match="MixedPrecisionPolicy") as error:
+            amp.decorate(model, sgd(model.parameters()), policy(low))
+        assert "is sharded by FSDP" in str(error.value)
+        assert Backend.decoration(model, None) is None
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_sharded_models_under_o1(mixed: bool, low: str) -> None:
+    """With the policy that the refusal hints at, too."""
+    chosen = amp.Policy("O1", low, keep=["norm"], execution="native")
+    options = (
+        MixedPrecisionPolicy(getattr(torch, low), torch.float32, output_dtype=torch.float32)
+        if mixed
+        else MixedPrecisionPolicy()
+    )
+    models = [Net(), sharded(mp_policy=options)]
+    losses = []
+    for model in models:
+        step = amp.train_step(
+            loss_fn, model, sgd(model.parameters()), policy=chosen, clip_norm=0.1, accumulate=2
+        )
+        losses.append([step(x, y).loss for x, y in batches(6)])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2 if mixed else 1e-6)
+
+
+def test_an_optimizer_around_another_is_refused(low: str) -> None:
+    model = Net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.SGD, lr=0.1)
+    with pytest.raises(UnsupportedError, match="steps another optimizer"):
+        amp.decorate(model, optimizer, policy(low))
+    assert model.inner.weight.dtype is torch.float32
