@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import Context
 from typing import Any, NamedTuple
 
@@ -89,7 +89,8 @@ def _prepared(
         return _in_float32(args, kwargs, policy.output_dtype)
     if policy.level == "O2":
         args, kwargs = _in_dtype((args, kwargs), policy.dtype)
-    region = casting.autocast(found.decoration.policy)
+    standalone = found.decoration.standalone
+    region = casting.autocast(policy) if standalone else nullcontext()
     return Call(region, args, kwargs, policy.output_dtype)
 
 

@@ -492,7 +492,8 @@ def dense_inputs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return log
 
 
-def test_keras_own_loops_follow_at_once(dense_inputs: list[str]) -> None:
+@pytest.mark.parametrize("policy", [O1, O2], ids=["O1", "O2"])
+def test_keras_own_loops_follow_at_once(policy: amp.Policy, dense_inputs: list[str]) -> None:
     model, labels = perceptron(), RANDOM.integers(0, 3, 6)
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
     loops: dict[str, Callable[[], Any]] = {
@@ -502,7 +503,7 @@ def test_keras_own_loops_follow_at_once(dense_inputs: list[str]) -> None:
     }
     for name, run in loops.items():
         assert matmul_dtypes(dense_inputs, run) == ["float32"], name
-    amp.decorate(model, policy=O2)
+    amp.decorate(model, policy=policy)
     for name, run in loops.items():
         assert matmul_dtypes(dense_inputs, run) == [LOW], name
         assert matmul_dtypes(dense_inputs, run) == [], name  # traced once
