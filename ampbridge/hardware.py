@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ampbridge import registry
@@ -36,34 +35,31 @@ def recommend(device: object = None) -> Recommendation:
     backends = [registry.backend(name) for name in registry.names_in_use()]
     if not backends:
         raise BackendNotFoundError(_no_framework())
-    found = {b.name: _recommend_on(b, device) for b in backends}
-    if len({recommendation.policy for recommendation in found.values()}) > 1:
+    having = [b for b in backends if device is None or _device(b, device) is not None]
+    found = {b.name: _recommend_on(b, device) for b in having or backends}
+    favoured = next(iter(found.values()))
+    if any(other.policy != favoured.policy for other in found.values()):
         raise BackendNotFoundError(_frameworks_differ(found))
-    favoured = found[backends[0].name]
-    logging.getLogger("ampbridge").info("Policy.auto: %s: %s", favoured.policy, favoured.reason)
+    logging.getLogger("ampbridge").info("Policy.auto: %s: %s", *favoured)
     return favoured
 
 
 def _recommend_on(backend: Backend, name: object) -> Recommendation:
-    device = find_device(backend, name)
-    return recommendation(backend.name, device, backend.probe(device))
-
-
-def find_device(backend: Backend, name: object) -> Device:
-    """The device of that name (or a torch.device); the one that a model would be trained on, if None.
+    """What the device of that name favours; the one that a model would be trained on, if None.
 
     Raises:
         ArgumentError: if the framework has none of that name here.
     """
-    devices = backend.devices()
-    for device in devices:
-        if name is None or str(name) in _names(device):
-            return device
-    here = listed(dict.fromkeys(device.name for device in devices))
-    known = str(name).partition(":")[0] in ("cpu", "cuda", "gpu", "tpu")
-    allowed = f"{backend.name} has {here} here" if known else f"allowed are None, {_DEVICES}"
-    msg = f"Passed device={name!r}; {allowed}.\nHint: Policy.auto(device={devices[0].name!r})"
-    raise ArgumentError(msg)
+    device = _device(backend, name)
+    if device is None:
+        raise ArgumentError(_no_such_device(backend, name))
+    return recommendation(backend.name, device, backend.probe(device))
+
+
+def _device(backend: Backend, name: object) -> Device | None:
+    """The device of that name, a string or a torch.device; the first, if None."""
+    matching = (d for d in backend.devices() if name is None or str(name) in _names(d))
+    return next(matching, None)
 
 
 def _names(device: Device) -> set[str]:
@@ -75,41 +71,36 @@ def _names(device: Device) -> set[str]:
 
 def recommendation(framework: str, device: Device, probe: Probe) -> Recommendation:
     """O1 in the dtype that ``device`` favours, if the framework computes in it there; else O0."""
-    reason = ""
-    for dtype, because in _favoured(device):
-        failure = probe.failures.get(dtype)
-        if failure is None:
-            return Recommendation(Policy("O1", dtype), because)
-        reason = f"{because}, but {framework} failed in {dtype}: {shortened(failure)}"
-    return Recommendation(Policy("O0"), reason or _why_float32(framework, device))
+    reason = _ability(framework, device)
+    for dtype in _favoured(device):
+        if dtype not in probe.failures:
+            return Recommendation(Policy("O1", dtype), reason)
+        reason += f"; {framework} failed in {dtype}: {shortened(probe.failures[dtype])}"
+    return Recommendation(Policy("O0"), reason)
 
 
-def _favoured(device: Device) -> Iterator[tuple[str, str]]:
-    """The 16-bit dtypes that ``device`` is fast in, best first, each with the reason."""
+def _favoured(device: Device) -> tuple[str, ...]:
+    """The 16-bit dtypes that ``device`` is fast in, best first: bfloat16 needs no loss scaling."""
+    if device.kind == "tpu" or device.bfloat16_instructions:
+        return ("bfloat16",)
+    capability = device.compute_capability or (0, 0)
+    if capability >= (8, 0):
+        return ("bfloat16", "float16")
+    return ("float16",) if capability >= (7, 0) else ()
+
+
+def _ability(framework: str, device: Device) -> str:
+    """What decides, in words."""
     if device.kind == "tpu":
-        yield "bfloat16", f"{device.model} multiplies bfloat16"
-    elif device.kind == "cpu" and device.bfloat16_instructions:
-        have = " and ".join(device.bfloat16_instructions)
-        yield "bfloat16", f"{device.model} has {have}, and bfloat16 needs no loss scaling"
-    elif device.compute_capability is not None:
-        major, minor = device.compute_capability
-        capability = f"{device.model} has compute capability {major}.{minor}"
-        if major >= 8:
-            yield (
-                "bfloat16",
-                f"{capability} (bfloat16 from 8.0), and bfloat16 needs no loss scaling",
-            )
-        elif major == 7:
-            yield "float16", f"{capability} (float16 from 7.0, bfloat16 from 8.0)"
-
-
-def _why_float32(framework: str, device: Device) -> str:
-    if device.compute_capability is not None:
-        major, minor = device.compute_capability
-        return f"{device.model} has compute capability {major}.{minor}, Tensor Cores begin at 7.0"
+        return f"{device.model} multiplies bfloat16"
     if device.kind == "cpu":
+        have = " and ".join(device.bfloat16_instructions)
         wanted = " or ".join(_BFLOAT16_FLAGS.values())
-        return f"{device.model} has no {wanted} that {framework} could use"
+        return f"{device.model} has {have or f'no {wanted} that {framework} could use'}"
+    if device.compute_capability is not None:
+        capability = "{}.{}".format(*device.compute_capability)
+        fast = "bfloat16 is fast from 8.0, float16 from 7.0"
+        return f"{device.model} has compute capability {capability} ({fast})"
     return f"nothing is known of 16-bit products on {device.model} ({device.kind})"
 
 
@@ -151,6 +142,15 @@ def _cpuinfo(field: str) -> str:
 
 
 # -- messages
+
+
+def _no_such_device(backend: Backend, name: object) -> str:
+    names = list(dict.fromkeys(device.name for device in backend.devices()))
+    known = str(name).partition(":")[0] in ("cpu", "cuda", "gpu", "tpu")
+    allowed = (
+        f"{backend.name} has {listed(names)} here" if known else f"allowed are None, {_DEVICES}"
+    )
+    return f"Passed device={name!r}; {allowed}.\nHint: Policy.auto(device={names[0]!r})"
 
 
 def _no_framework() -> str:

@@ -15,7 +15,7 @@ from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
-from ampbridge_paddle import casting, decorating
+from ampbridge_paddle import casting, decorating, simulation
 from ampbridge_paddle.rules import Rules, has_effect, rules_for
 
 # -- devices
@@ -38,7 +38,7 @@ def _gpu(index: int) -> Device:
 
 def probe(device: Device) -> Probe:
     """See ``Backend.probe``. (``paddle.amp.is_bfloat16_supported`` says yes on CPUs without kernels.)"""
-    with casting.region(Policy("O0")), paddle.enable_grad():
+    with casting.region(Policy("O0")), simulation.intercepting_nothing(), paddle.enable_grad():
         answers = {dtype: _failure(device, dtype) for dtype in PROBED_DTYPES}
     failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
     compiler = "CINN" if paddle.is_compiled_with_cinn() else "built without CINN"
@@ -199,5 +199,5 @@ FEATURES: Mapping[str, FeatureTreatment] = {
     ),
     "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
     "compile=True": FeatureTreatment("native", "paddle.jit.to_static of the loss, by policy"),
-    "fit": FeatureTreatment("native", "Model.fit of a decorated network"),
+    "fit": FeatureTreatment("ampbridge", "paddle.Model's fit, after ampbridge_paddle.prepare"),
 }

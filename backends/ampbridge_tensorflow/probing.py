@@ -255,5 +255,7 @@ FEATURES: Mapping[str, FeatureTreatment] = {
         "ampbridge", "one trace for each policy; the model is fitted to it"
     ),
     "compile=True": FeatureTreatment("native", "the whole step is a tf.function"),
-    "fit": FeatureTreatment("native", "Keras' fit of a decorated model"),
+    "fit": FeatureTreatment(
+        "ampbridge", "Keras' fit of a decorated model, with ampbridge_tensorflow.LossScaleOptimizer"
+    ),
 }

@@ -82,22 +82,29 @@ def _settings(device: Device) -> dict[str, str]:
     if device.kind == "cpu":
         compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
         inductor = f"Inductor, with {compiler}" if compiler else "Inductor finds no C++ compiler"
-        return {"float32 products": _float32_products("mkldnn", "matmul"), "compiler": inductor}
-    products = _float32_products("cuda", "matmul")
-    convolutions = "TF32" if torch.backends.cudnn.allow_tf32 else "float32"
+        return {"float32 products": _float32_precision("mkldnn", "matmul"), "compiler": inductor}
+    products = _float32_precision("cuda", "matmul")
+    convolutions = _float32_precision("cudnn", "conv")
     triton = "Inductor, with Triton" if find_spec("triton") else "Inductor finds no Triton"
     return {"TF32": f"products {products}, convolutions {convolutions}", "compiler": triton}
 
 
-def _float32_products(backend: str, operator: str) -> str:
-    """The precision in which float32 matrices are multiplied."""
+def _float32_precision(backend: str, operator: str) -> str:
+    """The precision in which float32 values are multiplied."""
     settings = getattr(getattr(torch.backends, backend), operator, None)
-    precision = getattr(settings, "fp32_precision", None)  # since torch 2.9
+    precision = getattr(settings, "fp32_precision", None)
     if precision is None:
-        fast = {"cuda": "TF32", "mkldnn": "bfloat16"}[backend]
-        lowered = {"cuda": ("high", "medium"), "mkldnn": ("medium",)}[backend]
-        return fast if torch.get_float32_matmul_precision() in lowered else "float32"
+        precision = _precision_before_2_9(backend)
     return {"tf32": "TF32", "bf16": "bfloat16"}.get(precision, "float32")
+
+
+def _precision_before_2_9(backend: str) -> str:
+    if backend == "cudnn":
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    setting = torch.get_float32_matmul_precision()
+    if backend == "mkldnn":
+        return "bf16" if setting == "medium" else "ieee"
+    return "ieee" if setting == "highest" else "tf32"
 
 
 # -- models

@@ -36,11 +36,11 @@ def test_the_recommendation_is_that_of_the_one_framework_s_first_device(only_toy
 def test_it_prints_what_it_found(only_toy, monkeypatch):
     monkeypatch.setattr(only_toy.Backend, "failures", {"bfloat16": "no kernel " + "x" * 200})
     text = str(amp.doctor())
-    assert "toy:0   Toy 1 (compute capability 8.0)  runs     runs     no        O0" in text
+    assert "toy:0   Toy 1 (compute capability 8.0)  runs     runs     no        O1:float16" in text
     assert "toyframework  toy:0   TF32      off" in text
     assert "no kernel xxx" in text
     assert max(map(len, text.splitlines())) < 300
-    assert "recommended: Policy('O0')\nbecause Toy 1 has compute capability 8.0" in text
+    assert "recommended: Policy('O1', 'float16')\nbecause Toy 1 has compute capability 8.0" in text
 
 
 IN_A_FRESH_PROCESS = """

@@ -34,7 +34,7 @@ def machine(toy, monkeypatch):
 @pytest.mark.parametrize(
     "device, policy, reason",
     [
-        (gpu(6, 1), "O0", "compute capability 6.1, Tensor Cores begin at 7.0"),
+        (gpu(6, 1), "O0", "compute capability 6.1 (bfloat16 is fast from 8.0, float16 from 7.0)"),
         (gpu(7, 0), "O1:float16", "compute capability 7.0"),
         (gpu(7, 5), "O1:float16", "compute capability 7.5"),
         (gpu(8, 0), "O1:bfloat16", "compute capability 8.0"),
@@ -53,12 +53,21 @@ def test_what_a_device_favours(machine, device, policy, reason):
     assert reason in hardware.recommend().reason
 
 
-@pytest.mark.parametrize("device", [gpu(9, 0), AMX, TPU], ids=["gpu", "cpu", "tpu"])
+@pytest.mark.parametrize("device", [AMX, TPU], ids=["cpu", "tpu"])
 def test_a_dtype_that_the_framework_fails_in_is_not_favoured(machine, device):
     machine(device, failures={"bfloat16": "no kernel"})
     found = hardware.recommend()
     assert found.policy == amp.Policy("O0")
-    assert found.reason.endswith("but toyframework failed in bfloat16: no kernel")
+    assert found.reason.endswith("; toyframework failed in bfloat16: no kernel")
+
+
+def test_a_gpu_has_a_second_best(machine):
+    machine(gpu(9, 0), failures={"bfloat16": "no kernel"})
+    assert amp.Policy.auto() == amp.Policy("O1", "float16")
+    machine(gpu(9, 0), failures={"bfloat16": "no kernel", "float16": "none either"})
+    found = hardware.recommend()
+    assert found.policy == amp.Policy("O0")
+    assert "failed in bfloat16: no kernel; toyframework failed in float16: none" in found.reason
 
 
 def test_without_a_device_the_first_counts(machine):
@@ -108,6 +117,17 @@ def test_two_frameworks_that_agree(machine, toy, monkeypatch):
     monkeypatch.setattr(registry, "names_in_use", lambda: ["otherframework", "toyframework"])
     machine(gpu(8, 0))
     assert amp.Policy.auto() == amp.Policy("O1", "bfloat16")
+
+
+def test_frameworks_without_the_device_do_not_count(machine, toy, monkeypatch):
+    class Other(toy.Backend):
+        name = "otherframework"
+        hardware = (CPU,)
+
+    amp.register_backend("otherframework", Other)
+    machine(gpu(8, 0))
+    monkeypatch.setattr(registry, "names_in_use", lambda: ["otherframework", "toyframework"])
+    assert amp.Policy.auto("cuda") == amp.Policy("O1", "bfloat16")
 
 
 # -- this machine's CPU

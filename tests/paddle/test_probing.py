@@ -12,6 +12,7 @@ from paddle import nn
 from paddle_reference import is_representable, normal
 
 import ampbridge as amp
+import ampbridge_paddle
 from ampbridge.backend import Decoration
 from ampbridge.explain import FEATURES, ExplanationTable
 from ampbridge_paddle import probing
@@ -27,6 +28,20 @@ def test_the_device_that_is_set_comes_first() -> None:
     devices = BACKEND.devices()
     assert devices[0].name == paddle.device.get_device()
     assert "cpu" in [device.name for device in devices]
+
+
+def test_two_gpus_by_what_paddle_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU."""
+    cuda = paddle.device.cuda
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "get_device_name", lambda index: f"GPU {index}")
+    monkeypatch.setattr(cuda, "get_device_capability", lambda index: (7, 5))
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:1")
+    first, second, cpu = BACKEND.devices()
+    assert first == ("gpu:1", "gpu", "GPU 1", (7, 5), ())
+    assert second == ("gpu:0", "gpu", "GPU 0", (7, 5), ())
+    assert cpu.name == "cpu"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -212,6 +227,11 @@ def test_a_feature_is_refused_if_and_only_if_explain_says_so(feature: str) -> No
     row = amp.explain("O1:bfloat16", "paddle").feature(feature)
     assert (row.by == "refused") == refused, row
     assert row.why
+
+
+def test_what_fit_needs_is_there() -> None:
+    assert "ampbridge_paddle.prepare" in amp.explain("O1:bfloat16", "paddle").feature("fit").why
+    assert callable(ampbridge_paddle.prepare)
 
 
 def test_every_feature_is_explained() -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf  # noqa: E402
 from recorder import eager  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
+import ampbridge_tensorflow  # noqa: E402
 from ampbridge.backend import Decoration  # noqa: E402
 from ampbridge.explain import FEATURES, ExplanationTable  # noqa: E402
 
@@ -30,6 +31,19 @@ def test_the_cpu_comes_last() -> None:
     devices = BACKEND.devices()
     assert devices[-1].name == "cpu"
     assert len(devices) == len(tf.config.list_logical_devices())
+
+
+def test_a_gpu_and_a_tpu_by_what_tensorflow_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one."""
+    named = {kind: [tf.config.LogicalDevice(f"/device:{kind}:0", kind)] for kind in ("TPU", "GPU")}
+    details = {"device_name": "A GPU", "compute_capability": (8, 9)}
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: named.get(kind, []))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["physical"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda device: details)
+    assert BACKEND.devices() == [
+        ("tpu:0", "tpu", "TPU", None, ()),
+        ("gpu:0", "gpu", "A GPU", (8, 9), ()),
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -265,6 +279,14 @@ def test_a_feature_is_refused_if_and_only_if_explain_says_so(feature: str) -> No
     row = amp.explain("O1:bfloat16", "tensorflow").feature(feature)
     assert (row.by == "refused") == refused, row
     assert row.why
+
+
+def test_what_fit_needs_is_there() -> None:
+    assert (
+        "ampbridge_tensorflow.LossScaleOptimizer"
+        in amp.explain("O1:bfloat16", "tensorflow").feature("fit").why
+    )
+    assert callable(ampbridge_tensorflow.LossScaleOptimizer)
 
 
 def test_every_feature_is_explained() -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 import ampbridge as amp
 from ampbridge import oplists
-from ampbridge.backend import Decoration
+from ampbridge.backend import Decoration, Device
 from ampbridge.explain import FEATURES, ExplanationTable
+from ampbridge_torch import probing
 
 BACKEND = amp.backend("torch")
 LOW = "bfloat16"
@@ -29,6 +30,36 @@ def test_the_cpu_comes_last_and_gpus_first() -> None:
     if torch.cuda.is_available():
         assert devices[0].name == f"cuda:{torch.cuda.current_device()}"
         assert devices[0].compute_capability == torch.cuda.get_device_capability()
+
+
+@pytest.mark.parametrize("hip, capability", [(None, (8, 6)), ("6.2", None)])
+def test_two_gpus_by_what_torch_says(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, capability: tuple[int, int] | None
+) -> None:
+    """Without a GPU. ROCm's capabilities are not NVIDIA's."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 6))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    first, second, cpu = BACKEND.devices()
+    assert first == ("cuda:1", "gpu", "GPU 1", capability, ())
+    assert second == ("cuda:0", "gpu", "GPU 0", capability, ())
+    assert cpu.name == "cpu"
+
+
+def test_the_settings_of_a_gpu() -> None:
+    """They can be read without one."""
+    gpu = Device("cuda:0", "gpu", "A GPU", (8, 0))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert probing._settings(gpu)["TF32"] == "products TF32, convolutions TF32"
+        torch.set_float32_matmul_precision("highest")
+        assert probing._settings(gpu)["TF32"] == "products float32, convolutions TF32"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
