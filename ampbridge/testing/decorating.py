@@ -640,24 +640,26 @@ class UndecorateConformance(Layered):
         """As the discriminator of a GAN has: steps of the whole and of the part take turns."""
         h, model = self.harness, self.probing()
         head = {layer.name: layer.layer for layer in h.backend.layers(model)}["head"]
-        optimizers = [h.optimizer(trained, "sgd", 0.0) for trained in (model, head)]
-        self.call(model)
-        details = [h.details(model, optimizer) for optimizer in optimizers]
+        trainings = [(trained, h.optimizer(trained, "sgd", 0.0)) for trained in (head, model)]
 
         def loss_fn(model: Model, x: Array) -> Any:
             y = model(x)
             return y[0, 0], y
 
-        policies = Policy("O1", "bfloat16"), Policy("O1", "float16")
-        whole, part = (
-            train_step(loss_fn, trained, optimizer, policy=policy, compile=False)
-            for trained, optimizer, policy in zip((model, head), optimizers, policies, strict=True)
-        )
-        shown = [self.shown_in(step(ONES).aux) for step in (part, whole, part, whole)]
+        def steps(*policies: str) -> list[TrainStep]:
+            return [
+                train_step(loss_fn, *training, policy=policy, compile=False)
+                for training, policy in zip(trainings, policies, strict=True)
+            ]
+
+        for step in steps("O0", "O0"):
+            step(ONES)
+        details = [h.details(model, optimizer) for _, optimizer in trainings]
+        shown = [self.shown_in(s(ONES).aux) for s in 2 * steps("O1:float16", "O1:bfloat16")]
         assert shown == ["float16", "bfloat16", "float16", "bfloat16"]
-        for trained, optimizer in zip((model, head), optimizers, strict=True):
-            undecorate(trained, optimizer)
-        assert [h.details(model, optimizer) for optimizer in optimizers] == details
+        for training in trainings:
+            undecorate(*training)
+        assert [h.details(model, optimizer) for _, optimizer in trainings] == details
 
     @pytest.mark.parametrize("keep", [(), ("head",)])
     def test_value_and_grad_at_O1_follows_its_policy(self, keep: tuple[str, ...]) -> None:
