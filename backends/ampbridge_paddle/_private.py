@@ -56,6 +56,9 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.jit.dy2static.program_translator.convert_to_static": Private(
         "compile=True: control flow in the loss", True, "3.3.1"
     ),
+    "paddle.jit.dy2static.program_translator.StaticFunction": Private(
+        "decorate: layers that are compiled already", True, "3.3.1"
+    ),
     "paddle.hapi.model.DynamicGraphAdapter": Private(
         "paddle.Model in mixed precision (prepare)", False, "3.3.1"
     ),

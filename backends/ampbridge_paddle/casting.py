@@ -105,7 +105,9 @@ def is_in_low_region() -> bool:
     if _on_cpu():
         region = simulation.active_region()
         return region is not None and region.rules.dtype != "float32"
-    return _amp_is_on()
+    region = functions.interception.active.get()
+    in_float32 = isinstance(region, NativeRegion) and region.is_float32
+    return _amp_is_on() and not in_float32
 
 
 def is_active(policy: Policy) -> bool:
@@ -157,6 +159,7 @@ class NativeRegion:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self.bias_follows = rules.bias_follows
+        self.is_float32 = rules.dtype == "float32"
 
     def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
         return self._call(self._rule(name), function, args, kwargs)

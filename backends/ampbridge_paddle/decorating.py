@@ -11,6 +11,7 @@ from ampbridge.backend import Decoration
 from ampbridge.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle import casting, native_o2, saving
+from ampbridge_paddle._private import private
 from ampbridge_paddle.layer_calls import (
     DecoratedModel,
     Kept,
@@ -47,15 +48,41 @@ def _without_wrapper(model: Layer) -> Layer:
 
 def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     """See ``Backend.decorate``."""
-    model = _without_wrapper(model)
     casting.check(decoration.policy)
     at_o2 = decoration.policy.level == "O2"
+    if at_o2 and isinstance(model, paddle.DataParallel):
+        _check_that_its_buckets_fit(decoration)
+    model = _without_wrapper(model)
+    if decoration.standalone:
+        _check_that_it_is_not_compiled(model)
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
     if decoration.save_dtype is not None:
         saving.save_in(model, decoration.save_dtype)
     for layer in decoration.kept:
         add_role(layer, Kept())
     add_role(model, DecoratedModel(decoration, parameters))
+
+
+def _check_that_its_buckets_fit(decoration: Decoration) -> None:
+    """Data parallel groups gradients by dtype when it is made; simulated, they stay float32."""
+    if casting.execution(decoration.policy) == "native":
+        msg = (
+            "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
+            "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
+        )
+        raise UnsupportedError(msg)
+
+
+def _check_that_it_is_not_compiled(model: Layer) -> None:
+    compiled = private("paddle.jit.dy2static.program_translator.StaticFunction")
+    for name, layer in model.named_sublayers(include_self=True):
+        if isinstance(layer.forward, compiled):
+            msg = (
+                f"{type(layer).__name__} {name!r} is compiled by paddle.jit.to_static, whose programs "
+                "stay in the precision in which they were traced first.\n"
+                "Hint: pass it as it was before; amp.train_step(..., compile=True) compiles it."
+            )
+            raise UnsupportedError(msg)
 
 
 def undecorate(model: Layer, optimizer: Any) -> None:

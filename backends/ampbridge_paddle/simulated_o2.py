@@ -58,19 +58,24 @@ class SimulatedO2:
 
     def refresh(self) -> None:
         """Buffers are replaced by assignment."""
-        present = [getattr(layer, name) for layer, name in self._buffers]
-        new = [x for x in present if low_parameters.low_dtype_of(x) is None]
+        new = [x for x in self._present_buffers() if low_parameters.low_dtype_of(x) is None]
         low_parameters.make_low(new, self._dtype, has_master=True)
 
     def serves(self, optimizer: Any) -> bool:
         return self._has_masters or isinstance(optimizer, RoundsAfterSteps)
 
     def release(self) -> None:
-        buffers = [getattr(layer, name) for layer, name in self._buffers]
-        low_parameters.make_full([*self._parameters, *buffers])
+        low_parameters.make_full([*self._parameters, *self._present_buffers()])
         optimizer = self._optimizer and self._optimizer()
         if optimizer is not None and not low_parameters.without_masters(parameters_of(optimizer)):
             take_out(RoundsAfterSteps, optimizer)
+
+    def _present_buffers(self) -> list[Tensor]:
+        # Not by the attribute, which is a traced value while a program is being traced.
+        return [
+            dict(layer.named_buffers(include_sublayers=False))[name]
+            for layer, name in self._buffers
+        ]
 
     # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.
 

@@ -447,9 +447,7 @@ def _replacements() -> Replacements:
 
 def _kernel_replacement(name: str, original: Any) -> Function | None:
     """None for what is left alone: gradients, changes in place, the optimizers' updates."""
-    if not isinstance(original, types.BuiltinFunctionType) or name in _NOT_OPS:
-        return None
-    if name.endswith(("_grad", "_grad_")) or name.startswith("__"):
+    if not _is_op(name, original):
         return None
     if name == "cast":
         return _cast_kernel(original)
@@ -458,6 +456,12 @@ def _kernel_replacement(name: str, original: Any) -> Function | None:
     if name.endswith("_") and name not in _FIRST_INPUT_DECIDES:
         return None
     return _following_rule(name, original)
+
+
+def _is_op(name: str, kernel: Any) -> bool:
+    if not isinstance(kernel, types.BuiltinFunctionType) or name in _NOT_OPS:
+        return False
+    return not (name.endswith(("_grad", "_grad_")) or name.startswith("__"))
 
 
 def _tensor_sites() -> list[Site]:
@@ -469,7 +473,18 @@ def _tensor_sites() -> list[Site]:
         if attribute in vars(Tensor)
     }
     replacements |= {name: _conversion(vars(Tensor)[name]) for name in _CONVERSIONS}
-    return [Site(Tensor, name, vars(Tensor)[name], new) for name, new in replacements.items()]
+    sites = [Site(Tensor, name, vars(Tensor)[name], new) for name, new in replacements.items()]
+    return [*sites, *_operators_of_traced_values()]
+
+
+def _operators_of_traced_values() -> Iterator[Site]:
+    """Those that hold their kernel in a closure (``@`` and ``*``), where no name is looked up."""
+    kernels = {id(kernel): name for name, kernel in vars(_C_ops).items() if _is_op(name, kernel)}
+    for attribute, operator in list(vars(Value).items()):
+        for cell in getattr(operator, "__closure__", None) or ():
+            name = kernels.get(id(cell.cell_contents))
+            if name is not None:
+                yield Site(Value, attribute, operator, _following_rule(name, operator))
 
 
 _interception: Interception[Region] = Interception(
@@ -490,6 +505,13 @@ def open_region(rules: Rules) -> AbstractContextManager[None]:
 def entering(region: Region) -> Iterator[None]:
     """Enter ``region``, new or one that ``active_region`` found elsewhere."""
     with functions.interception.region(region), _interception.region(region):
+        yield
+
+
+@contextmanager
+def intercepting_nothing() -> Iterator[None]:
+    """Plain Paddle, whatever region the caller stands in."""
+    with _interception.paused(), functions.interception.paused():
         yield
 
 

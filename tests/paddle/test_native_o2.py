@@ -168,6 +168,14 @@ def test_a_wrapped_optimizer_is_refused(calls: list[dict[str, Any]]) -> None:
     assert calls == []
 
 
+def test_data_parallel_has_to_come_after(calls: list[dict[str, Any]]) -> None:
+    with pytest.warns(UserWarning, match="single-card"):
+        parallel = paddle.DataParallel(model())
+    with pytest.raises(amp.UnsupportedError, match=r"Hint: .*then paddle\.DataParallel\(model\)"):
+        amp.decorate(parallel, policy="O2")
+    assert calls == []
+
+
 @pytest.mark.parametrize("kind", [paddle.optimizer.Adam, paddle.optimizer.AdamW])
 def test_gradients_for_optimizers_that_take_float32_ones(kind: Any) -> None:
     p = paddle.create_parameter([2], "float16")

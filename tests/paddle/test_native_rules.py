@@ -15,6 +15,7 @@ from paddle_oracle import arrays, calls, native_decisions
 from paddle_reference import is_representable
 
 import ampbridge as amp
+from ampbridge_paddle import casting
 from ampbridge_paddle.casting import native_region
 
 # Names of PADDLE'S lists, by hand: the canonical names' translation must arrive at these.
@@ -181,3 +182,40 @@ def test_regions_on_a_gpu_restore_the_dispatcher() -> None:
 
 def test_arrays_are_not_representable() -> None:
     assert not any(is_representable(a, "bfloat16") for a in arrays() if a.dtype == np.float32)
+
+
+@pytest.mark.parametrize("inner", [amp.Policy("O0"), amp.Policy("O1", "bfloat16", lists="safe")])
+def test_a_region_inside_of_another_on_a_gpu(inner: amp.Policy, monkeypatch: Any) -> None:
+    """Functions that are no kernel of their own follow the inner policy too."""
+    monkeypatch.setattr(casting, "_on_cpu", lambda: False)
+    outer = amp.Policy("O2", "bfloat16", allow=["mse_loss", "l1_loss", "softmax"])
+    low = []
+
+    @contextmanager
+    def nested() -> Iterator[None]:
+        with native_region(outer), native_region(inner):
+            low.append(casting.is_in_low_region())
+            yield
+
+    assert native_decisions(nested) == decisions_on_a_gpu(inner)
+    assert low == [inner.level != "O0"]
+    assert decisions_on_a_gpu(outer) != decisions_on_a_gpu(inner)
+
+
+@pytest.mark.parametrize("lists", ["torch", "native"])
+def test_paddle_is_told_the_level(lists: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    native = paddle.amp.auto_cast
+
+    def auto_cast(**arguments: Any) -> Any:
+        told.append((arguments["level"], arguments["dtype"]))
+        return native(**arguments)
+
+    monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
+    for level in ("O1", "O2"):
+        told.clear()
+        native_decisions(lambda: native_region(amp.Policy(level, "bfloat16", lists=lists)))  # noqa: B023
+        assert told[0] == (
+            level,
+            "bfloat16",
+        )  # the others are of functions with a rule of their own

@@ -21,6 +21,9 @@ from ampbridge_paddle.low_parameters import low_dtype_of
 
 X, LABELS = normal(16, 12), np.arange(16) % 4
 
+# With its products denied a model shows by its results what it read.
+PRODUCTS = ("linear", "matmul")
+
 every_dtype = pytest.mark.parametrize("dtype", LOW)
 both_ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
@@ -93,12 +96,31 @@ class TestWhatIsLow:
         model = Scaled()
         before = model.factor
         amp.decorate(model, policy=amp.Policy("O2", deny=["multiply"]))
-        assert model(paddle.ones([1])).item() == np.float16(1.1)
+        assert model(paddle.ones([1])).item() == float(np.float16(1.1))
         model.factor = tensor(np.float32([1.3]))
-        assert model(paddle.ones([1])).item() == np.float16(1.3)
+        assert model(paddle.ones([1])).item() == float(np.float16(1.3))
         amp.undecorate(model)
-        assert model.factor.item() == np.float32(1.3)
-        assert before.item() == np.float32(1.1)
+        assert model.factor.item() == float(np.float32(1.3))
+        assert before.item() == float(np.float32(1.1))
+
+    @both_ways
+    def test_buffers_in_a_step(self, compiled: bool) -> None:
+        class Shifted(nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = self.create_parameter([1])
+                self.register_buffer("shift", tensor(np.float32([1.1])))
+
+            def forward(self, x: Any) -> Any:
+                return self.weight * 0.0 + x * self.shift
+
+        model = Shifted()
+        policy = amp.Policy("O2", deny=["multiply", "add"])
+        step = amp.train_step(
+            lambda model, x: model(x).sum(), model, sgd(model), policy=policy, compile=compiled
+        )
+        for _ in range(2):
+            assert step(np.ones(1, np.float32)).loss == float(np.float16(1.1))
 
     def test_low_parameters_are_low_wherever_a_region_reads_them(self) -> None:
         """As stored 16-bit tensors would be; outside of regions they are their float32 masters."""
@@ -121,6 +143,42 @@ class TestWhatIsLow:
             with amp.autocast(denied, "paddle"):
                 assert np.array_equal(read(model.weight).numpy(), low), name
         assert not is_representable(model.weight, "bfloat16")
+
+    @every_dtype
+    def test_an_embedding_gives_rounded_rows(self, dtype: str) -> None:
+        model = nn.Embedding(20, 16)
+        amp.decorate(model, policy=amp.Policy("O2", dtype))
+        rows = model(tensor([[3, 3], [7, 0]])).numpy()
+        assert np.array_equal(rows, rounded(model.weight.numpy(), dtype)[[[3, 3], [7, 0]]])
+        with amp.autocast(amp.Policy("O1", dtype, deny=["embedding"]), "paddle"):
+            denied = F.embedding(tensor([3]), model.weight)
+            assert simulation.low_dtype(denied) is None
+        assert np.array_equal(denied.numpy()[0], rows[0, 0])
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_a_kept_layer_gets_float32_and_gives_it(self, level: Any) -> None:
+        seen: list[str | None] = []
+
+        class Echo(nn.Layer):
+            def forward(self, x: Any, *, again: Any) -> Any:
+                seen.extend(simulation.low_dtype(t) for t in (x, again[0]))
+                return x, again
+
+        class Around(nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear, self.echo = nn.Linear(4, 4), Echo()
+
+            def forward(self, x: Any) -> Any:
+                low = self.linear(x)
+                assert simulation.low_dtype(low) == "float16"
+                out = self.echo(low, again=[low])
+                seen.extend(simulation.low_dtype(t) for t in (out[0], out[1][0]))
+                return low
+
+        amp.decorate(model := Around(), policy=amp.Policy(level, "float16", keep=["echo"]))
+        model(tensor(normal(2, 4)))
+        assert seen == [None] * 4
 
 
 class TestGradients:
@@ -212,14 +270,15 @@ class TestGradients:
         assert is_representable(results[1][0], "bfloat16")
 
     @every_dtype
-    def test_compiled_are_the_same(self, dtype: str) -> None:
+    @pytest.mark.parametrize("denied", [(), PRODUCTS])
+    def test_compiled_are_the_same(self, dtype: str, denied: tuple[str, ...]) -> None:
         """What a step of plain gradient descent subtracts; the masters are float32."""
         moved = []
         for compiled in (False, True):
             paddle.seed(3)
             model = mlp()
             before = values(model)
-            policy = amp.Policy("O2", dtype, keep=["3"])
+            policy = amp.Policy("O2", dtype, keep=["3"], deny=denied)
             amp.train_step(cross_entropy, model, sgd(model), policy=policy, compile=compiled)(
                 X, LABELS
             )
@@ -305,23 +364,30 @@ class TestCopies:
     )
     @pytest.mark.parametrize("keep", [[], ["3"]])
     def test_a_copy_computes_the_same(self, copied: Callable[[Any], Any], keep: list[str]) -> None:
-        model = amp.decorate(mlp(), policy=amp.Policy("O2", "bfloat16", keep=keep))
+        policy = amp.Policy("O2", "bfloat16", keep=keep, deny=PRODUCTS)
+        model = amp.decorate(mlp(), policy=policy)
         other = copied(model)
         x = tensor(X)
         assert np.array_equal(other(x).numpy(), model(x).numpy())
         plain = mlp()
         plain.set_state_dict(model.state_dict())
-        assert not np.array_equal(other(x).numpy(), plain(x).numpy())
+        plain[0].weight.set_value(rounded(plain[0].weight.numpy(), "bfloat16"))
+        plain[0].bias.set_value(rounded(plain[0].bias.numpy(), "bfloat16"))
+        assert np.array_equal(other[0](x).numpy(), plain[0](x).numpy()) is False
+        with amp.autocast(policy.replace(keep=()), "paddle"):
+            assert np.array_equal(other[0](x).numpy(), plain[0](x).numpy())
+        plain.set_state_dict(model.state_dict())
         amp.undecorate(other)
         assert np.array_equal(other(x).numpy(), plain(x).numpy())
-        assert is_representable(F.linear(x, model[0].weight), "bfloat16") is False
         assert not np.array_equal(model(x).numpy(), plain(x).numpy())
         assert type(other) is nn.Sequential
         assert type(other[3]) is nn.Linear
 
     def test_a_deep_copy_s_gradients_are_rounded_too(self) -> None:
-        model = copy.deepcopy(amp.decorate(mlp(), policy="O2:bfloat16"))
-        assert is_representable(TestGradients.backward(model)[0], "bfloat16")
+        model = amp.decorate(mlp(), policy=amp.Policy("O2", "bfloat16", deny=PRODUCTS))
+        grads = TestGradients.backward(copy.deepcopy(model))
+        assert is_representable(grads[0], "bfloat16")
+        assert not is_representable(grads[2], "bfloat16")
 
     def test_a_slice_of_a_decorated_model_is_a_plain_one(self) -> None:
         model = amp.decorate(mlp(), policy="O2:bfloat16")
@@ -468,6 +534,12 @@ class TestComposition:
         )
         assert is_representable(grads[0], "bfloat16")
         amp.undecorate(parallel)
+        assert type(model) is nn.Sequential
+
+    def test_what_to_static_compiled_is_refused(self) -> None:
+        model = nn.Sequential(paddle.jit.to_static(nn.Linear(4, 4), full_graph=True))
+        with pytest.raises(amp.UnsupportedError, match=r"Linear '0'.*to_static.*\nHint: "):
+            amp.decorate(model, policy="O1")
         assert type(model) is nn.Sequential
 
     @pytest.mark.parametrize(

@@ -246,24 +246,26 @@ class TestMarks:
         assert paddle.arange(4).matmul(paddle.arange(4)).dtype == paddle.int64
 
 
-def test_simulation_warns_once_a_process() -> None:
+def test_simulation_that_nobody_asked_for_warns_once_a_process() -> None:
     program = """
 import warnings
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import paddle
 import ampbridge as amp
+asked_for = amp.Policy("O1", execution="simulated")
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    for _ in range(3):
-        with amp.autocast("O1", "paddle"):
+    for policy in (asked_for, "O1", asked_for, "O2", "O1"):
+        with amp.autocast(policy, "paddle"):
             paddle.ones([2]) + 1
+        print(len(caught), end=" ")
 print([w.category.__name__ for w in caught])
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "['SimulationWarning']"
+    assert done.stdout.strip() == "0 1 1 1 1 ['SimulationWarning']"
 
 
 @pytest.mark.parametrize(

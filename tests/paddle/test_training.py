@@ -299,6 +299,25 @@ class TestCompiled:
         plain = cross_entropy(model, paddle.to_tensor(X), paddle.to_tensor(LABELS)).item()
         assert step(X, LABELS).loss == pytest.approx(plain, rel=1e-6)
 
+    @pytest.mark.parametrize("operator", ["@", "*"])
+    def test_operators_in_a_program_follow_their_rules(self, operator: str) -> None:
+        """Traced values hold these kernels in closures."""
+        model = nn.Linear(12, 12, bias_attr=False)
+        sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+
+        def loss_fn(model: nn.Layer, x: Any) -> Any:
+            product = x @ model.weight if operator == "@" else x[:12] * model.weight
+            return product.sum(), product
+
+        policy = amp.Policy("O1", "bfloat16", allow=["multiply"])
+        x, w = X.astype(np.float32), model.weight.numpy()
+        for compile in (False, True):
+            step = amp.train_step(loss_fn, model, sgd, policy=policy, compile=compile)
+            product = step(x).aux.numpy()
+            assert is_representable(product, "bfloat16"), compile
+            exact = x @ w if operator == "@" else x[:12] * w
+            assert not np.array_equal(product, exact)
+
     def test_another_batch_size(self) -> None:
         model = mlp()
         sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
