@@ -99,7 +99,7 @@ def _warn_of_missing(policy: Policy) -> None:
             f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
             "Hint: ampbridge_tensorflow.casting.ops_without_counterpart() lists such ops."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=6)
 
 
 # -- what stands in the place of what

@@ -70,7 +70,7 @@ def warn_once(policy: Policy) -> None:
         f"Hint: {policy.replace(execution='simulated')!r} says so without a warning; "
         "execution='native' runs TensorFlow's kernels."
     )
-    warnings.warn(msg, SimulationWarning, stacklevel=5)
+    warnings.warn(msg, SimulationWarning, stacklevel=6)
 
 
 # -- ops and functions
