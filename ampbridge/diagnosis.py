@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ampbridge import registry
-from ampbridge.backend import Backend, Device, Layer, Model, Probe, Product
+from ampbridge.backend import Array, Backend, Device, Layer, Model, Probe, Product
 from ampbridge.errors import BackendLoadError
 from ampbridge.hardware import PROBED_DTYPES, Recommendation, recommendation
 from ampbridge.policy import Policy
@@ -16,7 +17,7 @@ from ampbridge.tables import aligned, shortened
 Status = Literal["probed", "not imported", "not installed", "failed"]
 
 TENSOR_CORE_MULTIPLE = 8
-"""Products whose sides are no multiples of it fall back to slower kernels on NVIDIA's Tensor Cores."""
+"""In 16 bits, the multiple that the sides of a product should be, by NVIDIA's guide to mixed precision."""
 
 SMALL_PRODUCT = 48
 """Multiplications for each number moved, ``inputs * outputs / (inputs + outputs)``, that do not pay.
@@ -216,7 +217,7 @@ def _findings_about_size(product: Product) -> Iterator[Finding]:
     step = TENSOR_CORE_MULTIPLE
     for side, count in (("inputs", product.inputs), ("outputs", product.outputs)):
         if count % step:
-            what = f"{count} {side}: no multiple of {step}, slow on Tensor Cores"
+            what = f"{count} {side}: no multiple of {step}, slower on Tensor Cores"
             yield Finding(product.layer, product.kind, f"{what}; {-(-count // step) * step} is one")
     if _is_small(product):
         size = f"{product.inputs * product.window} x {product.outputs}"
@@ -241,21 +242,22 @@ def _findings_about_dtypes(backend: Backend, layers: Sequence[Layer]) -> Iterato
         for layer in layers
         for parameter in backend.parameters(layer.layer)
     }
-    counts: dict[tuple[str, str, str], int] = {}
-    for layer, parameter in innermost.values():
-        for dtype in UNSUITABLE:
-            if dtype in str(parameter.dtype):
-                key = (layer.name, layer.kind, dtype)
-                counts[key] = counts.get(key, 0) + 1
-                break
-    for (name, kind, dtype), count in counts.items():
-        yield Finding(name, kind, f"{count} parameters in {dtype}: {UNSUITABLE[dtype]}")
+    found = [(layer, _bare_dtype(parameter)) for layer, parameter in innermost.values()]
+    for (name, kind, dtype), count in Counter((at.name, at.kind, d) for at, d in found).items():
+        if dtype in UNSUITABLE:
+            yield Finding(name, kind, f"{dtype} parameters ({count}): {UNSUITABLE[dtype]}")
 
 
+def _bare_dtype(parameter: Array) -> str:
+    """``"float64"`` of torch.float64, paddle.float64, or a NumPy or Keras dtype."""
+    return str(parameter.dtype).rpartition(".")[2]
+
+
+_LOW = "updates under half a unit in the last place are lost; keep float32, and O2 casts them"
 UNSUITABLE = {
     "float64": "no region casts them, and products with them run in float64",
-    "bfloat16": "updates under half a unit in the last place are lost; keep float32, and O2 casts them",
-    "float16": "updates under half a unit in the last place are lost; keep float32, and O2 casts them",
+    "bfloat16": _LOW,
+    "float16": _LOW,
 }
 
 
@@ -304,7 +306,7 @@ def _abilities(device: Device) -> str:
 def _model_section(model: ModelReport) -> str:
     title = f"model: {model.products} matrix products, for {model.framework} on {model.device}"
     if not model.findings:
-        return f"{title}; nothing stands in the way of a gain"
+        return f"{title}; no findings"
     rows = [(f.layer or "(itself)", f.kind, f.what) for f in model.findings]
     return f"{title}\n{aligned(('layer', 'class', 'finding'), rows)}"
 

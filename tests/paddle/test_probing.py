@@ -111,7 +111,7 @@ def test_doctor_of_a_model() -> None:
     assert [
         (finding.layer, finding.what.partition(":")[0]) for finding in report.model.findings
     ] == [
-        ("1", "2 parameters in float64"),
+        ("1", "float64 parameters (2)"),
         ("0", "250 outputs"),
         ("1", "250 inputs"),
     ]

@@ -129,7 +129,7 @@ def test_doctor_of_a_model() -> None:
     report = amp.doctor(model).model
     assert report is not None
     assert [(f.layer.rpartition(".")[2], f.what.partition(":")[0]) for f in report.findings] == [
-        ("b", "2 parameters in float64"),
+        ("b", "float64 parameters (2)"),
         ("a", "250 outputs"),
         ("b", "250 inputs"),
     ]
