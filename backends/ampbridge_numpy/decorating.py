@@ -167,12 +167,12 @@ def _call_of(model: Model) -> ModelCall | None:
 
 
 def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
-    """The float32 parameters that neither a normalization nor a kept layer holds."""
+    """The parameters that neither a normalization nor a kept layer holds; ``cast`` passes float64."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
     for _, module in model.named_modules():
         if isinstance(module, NORMALIZATIONS):
             wide |= {id(array) for array in module.parameters()}
-    return [p for p in model.parameters() if id(p) not in wide and p.dtype == np.float32]
+    return [p for p in model.parameters() if id(p) not in wide]
 
 
 # -- what is refused

@@ -25,7 +25,7 @@ import numpy as np
 from ampbridge.errors import ArgumentError
 from ampbridge.policy import Policy
 from ampbridge_numpy import functional
-from ampbridge_numpy.casting import cast, casts_here, map_leaves, region, value_of
+from ampbridge_numpy.casting import cast, map_leaves, region, value_of
 from ampbridge_numpy.functional import (
     Array,
     avg_pool2d,
@@ -116,7 +116,7 @@ _kept: ContextVar[frozenset[int]] = ContextVar("ampbridge_numpy kept layers", de
 
 @contextmanager
 def keeping(layers: Sequence[Module]) -> Iterator[None]:
-    """Where ops are cast, calls of ``layers`` run in float32, with all that is below them."""
+    """Calls of ``layers`` run in float32, with all that is below them."""
     token = _kept.set(_kept.get().union(map(id, layers)))
     try:
         yield
@@ -125,9 +125,7 @@ def keeping(layers: Sequence[Module]) -> Iterator[None]:
 
 
 def in_float32(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """``forward(*inputs, **options)``; where ops are cast, on float32 inputs and in float32."""
-    if not casts_here():
-        return forward(*inputs, **options)
+    """``forward(*inputs, **options)`` on float32 inputs, in a region of float32."""
     inputs, options = map_leaves(lambda x: cast(x, "float32"), (inputs, options))
     with region(FLOAT32_REGION):
         return forward(*inputs, **options)
