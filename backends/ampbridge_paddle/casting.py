@@ -103,11 +103,10 @@ def in_region_dtype(x: Any, dtype: str) -> Any:
 def is_in_low_region() -> bool:
     """Whether an O1 or O2 region is the innermost one."""
     if _on_cpu():
-        region = simulation.active_region()
-        return region is not None and region.rules.dtype != "float32"
-    region = functions.interception.active.get()
-    in_float32 = isinstance(region, NativeRegion) and region.is_float32
-    return _amp_is_on() and not in_float32
+        simulated = simulation.active_region()
+        return simulated is not None and simulated.rules.dtype != "float32"
+    native = functions.interception.active.get()
+    return _amp_is_on() and not (isinstance(native, NativeRegion) and native.is_float32)
 
 
 def is_active(policy: Policy) -> bool:

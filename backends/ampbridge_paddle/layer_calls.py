@@ -60,23 +60,23 @@ _ROLES = "_ampbridge_roles"
 
 def add_role(layer: Layer, role: Role) -> None:
     """Let ``layer`` be called as ``role`` says."""
-    roles = [*vars(layer).get(_ROLES, ()), role]
-    vars(layer)[_ROLES] = sorted(roles, key=lambda role: role.order)
+    roles = [*layer.__dict__.get(_ROLES, ()), role]
+    layer.__dict__[_ROLES] = sorted(roles, key=lambda role: role.order)
     mix_in(DecoratedLayer, layer)
 
 
 def remove_role(layer: Layer, kind: type) -> None:
     """Take ``add_role`` of a role of that kind back."""
-    roles = [role for role in vars(layer).pop(_ROLES, ()) if not isinstance(role, kind)]
+    roles = [role for role in layer.__dict__.pop(_ROLES, ()) if not isinstance(role, kind)]
     if roles:
-        vars(layer)[_ROLES] = roles
+        layer.__dict__[_ROLES] = roles
     else:
         take_out(DecoratedLayer, layer)
 
 
 def role_of(layer: Layer, kind: type) -> Any:
     """The role of that kind that ``layer`` has, or None."""
-    return next((role for role in vars(layer).get(_ROLES, ()) if isinstance(role, kind)), None)
+    return next((role for role in layer.__dict__.get(_ROLES, ()) if isinstance(role, kind)), None)
 
 
 class Kept:
