@@ -144,6 +144,15 @@ class RegionConformance:
         with self.region("O1", dtype, allow=["exp"]):
             assert exp_dtype(self.harness) == dtype
 
+    @low_dtypes
+    def test_an_O2_region_casts_as_an_O1_region_does(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O2", dtype):
+            total = h.run("add", low_array(h, [1.0, 1.0]), low_array(h, list(EXP_PROBE)))
+            assert matmul_dtype(h) == dtype
+            assert exp_dtype(h) == "float32"
+        assert dtype_shown(h.numpy(total), PROBE) == dtype
+
     def test_two_policies_do_not_share_their_rules(self) -> None:
         shown = []
         for deny in ([], ["matmul"], []):

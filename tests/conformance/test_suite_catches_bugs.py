@@ -277,6 +277,12 @@ class GlobalVariable:
         self.value = token
 
 
+@caught_by("test_an_O2_region_casts_as_an_O1_region_does")
+class O2CastsEverything(NumpyBackend):
+    def autocast(self, policy):
+        return super().autocast(policy.replace(allow=("exp",)) if policy.level == "O2" else policy)
+
+
 @caught_by("test_float64_stays_float64")
 class RegionCastsFloat64(NumpyBackend):
     @contextmanager
