@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+
+Job = Callable[[str], Any]
+"""Something to do with a framework, by its name."""
 
 
 def _check_installed(framework: str) -> None:
@@ -63,26 +67,44 @@ def run_script() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
-    """What ``<script>.py``, next to this file, measures in a framework; run once a session.
+def for_each_framework(request: pytest.FixtureRequest) -> Iterator[Callable[[Job], Job]]:
+    """``for_each_framework(job)`` starts ``job(framework)`` for all that the chosen tests ask for.
 
-    Once, also if it fails: then every test that asks for it fails with the same message.
+    Two at a time, each once. What it returns waits for one of them: its value, or its failure.
     """
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    asked = [each.params.get("framework") for each in parameters if each is not None]
+    frameworks = [f for f in dict.fromkeys(("numpy", *asked)) if f and find_spec(f)]
+    pool = ThreadPoolExecutor(2)
+
+    def start(job: Job) -> Job:
+        running = {framework: pool.submit(job, framework) for framework in frameworks}
+
+        def result(framework: str) -> Any:
+            _check_installed(framework)
+            return running[framework].result()
+
+        return result
+
+    yield start
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, for_each_framework: Callable[[Job], Job]
+) -> Callable[[str, str], Any]:
+    """What ``<script>.py``, next to this file, measures in a framework; run once a session."""
 
     @cache
-    def outcome(script: str, framework: str) -> tuple[Any, BaseException | None]:
-        file = tmp_path_factory.mktemp(script) / f"{framework}.json"
-        try:
+    def measure(script: str) -> Job:
+        folder = tmp_path_factory.mktemp(script)
+
+        def job(framework: str) -> Any:
+            file = folder / f"{framework}.json"
             _run_script(Path(__file__).with_name(f"{script}.py"), framework, file)
-        except pytest.fail.Exception as failure:
-            return None, failure
-        return json.loads(file.read_text()), None
+            return json.loads(file.read_text())
 
-    def measure(script: str, framework: str) -> Any:
-        _check_installed(framework)
-        values, failure = outcome(script, framework)
-        if failure is not None:
-            raise failure
-        return values
+        return for_each_framework(job)
 
-    return measure
+    return lambda script, framework: measure(script)(framework)

@@ -19,14 +19,11 @@ TRAIN, DEMO = ROOT / "examples/train.py", ROOT / "examples/demo.py"
 @pytest.mark.parametrize(
     "framework, options",
     [
-        ("numpy", ["--workload", "conv"]),
-        ("torch", ["--workload", "transformer", "--policy", "bf16-mixed"]),
+        ("numpy", ["--workload", "conv", "--policy", "O2", "--execution", "simulated"]),
+        ("torch", ["--workload", "transformer", "--policy", "O2:bfloat16"]),
         ("tensorflow", ["--policy", "mixed_float16"]),
-        ("paddle", ["--dtype", "bfloat16", "--compile"]),
-        ("numpy", ["--policy", "O2", "--execution", "simulated"]),
-        ("torch", ["--policy", "O2:bfloat16"]),
         ("tensorflow", ["--policy", "O2", "--dtype", "bfloat16"]),
-        ("paddle", ["--policy", "O2"]),
+        ("paddle", ["--dtype", "bfloat16", "--compile"]),
     ],
 )
 def test_train(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-Check, Script = Callable[[str], None], Callable[..., str]
+Table = tuple[dict[str, Any], str]
 
 SCRIPT = Path(__file__).parents[2] / "examples/paddle_simplenet/simplenet.py"
 RUNS = ["float32", "O1", "O2", "O1, accumulated over 10"]
@@ -19,12 +19,11 @@ every_framework = pytest.mark.parametrize("framework", ("numpy", "torch", "tenso
 
 @pytest.fixture(scope="module")
 def simplenet(
-    tmp_path_factory: pytest.TempPathFactory, check_installed: Check, run_script: Script
-) -> Callable[..., tuple[dict[str, Any], str]]:
-    """The rows by name, and what was printed."""
+    tmp_path_factory: pytest.TempPathFactory, run_script: Callable[..., str]
+) -> Callable[..., Table]:
+    """The table's rows by name, and what was printed."""
 
-    def run(framework: str, *options: object) -> tuple[dict[str, Any], str]:
-        check_installed(framework)
+    def run(framework: str, *options: object) -> Table:
         file = tmp_path_factory.mktemp("simplenet") / f"{framework}.json"
         small = ["--width", 64, "--batch", 32]
         printed = run_script(SCRIPT, "--backend", framework, *small, "--json", file, *options)
@@ -33,10 +32,18 @@ def simplenet(
     return run
 
 
+@pytest.fixture(scope="module")
+def learning(simplenet: Callable[..., Table], for_each_framework: Any) -> Callable[[str], Table]:
+    """At a rate at which the net learns: the labels are the same in every epoch."""
+    return for_each_framework(lambda framework: simplenet(framework, "--learning-rate", 2.0))
+
+
 @every_framework
-def test_losses_of_float32_o1_and_o2_agree(simplenet: Any, framework: str) -> None:
-    """Within 1 %, at a rate at which the net learns: the labels are the same in every epoch."""
-    rows, printed = simplenet(framework, "--learning-rate", 2.0)
+def test_losses_of_float32_o1_and_o2_agree(
+    learning: Callable[[str], Table], framework: str
+) -> None:
+    """Within 1 %."""
+    rows, printed = learning(framework)
     assert list(rows) == RUNS
     full = rows["float32"]["loss"]
     assert full < 0.95  # 1.18 at first
@@ -51,7 +58,7 @@ def test_losses_of_float32_o1_and_o2_agree(simplenet: Any, framework: str) -> No
         assert f" {rows['float32']['seconds'] / row['seconds']:.2f}x " in line
 
 
-def test_the_guides_other_net(simplenet: Any) -> None:
+def test_the_guides_other_net(simplenet: Callable[..., Table]) -> None:
     """Nine layers, in bfloat16, at the guide's rate: the loss of the first weights, to 1 %."""
     rows, printed = simplenet("numpy", "--layers", 9, "--dtype", "bfloat16", "--epochs", 2)
     assert "9 x Linear 64, batch 32, 2 epochs of 10 batches" in printed
