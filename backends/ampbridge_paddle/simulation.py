@@ -185,8 +185,8 @@ def _rounded_input(x: Any, region: Region) -> Any:
     if isinstance(x, (Tensor, Value)):
         if x.dtype not in _CASTABLE or _is_marked(x, region):
             return x
-        x = _in_float32_storage(x)
-        return _round(x, region.rules.dtype)
+        wide = _in_float32_storage(x)
+        return wide if _stored_low(x) == region.rules.dtype else _round(wide, region.rules.dtype)
     if type(x) in (list, tuple):
         return type(x)(_rounded_input(item, region) for item in x)
     return x
