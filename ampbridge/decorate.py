@@ -87,7 +87,11 @@ def fit_to(
         if present is not None:
             backend.undecorate(model, optimizer)
     elif present is None or present.policy != policy:
-        _replace(backend, model, optimizer, Decoration(policy, kept, policy.level == "O2"))
+        wanted = Decoration(policy, kept, policy.level == "O2")
+        earlier = backend.decoration(model, None)
+        if earlier is not None and earlier.policy == policy:  # decorated without this optimizer
+            wanted = earlier
+        _replace(backend, model, optimizer, wanted)
 
 
 def _replace(

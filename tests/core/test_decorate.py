@@ -114,6 +114,29 @@ def test_a_step_goes_on_with_the_user_s_decoration(model, optimizer):
     assert model.decorations == [None, Decoration(Policy("O2"), [], True, "float32")]
 
 
+def test_the_user_s_decoration_is_kept_when_the_step_s_optimizer_joins(
+    model, optimizer, monkeypatch
+):
+    """Where a decoration concerns the optimizer, it may have been made without it."""
+    amp.decorate(model, None, "O2", save_dtype="float32", master_grad=True)
+    backend = amp.backend("toyframework")
+    joined = []
+
+    def decoration(model, optimizer):
+        return model.decorations[-1] if optimizer in (None, *joined) else None
+
+    def decorate(model, optimizer, decoration):
+        model.decorations.append(decoration)
+        joined.append(optimizer)
+
+    monkeypatch.setattr(backend, "decoration", decoration)
+    monkeypatch.setattr(backend, "decorate", decorate)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O2")
+    step(), step()
+    wanted = Decoration(Policy("O2"), [], True, "float32", True)
+    assert model.decorations == [None, wanted, None, wanted]
+
+
 def test_a_step_knows_of_its_layers_when_it_is_made(model, optimizer):
     with pytest.raises(amp.PolicyError, match="matches no layer"):
         amp.train_step(loss_fn, model, optimizer, policy=Policy("O1", keep=["tail"]))
