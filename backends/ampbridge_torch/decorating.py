@@ -107,16 +107,16 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
             reduced any more.
     """
     call = installed_call(unwrapped(model))
-    if call is None:
-        return
-    weights = call.weights
+    weights = call.weights if call is not None else None
     if weights is not None:
         _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
         weights.restore()
-        if optimizer is not None:
-            master_weights.detach(optimizer)
+    if optimizer is not None:
+        master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
+        if weights is not None:
             master_weights.fit_slots(optimizer, weights.parameters)
-    call.remove()
+    if call is not None:
+        call.remove()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -432,7 +432,9 @@ def test_two_optimizers_of_one_model(low: str) -> None:
         scaler.update()
         by_hand.round()
     assert_same_bits(float32_weights(model, optimizers[0]), by_hand.masters)
-    assert_undecorated(optimizers[0])
+    amp.undecorate(model, optimizers[1])
+    for optimizer in optimizers:
+        assert_undecorated(optimizer)
 
 
 def test_one_optimizer_of_two_models(low: str) -> None:
@@ -463,9 +465,9 @@ class StepInStep(optim.SGD):
     fails = False
 
     def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
         if self.fails:
             raise RuntimeError("out of memory")
+        loss = super().step(closure)
         with torch.no_grad():
             for group in self.param_groups:
                 for p in group["params"]:
@@ -589,12 +591,13 @@ def test_a_step_that_raises(set_to_none: bool, low: str) -> None:
     x, y = next(batches(1))
     optimizer.fails = True
     loss_fn(model, x, y).backward()
+    clean = [p.grad.clone() for p in parameters]
     with pytest.raises(RuntimeError, match="out of memory") as error:
         optimizer.step()
     optimizer.fails = False
     optimizer.zero_grad(set_to_none)
     loss_fn(model, x, y).backward()
-    clean = [p.grad.clone() for p in parameters]
+    assert_same_bits([p.grad for p in parameters], clean)
     before = [p.detach().clone() for p in float32_weights(copy.deepcopy(model), None)]
     optimizer.step()
     assert_same_objects(optimizer.param_groups[0]["params"], parameters)
