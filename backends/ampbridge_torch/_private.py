@@ -132,21 +132,30 @@ def is_sharded(parameter: torch.Tensor) -> bool:
     return type(parameter) is not torch.nn.Parameter and hasattr(parameter, "device_mesh")
 
 
+def check_gradient_dtypes() -> None:
+    """See whether ``.grad`` may be of another dtype than its parameter.
+
+    Raises:
+        UnsupportedError: if it may not.
+    """
+    if lookup("grad_dtype") is None:
+        msg = (
+            f"torch {torch.__version__} cannot hold float32 gradients of low-precision parameters.\n"
+            "Hint: pip install 'torch>=2.10'; or amp.train_step, or amp.value_and_grad with "
+            "scaler.step(optimizer, grads), which need none."
+        )
+        raise UnsupportedError(msg)
+
+
 def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
     """Let ``tensor.grad``, which is None now, be of ``dtype``; None: autograd's, or what is set.
 
     Raises:
         UnsupportedError: if this torch knows no dtype but the tensor's own.
     """
-    if lookup("grad_dtype") is None:
-        if dtype is tensor.dtype:
-            return
-        msg = (
-            f"torch {torch.__version__} cannot hold float32 gradients of {tensor.dtype} parameters.\n"
-            "Hint: pip install 'torch>=2.10'; or amp.train_step, or amp.value_and_grad with "
-            "scaler.step(optimizer, grads), which need none."
-        )
-        raise UnsupportedError(msg)
+    if lookup("grad_dtype") is None and dtype is tensor.dtype:
+        return
+    check_gradient_dtypes()
     if tensor.grad_dtype is not dtype:  # type: ignore[attr-defined]
         tensor.grad_dtype = dtype  # type: ignore[attr-defined]
 

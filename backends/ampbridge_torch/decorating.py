@@ -82,6 +82,8 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     if at_o2:
         _check_model(model)
         _check_optimizer(optimizer)
+        if decoration.master_grad:
+            _private.check_gradient_dtypes()
         gradients = "float32" if decoration.master_grad else policy.dtype
         weights = LowWeights(
             model, kept, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]

@@ -16,8 +16,7 @@ from ampbridge_torch import _private
 from ampbridge_torch.casting import cast, region
 from ampbridge_torch.master_weights import master_of
 from ampbridge_torch.rules import DeviceType
-
-_LOW_DTYPES = frozenset({torch.float16, torch.bfloat16})
+from ampbridge_torch.simulation import LOW_DTYPES
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -38,7 +37,8 @@ def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
     owners = parameters(optimizer)
     for parameter in owners:
         grad = parameter.grad
-        if grad is not None and grad.dtype is not torch.float32 and master_of(parameter):
+        if grad is not None and grad.dtype in LOW_DTYPES and master_of(parameter) is not None:
+            _private.check_gradient_dtypes()  # ahead of taking the gradient away
             parameter.grad = None
             _private.set_gradient_dtype(parameter, None)
             parameter.grad = grad.float()
@@ -93,7 +93,7 @@ def _backward(
     """
     before = [(p, p.grad) for p in trainable]
     sums = [None] * len(trainable) if total is None else total
-    store((p, None if p.dtype in _LOW_DTYPES else s) for p, s in zip(trainable, sums, strict=True))
+    store((p, None if p.dtype in LOW_DTYPES else s) for p, s in zip(trainable, sums, strict=True))
     try:
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
         loss.backward(inputs=None if any(map(_private.is_sharded, trainable)) else trainable)
@@ -103,7 +103,7 @@ def _backward(
     if any(grad is None for grad in grads):
         _refuse_reentrant_checkpoints(loss)
     return [
-        _in_float32(grad, present) if p.dtype in _LOW_DTYPES else grad
+        _in_float32(grad, present) if p.dtype in LOW_DTYPES else grad
         for p, grad, present in zip(trainable, grads, sums, strict=True)
     ]
 

@@ -56,17 +56,15 @@ class LowWeights:
     ) -> None:
         wide = _ids_of_wide(model, kept)
         self.parameters = [p for p in model.parameters() if _is_cast(p, wide)]
-        buffers = [b for b in model.buffers() if _is_cast(b, wide)]
-        tensors = [*self.parameters, *buffers]
+        tensors = [*self.parameters, *(b for b in model.buffers() if _is_cast(b, wide))]
         rounded = [tensor.detach().to(dtype) for tensor in tensors]  # memory may run out here
-        originals = [nn.Parameter(p.data) for p in self.parameters if with_masters]
-        originals_of_buffers = [buffer.data for buffer in buffers]
+        originals = [nn.Parameter(tensor.data) for tensor in tensors]
         for tensor, low in zip(tensors, rounded, strict=True):
             _set_data(tensor, low)
-        masters = zip(self.parameters, originals, strict=False)
-        self.masters = [Master(low, wide) for low, wide in masters]
-        self.buffers = [
-            Master(low, wide) for low, wide in zip(buffers, originals_of_buffers, strict=True)
+        self.masters = [
+            Master(tensor, original)
+            for tensor, original in zip(tensors, originals, strict=True)
+            if with_masters or not isinstance(tensor, nn.Parameter)
         ]
         self._gradients = gradients
         self._set_gradient_dtype()
@@ -84,11 +82,10 @@ class LowWeights:
     @torch.no_grad()
     def restore(self) -> None:
         """The tensors in float32 again, at their masters' values."""
-        restored = {id(master.low): master for master in (*self.masters, *self.buffers)}
         for parameter in self.parameters:
-            if id(parameter) not in restored:
+            if master_of(parameter) is None:
                 _set_data(parameter, parameter.detach().float())
-        for master in restored.values():
+        for master in self.masters:
             master.adopt()
             master.forget()
             _set_data(master.low, master.wide.data)

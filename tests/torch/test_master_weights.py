@@ -320,8 +320,10 @@ def test_without_an_attribute_for_their_dtype_wide_gradients_are_refused(
     loss_fn(model, x, y).backward()
     with pytest.raises(UnsupportedError, match="cannot hold float32 gradients of"):
         amp.GradScaler(8.0).unscale(optimizer)
+    assert model.inner.weight.grad is not None
     with pytest.raises(UnsupportedError, match=r"Hint: pip install 'torch>=2\.10'"):
-        amp.decorate(Net(), None, policy(low), master_grad=True)
+        amp.decorate(other := Net(), None, policy(low), master_grad=True)
+    assert other.inner.weight.dtype is torch.float32
 
 
 # -- closures
