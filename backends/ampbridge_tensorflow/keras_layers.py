@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from ampbridge import oplists
+from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.functions import owner_family
 from ampbridge_tensorflow.op_entry import Regions, Replace
@@ -26,7 +27,10 @@ from ampbridge_tensorflow.rules import (
     cast_float,
     float_dtype,
     map_floats,
+    rules_of,
 )
+
+FLOAT32 = Policy("O0")
 
 
 def replace_layer_call(original: Any, regions: Regions) -> Any:
@@ -35,7 +39,7 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
     Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
     rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
     """
-    original = _joining_bias(original, regions)
+    original = _rounding_once(original, regions)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +49,9 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
         rule = rules.layer(self)
         if rule == "deny":
             args, kwargs = _cast((args, kwargs), tf.float32)
-            with regions.paused(PROMOTE_ONLY):
+            # A decorated layer makes low values of its own: variables, first states.
+            decorated = fitted.is_ours(self.dtype_policy)
+            with regions.paused(rules_of(FLOAT32) if decorated else PROMOTE_ONLY):
                 return original(self, *args, **kwargs)
         arrived = _float_dtypes((args, kwargs))
         if rule == "allow" and not isinstance(self, ATTENTIONS):
@@ -59,15 +65,26 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
     return call
 
 
-def _joining_bias(original: Any, regions: Regions) -> Any:
-    """``original``; where low precision is simulated, a layer's product and bias are rounded once."""
+def _rounding_once(original: Any, regions: Regions) -> Any:
+    """``original``; where low precision is simulated, a layer that is one op is rounded once.
+
+    That is a product with its bias, and a normalization of low inputs, whose result comes in
+    float32 then.
+    """
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         rules = regions.active.get()
-        if rules is None or not rules.simulated or not isinstance(self, PRODUCTS):
+        inside = rules
+        if rules is not None and rules.simulated:
+            if isinstance(self, PRODUCTS):
+                inside = rules.in_layer
+            elif isinstance(self, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
+                args, kwargs = _cast((args, kwargs), tf.float32)
+                inside = rules.inside
+        if inside is rules:
             return original(self, *args, **kwargs)
-        with regions.paused(rules.in_layer):
+        with regions.paused(inside):
             return original(self, *args, **kwargs)
 
     return call

@@ -188,23 +188,23 @@ def test_a_gradient_is_of_the_unrounded_result(dtype: str, mode: str) -> None:
 @every_dtype
 @pytest.mark.parametrize("inside", [True, False])
 def test_gradients_are_added_up_in_float32(inside: bool, dtype: str, mode: str) -> None:
-    """A row that is looked up 4096 times: in low precision the sum would stand still."""
-    table = tf.constant(np.ones((2, 3), np.float32))
-    indices = np.zeros(4096, np.int32)
+    """And rounded once: a column that is looked up 4097 times."""
+    table = tf.constant(np.ones((3, 2), np.float32))
+    indices = np.zeros(4097, np.int32)
 
     def run(table: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(table)
             with region(dtype):
-                rows = tf.gather(tf.cast(table, dtype), indices)
-            total = tf.reduce_sum(tf.cast(rows, tf.float32))
+                columns = tf.gather(tf.cast(table, dtype), indices, axis=1)
+            total = tf.reduce_sum(tf.cast(columns, tf.float32))
             if not inside:
-                return tf.convert_to_tensor(tape.gradient(total, table))
+                return tape.gradient(total, table)
         with casting.differentiation(amp.Policy("O1", dtype, execution="simulated")):
-            return tf.convert_to_tensor(tape.gradient(total, table))
+            return tape.gradient(total, table)
 
     gradient = MODES[mode](run)(table)
-    np.testing.assert_array_equal(gradient, [[4096.0] * 3, [0.0] * 3])
+    np.testing.assert_array_equal(gradient, [[4096.0, 0.0]] * 3)
 
 
 @every_mode
@@ -224,9 +224,11 @@ def test_what_differentiates_a_whole_function_sees_the_same(mode: str) -> None:
 
 @every_mode
 def test_custom_gradients_compute_in_float32(mode: str) -> None:
+    """Ones added up in float16, row by row, stand still at 2048."""
+
     @tf.custom_gradient
     def halved(x: tf.Tensor) -> Any:
-        return x / 2, lambda upstream: tf.reduce_sum(tf.tile(upstream[:, None], (1, 3000)), 1)
+        return x / 2, lambda upstream: tf.reduce_sum(tf.tile(upstream[None], (30000, 1)), 0)
 
     def run(x: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
@@ -235,7 +237,7 @@ def test_custom_gradients_compute_in_float32(mode: str) -> None:
                 y = tf.reduce_sum(tf.cast(halved(tf.cast(x, tf.float16)), tf.float32))
         return tape.gradient(y, x)
 
-    np.testing.assert_array_equal(MODES[mode](run)(tf.ones(4)), [3000.0] * 4)
+    np.testing.assert_array_equal(MODES[mode](run)(tf.ones(4)), [30000.0] * 4)
 
 
 # -- the choice
