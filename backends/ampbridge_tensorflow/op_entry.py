@@ -196,7 +196,8 @@ def replace_global_dispatchers(original: list[Any], regions: Regions) -> Any:
             low = any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
             if not low:  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
-            args, kwargs = map_floats(lambda v: cast_float(v, tf.float32), (args, kwargs))
+            with regions.paused(None):  # a cast that raises is not to be retried by another one
+                args, kwargs = map_floats(lambda v: cast_float(v, tf.float32), (args, kwargs))
             return op(*args, **kwargs)
 
     class Dispatchers:

@@ -31,6 +31,7 @@ NEVER_CAST = frozenset(
         *("Cast", "Bitcast", "Identity", "IdentityN", "Const", "Placeholder", "NoOp", "Shape"),
         *("ShapeN", "Rank", "Size", "PartitionedCall", "StatefulPartitionedCall", "If"),
         *("StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"),
+        "Fill",  # tf.zeros(shape, dtype) makes sure of the dtype that it was told
     }
 )
 

@@ -592,3 +592,11 @@ def test_without_an_optional_name_the_rest_goes_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_private, "PRIVATE_NAMES", names)
     with o1():
         assert (A @ B).dtype == F16
+
+
+def test_a_value_of_another_graph_is_tensorflow_s_error() -> None:
+    """The last resort casts to float32, and a cast that raises is not to be retried by another."""
+    strays: list[Any] = []
+    tf.function(lambda: strays.append(tf.cast(A, F16) + 1.0))()
+    with o1(), pytest.raises((TypeError, ValueError), match="out of scope"):
+        tf.function(lambda: tf.math.divide_no_nan(strays[0], B))()

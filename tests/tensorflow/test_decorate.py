@@ -22,6 +22,7 @@ import tensorflow as tf  # noqa: E402
 from tensorflow.python import pywrap_tfe  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
+from ampbridge_tensorflow import fitted  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
 
 BACKEND = TensorflowBackend()
@@ -143,7 +144,7 @@ def framework_state() -> list[Any]:
     owners = (keras.Layer, keras.Operation, Module, Part)
     calls = [vars(owner)["__call__"] for owner in owners]
     configurations = [keras.Layer.get_config, keras.Model.get_compile_config]
-    return [pywrap_tfe.TFE_Py_FastPathExecute, *calls, *configurations]
+    return [pywrap_tfe.TFE_Py_FastPathExecute, *calls, *configurations, fitted.trace_key()]
 
 
 UNTOUCHED = framework_state()
@@ -298,27 +299,46 @@ def test_outputs_and_gradients_are_those_of_casts_by_hand() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_value_of_float32_is_rounded_by_no_layer_that_only_passes_it_on() -> None:
-    """Keras' own mixed layers cast their inputs, here a nested, later built model as well."""
-    values: list[Any] = []
-    tail = keras.Sequential([LAYERS.Lambda(lambda v: values.append(v) or v), LAYERS.Dense(3)])
-    model = keras.Sequential([keras.Input((8,)), LAYERS.Dense(8), LAYERS.Softmax(), tail])
+def test_layers_and_nested_models_take_values_as_they_come() -> None:
+    """Keras' own mixed layers round float32 inputs; its functional models cast low ones up."""
+    values: dict[str, Any] = {}
+
+    def remembered(name: str) -> keras.Layer:
+        return LAYERS.Lambda(lambda value: values.update({name: value}) or value, name=name)
+
+    built = keras.Sequential([keras.Input((8,)), remembered("low"), LAYERS.Softmax()])
+    later = keras.Sequential([remembered("full"), LAYERS.Dense(3)])
+    model = keras.Sequential([LAYERS.Dense(8), built, later])
     amp.decorate(model, policy=O2)
-    model(X)
+    model(tf.constant(X))
+    dtypes, full = {name: value.dtype.name for name, value in values.items()}, values["full"]
     amp.undecorate(model)
-    assert values[-1].dtype == tf.float32
-    assert not np.array_equal(values[-1], tf.cast(tf.cast(values[-1], LOW), tf.float32))
+    assert dtypes == {"low": LOW, "full": "float32"}
+    assert not np.array_equal(full, tf.cast(tf.cast(full, LOW), tf.float32))
+
+
+def test_a_layer_that_is_denied_as_a_whole_is_float32_inside() -> None:
+    model = keras.Sequential([keras.Input((5, 8)), LAYERS.GRU(4), LAYERS.Dense(3)])
+    with recorder.below_the_adapter() as seen:
+        amp.decorate(model, policy=O2.replace(deny=["gru"]))
+        seen.clear()
+        model(SEQUENCES)
+    amp.undecorate(model)
+    *inside, last = [dtype for op, dtype in seen if op == "MatMul"]
+    assert (set(inside), last) == ({"float32"}, LOW)
 
 
 def test_variables_of_no_layer_are_read_low_and_stay_float32() -> None:
     module = tf.Module()
     module.v = tf.Variable([1.001, 2.001])
     module.table = tf.Variable([[1.001], [2.001]])
+    module.keras_variable = keras.Variable([1.001, 2.001])
     reads: dict[str, Callable[[], Any]] = {
         "operator": lambda: module.v * 2.0,
         "raw op": lambda: tf.nn.relu(module.v),
         "in a list": lambda: tf.concat([module.v, module.v], 0),
         "beside a low value": lambda: tf.add(tf.constant([1.0, 1.0], LOW), module.v),
+        "Keras variable": lambda: tf.constant([1.0, 1.0], LOW) * module.keras_variable,
         "slice": lambda: module.v[:1],
         "read_value": lambda: module.v.read_value(),
         "gather": lambda: tf.gather(module.table, [0]),
@@ -410,10 +430,12 @@ def test_what_keras_writes_on_outputs_stays_there() -> None:
     model.compile("sgd", "sparse_categorical_crossentropy")
     before = model.evaluate(tokens, labels, verbose=0)
     amp.decorate(model, policy=O2)
-    outputs = model(tokens)
-    assert outputs._keras_mask.numpy().tolist() == [[True, True, False]]
-    assert outputs._keras_logits.dtype == tf.float32
+    assert model(tokens)._keras_logits.dtype == tf.float32
     assert model.evaluate(tokens, labels, verbose=0) == pytest.approx(before, rel=1e-2)
+    amp.undecorate(model)
+    model = keras.Sequential([LAYERS.Embedding(9, 4, mask_zero=True), LAYERS.Dense(3)])
+    amp.decorate(model, policy=O2)
+    assert model(tokens)._keras_mask.numpy().tolist() == [[True, True, False]]
     amp.undecorate(model)
 
 
@@ -603,6 +625,16 @@ def test_tiny_updates_in_fit_move_masters_alone(masters: bool) -> None:
     (kernel,) = model.get_weights()
     np.testing.assert_allclose(kernel, 1.0 + (2000 * 2.0**-10 if masters else 0.0), rtol=1e-6)
     assert model.layers[0].kernel.constraint is None
+
+
+def test_without_masters_weights_are_low_from_the_start() -> None:
+    """A step of 0.5 from 1.003: 0.5, where a master would have come to 0.503, which is 0.50390625."""
+    module = tf.Module()
+    module.w = tf.Variable(1.003)
+    amp.decorate(module, policy=O2.replace(master_weights=False))
+    keras.optimizers.SGD(0.5).apply([tf.constant(1.0)], [module.w])
+    amp.undecorate(module)
+    assert (float(module.w), module.w.constraint) == (0.5, None)
 
 
 def test_without_masters_a_constraint_of_the_user_s_own_holds_too() -> None:
