@@ -32,7 +32,7 @@ INIT_SCALE = 1024.0
 
 
 class Size(NamedTuple):
-    """Of the net, and of the data it is trained on."""
+    """Of the net, and of the data: ``epochs`` times the same ``batches``."""
 
     layers: int
     width: int
@@ -41,10 +41,8 @@ class Size(NamedTuple):
     epochs: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.layers} x Linear {self.width}, batch {self.batch}, "
-            f"{self.epochs} epochs of {self.batches} batches"
-        )
+        net = f"{self.layers} x Linear {self.width}"
+        return f"{net}, batch {self.batch}, {self.epochs} x {self.batches} batches"
 
 
 SMALL = Size(layers=3, width=256, batch=64, batches=10, epochs=5)

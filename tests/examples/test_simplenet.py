@@ -61,7 +61,7 @@ def test_losses_of_float32_o1_and_o2_agree(
 def test_the_guides_other_net(simplenet: Callable[..., Table]) -> None:
     """Nine layers, in bfloat16, at the guide's rate: the loss of the first weights, to 1 %."""
     rows, printed = simplenet("numpy", "--layers", 9, "--dtype", "bfloat16", "--epochs", 2)
-    assert "9 x Linear 64, batch 32, 2 epochs of 10 batches" in printed
+    assert "9 x Linear 64, batch 32, 2 x 10 batches" in printed
     full = rows["float32"]["loss"]
     for row in rows.values():
         assert row["loss"] == pytest.approx(full, rel=0.01)
