@@ -156,8 +156,8 @@ def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
     if lookup("grad_dtype") is None and dtype is tensor.dtype:
         return
     check_gradient_dtypes()
-    if tensor.grad_dtype is not dtype:  # type: ignore[attr-defined]
-        tensor.grad_dtype = dtype  # type: ignore[attr-defined]
+    if tensor.grad_dtype is not dtype:
+        tensor.grad_dtype = dtype
 
 
 def steps_under_way(optimizer: torch.optim.Optimizer) -> int:

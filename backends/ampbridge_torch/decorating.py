@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -123,9 +124,12 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's model in what ``torch.compile`` or DistributedDataParallel made of it."""
-    if "_orig_mod" in model._modules:
-        return unwrapped(model._modules["_orig_mod"])
+    model = _uncompiled(model)
     return unwrapped(model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def _uncompiled(model: Any) -> Any:
+    return model._orig_mod if "_orig_mod" in model._modules else model
 
 
 def _has_masters(present: Decoration) -> bool:
@@ -177,9 +181,7 @@ def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
 
 def _check_wrapper(model: nn.Module, hint: str) -> None:
     """DistributedDataParallel has hooked its reduction to the parameters as they are."""
-    if "_orig_mod" in model._modules:
-        model = model._modules["_orig_mod"]
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(_uncompiled(model), DistributedDataParallel):
         msg = (
             "The parameters of a model in DistributedDataParallel cannot change their dtype: their "
             f"gradients would not be reduced any more.\nHint: {hint}"
@@ -237,7 +239,7 @@ def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
         raise UnsupportedError(msg)
 
 
-def _shown(name: str, module: nn.Module) -> str:
+def _shown(name: str, module: object) -> str:
     return f"{repr(name) if name else 'The model'} ({type(module).__name__})"
 
 

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private
 from ampbridge_torch.master_weights import Master, master_of
-from ampbridge_torch.mode import CASTABLE
+from ampbridge_torch.simulation import CASTABLE
 
 NORMALIZATIONS = (
     nn.BatchNorm1d,
@@ -127,7 +127,8 @@ def follow_state_dicts(model: nn.Module, save_dtype: torch.dtype | None) -> list
     """
     handles = [model.register_load_state_dict_pre_hook(load_masters)]
     for module in model.modules():
-        if module is not model and any(master_of(tensor) for _, tensor in _named_tensors(module)):
+        has_masters = any(master_of(tensor) is not None for _, tensor in _named_tensors(module))
+        if module is not model and has_masters:
             handles.append(module.register_load_state_dict_pre_hook(load_masters))
         if save_dtype is not None:
             handles.append(module.register_state_dict_post_hook(SaveIn(save_dtype)))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, optim
 
 from ampbridge_torch import _private
-from ampbridge_torch.mode import CASTABLE
+from ampbridge_torch.simulation import CASTABLE
 
 STATE_KEY = "master_weight"
 
@@ -39,6 +39,7 @@ class Master:
         _masters[id(low)] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self.adopt()  # a new one takes them to agree
         return Master, (self.low, self.wide)
 
     def adopt(self) -> None:
@@ -95,7 +96,7 @@ class _Replaced(NamedTuple):
     """A place in ``param_groups`` where a master stands, and the gradient of its parameter."""
 
     parameters: list[Tensor]
-    index: int
+    position: int
     master: Master
     grad: Tensor | None
 
@@ -121,25 +122,24 @@ class MasterUpdates:
             optimizer.register_load_state_dict_post_hook(self._after_loading),
         )
 
-    def remove(self, optimizer: optim.Optimizer) -> None:
-        self._clear_up(optimizer)
+    def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
     # -- the exchange
 
     def _put_masters_in(self, optimizer: optim.Optimizer) -> None:
-        self._clear_up(optimizer)
+        self.clear_up(optimizer)
         state = optimizer.state
         for group in optimizer.param_groups:
             parameters = group["params"]  # changed in place: LBFGS keeps the list
-            for index, parameter in enumerate(parameters):
+            for position, parameter in enumerate(parameters):
                 master = master_of(parameter)
                 if master is None:
                     continue
                 master.adopt()
-                self._replaced.append(_Replaced(parameters, index, master, parameter.grad))
-                parameters[index] = master.wide
+                self._replaced.append(_Replaced(parameters, position, master, parameter.grad))
+                parameters[position] = master.wide
                 parameter.grad = None
                 if parameter in state:
                     state[master.wide] = state.pop(parameter)
@@ -147,14 +147,14 @@ class MasterUpdates:
     def _take_masters_out(self, optimizer: optim.Optimizer) -> None:
         state, replaced = optimizer.state, self._replaced
         self._replaced = []
-        for parameters, index, master, grad in replaced:
-            parameters[index] = master.low
+        for parameters, position, master, grad in replaced:
+            parameters[position] = master.low
             master.low.grad = grad
             master.wide.grad = None
             if master.wide in state:
                 state[master.low] = state.pop(master.wide)
 
-    def _clear_up(self, optimizer: optim.Optimizer) -> None:
+    def clear_up(self, optimizer: optim.Optimizer) -> None:
         """After a step that raised. Gradients that came in the meantime are the valid ones."""
         if self._replaced:
             self._replaced = [
@@ -224,7 +224,7 @@ class MasterUpdates:
     # -- save and load
 
     def _before_saving(self, optimizer: optim.Optimizer) -> None:
-        self._clear_up(optimizer)
+        self.clear_up(optimizer)
 
     def _after_saving(
         self, optimizer: optim.Optimizer, state_dict: dict[str, Any]
@@ -313,9 +313,9 @@ def detach(optimizer: optim.Optimizer) -> None:
     updates = _attached.get(optimizer)
     if updates is None:
         return
-    updates._clear_up(optimizer)
-    if not any(master_of(parameter) for parameter in _flat_parameters(optimizer)):
-        updates.remove(optimizer)
+    updates.clear_up(optimizer)
+    if not any(master_of(parameter) is not None for parameter in _flat_parameters(optimizer)):
+        updates.remove()
         del _attached[optimizer]
 
 

@@ -22,8 +22,9 @@ from ampbridge.backend import Decoration
 from ampbridge.policy import Policy
 from ampbridge_torch.casting import DTYPES, devices_in_use, region
 from ampbridge_torch.low_weights import LowWeights
-from ampbridge_torch.mode import CASTABLE, active_mode
+from ampbridge_torch.mode import active_mode
 from ampbridge_torch.rules import DeviceType, rules_for
+from ampbridge_torch.simulation import CASTABLE
 
 FLOAT32_REGION = Policy("O0")
 
@@ -36,7 +37,9 @@ class Call:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = ref(module)  # which would else live until the garbage collector's next run
+        self._module: Callable[[], Any] = ref(
+            module
+        )  # which would else live until the garbage collector's next run
         self._replaced: Callable[..., Any] | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -140,9 +143,9 @@ class ModelCall(Call):
         _installed.add(self)
 
     @property
-    def model(self) -> nn.Module:
-        model: nn.Module = self._module()
-        return model
+    def model(self) -> Any:
+        """The decorated model; None once it is gone."""
+        return self._module()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._opens_region:
@@ -273,14 +276,18 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
     if type(value) is dict:
         return {name: cast_nested(item, dtype) for name, item in value.items()}
     if isinstance(value, dict):  # of a class of its own, which a copy keeps
-        cast = copy.copy(value)
+        changed = copy.copy(value)
         for name, item in value.items():
-            cast[name] = cast_nested(item, dtype)
-        return cast
+            changed[name] = cast_nested(item, dtype)
+        return changed
     if is_dataclass(value) and not isinstance(value, type):
-        cast = copy.copy(value)
-        for field in fields(value):
-            # Past __setattr__, which a frozen dataclass refuses.
-            object.__setattr__(cast, field.name, cast_nested(getattr(value, field.name), dtype))
-        return cast
+        return _cast_fields(value, dtype)
     return value
+
+
+def _cast_fields(value: Any, dtype: torch.dtype) -> Any:
+    changed = copy.copy(value)
+    for field in fields(value):
+        # Past __setattr__, which a frozen dataclass refuses.
+        object.__setattr__(changed, field.name, cast_nested(getattr(value, field.name), dtype))
+    return changed

@@ -510,6 +510,14 @@ def test_copies_are_decorated_models_of_their_own(way: str, chosen: str, low: st
     assert all(torch.equal(value, weights[name]) for name, value in copied.state_dict().items())
 
 
+def test_a_copy_has_what_was_written_to_the_weights(low: str) -> None:
+    model = amp.decorate(Net(), None, policy(low))
+    with torch.no_grad():
+        model.inner.weight.fill_(3.0)
+    copied = amp.undecorate(copy.deepcopy(model))
+    assert torch.equal(copied.inner.weight, torch.full((8, 6), 3.0))
+
+
 def test_an_optimizer_that_is_copied_with_its_model_goes_on(low: str) -> None:
     def make(parameters: Any) -> optim.Optimizer:
         return optim.Adam(parameters, 1e-2)
@@ -598,16 +606,17 @@ def test_loaded_weights_are_the_masters(around: bool, low: str) -> None:
     assert all(torch.equal(value, exact[name]) for name, value in model.state_dict().items())
 
 
-def test_weights_of_a_part_of_double_precision_and_of_low_precision_are_loaded(low: str) -> None:
+def test_a_part_is_loaded_in_double_precision_and_in_low_precision(low: str) -> None:
+    """The number is above half a unit of low precision, and in float32 at the half."""
+    half = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[low]
     model = amp.decorate(Net(), None, policy(low))
-    exact = torch.full((8, 6), 1 / 3, dtype=torch.float64)
-    model.inner.load_state_dict({"weight": exact, "bias": torch.full((8,), 0.1).bfloat16()})
-    assert torch.equal(model.inner.weight, exact.float().to(getattr(torch, low)))
+    weight = torch.full((8, 6), 1 + half + 2.0**-40, dtype=torch.float64)
+    bias = torch.full((8,), 0.1).to(getattr(torch, low))
+    model.inner.load_state_dict({"weight": weight, "bias": bias})
+    assert torch.equal(model.inner.weight.float(), torch.ones(8, 6))
     amp.undecorate(model)
-    assert torch.equal(model.inner.weight, exact.float())
-    assert torch.equal(
-        model.inner.bias, torch.full((8,), 0.1).bfloat16().to(getattr(torch, low)).float()
-    )
+    assert torch.equal(model.inner.weight, weight.float())
+    assert torch.equal(model.inner.bias, bias.float())
 
 
 def test_assigning_loads_are_refused(low: str) -> None:

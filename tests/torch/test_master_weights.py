@@ -209,6 +209,7 @@ def test_our_scaler_unscales_and_clips_what_steps_the_masters(name: str, low: st
         assert all(p.grad.dtype is torch.float32 for p in model.parameters())
     assert_same_bits(list(model.parameters()), by_hand.weights)
     assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+    assert all(p.grad_dtype is torch.float32 for p in model.parameters())
 
 
 def test_after_a_scaled_step_backward_leaves_low_gradients_again(low: str) -> None:
