@@ -68,6 +68,17 @@ def computing_functions() -> frozenset[Function]:
 
 
 @cache
+def view_functions() -> frozenset[Function]:
+    """Every overridable function that computes no new tensor: views, and questions about one."""
+    return frozenset(
+        function
+        for aten_name, functions in _by_aten_name().items()
+        if _private.is_aten(aten_name) and not _private.computes(aten_name)
+        for function in functions
+    )
+
+
+@cache
 def _by_aten_name() -> dict[str, tuple[Function, ...]]:
     overridable = {
         f for functions in torch.overrides.get_overridable_functions().values() for f in functions

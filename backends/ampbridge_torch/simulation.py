@@ -23,7 +23,7 @@ from torch import Tensor
 from ampbridge.errors import SimulationWarning, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private
-from ampbridge_torch.functions import Function, functions_named
+from ampbridge_torch.functions import Function, functions_named, view_functions
 
 LOW_DTYPES = frozenset({torch.float16, torch.bfloat16})
 CASTABLE = LOW_DTYPES | {torch.float32}
@@ -45,7 +45,8 @@ ROUNDS_ONCE: dict[str, RoundsOnce] = {
 def rounds_once() -> dict[Function, RoundsOnce]:
     """The functions whose low kernels are as good as the simulation, and when."""
     found = {f: when for name, when in ROUNDS_ONCE.items() for f in functions_named("aten", name)}
-    return {**found, Tensor.__getitem__: "as a view"}
+    views: dict[Function, RoundsOnce] = dict.fromkeys(view_functions(), "always")
+    return {**found, **views, Tensor.__getitem__: "as a view"}
 
 
 # Arguments by which a function writes to its input. Of a copy in float32 nobody would see it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +16,24 @@ import ampbridge as amp
 from ampbridge.errors import UnsupportedError
 
 BF16, F32 = torch.bfloat16, torch.float32
+NATIVE = amp.Policy("O1", "bfloat16", execution="native")
 POLICIES = [
-    amp.Policy("O1", "bfloat16"),
-    amp.Policy("O1", "bfloat16", deny=["linear"]),
-    amp.Policy("O1", "bfloat16", allow=["softmax"]),
-    amp.Policy("O1", "bfloat16", lists="native"),
-    amp.Policy("O1", "bfloat16", lists="tensorflow"),
-    amp.Policy("O1", "bfloat16", lists="paddle"),
+    NATIVE,
+    NATIVE.replace(deny=["linear"]),
+    NATIVE.replace(allow=["softmax"]),
+    NATIVE.replace(lists="native"),
+    NATIVE.replace(lists="tensorflow"),
+    NATIVE.replace(lists="paddle"),
     amp.Policy("O0"),
 ]
+SIMULATED = NATIVE.replace(execution="simulated")
+
+
+@pytest.fixture
+def keeps_roundings() -> Iterator[None]:
+    """What a user is advised to set for simulated functions."""
+    with importlib.import_module("torch._inductor.config").patch(emulate_precision_casts=True):
+        yield
 
 
 @pytest.fixture
@@ -46,28 +57,33 @@ class Counter:
         return graph
 
 
+@pytest.mark.usefixtures("keeps_roundings")
 def test_policies_take_turns_and_no_graph_is_reused_for_another(x: torch.Tensor) -> None:
+    policies = [*POLICIES, SIMULATED] if x.is_cpu else POLICIES
     counter = Counter()
     compiled = torch.compile(mixture, fullgraph=True, backend=counter)
     for _ in range(3):
-        for policy in POLICIES:
+        for policy in policies:
             with amp.autocast(policy, backend="torch"):
                 expected, found = mixture(x), compiled(x)
             assert [t.dtype for t in found] == [t.dtype for t in expected], policy
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert counter.graphs <= len(POLICIES)
+    assert counter.graphs <= len(policies)
 
 
 def test_an_equal_policy_reuses_the_graph(x: torch.Tensor) -> None:
     counter = Counter()
     compiled = torch.compile(mixture, fullgraph=True, backend=counter)
     for _ in range(5):
-        with amp.autocast(amp.Policy("O1", "bfloat16", deny=["linear"]), backend="torch"):
+        with amp.autocast(NATIVE.replace(deny=["linear"]), backend="torch"):
             compiled(x)
     assert counter.graphs == 1
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "O1:bfloat16", "bf16-mixed", "O0"], ids=str)
+@pytest.mark.usefixtures("keeps_roundings")
+@pytest.mark.parametrize(
+    "policy", [*POLICIES, SIMULATED, "O1:bfloat16", "bf16-mixed", "O0"], ids=repr
+)
 def test_a_region_inside_of_the_compiled_function(
     policy: amp.Policy | str, x: torch.Tensor
 ) -> None:
@@ -79,11 +95,16 @@ def test_a_region_inside_of_the_compiled_function(
     assert [t.dtype for t in found] == [t.dtype for t in expected]
 
 
-def test_nested_regions_inside_of_the_compiled_function(x: torch.Tensor) -> None:
-    deny_linear = POLICIES[1]
+@pytest.mark.usefixtures("keeps_roundings")
+@pytest.mark.parametrize("execution", ["native", "simulated"])
+def test_nested_regions_inside_of_the_compiled_function(x: torch.Tensor, execution: str) -> None:
+    if execution == "simulated" and not x.is_cpu:
+        pytest.skip("simulation is of the CPU")
+    outer = NATIVE.replace(execution=execution)
+    deny_linear = outer.replace(deny=["linear"])
 
     def nested(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with amp.autocast("O1:bfloat16", backend="torch"):
+        with amp.autocast(outer, backend="torch"):
             a = F.linear(x, x)
             with amp.autocast("O0", backend="torch"):
                 b = F.linear(a, a) + a
@@ -96,7 +117,7 @@ def test_nested_regions_inside_of_the_compiled_function(x: torch.Tensor) -> None
     assert [t.dtype for t in found] == [t.dtype for t in nested(x)] == [BF16, F32, F32, BF16, BF16]
 
 
-policy_of_the_module = amp.Policy("O1", "bfloat16")
+policy_of_the_module = NATIVE
 
 
 def test_another_policy_under_the_same_name_is_noticed(
