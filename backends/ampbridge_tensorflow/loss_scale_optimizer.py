@@ -33,7 +33,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
     overflow leaves out that micro-batch alone.
 
     The state lives in the optimizer's variables, so that checkpoints and ``model.save`` hold it, and
-    ``scaler`` shows it.
+    ``scaler`` shows it. ``keras.models.load_model`` finds the class once it has been imported.
 
     Args:
         inner_optimizer: a Keras optimizer that does not scale by itself.

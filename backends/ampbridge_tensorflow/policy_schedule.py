@@ -89,7 +89,7 @@ class PolicySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         loss = (total - self._total) / (count - self._count)  # Keras logs the mean of the epoch
         self._total, self._count = total, count
         skips: Any = None
-        if isinstance(optimizer, LossScaleOptimizer):
+        if isinstance(optimizer, LossScaleOptimizer) and optimizer.active:
             skips = optimizer.consecutive_skips.value.read_value()
         applied = True if skips is None else skips == 0
         output = StepOutput(loss, None, None, None, None, applied, None, skips)

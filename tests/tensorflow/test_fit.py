@@ -1,0 +1,449 @@
+"""``Model.fit``: the scaler's rule step by step, what Keras expects of an optimizer, schedules."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampbridge.testing import import_or_skip
+
+import_or_skip("tensorflow")
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import ampbridge as amp  # noqa: E402
+from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError  # noqa: E402
+from ampbridge_tensorflow import LossScaleOptimizer, PolicySchedule  # noqa: E402
+
+# Keras' own conversion of its variables to NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+RNG = np.random.default_rng(0)
+BATCHES = 24
+X = RNG.standard_normal((8 * BATCHES, 8)).astype(np.float32)
+Y = (X @ RNG.standard_normal((8, 1))).astype(np.float32)
+
+# Steps that overflow however small the scale is, beside those that do because it is large.
+INF_AT = (9, 13, 14)
+
+SETTINGS: dict[str, Any] = {
+    "growth_factor": 3.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 2,
+    "backoff_interval": 2,
+    "min_scale": 64.0,
+    "max_scale": 2.0**20,
+}
+
+
+def scaler(**settings: Any) -> amp.GradScaler:
+    return amp.GradScaler(2.0**20, **{**SETTINGS, **settings})
+
+
+def made(seed: int = 1) -> keras.Sequential:
+    keras.utils.set_random_seed(seed)
+    hidden = keras.layers.Dense(16, activation="relu")
+    return keras.Sequential([keras.Input((8,)), hidden, keras.layers.Dense(1)])
+
+
+def data(inf_at: tuple[int, ...] = INF_AT) -> tuple[np.ndarray, np.ndarray]:
+    targets = Y.copy()
+    for step in inf_at:
+        targets[8 * step] = np.inf
+    return X, targets
+
+
+class Trajectory(keras.callbacks.Callback):
+    """The scaler's state, and how many steps the inner optimizer has made, after each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[Mapping[str, Any]] = []
+        self.iterations: list[int] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.states.append(self.model.optimizer.scaler.state_dict())
+        self.iterations.append(int(self.model.optimizer.iterations))
+
+
+def fit(model: keras.Model, callbacks: Any = (), epochs: int = 1, **inputs: Any) -> Trajectory:
+    trajectory = Trajectory()
+    x, y = data(**inputs)
+    model.fit(
+        x,
+        y,
+        batch_size=8,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks, trajectory],
+    )
+    return trajectory
+
+
+def overflows_of(trajectory: Trajectory) -> list[bool]:
+    """Where the inner optimizer stood still."""
+    before = [0, *trajectory.iterations[:-1]]
+    return [now == then for then, now in zip(before, trajectory.iterations, strict=True)]
+
+
+def by_hand(overflows: list[bool], start: float, **changed: Any) -> list[tuple[float, int]]:
+    """The scale and the skips in a row after each step, from the definition of the rule."""
+    rule = {**SETTINGS, **changed}
+    scale, good, bad, skips, states = start, 0, 0, 0, []
+    for overflow in overflows:
+        good, bad, skips = (0, bad + 1, skips + 1) if overflow else (good + 1, 0, 0)
+        if good == rule["growth_interval"]:
+            scale, good = min(scale * rule["growth_factor"], rule["max_scale"]), 0
+        if bad == rule["backoff_interval"]:
+            scale, bad = max(scale * rule["backoff_factor"], rule["min_scale"]), 0
+        states.append((scale, skips))
+    return states
+
+
+# -- the rule
+
+POLICIES = {
+    "O1": amp.Policy("O1"),
+    "O2": amp.Policy("O2"),
+    "O1, native": amp.Policy("O1", execution="native"),
+}
+
+
+@pytest.mark.parametrize("how", ["tf.function", "XLA", "eager"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_fit_follows_the_rule_and_is_train_step(policy: amp.Policy, how: str) -> None:
+    """Step by step, from real overflows; and losses and weights are those of ``train_step``."""
+    model, ours = made(), scaler()
+    amp.decorate(model, policy=policy)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), ours)
+    model.compile(optimizer, "mse", jit_compile=how == "XLA", run_eagerly=how == "eager")
+    assert model.optimizer is optimizer
+    trajectory = fit(model)
+    overflows = overflows_of(trajectory)
+    assert all(overflows[step] for step in INF_AT)
+    assert sum(overflows) > len(INF_AT) + 2  # some are due to the scale alone
+    expected = by_hand(overflows, 2.0**20)
+    assert [(s["scale"], s["consecutive_skips"]) for s in trajectory.states] == expected
+    assert len({scale for scale, _ in expected}) > 3
+    assert ours.state_dict() == trajectory.states[-1]
+
+    other, others = made(), scaler()
+    step = amp.train_step(
+        lambda m, x, y: tf.reduce_mean(tf.square(m(x) - y)),
+        other,
+        keras.optimizers.SGD(0.01, momentum=0.9),
+        policy=policy,
+        scaler=others,
+    )
+    x, y = data()
+    results = [step(x[8 * i : 8 * i + 8], y[8 * i : 8 * i + 8]) for i in range(BATCHES)]
+    assert [r.applied for r in results] == [not overflow for overflow in overflows]
+    assert others.state_dict() == ours.state_dict()
+    for weight, same in zip(model.get_weights(), other.get_weights(), strict=True):
+        # In native float16 fused kernels round otherwise than others.
+        simulated = policy.execution != "native"
+        np.testing.assert_allclose(weight, same, atol=1e-6 if simulated else 1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changed", [{"dynamic": False}, {"min_scale": 2.0**18}])
+def test_bounds_and_a_fixed_scale(changed: dict[str, Any]) -> None:
+    model = made()
+    amp.decorate(model, policy="O1")
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler(**changed)), "mse")
+    trajectory = fit(model)
+    assert {state["scale"] for state in trajectory.states} <= {2.0**18, 3 * 2.0**18, 2.0**20}
+    if "dynamic" in changed:
+        assert {state["scale"] for state in trajectory.states} == {2.0**20}
+
+
+def test_in_a_region_around_fit() -> None:
+    model = made()
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler()), "mse")
+    with amp.autocast(amp.Policy("O1"), "tensorflow"):
+        trajectory = fit(model)
+    overflows = overflows_of(trajectory)
+    assert sum(overflows) > len(INF_AT) + 2
+    expected = [scale for scale, _ in by_hand(overflows, 2.0**20)]
+    assert [state["scale"] for state in trajectory.states] == expected
+
+
+def test_a_disabled_scaler_leaves_all_to_the_inner_optimizer() -> None:
+    weights = []
+    for wrapped in (True, False):
+        model, inner = made(), keras.optimizers.SGD(0.01)
+        amp.decorate(model, policy="O1:bfloat16")
+        off = amp.GradScaler(enabled=False)
+        model.compile(LossScaleOptimizer(inner, off) if wrapped else inner, "mse")
+        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+        weights.append(model.get_weights())
+        assert int(inner.iterations) == BATCHES
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_first_loss_is_not_scaled_in_float16() -> None:
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler(2.0**20))
+    assert float(optimizer.scale_loss(tf.constant(2.0, tf.float16))) == 2.0**21
+
+
+# -- what Keras does around it
+
+KERAS_OPTIONS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.01),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.01),
+    "weight_decay": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "gradient_accumulation_steps": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=4),
+    "use_ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=4),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("option", KERAS_OPTIONS)
+def test_options_of_the_inner_optimizer_see_true_gradients(option: str) -> None:
+    """As without scaling, at O0; the scale is a power of two, so that not a bit is lost."""
+    weights = []
+    for wrapped in (True, False):
+        model, inner = made(), KERAS_OPTIONS[option]()
+        optimizer = LossScaleOptimizer(inner, amp.GradScaler(2.0**10)) if wrapped else inner
+        model.compile(optimizer, "mse")
+        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+        weights.append(model.get_weights())
+        assert optimizer.iterations is inner.iterations or option == "gradient_accumulation_steps"
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_callbacks_see_and_set_the_inner_learning_rate() -> None:
+    model = made()
+    amp.decorate(model, policy="O2")
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), amp.GradScaler())
+    model.compile(optimizer, "mse", metrics=["mae"])
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.25 / (epoch + 1))
+    history = model.fit(
+        X, Y, epochs=2, verbose=0, callbacks=[rates, keras.callbacks.TerminateOnNaN()]
+    )
+    assert history.history["learning_rate"] == [0.25, 0.125]
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.125
+    assert set(history.history) == {"loss", "mae", "learning_rate"}
+
+
+def test_keras_wraps_it_in_no_other() -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, dtype="mixed_float16")])
+    model.dtype_policy = "mixed_float16"
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, "mse", auto_scale_loss=True)
+    assert model.optimizer is optimizer
+    assert not isinstance(optimizer.inner_optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+# -- saving
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_saved_model_goes_on_where_it_was(tmp_path: Path, policy: str) -> None:
+    def compiled() -> keras.Model:
+        model = made()
+        amp.decorate(model, policy=policy)
+        inner = keras.optimizers.SGD(0.01, momentum=0.9)
+        model.compile(LossScaleOptimizer(inner, scaler()), "mse")
+        return model
+
+    through, model = compiled(), compiled()
+    expected = fit(through, epochs=2)
+    first = fit(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    assert loaded.optimizer.scaler.state_dict() == first.states[-1]
+    amp.decorate(loaded, policy=policy)
+    then = fit(loaded)
+    assert [*first.states, *then.states] == expected.states
+    for weight, same in zip(loaded.get_weights(), through.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, same)
+
+
+def test_another_process_loads_it_once_the_class_is_imported(tmp_path: Path) -> None:
+    model = made()
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler()), "mse")
+    trajectory = fit(model)
+    model.save(tmp_path / "model.keras")
+    program = f"""
+import keras
+from ampbridge_tensorflow import LossScaleOptimizer
+model = keras.models.load_model({str(tmp_path / "model.keras")!r})
+print(model.optimizer.scaler.state_dict())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(trajectory.states[-1])
+
+
+def test_weights_alone_hold_the_state(tmp_path: Path) -> None:
+    """As ``BackupAndRestore`` and ``tf.train.Checkpoint`` save them."""
+    model, same = made(), made()
+    for each in (model, same):
+        each.compile(LossScaleOptimizer(keras.optimizers.Adam(0.01), scaler()), "mse")
+        each.optimizer.build(each.trainable_variables)
+    trajectory = fit(model)
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "c"))
+    tf.train.Checkpoint(model=same, optimizer=same.optimizer).read(saved).assert_consumed()
+    assert same.optimizer.scaler.state_dict() == trajectory.states[-1]
+
+
+def test_config_and_back() -> None:
+    ours = scaler()
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.25, clipnorm=2.0), ours, name="mine")
+    config = keras.optimizers.serialize(optimizer)
+    copy = keras.optimizers.deserialize(config)
+    assert type(copy) is LossScaleOptimizer
+    assert copy.name == "mine"
+    assert copy.inner_optimizer.clipnorm == 2.0
+    assert copy.scaler is not ours
+    assert copy.scaler.state_dict() == ours.state_dict()
+
+
+# -- schedules
+
+
+class Dtypes(keras.callbacks.Callback):
+    """In which dtype the hidden layer's product comes, as traced, with the step it was traced at."""
+
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        super().__init__()
+        self.traced: list[tuple[int, str]] = []
+        self.step = 0
+        activation = layer.activation
+
+        def recording(x: tf.Tensor) -> tf.Tensor:
+            self.traced.append((self.step, x.dtype.name))
+            return activation(x)
+
+        layer.activation = recording
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.step = batch
+
+
+def test_a_schedule_changes_what_runs_at_its_steps() -> None:
+    model = made()
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler())
+    model.compile(optimizer, "mse")
+    model.evaluate(X, Y, verbose=0)
+    dtypes = Dtypes(model.layers[0])
+    schedule = amp.Schedule(
+        [(0, "O0"), (4, "O1"), (8, "O2:bfloat16"), (12, "O0"), (16, "O1"), (20, "O0")]
+    )
+    policies = PolicySchedule(schedule)
+    trajectory = fit(model, [policies, dtypes], inf_at=())
+    assert dtypes.traced == [(0, "float32"), (4, "float16"), (8, "bfloat16")]
+    assert policies.state == {"step": BATCHES}
+    assert policies.policy == amp.Policy("O0")
+    unscaled = [0, 1, 2, 3, *range(8, 16), *range(20, 24)]
+    before = [scaler().state_dict(), *trajectory.states]
+    assert all(before[step] == before[step + 1] for step in unscaled)
+    assert all(before[step] != before[step + 1] for step in (4, 5, 6, 7, 16, 17, 18, 19))
+
+
+def test_a_schedule_by_the_loss_sees_each_step_s_own() -> None:
+    """Not the mean of the epoch, which Keras logs."""
+    model = made()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = X.copy(), np.asarray(model.predict(X, verbose=0))
+    y[: 8 * 12] += 3.0  # a loss of 9, then one of 0
+    switched = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            switched.append(policies.policy.level)
+
+    when = amp.Schedule.when(loss_below=1.0, use="O1:bfloat16", otherwise="O0")
+    policies = PolicySchedule(when)
+    model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[policies, Watch()])
+    assert switched == ["O0"] * 12 + ["O1"] * 12
+
+
+def test_a_schedule_by_skips() -> None:
+    model = made()
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler()), "mse")
+    when = amp.Schedule.when(skips=2, use="O1:bfloat16", otherwise="O1", back_after=3)
+    policies = PolicySchedule(when)
+    trajectory = fit(model, [policies], inf_at=(9, 13, 14))
+    assert trajectory.states[14]["consecutive_skips"] == 2
+    assert policies.policy == amp.Policy("O1")
+    # Three steps in bfloat16, which leave the scaler alone, and then it goes on.
+    frozen = [trajectory.states[step] for step in (14, 15, 16, 17)]
+    assert all(state == frozen[0] for state in frozen)
+    assert trajectory.states[18]["good_steps"] == 1
+
+
+def test_another_fit_goes_on() -> None:
+    model = made()
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    schedule = amp.Schedule([(0, "O0"), (BATCHES, "O1:bfloat16")])
+    policies = PolicySchedule(schedule)
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[policies])
+    dtypes = Dtypes(model.layers[0])
+    again = PolicySchedule(schedule, policies.state)
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[again, dtypes])
+    assert {dtype for _, dtype in dtypes.traced} == {"bfloat16"}
+    amp.undecorate(model)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),),
+        ("sgd",),
+        (keras.optimizers.SGD(0.1), 2.0**15),
+    ],
+)
+def test_other_objects_are_refused(arguments: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="Hint: "):
+        LossScaleOptimizer(*arguments)
+
+
+def test_a_scaler_has_one_place_for_its_state() -> None:
+    ours = amp.GradScaler()
+    LossScaleOptimizer(keras.optimizers.SGD(0.1), ours)
+    with pytest.raises(CallOrderError, match="lives elsewhere"):
+        LossScaleOptimizer(keras.optimizers.SGD(0.1), ours)
+
+
+def test_what_has_no_steps_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"Hint: PolicySchedule\(amp.Schedule"):
+        PolicySchedule("O1")  # type: ignore[arg-type]
+    model = made()
+    model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=4)
+    with pytest.raises(UnsupportedError, match="steps_per_execution=1"):
+        model.fit(X, Y, verbose=0, callbacks=[PolicySchedule(amp.Schedule([(0, "O1")]))])
+    with pytest.raises(UnsupportedError, match="JAX"):
+        LossScaleOptimizer(keras.optimizers.SGD(0.1)).stateless_apply([], [], [])
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    program = (
+        "import sys, ampbridge_tensorflow as at; print(at.__all__, 'tensorflow' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['LossScaleOptimizer', 'PolicySchedule'] False"
+    with contextlib.suppress(AttributeError):
+        import ampbridge_tensorflow
+
+        ampbridge_tensorflow.nothing_of_that_name  # noqa: B018
+        pytest.fail("an unknown name was found")
