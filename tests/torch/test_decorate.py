@@ -387,7 +387,7 @@ def test_outputs_come_in_the_policys_dtype(level: str, output_dtype: str, low: s
 
 
 def test_a_steps_own_o1_decoration_acts_inside_of_regions_alone(low: str) -> None:
-    chosen = o1(low, keep=["outer"])
+    chosen = o1(low, keep=["outer"], output_dtype=low)
     x, y = next(batches(1))
     model, plain = Net(), Net()
     step = amp.train_step(
@@ -399,7 +399,7 @@ def test_a_steps_own_o1_decoration_acts_inside_of_regions_alone(low: str) -> Non
     with amp.autocast("O0"):
         assert torch.equal(model(x), plain(x))
     with amp.autocast(o1(low)):
-        assert model(x).dtype is F32
+        assert model(x).dtype is getattr(torch, low)
         assert [dtypes for _, dtypes in ran(model, x)] == [{low}, {"float32"}]
         with ThreadPoolExecutor(1) as other:
             outside = other.submit(model, x).result()
@@ -443,6 +443,15 @@ def test_a_region_that_is_open_already_is_not_opened_again(
     with torch.autocast("cpu", getattr(torch, low)):
         model(x)
     assert opened == [chosen] * 4
+    opened.clear()
+    native = policy(low, lists="native")  # which torch.autocast alone makes
+    amp.decorate(model, None, native)
+    with amp.autocast(native):
+        model(x)
+    assert not opened
+    with amp.autocast(native.replace(dtype={"float16": "bfloat16"}.get(low, "float16"))):
+        model(x)
+    assert opened == [native]
 
 
 def test_decorating_again_replaces_and_a_fitting_step_leaves_it(low: str) -> None:
