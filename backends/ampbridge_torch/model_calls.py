@@ -231,11 +231,13 @@ def installed_call(model: nn.Module) -> ModelCall | None:
 def overlapping_calls(model: nn.Module) -> list[ModelCall]:
     """Those of other decorated models that are parts of ``model``, or that it is a part of."""
     parts = set(map(id, model.modules()))
-    others = [call for call in _installed if call.model is not None and call.model is not model]
     return [
         call
-        for call in others
-        if id(call.model) in parts or any(part is model for part in call.model.modules())
+        for call in list(_installed)
+        # Held while it is looked at: the garbage collector may run in between.
+        if (other := call.model) is not None
+        and other is not model
+        and (id(other) in parts or any(part is model for part in other.modules()))
     ]
 
 
