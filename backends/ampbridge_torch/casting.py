@@ -1,7 +1,8 @@
 """The region: ``torch.autocast``, and one function mode for the ops whose rule differs from it.
 
 Only ops that the policy wants otherwise than ``torch.autocast`` are intercepted (``rules.py``): none
-for the default lists on CUDA and for ``lists="native"``, and then there is no mode at all.
+for the default lists on CUDA and for ``lists="native"``, and then there is no mode at all. Where low
+precision is simulated (``simulation.py``), the mode sees to every op that would run low.
 
 As with ``torch.autocast``, in-place calls, calls with ``out=`` or an explicit dtype, and float64 are
 left alone.

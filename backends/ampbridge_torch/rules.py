@@ -44,15 +44,15 @@ _CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
 class Rule(NamedTuple):
     """The treatment of one function by device; None leaves it to ``torch.autocast``.
 
-    The last two are for simulation: when torch's own low kernel is as good, and the arguments by
-    which the function writes to its input.
+    The last two are for simulation: when torch's own low kernel is as good, and the arguments (with
+    their positions) with which it has to run.
     """
 
     cpu: Treatment | None
     cuda: Treatment | None
     input_alone: bool
     rounds_once: RoundsOnce = "never"
-    writing: tuple[tuple[str, int], ...] = ()
+    native_with: tuple[tuple[str, int], ...] = ()
 
 
 class Rules:
@@ -148,7 +148,7 @@ def _rule(
     if not simulates:
         return Rule(on_cpu, on_cuda, input_alone)
     rounds_once = simulation.rounds_once().get(function, "never")
-    return Rule(on_cpu, on_cuda, input_alone, rounds_once, simulation.writing_arguments(function))
+    return Rule(on_cpu, on_cuda, input_alone, rounds_once, simulation.native_arguments(function))
 
 
 def _following() -> frozenset[Function]:

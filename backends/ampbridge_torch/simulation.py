@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampbridge.errors import SimulationWarning, UnsupportedError
 from ampbridge.policy import Policy
@@ -49,8 +49,9 @@ def rounds_once() -> dict[Function, RoundsOnce]:
     return {**found, **views, Tensor.__getitem__: "as a view"}
 
 
-# Arguments by which a function writes to its input. Of a copy in float32 nobody would see it.
-_WRITING = ("inplace", "max_norm")
+# With them torch's own function has to run: it writes to its input, which a copy in float32 would
+# hide, or makes gradients that no cast can take back.
+_NATIVE_ARGUMENTS = ("inplace", "max_norm", "sparse")
 
 
 # -- whether to simulate
@@ -130,7 +131,7 @@ class Kernel(Protocol):
     @property
     def rounds_once(self) -> RoundsOnce: ...
     @property
-    def writing(self) -> tuple[tuple[str, int], ...]: ...
+    def native_with(self) -> tuple[tuple[str, int], ...]: ...
 
 
 def followed(values: Sequence[Any]) -> torch.dtype | None:
@@ -156,7 +157,7 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def kernel_will_do(rule: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch's own low kernel is as good, or has to run because it writes to its inputs."""
+    """Whether torch's own low kernel is as good, or has to run."""
     if rule.rounds_once == "between tensors":
         return not kwargs and all(isinstance(value, Tensor) for value in args)
     if rule.rounds_once == "as a view":  # the gradient of rows picked twice is a sum
@@ -167,7 +168,7 @@ def kernel_will_do(rule: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any])
     if rule.input_alone:  # the others hold running statistics
         return any(x.dtype in LOW_DTYPES for x in _tensors([*args[1:], *kwargs.values()]))
     return any(
-        kwargs.get(name) or (place < len(args) and args[place]) for name, place in rule.writing
+        kwargs.get(name) or (place < len(args) and args[place]) for name, place in rule.native_with
     )
 
 
@@ -180,7 +181,7 @@ def raised(value: Any, dtype: torch.dtype, weights: Weights | None) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in CASTABLE or not value.is_cpu:
             return value
-        if weights is not None and value.is_leaf and value.requires_grad:
+        if weights is not None and type(value) is nn.Parameter and not value.is_inference():
             return weights.raised(value, dtype)
         return _raised(value, dtype)
     if type(value) in (list, tuple):
@@ -224,8 +225,8 @@ class Weights:
         return result
 
 
-def writing_arguments(function: Function) -> tuple[tuple[str, int], ...]:
-    """The arguments that make a call of ``function`` one in place, with their positions."""
+def native_arguments(function: Function) -> tuple[tuple[str, int], ...]:
+    """The arguments with which ``function`` is not simulated, and their positions."""
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    return tuple((name, names.index(name)) for name in _WRITING if name in names)
+    return tuple((name, names.index(name)) for name in _NATIVE_ARGUMENTS if name in names)

@@ -444,13 +444,35 @@ def test_regions_nest(low: str) -> None:
         assert ran() == {"float32"}
 
 
-def test_second_derivatives_and_vmap(low: str) -> None:
+def test_transforms(low: str) -> None:
+    """Of values and of weights: ``vmap``, ``grad``, ``functional_call``, weights without storage."""
+    layer, x = nn.Linear(3, 3), torch.randn(5, 3)
+    values = dict(layer.named_parameters())
+
+    def loss(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, values, row).float().square().sum()
+
+    with region(low):
+        together = loss(values, x)
+        assert torch.equal(torch.vmap(layer)(x), layer(x))
+        each = torch.vmap(torch.func.grad(loss), (None, 0))(values, x)
+        stacked = {name: torch.stack([value] * 5) for name, value in values.items()}
+        assert torch.allclose(torch.vmap(loss)(stacked, x).sum(), together)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert nn.Linear(3, 3)(torch.empty(2, 3)).dtype is getattr(torch, low)
+        with torch.inference_mode():
+            assert nn.Linear(3, 3)(x).dtype is getattr(torch, low)
+    gradients = torch.autograd.grad(together, list(layer.parameters()))
+    for name, gradient in zip(values, gradients, strict=True):
+        difference = (each[name].detach().sum(0) - gradient).norm() / gradient.norm()
+        assert float(difference) < (1e-2 if low == "float16" else 1e-1)
+
+
+def test_second_derivatives(low: str) -> None:
     w = torch.randn(3, 3, requires_grad=True)
     x = torch.randn(5, 3)
     with region(low):
         loss = torch.tanh(F.linear(x, w)).square().sum()
-        batched = torch.vmap(lambda row: F.linear(row, w))(x)
-        assert torch.equal(batched, F.linear(x, w))
     (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
     (second,) = torch.autograd.grad(gradient.square().sum(), w)
     exact_w = rounded(w, low).double().requires_grad_()
@@ -482,7 +504,7 @@ def casts(run: Callable[[], Any], source: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("held", ["float32", "low"])
 def test_a_weight_is_cast_once_in_a_region(held: str, low: str) -> None:
-    weight = torch.randn(4, 4).to(getattr(torch, low if held == "low" else held)).requires_grad_()
+    weight = nn.Parameter(torch.randn(4, 4).to(getattr(torch, low if held == "low" else held)))
     x = torch.randn(2, 4)
 
     def three_uses() -> torch.Tensor:
@@ -500,7 +522,7 @@ def test_a_weight_is_cast_once_in_a_region(held: str, low: str) -> None:
 
 
 def test_a_weight_that_changes_is_cast_again(low: str) -> None:
-    weight, x = torch.zeros(2, 2, requires_grad=True), torch.ones(1, 2)
+    weight, x = nn.Parameter(torch.zeros(2, 2)), torch.ones(1, 2)
     with region(low):
         assert F.linear(x, weight).sum() == 0
         with torch.no_grad():
@@ -512,7 +534,7 @@ def test_a_weight_that_changes_is_cast_again(low: str) -> None:
 
 def test_a_weight_that_was_used_without_gradients_gets_one_later(low: str) -> None:
     """What torch.autocast's own cache gets wrong."""
-    weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(1, 2)
+    weight, x = nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
     with region(low):
         with torch.no_grad():
             F.linear(x, weight)
@@ -520,6 +542,18 @@ def test_a_weight_that_was_used_without_gradients_gets_one_later(low: str) -> No
             F.linear(x, weight)
         F.linear(x, weight).sum().backward()
     assert weight.grad is not None
+
+
+def test_sparse_gradients_of_low_weights(low: str) -> None:
+    dtype = getattr(torch, low)
+    table = nn.Embedding(5, 2, sparse=True).to(dtype)
+    with region(low):
+        rows = table(torch.tensor([3, 3, 1, 3]))
+    gradient = torch.randn(4, 2).to(dtype)
+    (found,) = torch.autograd.grad(rows, table.weight, gradient)
+    assert found.is_sparse
+    assert found.dtype is dtype
+    assert_rounded_once(found.to_dense()[3], gradient[[0, 1, 3]].double().sum(0), low)
 
 
 # -- which execution
