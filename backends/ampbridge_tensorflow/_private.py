@@ -336,6 +336,20 @@ def is_preprocessing(layer: Any) -> bool:
     )
 
 
+def is_keras_variable(value: Any) -> bool:
+    """Whether it is a Keras variable; those of layers are no ``keras.Variable`` in Keras 3.6."""
+    return isinstance(value, _keras_variable())
+
+
+@cache
+def _keras_variable() -> type:
+    import keras
+
+    bases = keras.Variable.__mro__
+    module = "keras.src.backend.common.variables"
+    return next((base for base in bases if base.__module__ == module), keras.Variable)
+
+
 def is_autocast(variable: Any) -> bool:
     """Whether a Keras variable is cast to the compute dtype of the layer that reads it (``_autocast``)."""
     return bool(variable._autocast)

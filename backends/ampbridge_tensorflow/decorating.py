@@ -113,7 +113,7 @@ def _is_castable(layer: keras.Layer) -> bool:
 
 def _uncast(part: Any, variable: Any) -> tf.Variable | None:
     """The float32 variable that no dtype policy would cast; None for others."""
-    by_keras = isinstance(part, keras.Layer) and isinstance(variable, keras.Variable)
+    by_keras = isinstance(part, keras.Layer) and _private.is_keras_variable(variable)
     native = native_variable(variable)
     return native if not by_keras and native.dtype == tf.float32 else None
 
@@ -127,7 +127,7 @@ def _variables(roots: Sequence[Any]) -> Iterator[Any]:
 def _autocast_variables(kept: Sequence[Any]) -> Iterator[keras.Variable]:
     """Those that a low layer, with which they are shared, would read in low precision."""
     for variable in _variables(kept):
-        if isinstance(variable, keras.Variable) and _private.is_autocast(variable):
+        if _private.is_keras_variable(variable) and _private.is_autocast(variable):
             yield variable
 
 

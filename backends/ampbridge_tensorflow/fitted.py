@@ -125,7 +125,7 @@ def low_value(value: Any) -> Any:
 
 
 def _is_low(value: Any) -> bool:
-    if isinstance(value, keras.Variable):
+    if _private.is_keras_variable(value):
         value = value.value
     return isinstance(value, tf.Variable) and read_low_by(value) is not None
 
@@ -174,7 +174,7 @@ def _cast_by_keras(model: Any) -> Iterator[keras.Variable]:
     for part in layers(model):
         if isinstance(part.layer, keras.Layer) and replaced(part.layer) is not None:
             for variable in own_variables(part.layer).values():
-                is_keras = isinstance(variable, keras.Variable) and variable.dtype == "float32"
+                is_keras = _private.is_keras_variable(variable) and variable.dtype == "float32"
                 if is_keras and _private.is_autocast(variable):
                     yield variable
 

@@ -96,7 +96,7 @@ def gradients(
         for p, g in zip(trained, grads, strict=True)
     ]
     if total is not None:
-        grads = [_sum(t, g) for t, g in zip(total, grads, strict=True)]
+        grads = add(total, grads)
     return tf.stop_gradient(loss), aux, grads
 
 
@@ -112,7 +112,7 @@ def _rounded(gradient: Array | None, dtype: str) -> Array | None:
 
 def native_variable(parameter: Any) -> tf.Variable:
     """The tf.Variable in a Keras variable."""
-    return parameter.value if isinstance(parameter, keras.Variable) else parameter
+    return parameter.value if _private.is_keras_variable(parameter) else parameter
 
 
 def native_batch(batch: Sequence[Any]) -> tuple[Any, ...]:
@@ -137,6 +137,11 @@ def _native(item: Any) -> Any:
 
 def _native_leaf(item: Any) -> Any:
     return _native(item) if isinstance(item, (np.ndarray, np.generic)) else item
+
+
+def add(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
+    """See ``Backend.add``."""
+    return [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
 
 
 def _sum(total: Array | None, new: Array | None) -> Array | None:

@@ -44,7 +44,7 @@ def own_variables(layer: Any) -> dict[str, Any]:
     """The Keras and TensorFlow variables that ``layer`` holds itself, not by its parts."""
     held = {}
     for name, value in _attributes(layer):
-        if isinstance(value, (tf.Variable, keras.Variable)):
+        if isinstance(value, tf.Variable) or _private.is_keras_variable(value):
             held[name] = value
     if isinstance(layer, keras.Layer):
         known = {id(v) for v in held.values()}
