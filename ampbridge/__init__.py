@@ -12,6 +12,7 @@ from ampbridge.errors import (
     BackendLoadError,
     BackendNotFoundError,
     CallOrderError,
+    OverflowStuckError,
     PolicyError,
     SimulationWarning,
     StateError,
@@ -23,6 +24,7 @@ from ampbridge.registry import backend, backends, register_backend
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.schedule import Schedule
 from ampbridge.step import StepResult, TrainStep, train_step, value_and_grad
+from ampbridge.training_state import load_weights
 
 __all__ = [
     "AmpBridgeError",
@@ -35,6 +37,7 @@ __all__ = [
     "CallOrderError",
     "GradScaler",
     "Gradients",
+    "OverflowStuckError",
     "Policy",
     "PolicyError",
     "Schedule",
@@ -49,6 +52,7 @@ __all__ = [
     "decorate",
     "doctor",
     "explain",
+    "load_weights",
     "register_backend",
     "train_step",
     "undecorate",

@@ -19,9 +19,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ampbridge.oplists import Category
     from ampbridge.policy import Policy
     from ampbridge.scale_rule import ScalerConfig, ScaleState
+    from ampbridge.weights import Weight
+
+    NumpyArray: TypeAlias = npt.NDArray[Any]
 
 Array: TypeAlias = Any
 Scalar: TypeAlias = Any
@@ -36,16 +41,20 @@ FINITE, INF, NAN = 0, 1, 2
 
 
 class StepOutput(NamedTuple):
-    """What one traced or eager step hands back, all native."""
+    """What one traced or eager step hands back, all native.
+
+    ``grads`` are the gradients so far, where they are to be added to. ``before`` is the scaler's
+    state that the step began with; ``kinds`` what was found in each gradient, on request.
+    """
 
     loss: Array
     aux: Any
-    grads: Sequence[Array] | None
-    scale: Scalar
-    found: Scalar
-    applied: Scalar
-    grad_norm: Scalar
-    consecutive_skips: Scalar
+    grads: Sequence[Array] | None = None
+    before: ScaleState | None = None
+    found: Scalar = None
+    applied: Scalar = None
+    grad_norm: Scalar = None
+    kinds: Sequence[Scalar] | None = None
 
 
 class Layer(NamedTuple):
@@ -80,6 +89,13 @@ class Decoration(NamedTuple):
     standalone: bool = True
     save_dtype: str | None = None
     master_grad: bool = False
+
+
+class OptimizerState(NamedTuple):
+    """What an optimizer remembers: arrays by name, and plain JSON values."""
+
+    slots: Mapping[str, NumpyArray]
+    settings: Mapping[str, Any]
 
 
 class Device(NamedTuple):
@@ -245,6 +261,10 @@ class Backend(Protocol):
         """The trainable parameters of a model or an optimizer, in a fixed order."""
 
     @abstractmethod
+    def parameter_names(self, model: Model) -> list[str]:
+        """A dotted name for each of ``parameters(model)``, in their order."""
+
+    @abstractmethod
     def gradients(
         self,
         loss_fn: LossFn,
@@ -282,10 +302,16 @@ class Backend(Protocol):
     def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
         """Divide by ``scale`` in one pass that also looks for inf and NaN; may work in place.
 
+        With None for ``scale`` it only looks, and values stay as they are.
+
         Returns:
             The gradients in float32 or wider, and FINITE, INF or NAN as a native scalar. After
             INF or NAN the gradients' values are undefined.
         """
+
+    @abstractmethod
+    def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
+        """The sums of two lists of gradients, None where both are."""
 
     @abstractmethod
     def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
@@ -341,4 +367,50 @@ class Backend(Protocol):
 
         Raises:
             UnsupportedError: for a policy that a region would refuse.
+        """
+
+    @abstractmethod
+    def weights(self, model: Model) -> list[Weight]:
+        """Parameters and buffers of a model, described; in its order, names without doubles."""
+
+    @abstractmethod
+    def read_weights(self, model: Model) -> dict[str, NumpyArray]:
+        """The values of ``weights(model)`` by name: copies, of low-precision ones the masters."""
+
+    @abstractmethod
+    def write_weights(self, model: Model, values: Mapping[str, NumpyArray]) -> None:
+        """Set ``weights(model)`` in place, masters and low-precision copies alike."""
+
+    @abstractmethod
+    def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
+        """Slots and counters as copies, under the names of the model's weights; and settings that
+        change during a run (rates).
+
+        Raises:
+            UnsupportedError: for an optimizer whose state is more than that.
+        """
+
+    @abstractmethod
+    def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
+        """Set what ``read_optimizer`` read, bit by bit; the optimizer may not have stepped yet.
+
+        Raises:
+            StateError: if it does not fit; the optimizer may be half changed then.
+        """
+
+    @abstractmethod
+    def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
+        """The framework's own scaler in the state that ``GradScaler.state_dict`` describes.
+
+        Raises:
+            ArgumentError: if it wraps an optimizer, and none was given.
+            UnsupportedError: where there is none.
+        """
+
+    @abstractmethod
+    def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
+        """The state of the framework's own scaler, in a form that ``GradScaler.load_state_dict`` reads.
+
+        Raises:
+            ArgumentTypeError: if it is no scaler.
         """

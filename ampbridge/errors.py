@@ -33,6 +33,10 @@ class StateError(AmpBridgeError, ValueError):
     """A saved state that cannot be loaded. Nothing has been changed."""
 
 
+class OverflowStuckError(AmpBridgeError, OverflowError):
+    """Step after step overflows, and lowering the loss scale has not helped."""
+
+
 class UnsupportedError(AmpBridgeError, NotImplementedError):
     """Something that this backend, or this version, cannot honour."""
 

@@ -7,22 +7,34 @@
 
 This is torch's rule (``_amp_update_scale_``) with Paddle's ``decr_every_n_nan_or_inf`` (consecutive)
 and with a floor and a ceiling, which torch, Paddle and Keras lack: there a scale can reach 0 or inf.
+
+What other scalers do otherwise are settings of the same rule: finite steps that do not count
+(``growth_delay``), overflows that are counted on (``backoff_count``), a scale that would pass the
+ceiling and stays (``at_max_scale``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ampbridge.backend import Scalar
-from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 
 # Below 2**-126 the reciprocal of a float32 scale overflows, and finite gradients become NaN unseen
 # (pytorch#99640); above 2**127 the scale itself does.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+
+BackoffCount = Literal["consecutive", "until_finite", "until_growth"]
+AtMaxScale = Literal["clamp", "keep"]
+AtMinScale = Literal["stay", "raise"]
+
+BACKOFF_COUNTS = ("consecutive", "until_finite", "until_growth")
+AT_MAX_SCALE = ("clamp", "keep")
+AT_MIN_SCALE = ("stay", "raise")
 
 Where = Callable[[Any, Any, Any], Any]
 """``where(condition, a, b)``: an if-expression on native scalars."""
@@ -55,12 +67,25 @@ class ScalerConfig:
     min_scale: float = 2.0**-24
     max_scale: float = 2.0**24
     dynamic: bool = True
+    growth_delay: int = 0
+    backoff_count: BackoffCount = "consecutive"
+    at_max_scale: AtMaxScale = "clamp"
+    at_min_scale: AtMinScale = "stay"
+    warn_after_skips: int | None = 25
+    max_consecutive_skips: int | None = 1000
 
     def __post_init__(self) -> None:
         for name in ("growth_factor", "backoff_factor", "min_scale", "max_scale"):
             object.__setattr__(self, name, checked_float(name, getattr(self, name)))
         for name in ("growth_interval", "backoff_interval"):
-            _check_count(name, getattr(self, name))
+            _check_count(name, getattr(self, name), least=1)
+        _check_count("growth_delay", self.growth_delay, least=0)
+        for name in ("warn_after_skips", "max_consecutive_skips"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), least=1)
+        _check_choice("backoff_count", self.backoff_count, BACKOFF_COUNTS)
+        _check_choice("at_max_scale", self.at_max_scale, AT_MAX_SCALE)
+        _check_choice("at_min_scale", self.at_min_scale, AT_MIN_SCALE)
         if not self.growth_factor >= 1.0:
             raise _out_of_range("growth_factor", self.growth_factor, "at least 1.0", 2.0)
         if not 0.0 < self.backoff_factor <= 1.0:
@@ -70,6 +95,14 @@ class ScalerConfig:
         if not self.min_scale <= self.max_scale <= LARGEST_SCALE:
             allowed = f"from min_scale ({self.min_scale!r}) to 2.0**127"
             raise _out_of_range("max_scale", self.max_scale, allowed, 2.0**24)
+
+    def first_state(self, scale: float) -> ScaleState:
+        """The state before the first step.
+
+        Raises:
+            ArgumentError: if ``scale`` does not lie between the bounds.
+        """
+        return ScaleState(self.check_scale(scale), -self.growth_delay, 0, 0)
 
     def check_scale(self, scale: float) -> float:
         """``scale`` as a float, if it lies between the bounds.
@@ -97,16 +130,40 @@ def next_state(state: ScaleState, found: Scalar, config: ScalerConfig, where: Wh
     skips = where(overflow, state.consecutive_skips + 1, 0)
     if not config.dynamic:
         return state._replace(consecutive_skips=skips)
-    good = where(overflow, 0, state.good + 1)
-    bad = where(overflow, state.bad + 1, 0)
+    good = where(overflow, -config.growth_delay, state.good + 1)
     grow = good == config.growth_interval
-    back_off = bad == config.backoff_interval
-    larger = state.scale * config.growth_factor
-    larger = where(larger > config.max_scale, config.max_scale, larger)
-    smaller = state.scale * config.backoff_factor
-    smaller = where(smaller < config.min_scale, config.min_scale, smaller)
-    scale = where(back_off, smaller, where(grow, larger, state.scale))
-    return ScaleState(scale, where(grow, 0, good), where(back_off, 0, bad), skips)
+    bad = where(overflow, state.bad + 1, _overflows_after_finite(state.bad, grow, config, where))
+    back_off = where(overflow, bad >= config.backoff_interval, False)
+    scale = where(back_off, _smaller(state.scale, config, where), state.scale)
+    scale = where(grow, _larger(state.scale, config, where), scale)
+    return ScaleState(
+        scale, where(grow, 0, good), _overflows_after_backoff(bad, back_off, config, where), skips
+    )
+
+
+def _overflows_after_finite(
+    bad: Scalar, grow: Scalar, config: ScalerConfig, where: Where
+) -> Scalar:
+    return where(grow, 0, bad) if config.backoff_count == "until_growth" else 0
+
+
+def _overflows_after_backoff(
+    bad: Scalar, back_off: Scalar, config: ScalerConfig, where: Where
+) -> Scalar:
+    """Counted anew; or one short of the next backoff, which then comes with each overflow."""
+    rest = 0 if config.backoff_count == "consecutive" else config.backoff_interval - 1
+    return where(back_off, rest, bad)
+
+
+def _larger(scale: Scalar, config: ScalerConfig, where: Where) -> Scalar:
+    larger = scale * config.growth_factor
+    ceiling = config.max_scale if config.at_max_scale == "clamp" else scale
+    return where(larger > config.max_scale, ceiling, larger)
+
+
+def _smaller(scale: Scalar, config: ScalerConfig, where: Where) -> Scalar:
+    smaller = scale * config.backoff_factor
+    return where(smaller < config.min_scale, config.min_scale, smaller)
 
 
 def where_on_host(condition: bool, a: Any, b: Any) -> Any:
@@ -141,13 +198,20 @@ def checked_float(name: str, value: object) -> float:
     )
 
 
-def _check_count(name: str, value: object) -> None:
+def _check_count(name: str, value: object, least: int) -> None:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        if value >= 1:
+        if value >= least:
             return
-        raise _out_of_range(name, value, "a whole number from 1", 1)
+        raise _out_of_range(name, value, f"a whole number from {least}", least)
     msg = f"{name} is a whole number, not {value!r} of type {type(value).__name__}.\n"
-    raise ArgumentTypeError(msg + f"Hint: {name}=1")
+    raise ArgumentTypeError(msg + f"Hint: {name}={least}")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if isinstance(value, str) and value in allowed:
+        return
+    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\n"
+    raise ArgumentError(msg + f"Hint: GradScaler({name}={allowed[0]!r})")
 
 
 def _out_of_range(name: str, value: object, allowed: str, example: object) -> ArgumentError:

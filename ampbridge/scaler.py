@@ -8,10 +8,20 @@ from enum import Enum
 from typing import Any
 
 from ampbridge import registry
-from ampbridge.backend import Array, Backend, Optimizer, Scalar, ScaleStore
-from ampbridge.errors import ArgumentTypeError, CallOrderError
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
+from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, listed, nearest
+from ampbridge.native_scaler import NATIVE, to_native
+from ampbridge.presets import PRESETS
+from ampbridge.scale_rule import (
+    AtMaxScale,
+    AtMinScale,
+    BackoffCount,
+    HostStore,
+    ScalerConfig,
+    ScaleState,
+)
 from ampbridge.scaler_state import read_state, write_state
+from ampbridge.skip_alarm import SkipAlarm
 from ampbridge.tracing import called_as_it_is
 
 
@@ -76,6 +86,18 @@ class GradScaler:
         min_scale, max_scale: bounds that the scale never leaves.
         dynamic: False keeps ``init_scale`` and still skips.
         enabled: False makes every method pass through.
+        growth_delay: finite steps at the start and after each overflow that do not count.
+        backoff_count: overflows are counted "consecutive", anew after a finite step and after a
+            backoff; or "until_finite" or "until_growth", where each overflow past the interval
+            backs off (DeepSpeed's and Megatron's hysteresis).
+        at_max_scale: a scale that would grow past ``max_scale`` is "clamp"-ed to it, or "keep"-s
+            its value.
+        at_min_scale: an overflow at ``min_scale`` changes nothing ("stay") or is an
+            ``OverflowStuckError`` ("raise").
+        warn_after_skips, max_consecutive_skips: steps skipped in a row after which to warn, and to
+            raise an ``OverflowStuckError``; None for never. NaN without inf, which no scale cures, is
+            warned of after three. Seen when the count is on the host:
+            at once on the CPU, elsewhere when a result is read.
 
     Raises:
         ArgumentError, ArgumentTypeError: for numbers outside of their range.
@@ -93,6 +115,12 @@ class GradScaler:
         max_scale: float = 2.0**24,
         dynamic: bool = True,
         enabled: bool = True,
+        growth_delay: int = 0,
+        backoff_count: BackoffCount = "consecutive",
+        at_max_scale: AtMaxScale = "clamp",
+        at_min_scale: AtMinScale = "stay",
+        warn_after_skips: int | None = 25,
+        max_consecutive_skips: int | None = 1000,
     ) -> None:
         self.config = ScalerConfig(
             growth_factor,
@@ -102,12 +130,38 @@ class GradScaler:
             min_scale,
             max_scale,
             bool(dynamic),
+            growth_delay,
+            backoff_count,
+            at_max_scale,
+            at_min_scale,
+            warn_after_skips,
+            max_consecutive_skips,
         )
         self.enabled = bool(enabled)
-        first = ScaleState(self.config.check_scale(init_scale), 0, 0, 0)
-        self._store: ScaleStore = HostStore(first)
+        self._store: ScaleStore = HostStore(self.config.first_state(init_scale))
         self._backend: Backend | None = None
         self._checked: dict[int, _Checked] = {}
+        self._alarm = SkipAlarm()
+
+    @classmethod
+    def like(cls, name: str, **overrides: Any) -> GradScaler:
+        """A scaler that follows the rule of another library, from its own first scale on.
+
+        ``name``: "torch", "paddle", "paddle_fleet", "keras", "apex", "deepspeed", "megatron",
+        "flax", "jmp" or "mindspore". ``ampbridge.presets`` has each rule as data, with its source.
+
+        Args:
+            overrides: arguments of ``GradScaler``, in its own meaning, that take the place of the
+                other library's defaults.
+
+        Raises:
+            ArgumentError: for a name that is not known.
+        """
+        if name not in PRESETS:
+            close = nearest(str(name), PRESETS, 1) or ["torch"]
+            msg = f"No preset {name!r}; allowed are {listed(PRESETS)}.\n"
+            raise ArgumentError(msg + f"Hint: GradScaler.like({close[0]!r})")
+        return cls(**{**PRESETS[name].settings, **overrides})
 
     # -- the four calls of a training loop
 
@@ -193,6 +247,7 @@ class GradScaler:
 
         Raises:
             CallOrderError: if there were none.
+            OverflowStuckError: where too many were skipped in a row; the scale has been adapted.
         """
         if not self._checked:
             msg = (
@@ -203,7 +258,11 @@ class GradScaler:
         found = [record.found for record in self._checked.values() if record.found is not None]
         self._checked.clear()
         if self.enabled and found:
+            before = self._store.read()
             self._store.update(sum(found[1:], start=found[0]), self.config)
+            if all(isinstance(each, int) for each in found):
+                worst = min((each for each in found if each != FINITE), default=FINITE)
+                self._alarm.observe(worst, before, self.config)
 
     @called_as_it_is
     def minimize(self, optimizer: Optimizer, scaled_loss: Any) -> bool:
@@ -254,6 +313,32 @@ class GradScaler:
         self.config, self.enabled = config, enabled
         self._store.write(loaded)
         self._checked.clear()
+
+    # -- the frameworks' own scalers
+
+    def to_native(self, framework: str, *, optimizer: Any = None, drop: Sequence[str] = ()) -> Any:
+        """A scaler of ``framework`` ("torch", "paddle", "tensorflow") that goes on where this one is.
+
+        Args:
+            optimizer: the Keras optimizer that a ``LossScaleOptimizer`` is to wrap.
+            drop: settings that may be lost; theirs has no bounds, for one.
+
+        Raises:
+            UnsupportedError: naming the settings that it cannot follow.
+        """
+        return to_native(self.state_dict(), framework, optimizer, drop)
+
+    @classmethod
+    def from_native(cls, scaler: Any) -> GradScaler:
+        """A scaler that goes on where a framework's own is: torch's, Paddle's or Keras'.
+
+        Raises:
+            BackendNotFoundError, ArgumentTypeError: if it is none.
+        """
+        framework = registry.framework_of(scaler)
+        made = cls.like(NATIVE[framework][0])
+        made.load_state_dict(registry.backend(framework).native_scaler_state(scaler))
+        return made
 
     # -- for train_step and value_and_grad
 

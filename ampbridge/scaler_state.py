@@ -1,6 +1,7 @@
 """The scaler's state as plain data, and the dictionaries of other scalers.
 
-One versioned form of our own; torch's, Paddle's and Keras' are read by a table of key names.
+One versioned form of our own, of which older versions are read too; torch's (and so Accelerate's),
+Paddle's and Keras' are read by a table of key names.
 """
 
 from __future__ import annotations
@@ -15,15 +16,28 @@ import numpy as np
 from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, StateError
 from ampbridge.scale_rule import ScalerConfig, ScaleState
 
-VERSION = 1
+VERSION = 2
 
 _COUNTERS = ("good_steps", "bad_steps", "consecutive_skips")
 _SETTINGS = tuple(asdict(ScalerConfig()))
 _KEYS = ("version", "enabled", "scale", *_COUNTERS, *_SETTINGS)
 
+# Settings that a version did not have yet; the scaler that loads it keeps its own.
+_SINCE_VERSION_2 = frozenset(
+    {
+        "growth_delay",
+        "backoff_count",
+        "at_max_scale",
+        "at_min_scale",
+        "warn_after_skips",
+        "max_consecutive_skips",
+    }
+)
+_NOT_YET: Mapping[Any, frozenset[str]] = {1: _SINCE_VERSION_2, 2: frozenset()}
+
 # Format -> (the key that gives it away, its keys -> ours).
 FOREIGN: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    # torch.amp.GradScaler.state_dict, torch 2.13
+    # torch.amp.GradScaler.state_dict, torch 2.13; Accelerate saves the same in scaler.pt
     "torch": (
         "_growth_tracker",
         {
@@ -85,14 +99,14 @@ def read_state(
     """
     values = _translate(data)
     try:
-        settings = {k: _number(k, values[k]) for k in _SETTINGS if k in values}
-        config = replace(config, **settings)
+        config = replace(config, **{k: _setting(k, values[k]) for k in _SETTINGS if k in values})
         counters = {k: int(_number(k, values.get(k, 0))) for k in _COUNTERS}
         scale = float(_number("scale", values["scale"]))
     except AmpBridgeError as error:
         msg = f"The state holds an impossible value. {error}"
         raise StateError(msg) from error
-    if not scale > 0 or min(counters.values()) < 0:
+    least = {"good_steps": -config.growth_delay}
+    if not scale > 0 or any(count < least.get(k, 0) for k, count in counters.items()):
         msg = (
             f"The state holds an impossible value: scale={scale!r}, {counters}.\n"
             "Hint: start anew with GradScaler(); the saved scaler had collapsed."
@@ -123,21 +137,27 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
-    if data["version"] != VERSION:
+    version = data["version"]
+    if isinstance(version, bool) or not isinstance(version, int) or version not in _NOT_YET:
         msg = (
-            f"Scaler state of version {data['version']!r}; this ampbridge reads version {VERSION}.\n"
+            f"Scaler state of version {version!r}; this ampbridge reads versions 1 to {VERSION}.\n"
             "Hint: pip install --upgrade ampbridge"
         )
         raise StateError(msg)
-    missing = sorted(set(_KEYS) - set(data))
+    missing = sorted(set(_KEYS) - _NOT_YET[version] - set(data))
     unknown = sorted(set(map(str, data)) - set(_KEYS))
     if missing or unknown:
         msg = (
-            f"A scaler state of version {VERSION} has other keys: missing {missing}, unknown {unknown}.\n"
+            f"A scaler state of version {version} has other keys: missing {missing}, unknown {unknown}.\n"
             "Hint: pass GradScaler.state_dict()'s result unchanged."
         )
         raise StateError(msg)
     return dict(data)
+
+
+def _setting(name: str, value: Any) -> Any:
+    """A setting, whose range ``ScalerConfig`` checks: a number, a word or None."""
+    return value if value is None or isinstance(value, str) else _number(name, value)
 
 
 def _number(name: str, value: Any) -> Any:

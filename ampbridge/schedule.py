@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError, PolicyError
+from ampbridge.errors import ArgumentError, ArgumentTypeError, PolicyError, StateError
 from ampbridge.policy import Policy
 
 if TYPE_CHECKING:
@@ -109,6 +109,27 @@ class Schedule:
     def next_state(self, state: State, result: StepResult) -> State:
         """What it remembers after a step, applied or skipped."""
         return self._rule.next_state(state, result)
+
+    def check_state(self, state: Any) -> None:
+        """Whether ``state`` is one that this schedule can have.
+
+        Raises:
+            StateError: if it is not.
+        """
+        first = self.start()
+        fits = isinstance(state, dict) and state.keys() == first.keys()
+        if fits and all(_is_like(state[name], value) for name, value in first.items()):
+            return
+        msg = (
+            f"{state!r:.200} is no state of {self!r}.\n"
+            f"Hint: it has the form of {first!r}; pass step.state_dict()'s result unchanged."
+        )
+        raise StateError(msg)
+
+    @property
+    def counts_skips(self) -> bool:
+        """Whether it changes by skipped steps."""
+        return isinstance(self._rule, _BySkips)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -231,6 +252,11 @@ class _BySkips:
             f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
             f"skips={self.skips!r}, back_after={self.back_after!r})"
         )
+
+
+def _is_like(value: Any, first: Any) -> bool:
+    """A bool where it starts with one, a count where it starts with one."""
+    return type(value) is type(first) and (isinstance(value, bool) or 0 <= value < 2**31)
 
 
 def _checked_entries(

@@ -8,45 +8,67 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal
 
-from ampbridge import registry
+from ampbridge import registry, training_state
 from ampbridge.backend import (
     FINITE,
     INF,
+    NAN,
     Array,
     Backend,
     LossFn,
     Model,
     Optimizer,
+    Scalar,
     StepOutput,
 )
 from ampbridge.decorate import fit_to, kept_layers
 from ampbridge.errors import (
+    AmpBridgeError,
     AmpBridgeWarning,
     ArgumentError,
     ArgumentTypeError,
     CallOrderError,
     StateError,
+    listed,
 )
 from ampbridge.policy import Policy
+from ampbridge.scale_rule import ScaleState
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.schedule import Schedule, from_dict, parse, single
+from ampbridge.skip_alarm import SkipAlarm
 from ampbridge.tracing import called_as_it_is
+from ampbridge.training_state import Trained
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 Reason = Literal["inf", "nan", "accumulating"]
+OnOverflow = Literal["drop_step", "drop_microbatch"]
+
+REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
+ON_OVERFLOW = ("drop_step", "drop_microbatch")
 
 
 class StepResult:
     """What a step did. Each property reaches the host when it is read, not before."""
 
-    __slots__ = ("_accumulating", "_output", "step")
+    __slots__ = ("_alarm", "_names", "_output", "_reason", "step")
 
-    def __init__(self, output: StepOutput, step: int, accumulating: bool) -> None:
+    def __init__(
+        self,
+        output: StepOutput,
+        step: int,
+        *,
+        accumulating: bool = False,
+        alarm: Callable[[StepOutput], None] | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
         self._output = output
-        self._accumulating = accumulating
+        self._alarm = alarm
+        self._names = names
+        self._reason: Reason | None = "accumulating" if accumulating else None
         self.step = step
         """How many optimizer steps were tried so far, this one included."""
 
@@ -63,12 +85,13 @@ class StepResult:
     @property
     def scale(self) -> float:
         """The loss scale of this step; 1.0 without a scaler."""
-        return 1.0 if self._output.scale is None else float(self._output.scale)
+        return 1.0 if self._output.before is None else float(self._output.before.scale)
 
     @property
     def applied(self) -> bool:
         """Whether the optimizer was stepped."""
-        return not self._accumulating and bool(self._output.applied)
+        self._raise_alarm()
+        return bool(self._output.applied)
 
     @property
     def grad_norm(self) -> float | None:
@@ -78,16 +101,39 @@ class StepResult:
     @property
     def reason(self) -> Reason | None:
         """Why it was not applied: "inf", "nan" (NaN and no inf), "accumulating"; None if it was."""
-        if self._accumulating:
-            return "accumulating"
-        found = FINITE if self._output.found is None else int(self._output.found)
-        return None if found == FINITE else "inf" if found == INF else "nan"
+        if self._reason is None:
+            self._raise_alarm()
+            self._reason = REASONS[int(self._output.found)]
+        return self._reason
 
     @property
     def consecutive_skips(self) -> int:
         """Skipped steps in a row, this one included."""
-        skips = self._output.consecutive_skips
-        return 0 if skips is None else int(skips)
+        if self.reason not in ("inf", "nan") or self._output.before is None:
+            return 0
+        return int(self._output.before.consecutive_skips) + 1
+
+    @property
+    def overflows(self) -> dict[str, Reason]:
+        """The parameters whose gradients were not finite, by name, with "inf" or "nan".
+
+        Raises:
+            CallOrderError: unless the step was made with ``name_overflows=True``.
+        """
+        if self._output.kinds is None:
+            msg = (
+                "This step did not look which parameters' gradients overflowed.\n"
+                "Hint: amp.train_step(..., name_overflows=True)"
+            )
+            raise CallOrderError(msg)
+        kinds = zip(self._names, self._output.kinds, strict=True)
+        return {name: kind for name, found in kinds if (kind := REASONS[int(found)])}
+
+    def _raise_alarm(self) -> None:
+        """Once, and only where the step is being looked at anyway: it waits for the device."""
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm(self._output)
 
     def __repr__(self) -> str:
         return (
@@ -109,8 +155,10 @@ class TrainStep:
         policy: Policy | Schedule,
         scaler: GradScaler | None,
         accumulate: int,
+        on_overflow: OnOverflow,
         clip_norm: float | None,
-        scheduler: Callable[[], Any] | None,
+        scheduler: Any,
+        name_overflows: bool,
         compiled: bool,
     ) -> None:
         self.model, self.optimizer = model, optimizer
@@ -118,12 +166,18 @@ class TrainStep:
         self._plan = policy
         self._schedule_state = policy.start() if isinstance(policy, Schedule) else {}
         self.accumulate, self.clip_norm = accumulate, clip_norm
+        self.on_overflow, self.name_overflows = on_overflow, name_overflows
         self._backend = backend
         policies = policy.policies if isinstance(policy, Schedule) else (policy,)
         self._kept = {each: kept_layers(backend, model, each) for each in policies}
-        self._advance_scheduler = scheduler
-        if scaler is not None and scaler.enabled:
-            scaler.bind(backend, model)
+        self._advance_scheduler = _schedule_step(scheduler)
+        self._trained = Trained(backend, model, optimizer, scheduler)
+        # Steps that are not scaled are checked and counted as well.
+        self._unscaled = GradScaler(1.0, dynamic=False)
+        self._alarm = SkipAlarm()
+        for each in (scaler, self._unscaled):
+            if each is not None and each.enabled:
+                each.bind(backend, model)
         self._program = backend.compile(self._build, loss_fn) if compiled else self._build(loss_fn)
         self._steps = 0
         self._micro_steps = 0
@@ -142,17 +196,36 @@ class TrainStep:
         policy = self.policy
         fit_to(self._backend, self.model, self.optimizer, policy, self._kept[policy])
         output = self._program(policy, final, self._total, batch)
+        if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
+            return self._result(output, policy)
         if not final:
             self._micro_steps += 1
             self._total = output.grads
-            return StepResult(output, self._steps, accumulating=True)
+            return self._result(output, policy, accumulating=True)
         self._micro_steps, self._total = 0, None
         self._steps += 1
-        result = StepResult(output, self._steps, accumulating=False)
+        result = self._result(output, policy)
         if self._advance_scheduler is not None and result.applied:
             self._advance_scheduler()
         if isinstance(self._plan, Schedule):
             self._schedule_state = self._plan.next_state(self._schedule_state, result)
+        return result
+
+    def _result(
+        self, output: StepOutput, policy: Policy, *, accumulating: bool = False
+    ) -> StepResult:
+        if accumulating:
+            return StepResult(output, self._steps, accumulating=True)
+        config = self._counting(policy).config
+
+        def alarm(output: StepOutput) -> None:
+            assert output.before is not None
+            self._alarm.observe(int(output.found), output.before, config)
+
+        names = self._backend.parameter_names(self.model) if self.name_overflows else ()
+        result = StepResult(output, self._steps, alarm=alarm, names=names)
+        if isinstance(output.found, int):
+            result._raise_alarm()
         return result
 
     def _build(self, loss_fn: LossFn) -> Callable[..., StepOutput]:
@@ -161,31 +234,50 @@ class TrainStep:
         ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
         """
         loss_and_aux = _returning_aux(loss_fn)
+        whole_steps = self.on_overflow == "drop_step"
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
         ) -> StepOutput:
             backend = self._backend
-            scaler = self._scaler_under(policy)
-            scale = scaler.store.read().scale if scaler else None
+            counting, scaling = self._counting(policy), self._scaler_under(policy) is not None
+            before = counting.store.read()
+            scale = before.scale if scaling else None
             loss, aux, grads = backend.gradients(
-                loss_and_aux, self.model, batch, policy, self._factor(scale), total
+                loss_and_aux,
+                self.model,
+                batch,
+                policy,
+                self._factor(scale),
+                total if whole_steps else None,
             )
+            if whole_steps and not final:
+                return StepOutput(loss, aux, grads, before)
+            kinds = self._kinds(grads)
+            grads, found = backend.unscale(grads, scale)
+            if not whole_steps and total is not None:
+                grads = backend.add(total, grads)
+            counting.store.update(found, counting.config)
             if not final:
-                return StepOutput(loss, aux, grads, scale, None, None, None, None)
-            found = norm = skips = None
-            if scaler is not None:
-                grads, found = backend.unscale(grads, scale)
+                return StepOutput(loss, aux, grads, before, found, kinds=kinds)
+            norm = None
             if self.clip_norm is not None:
                 grads, norm = backend.clip(grads, self.clip_norm)
             parameters = backend.parameters(self.model)
             applied = backend.apply(self.optimizer, parameters, grads, found)
-            if scaler is not None:
-                scaler.store.update(found, scaler.config)
-                skips = scaler.store.read().consecutive_skips
-            return StepOutput(loss, aux, None, scale, found, applied, norm, skips)
+            return StepOutput(loss, aux, None, before, found, applied, norm, kinds)
 
         return program
+
+    def _kinds(self, grads: Sequence[Array]) -> Sequence[Scalar] | None:
+        """What is in each gradient, on request: a pass of its own."""
+        if not self.name_overflows:
+            return None
+        return [self._backend.unscale([grad], None)[1] for grad in grads]
+
+    def _counting(self, policy: Policy) -> GradScaler:
+        """The scaler that counts the steps under ``policy``."""
+        return self._scaler_under(policy) or self._unscaled
 
     def _scaler_under(self, policy: Policy) -> GradScaler | None:
         """The scaler, if steps under ``policy`` are scaled.
@@ -205,7 +297,8 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values: ``version``, ``step``, ``policy`` (or schedule), ``schedule`` (what it
-        remembers; empty for a policy), ``scaler`` (None without one).
+        remembers; empty for a policy), ``scaler`` (None without one), ``unscaled_skips`` (in a row,
+        of steps without loss scaling).
 
         Save between steps, not between micro-batches: gradients so far are not part of it.
 
@@ -224,22 +317,59 @@ class TrainStep:
             "policy": self._plan.to_dict(),
             "schedule": self._schedule_state,
             "scaler": self.scaler.state_dict() if self.scaler else None,
+            "unscaled_skips": int(self._unscaled.store.read().consecutive_skips),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ``state_dict()``'s result.
+        """Take over ``state_dict()``'s result, also that of an older version.
 
         Raises:
             StateError: if it does not fit this step; nothing is changed then.
         """
-        expected = {"version", "step", "policy", "schedule", "scaler"}
-        if set(state) != expected or state["version"] != STATE_VERSION:
+        step, schedule_state, skips = self._checked_state(state)
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self._unscaled.store.write(ScaleState(1.0, 0, 0, skips))
+        self._steps, self._schedule_state = step, schedule_state
+        self._micro_steps, self._total = 0, None
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save all that training goes on with to the folder ``path``, without pickle.
+
+        JSON: ``state_dict()``, the optimizer's settings, the scheduler's state. Safetensors: float32
+        weights (masters), buffers, the optimizer's slots. A crash while saving leaves the checkpoint
+        that was there whole. Not part of it: random number generators and the place in the data.
+
+        Raises:
+            StateError: between micro-batches, or if ``path`` holds something else.
+            UnsupportedError: for an optimizer or a scheduler whose state is no data.
+        """
+        training_state.save(path, self._trained, self.state_dict())
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Go on from what ``save`` saved, bit by bit.
+
+        Raises:
+            StateError: if it is damaged or does not fit; nothing is changed then.
+        """
+        saved = training_state.read(path)
+        self._checked_state(saved.training)
+        training_state.take_over(saved, self._trained)
+        self.load_state_dict(saved.training)
+
+    def _checked_state(self, state: Mapping[str, Any]) -> tuple[int, dict[str, Any], int]:
+        """The step, the schedule's state and the unscaled skips of a state that fits."""
+        keys = {"version", "step", "policy", "schedule", "scaler"}
+        known = {1: keys, STATE_VERSION: keys | {"unscaled_skips"}}
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if not isinstance(version, int) or set(state) != known.get(version):
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             msg = (
-                f"Not a train_step state of version {STATE_VERSION}: keys {sorted(map(str, state))}.\n"
-                f"Hint: pass step.state_dict()'s result, keys {sorted(expected)}."
+                f"Not a train_step state of version 1 to {STATE_VERSION}: {found}.\n"
+                f"Hint: pass step.state_dict()'s result, keys {sorted(known[STATE_VERSION])}."
             )
             raise StateError(msg)
-        plan = from_dict(state["policy"])
+        plan = _saved_plan(state["policy"])
         if plan != self._plan:
             msg = (
                 f"The state was saved under {plan!r}, this step runs {self._plan!r}.\n"
@@ -250,11 +380,32 @@ class TrainStep:
             has, wants = ("no", "a") if state["scaler"] is None else ("a", "no")
             msg = f"The state has {has} scaler, this step has {wants} scaler.\n"
             raise StateError(msg + "Hint: make the step with the scaler= it was saved with.")
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._steps = int(state["step"])
-        self._schedule_state = state["schedule"]
-        self._micro_steps, self._total = 0, None
+        schedule_state = state["schedule"]
+        if isinstance(self._plan, Schedule):
+            self._plan.check_state(schedule_state)
+        elif schedule_state != {}:
+            raise StateError(_impossible("schedule", schedule_state))
+        counts = {name: state.get(name, 0) for name in ("step", "unscaled_skips")}
+        for name, count in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
+                raise StateError(_impossible(name, count))
+        return counts["step"], dict(schedule_state), counts["unscaled_skips"]
+
+
+def _saved_plan(data: Any) -> Policy | Schedule:
+    try:
+        return from_dict(data)
+    except (AmpBridgeError, TypeError, KeyError, ValueError) as error:
+        raise StateError(
+            f"The state's policy cannot be read. {_impossible('policy', data)}"
+        ) from error
+
+
+def _impossible(name: str, value: Any) -> str:
+    return (
+        f"The state holds an impossible value: {name}={value!r:.200}.\n"
+        "Hint: pass step.state_dict()'s result unchanged."
+    )
 
 
 def train_step(
@@ -268,6 +419,8 @@ def train_step(
     clip_norm: float | None = None,
     scheduler: Any = None,
     compile: bool | Literal["auto"] = "auto",
+    on_overflow: OnOverflow = "drop_step",
+    name_overflows: bool = False,
 ) -> TrainStep:
     """A callable that trains ``model`` by one batch: ``result = step(x, y)``.
 
@@ -282,6 +435,14 @@ def train_step(
         scheduler: an object with ``step()`` or a callable, advanced only by applied steps.
         compile: ``tf.function`` / ``torch.compile`` / ``to_static``; "auto" as the framework's
             users expect: compiled on TensorFlow, eager elsewhere.
+        on_overflow: where micro-batches are accumulated, an overflow in one of them drops the whole
+            step, as in torch and Paddle; or, with "drop_microbatch" as in Keras, that micro-batch
+            alone, and one more is taken. Then each micro-batch is checked, moves the scale, and
+            waits for the device.
+        name_overflows: make ``result.overflows`` say which parameters' gradients were not finite,
+            at the cost of another pass over the gradients.
+
+    Steps without loss scaling are checked and skipped likewise.
 
     At O2, and wherever layers are kept, each step sees to it that model and optimizer are decorated
     for its policy; ``amp.undecorate`` takes that back after the last one.
@@ -300,8 +461,10 @@ def train_step(
         policy=plan,
         scaler=_scaler_for(policies, scaler),
         accumulate=_checked_accumulate(accumulate),
+        on_overflow=_checked_on_overflow(on_overflow, plan),
         clip_norm=_checked_clip_norm(clip_norm),
-        scheduler=_schedule_step(scheduler),
+        scheduler=scheduler,
+        name_overflows=bool(name_overflows),
         compiled=chosen.compiles_by_default if compile == "auto" else _checked_compile(compile),
     )
 
@@ -439,6 +602,20 @@ def _checked_accumulate(value: Any) -> int:
         return value
     msg = f"Passed accumulate={value!r}; allowed is a whole number from 1.\nHint: accumulate=4"
     raise ArgumentError(msg)
+
+
+def _checked_on_overflow(value: Any, plan: Policy | Schedule) -> OnOverflow:
+    if value not in ON_OVERFLOW:
+        msg = f"Passed on_overflow={value!r}; allowed are {listed(ON_OVERFLOW)}.\n"
+        raise ArgumentError(msg + "Hint: on_overflow='drop_step'")
+    if value == "drop_microbatch" and isinstance(plan, Schedule) and plan.counts_skips:
+        msg = (
+            f"on_overflow='drop_microbatch' skips no step, which {plan!r} waits for.\n"
+            "Hint: on_overflow='drop_step', or a schedule by steps or by the loss."
+        )
+        raise ArgumentError(msg)
+    chosen: OnOverflow = value
+    return chosen
 
 
 def _checked_clip_norm(value: Any) -> float | None:

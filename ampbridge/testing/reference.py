@@ -142,13 +142,20 @@ def scale_history(
     for overflow in overflows:
         skips = skips + 1 if overflow else 0
         if config.dynamic and overflow:
-            bad, good = bad + 1, 0
+            bad, good = bad + 1, -config.growth_delay
             if bad == config.backoff_interval:
-                scale, bad = max(scale * config.backoff_factor, config.min_scale), 0
+                scale = max(scale * config.backoff_factor, config.min_scale)
+                bad = 0 if config.backoff_count == "consecutive" else bad - 1
         elif config.dynamic:
-            good, bad = good + 1, 0
+            good += 1
+            if config.backoff_count != "until_growth":
+                bad = 0
             if good == config.growth_interval:
-                scale, good = min(scale * config.growth_factor, config.max_scale), 0
+                good = bad = 0
+                if scale * config.growth_factor <= config.max_scale:
+                    scale *= config.growth_factor
+                elif config.at_max_scale == "clamp":
+                    scale = config.max_scale
         scale = float(np.float32(scale))
         history.append(ScaleState(scale, good, bad, skips))
     return history

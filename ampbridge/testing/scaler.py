@@ -41,6 +41,12 @@ SETTINGS: dict[str, Any] = {
     "backoff_interval": 2,
     "min_scale": 2.0**-6,
     "max_scale": 2.0**20,
+    "growth_delay": 1,
+    "backoff_count": "until_growth",
+    "at_max_scale": "keep",
+    "at_min_scale": "raise",
+    "warn_after_skips": 20,
+    "max_consecutive_skips": 30,
 }
 
 

@@ -295,6 +295,19 @@ class ScaleStoreConformance(Updating):
                 ScalerConfig(growth_interval=2, backoff_interval=3), id="backoff_interval"
             ),
             pytest.param(ScalerConfig(1.5, 0.75, 2, 2), id="other_factors"),
+            pytest.param(ScalerConfig(growth_interval=2, growth_delay=1), id="delayed_growth"),
+            pytest.param(
+                ScalerConfig(growth_interval=2, backoff_interval=2, backoff_count="until_finite"),
+                id="overflows_until_finite",
+            ),
+            pytest.param(
+                ScalerConfig(growth_interval=2, backoff_interval=3, backoff_count="until_growth"),
+                id="overflows_until_growth",
+            ),
+            pytest.param(
+                ScalerConfig(1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"),
+                id="kept_below_the_ceiling",
+            ),
             pytest.param(ScalerConfig(1.0, 1.0, 1, 1), id="constant_factors"),
             pytest.param(ScalerConfig(growth_interval=1, dynamic=False), id="static"),
         ],

@@ -86,7 +86,7 @@ def gradients(
         grads = _backward(loss, roots, factor) if depends else [None] * len(arrays)
     grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
     if total is not None:
-        grads = [_sum(*pair) for pair in zip(total, grads, strict=True)]
+        grads = add(total, grads)
     return np.asarray(value_of(loss), np.float32), map_leaves(value_of, aux), grads
 
 
@@ -117,6 +117,11 @@ def _in_model_precision(batch: list[Any], arrays: Sequence[np.ndarray]) -> list[
         return np.asarray(x, np.float32) if is_double else x
 
     return [map_leaves(narrowed, x) for x in batch]
+
+
+def add(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
+    """See ``Backend.add``."""
+    return [_sum(*pair) for pair in zip(total, grads, strict=True)]
 
 
 def _sum(total: Array | None, grad: Array | None) -> Array | None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
-from ampbridge.errors import ArgumentError
+from ampbridge.errors import ArgumentError, UnsupportedError
 from ampbridge_numpy.gradients import parameters as parameters_of
 
 
 def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], int]:
     """See ``Backend.unscale``. New arrays: two gradients may be one array (those of ``a + b``)."""
-    inverse = np.float32(1.0 / float(scale))
-    unscaled = [g if g is None else _wide(g) * inverse for g in grads]
+    if scale is None:
+        unscaled = list(grads)
+    else:
+        inverse = np.float32(1.0 / float(scale))
+        unscaled = [g if g is None else _wide(g) * inverse for g in grads]
     not_finite = [g for g in unscaled if g is not None and not np.isfinite(g).all()]
     if not not_finite:
         return unscaled, FINITE
@@ -56,3 +60,13 @@ def apply(
         raise ArgumentError(msg)
     optimizer.step([by_parameter.get(id(p)) for p in held])
     return True
+
+
+def native_scaler() -> NoReturn:
+    """NumPy has no scaler.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    msg = "NumPy has no loss scaler of its own.\nHint: amp.GradScaler() is one."
+    raise UnsupportedError(msg)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
+
+import numpy as np
 
 from ampbridge.backend import (
     Array,
@@ -16,6 +18,7 @@ from ampbridge.backend import (
     LossFn,
     Model,
     Optimizer,
+    OptimizerState,
     Probe,
     Product,
     Program,
@@ -23,7 +26,17 @@ from ampbridge.backend import (
 )
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
-from ampbridge_paddle import casting, compiling, decorating, gradients, probing, scaling
+from ampbridge.weights import Weight
+from ampbridge_paddle import (
+    casting,
+    compiling,
+    decorating,
+    gradients,
+    native_scaler,
+    probing,
+    scaling,
+    training_state,
+)
 
 
 @final
@@ -57,6 +70,9 @@ class PaddleBackend(Backend):
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         return gradients.parameters(owner)
 
+    def parameter_names(self, model: Model) -> list[str]:
+        return training_state.parameter_names(model)
+
     def gradients(
         self,
         loss_fn: LossFn,
@@ -73,6 +89,9 @@ class PaddleBackend(Backend):
 
     def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
         return scaling.unscale(grads, scale)
+
+    def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
+        return gradients.add(total, grads)
 
     def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
         return scaling.clip(grads, max_norm)
@@ -103,3 +122,24 @@ class PaddleBackend(Backend):
 
     def explain(self, policy: Policy) -> Explanation:
         return probing.explain(policy)
+
+    def weights(self, model: Model) -> list[Weight]:
+        return training_state.weights(model)
+
+    def read_weights(self, model: Model) -> dict[str, np.ndarray]:
+        return training_state.read_weights(model)
+
+    def write_weights(self, model: Model, values: Mapping[str, np.ndarray]) -> None:
+        training_state.write_weights(model, values)
+
+    def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
+        return training_state.read_optimizer(optimizer, model)
+
+    def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
+        training_state.write_optimizer(optimizer, model, state)
+
+    def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
+        return native_scaler.native_scaler(state, optimizer)
+
+    def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
+        return native_scaler.native_scaler_state(scaler)

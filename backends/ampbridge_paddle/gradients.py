@@ -64,7 +64,7 @@ def gradients(
     found = _differentiate(scaled, model, wanted)
     grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
     if total is not None:
-        grads = [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
+        grads = add(total, grads)
     return cast(loss.detach(), "float32"), aux, grads
 
 
@@ -167,6 +167,11 @@ def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
     if one.is_selected_rows() != other.is_selected_rows():
         return False
     return bool(dense_values(one).data_ptr() == dense_values(other).data_ptr())
+
+
+def add(total: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+    """See ``Backend.add``."""
+    return [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
 
 
 def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:

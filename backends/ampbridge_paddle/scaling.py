@@ -20,7 +20,7 @@ Tensor = Any
 
 
 @paddle.no_grad()
-def unscale(grads: Sequence[Tensor], scale: float) -> tuple[list[Tensor], int]:
+def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor], int]:
     """Divide by ``scale`` in place, and look for inf and NaN. Reads from the device.
 
     float64 gradients are divided by a float64 scale, 16-bit ones taken to float32 first. Of sparse
@@ -46,7 +46,7 @@ def _worse(one: int, other: int) -> int:
     return INF if INF in (one, other) else max(one, other)
 
 
-def _check_and_divide(values: list[Tensor], scale: float, dtype: Any) -> int:
+def _check_and_divide(values: list[Tensor], scale: float | None, dtype: Any) -> int:
     """Paddle's fused kernel, with a look at the gradients before it clobbers them.
 
     On CPU the kernel turns inf into NaN and sets later gradients to 0, so that afterwards nobody
@@ -54,7 +54,7 @@ def _check_and_divide(values: list[Tensor], scale: float, dtype: Any) -> int:
     exact one follow.
     """
     found = _look(values)
-    if found != FINITE:
+    if found != FINITE or scale is None:
         return found
     factor = paddle.to_tensor([scale], dtype=dtype, place=values[0].place)
     private("paddle._C_ops.check_finite_and_unscale_")(values, factor)

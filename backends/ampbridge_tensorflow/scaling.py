@@ -39,6 +39,8 @@ def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]
 
     Dense gradients and IndexedSlices stay what they are, None stays None.
     """
+    if scale is None:
+        return list(grads), _found([_values(g) for g in grads if g is not None])
     inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
     unscaled = [_on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
     return unscaled, _found([_values(g) for g in unscaled if g is not None])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
+import numpy as np
 from torch import Tensor, nn, optim
 
 from ampbridge.backend import (
@@ -15,6 +16,7 @@ from ampbridge.backend import (
     Explanation,
     Layer,
     LossFn,
+    OptimizerState,
     Probe,
     Product,
     Program,
@@ -23,7 +25,17 @@ from ampbridge.backend import (
 )
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
-from ampbridge_torch import casting, compiling, decorating, gradients, probing, scaling
+from ampbridge.weights import Weight
+from ampbridge_torch import (
+    casting,
+    compiling,
+    decorating,
+    gradients,
+    native_scaler,
+    probing,
+    scaling,
+    training_state,
+)
 
 
 @final
@@ -59,6 +71,9 @@ class TorchBackend(Backend):
     def parameters(self, owner: nn.Module | optim.Optimizer) -> list[Tensor]:
         return gradients.parameters(owner)
 
+    def parameter_names(self, model: nn.Module) -> list[str]:
+        return training_state.parameter_names(model)
+
     def gradients(
         self,
         loss_fn: LossFn,
@@ -77,6 +92,11 @@ class TorchBackend(Backend):
         self, grads: Sequence[Tensor | None], scale: Scalar
     ) -> tuple[list[Tensor | None], Scalar]:
         return scaling.unscale(grads, scale)
+
+    def add(
+        self, total: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        return gradients.add(total, grads)
 
     def clip(
         self, grads: Sequence[Tensor | None], max_norm: float
@@ -109,3 +129,26 @@ class TorchBackend(Backend):
 
     def explain(self, policy: Policy) -> Explanation:
         return probing.explain(policy)
+
+    def weights(self, model: nn.Module) -> list[Weight]:
+        return training_state.weights(model)
+
+    def read_weights(self, model: nn.Module) -> dict[str, np.ndarray]:
+        return training_state.read_weights(model)
+
+    def write_weights(self, model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
+        training_state.write_weights(model, values)
+
+    def read_optimizer(self, optimizer: optim.Optimizer, model: nn.Module) -> OptimizerState:
+        return training_state.read_optimizer(optimizer, model)
+
+    def write_optimizer(
+        self, optimizer: optim.Optimizer, model: nn.Module, state: OptimizerState
+    ) -> None:
+        training_state.write_optimizer(optimizer, model, state)
+
+    def native_scaler(self, state: Mapping[str, Any], optimizer: optim.Optimizer | None) -> Any:
+        return native_scaler.native_scaler(state, optimizer)
+
+    def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
+        return native_scaler.native_scaler_state(scaler)

@@ -114,6 +114,13 @@ def _in_float32(grad: Tensor | None, total: Tensor | None) -> Tensor | None:
     return grad.float() if total is None else total.add_(grad)
 
 
+@torch.no_grad()
+def add(total: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """See ``Backend.add``."""
+    pairs = zip(total, grads, strict=True)
+    return [g if t is None else t if g is None else t + g for t, g in pairs]
+
+
 def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
     """Raise if the loss came through one: its inner parameters would silently have no gradient.
 

@@ -52,7 +52,7 @@ def _unscale_group(grads: list[Tensor], scale: Scalar) -> Scalar:
     if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
         inverse = scale.to(device).double().reciprocal().float()
     else:
-        inverse = torch.full((), 1.0 / scale, device=device)
+        inverse = torch.full((), 1.0 if scale is None else 1.0 / scale, device=device)
     _private.lookup("_amp_foreach_non_finite_check_and_unscale_")(grads, not_finite, inverse)
     if device.type != "cpu":
         kind = torch.where(_has_inf(grads), INF, NAN)

@@ -1,6 +1,8 @@
 """A backend for a framework that does not exist: the core is tested without any real one."""
 
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
@@ -16,11 +18,15 @@ from ampbridge.backend import (
     Explanation,
     FeatureTreatment,
     Layer,
+    OptimizerState,
     OpTreatment,
     Probe,
     Product,
 )
 from ampbridge.scale_rule import HostStore
+from ampbridge.weights import Weight
+
+sys.path.insert(0, str(Path(__file__).parent))  # for published_rules; pytest adds no paths
 
 
 class ToyModel:
@@ -51,6 +57,15 @@ class ToyOptimizer:
 
     def __init__(self, model):
         self.model, self.gradient, self.steps = model, None, 0
+
+
+class ToyScaler:
+    """The framework's own scaler, which keeps what it was made from."""
+
+    __module__ = "toyframework.amp"
+
+    def __init__(self, state):
+        self.state = state
 
 
 class ToyArray(np.ndarray):
@@ -97,6 +112,9 @@ class ToyBackend(amp.Backend):
         owner = getattr(owner, "model", owner)
         return [owner.weight] if hasattr(owner, "weight") else []
 
+    def parameter_names(self, model):
+        return ["weight"]
+
     def gradients(self, loss_fn, model, batch, policy, factor, total):
         loss, aux = loss_fn(model, *batch)
         gradient = np.array([model.slope], np.float32) * np.float32(factor or 1.0)
@@ -105,10 +123,15 @@ class ToyBackend(amp.Backend):
     def stored_gradients(self, optimizer):
         return [optimizer.gradient]
 
+    def add(self, total, grads):
+        return [a + b for a, b in zip(total, grads, strict=True)]
+
     def unscale(self, grads, scale):
         """In place, where they are in float32 already."""
         joined = np.concatenate(list(grads))
         found = INF if np.isinf(joined).any() else NAN if np.isnan(joined).any() else FINITE
+        if scale is None:
+            return grads, found
         wide = [g.astype(np.float32, copy=False) for g in grads]
         for gradient in wide:
             gradient /= np.float32(scale)
@@ -130,6 +153,27 @@ class ToyBackend(amp.Backend):
 
     def scale_store(self, state, like):
         return HostStore(state)
+
+    def weights(self, model):
+        return [Weight("weight", "dense.kernel", "o", (1,))]
+
+    def read_weights(self, model):
+        return {"weight": model.weight.copy()}
+
+    def write_weights(self, model, values):
+        model.weight[...] = values["weight"]
+
+    def read_optimizer(self, optimizer, model):
+        return OptimizerState({"weight/slot": np.array([7.0])}, {"steps": optimizer.steps})
+
+    def write_optimizer(self, optimizer, model, state):
+        optimizer.steps = state.settings["steps"]
+
+    def native_scaler(self, state, optimizer):
+        return ToyScaler(state)
+
+    def native_scaler_state(self, scaler):
+        return scaler.state
 
     def devices(self):
         return self.hardware

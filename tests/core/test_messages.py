@@ -217,13 +217,13 @@ SCALER_MISTAKES = {
     "state of another version": (
         lambda: GradScaler().load_state_dict({"version": 99}),
         amp.StateError,
-        "Scaler state of version 99; this ampbridge reads version 1.\n"
+        "Scaler state of version 99; this ampbridge reads versions 1 to 2.\n"
         "Hint: pip install --upgrade ampbridge",
     ),
     "state with a key too many": (
         lambda: GradScaler().load_state_dict({**GradScaler().state_dict(), "hysteresis": 2}),
         amp.StateError,
-        "A scaler state of version 1 has other keys: missing [], unknown ['hysteresis'].\n"
+        "A scaler state of version 2 has other keys: missing [], unknown ['hysteresis'].\n"
         "Hint: pass GradScaler.state_dict()'s result unchanged.",
     ),
     "state of a collapsed scaler": (
@@ -310,6 +310,22 @@ STEP_ARGUMENTS = {
         "scheduler is an object with step() or a function, not Schedule.\n"
         "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
         "follows optimizer.iterations, which stands still on skipped steps.",
+    ),
+    "on_overflow": (
+        {"on_overflow": "skip"},
+        amp.ArgumentError,
+        "Passed on_overflow='skip'; allowed are 'drop_step' or 'drop_microbatch'.\n"
+        "Hint: on_overflow='drop_step'",
+    ),
+    "a schedule by skips where no step is skipped": (
+        {
+            "policy": amp.Schedule.when(skips=2, use="O0", otherwise="O1"),
+            "on_overflow": "drop_microbatch",
+        },
+        amp.ArgumentError,
+        "on_overflow='drop_microbatch' skips no step, which Schedule.when(use=Policy('O0'), "
+        "otherwise=Policy('O1', 'float16'), skips=2, back_after=None) waits for.\n"
+        "Hint: on_overflow='drop_step', or a schedule by steps or by the loss.",
     ),
     "another scaler": (
         {"scaler": 1024},
@@ -448,8 +464,9 @@ def test_loading_something_else(parts):
     step = amp.train_step(loss_fn, parts.model, parts.optimizer)
     with reads(
         amp.StateError,
-        "Not a train_step state of version 1: keys ['weights'].\n"
-        "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'schedule', 'step', 'version'].",
+        "Not a train_step state of version 1 to 2: ['weights'].\n"
+        "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'schedule', 'step', "
+        "'unscaled_skips', 'version'].",
     ):
         step.load_state_dict({"weights": []})
 
@@ -654,6 +671,15 @@ def test_kept_layers(toy):
         amp.autocast(Policy(keep=["head"]), backend="toyframework"),
     ):
         pass
+
+
+def test_overflows_of_a_step_that_did_not_look(parts):
+    with reads(
+        amp.CallOrderError,
+        "This step did not look which parameters' gradients overflowed.\n"
+        "Hint: amp.train_step(..., name_overflows=True)",
+    ):
+        _ = amp.train_step(loss_fn, parts.model, parts.optimizer)().overflows
 
 
 def test_value_and_grad_at_O2_of_an_undecorated_model(parts):

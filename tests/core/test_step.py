@@ -131,7 +131,180 @@ def test_state_goes_through_json_and_back(make):
 def test_a_step_without_scaling_saves_no_scaler(make):
     saved = make(policy="O0").state_dict()
     assert saved.pop("policy") == amp.Policy("O0").to_dict()
-    assert saved == {"version": 1, "step": 0, "schedule": {}, "scaler": None}
+    assert saved == {
+        "version": 2,
+        "step": 0,
+        "schedule": {},
+        "scaler": None,
+        "unscaled_skips": 0,
+    }
+
+
+def test_a_state_of_version_1_loads(make):
+    saved = {**make(policy="O0").state_dict(), "version": 1, "step": 7}
+    del saved["unscaled_skips"]
+    step = make(policy="O0")
+    step.load_state_dict(saved)
+    assert step.state_dict() == {**saved, "version": 2, "unscaled_skips": 0}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": -1},
+        {"step": 1.5},
+        {"step": True},
+        {"unscaled_skips": "3"},
+        {"schedule": {"step": 3}},
+        {"schedule": None},
+        {"policy": None},
+        {"policy": {"level": 3}},
+        {"policy": {"steps": 5}},
+        {"policy": {"use": 5, "otherwise": 6}},
+        {"scaler": {}},
+        {"scaler": None},
+        {"version": 3},
+        {"version": [1]},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+def test_an_impossible_state_is_refused_whole(make, wrong):
+    step = make(scaler=GradScaler(8.0))
+    step()
+    before = step.state_dict()
+    with pytest.raises(amp.StateError, match="Hint: "):
+        step.load_state_dict({**before, "step": 5, **wrong})
+    assert step.state_dict() == before
+
+
+@pytest.mark.parametrize("state", [{"step": "1"}, {"step": -1}, {"step": True}, {}, {"using": 1}])
+def test_an_impossible_state_of_a_schedule_is_refused(make, state):
+    step = make(policy=amp.Schedule([(0, "O0"), (2, "O1")]))
+    with pytest.raises(amp.StateError, match="is no state of Schedule"):
+        step.load_state_dict({**step.state_dict(), "schedule": state})
+
+
+# -- steps without loss scaling are checked too
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
+@pytest.mark.parametrize(("slope", "reason"), [(np.inf, "inf"), (np.nan, "nan")])
+def test_a_step_without_scaling_is_skipped_and_counted(make, policy, slope, reason):
+    step = make(slope, policy=policy)
+    results = [step(), step()]
+    assert [(r.applied, r.reason, r.scale) for r in results] == [(False, reason, 1.0)] * 2
+    assert [r.consecutive_skips for r in results] == [1, 2]
+    assert step.state_dict()["unscaled_skips"] == 2
+    assert step.model.weight == 0.0
+
+
+def test_skips_without_scaling_go_on_after_loading(make):
+    step, other = make(np.inf, policy="O0"), make(np.inf, policy="O0")
+    step()
+    other.load_state_dict(step.state_dict())
+    assert other().consecutive_skips == 2
+
+
+# -- which parameters overflowed
+
+
+@pytest.mark.parametrize(
+    ("slope", "named"), [(1.0, {}), (np.inf, {"weight": "inf"}), (np.nan, {"weight": "nan"})]
+)
+def test_a_result_names_the_parameters_that_overflowed(make, slope, named):
+    step = make(slope, scaler=GradScaler(8.0), name_overflows=True)
+    assert step().overflows == named
+
+
+# -- an overflow drops its micro-batch alone
+
+
+def test_a_dropped_micro_batch_is_replaced_by_the_next(make):
+    step = make(accumulate=2, scaler=GradScaler(8.0), on_overflow="drop_microbatch")
+    results = []
+    for slope in (1.0, np.inf, np.inf, 3.0, 5.0, 7.0):
+        step.model.slope = slope
+        results.append(step())
+    assert [r.reason for r in results] == ["accumulating", "inf", "inf", None, "accumulating", None]
+    assert [r.scale for r in results] == [8.0, 8.0, 4.0, 2.0, 2.0, 2.0]
+    assert [r.step for r in results] == [0, 0, 0, 1, 1, 2]
+    assert step.model.weight == -2.0 - 6.0
+
+
+def test_each_micro_batch_counts_towards_growth(make):
+    scaler = GradScaler(8.0, growth_interval=3)
+    step = make(accumulate=2, scaler=scaler, on_overflow="drop_microbatch")
+    assert [step().scale for _ in range(4)] == [8.0, 8.0, 8.0, 16.0]
+    assert step.model.weight == -2.0
+
+
+def test_a_first_micro_batch_may_be_dropped(make):
+    step = make(np.inf, accumulate=2, scaler=GradScaler(8.0), on_overflow="drop_microbatch")
+    step()
+    step.model.slope = 2.0
+    assert [step().reason for _ in range(2)] == ["accumulating", None]
+    assert step.model.weight == -2.0
+
+
+# -- alarms
+
+
+def test_many_skips_in_a_row_are_warned_of_once(make):
+    step = make(np.inf, scaler=GradScaler(8.0, warn_after_skips=3))
+    step(), step()
+    with pytest.warns(
+        amp.AmpBridgeWarning, match="3 steps in a row were skipped; the loss scale was 2"
+    ):
+        step()
+    step()
+
+
+def test_too_many_skips_in_a_row_are_an_error(make):
+    scaler = GradScaler(8.0, warn_after_skips=None, max_consecutive_skips=3)
+    step = make(np.inf, scaler=scaler)
+    for _ in range(3):
+        step()
+    with pytest.raises(amp.OverflowStuckError, match="4 steps in a row were skipped"):
+        step()
+    assert scaler.get_scale() == 0.5
+    step.model.slope = 1.0
+    assert step().applied
+
+
+@pytest.mark.parametrize("slope", [np.inf, np.nan])
+def test_alarms_can_be_switched_off(make, slope):
+    step = make(slope, scaler=GradScaler(8.0, warn_after_skips=None, max_consecutive_skips=None))
+    for _ in range(1100):
+        step()
+
+
+def test_nan_is_told_from_an_overflow_that_scaling_cures(make):
+    step = make(np.nan, scaler=GradScaler(8.0))
+    step(), step()
+    with pytest.warns(amp.AmpBridgeWarning, match="NaN in their gradients and no inf"):
+        step()
+    step()
+
+
+def test_inf_between_nans_starts_the_count_anew(make):
+    step = make(scaler=GradScaler(8.0))
+    for slope in (np.nan, np.nan, np.inf, np.nan, np.nan):
+        step.model.slope = slope
+        step()
+
+
+def test_an_overflow_at_the_floor_may_be_an_error(make):
+    scaler = GradScaler(4.0, min_scale=1.0, at_min_scale="raise", backoff_interval=2)
+    step = make(np.inf, scaler=scaler)
+    for _ in range(5):
+        step()
+    assert scaler.get_scale() == 1.0
+    with pytest.raises(amp.OverflowStuckError, match=r"at its minimum, 1\.0"):
+        step()
+
+
+# -- a function of the loss alone
 
 
 def test_value_and_grad_returns_aux_beside_the_loss(toy):

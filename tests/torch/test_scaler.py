@@ -38,7 +38,7 @@ def parameter(device: str) -> nn.Parameter:
 @given(arguments=settings_of, history=histories)
 def test_scales_and_steps_are_those_of_torch(arguments: dict[str, Any], history: list[str]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    ours = amp.GradScaler(**arguments, min_scale=2.0**-60, max_scale=2.0**100)
+    ours = amp.GradScaler.like("torch", **arguments, warn_after_skips=None)
     theirs = torch.amp.GradScaler(device, **arguments)
     a, b = parameter(device), parameter(device)
     steps = optim.SGD([a], 0.1), optim.SGD([b], 0.1)

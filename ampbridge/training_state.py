@@ -1,0 +1,184 @@
+"""Saving and loading all that a training goes on with: weights, slots, schedule, scaler, counters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ampbridge import registry
+from ampbridge.backend import Backend, Model, Optimizer, OptimizerState
+from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
+from ampbridge.weights import Report, Weight, match_weights
+
+Path = str | PathLike[str]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+class Trained(NamedTuple):
+    """The native objects whose state is saved; ``scheduler`` is None where it has none."""
+
+    backend: Backend
+    model: Model
+    optimizer: Optimizer
+    scheduler: Any
+
+
+class Saved(NamedTuple):
+    """A checkpoint's content, read and undamaged, but not yet compared with any model."""
+
+    training: dict[str, Any]
+    weights: list[Weight]
+    values: Tensors
+    optimizer: OptimizerState
+    scheduler: Any
+
+
+def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
+    """Write a checkpoint. ``training`` is the train step's own ``state_dict``."""
+    from ampbridge import __version__, checkpoint  # its modules are half of what importing costs
+
+    optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
+    state = {
+        "training": dict(training),
+        "weights": [weight._asdict() for weight in trained.backend.weights(trained.model)],
+        "optimizer": dict(optimizer.settings),
+        "scheduler": _scheduler_state(trained.scheduler),
+        "framework": trained.backend.name,
+        "versions": {"ampbridge": __version__, "python": sys.version.split()[0]},
+    }
+    weights = trained.backend.read_weights(trained.model)
+    tensors = {f"weights/{name}": array for name, array in weights.items()}
+    tensors |= {f"optimizer/{name}": array for name, array in optimizer.slots.items()}
+    checkpoint.write(path, checkpoint.Checkpoint(state, tensors))
+
+
+def read(path: Path) -> Saved:
+    """Read a checkpoint of ``save``.
+
+    Raises:
+        StateError: if it is damaged, or something else.
+    """
+    from ampbridge import checkpoint
+
+    state, tensors = checkpoint.read(path)
+    parts = {"training": dict, "weights": list, "optimizer": dict}
+    if not all(isinstance(state.get(name), kind) for name, kind in parts.items()):
+        raise StateError(f"{str(path)!r} lacks parts of a training state.\n{_HINT}")
+    weights = [_weight(entry, path) for entry in state["weights"]]
+    values = _under("weights/", tensors)
+    described = {weight.name: weight.shape for weight in weights}
+    if described != {name: array.shape for name, array in values.items()}:
+        raise StateError(f"{str(path)!r} describes other weights than it holds.\n{_HINT}")
+    optimizer = OptimizerState(_under("optimizer/", tensors), state["optimizer"])
+    return Saved(state["training"], weights, values, optimizer, state.get("scheduler"))
+
+
+_HINT = "Hint: step.save(path) writes a checkpoint; pass the same path."
+
+
+def _weight(entry: Any, path: Path) -> Weight:
+    if isinstance(entry, dict) and entry.keys() == set(Weight._fields):
+        name, role, axes, shape = (entry[field] for field in Weight._fields)
+        words = all(isinstance(word, str) for word in (name, role, axes))
+        if words and isinstance(shape, list) and len(axes) == len(shape):
+            return Weight(name, role, axes, tuple(shape))
+    raise StateError(f"{str(path)!r} describes no weight with {entry!r:.200}.\n{_HINT}")
+
+
+def _under(prefix: str, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def take_over(saved: Saved, trained: Trained) -> None:
+    """Set model, optimizer and scheduler to what was saved from the same ones, bit by bit.
+
+    Raises:
+        StateError: if it does not fit; everything is as before then.
+    """
+    backend, model = trained.backend, trained.model
+    present = backend.weights(model)
+    if sorted(present) != sorted(saved.weights):
+        raise StateError(_other_model(present, saved.weights))
+    before = (
+        backend.read_weights(model),
+        backend.read_optimizer(trained.optimizer, model),
+        _scheduler_state(trained.scheduler),
+    )
+    try:
+        _set(trained, saved.values, saved.optimizer, saved.scheduler)
+    except (AmpBridgeError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        _set(trained, *before)
+        msg = f"The checkpoint does not fit this optimizer or scheduler: {error!s:.300}\n"
+        raise StateError(msg + "Hint: make them as they were when it was saved.") from error
+
+
+def _set(trained: Trained, values: Tensors, optimizer: OptimizerState, scheduler: Any) -> None:
+    trained.backend.write_weights(trained.model, values)
+    trained.backend.write_optimizer(trained.optimizer, trained.model, optimizer)
+    if (scheduler is None) != (not hasattr(trained.scheduler, "load_state_dict")):
+        raise StateError("one of the two has a scheduler with a state, the other has none.")
+    if scheduler is not None:
+        trained.scheduler.load_state_dict(scheduler)
+
+
+def _other_model(present: list[Weight], saved: list[Weight]) -> str:
+    absent = sorted({w.name for w in saved} - {w.name for w in present})[:4]
+    new = sorted({w.name for w in present} - {w.name for w in saved})[:4]
+    other = sorted({w.name for w in set(present) ^ set(saved)} - set(absent) - set(new))[:4]
+    return (
+        f"The checkpoint is of another model: without {absent}, with {new} besides, of other shapes "
+        f"{other}.\nHint: amp.load_weights(path, model) takes the weights alone, with a mapping= "
+        "where names differ."
+    )
+
+
+def _scheduler_state(scheduler: Any) -> Any:
+    """What the scheduler remembers, if it says so and it is plain data."""
+    if not hasattr(scheduler, "state_dict"):
+        return None
+    import json
+
+    state = scheduler.state_dict()
+    try:
+        return json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        msg = (
+            f"The state of {type(scheduler).__name__} is no plain data ({error!s:.100}), and "
+            "checkpoints hold no pickle.\n"
+            "Hint: train_step(..., scheduler=scheduler.step), and save scheduler.state_dict() yourself."
+        )
+        raise UnsupportedError(msg) from error
+
+
+def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = None) -> Report:
+    """The weights of a checkpoint, for a model of any framework; in its layout.
+
+        print(amp.load_weights("runs/torch", keras_model))
+
+    Dense and convolution kernels are turned, normalizations' and embeddings' weights are found by
+    what they are. ``mapping`` names pairs that cannot be told by name, role and order.
+
+    Args:
+        mapping: the model's name of a weight -> the checkpoint's.
+
+    Returns:
+        What was matched with what, and how; it prints as a table.
+
+    Raises:
+        StateError: if the checkpoint is damaged, or a weight is left without a partner; the model is
+            as before then.
+    """
+    backend = registry.backend(registry.framework_of(model))
+    saved = read(path)
+    report = match_weights(saved.weights, backend.weights(model), mapping)
+    values = {
+        m.target.name: np.asarray(m.converted(saved.values[m.source.name]), order="C")
+        for m in report
+    }
+    backend.write_weights(model, values)
+    return report

@@ -1,0 +1,175 @@
+"""Weights of one framework for a model of another: who belongs to whom, and in which layout.
+
+A weight is described by what it means, not by how a framework spells it: a dense kernel is one of
+axes "i" and "o", whether it is stored ``(in, out)`` (Keras, Paddle, NumPy) or ``(out, in)`` (torch).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ampbridge.errors import StateError, nearest
+
+Array = npt.NDArray[Any]
+
+
+class Weight(NamedTuple):
+    """A parameter or a buffer of a model.
+
+    Attributes:
+        name: dotted, as its framework names it.
+        role: what it is: "dense.kernel", "dense.bias", "conv.kernel", "norm.scale", "norm.mean", ...;
+            weights of the same role can stand for each other.
+        axes: a letter for each axis, so that layouts can be told apart: "io", "oi", "oihw", "hwio".
+        shape: as it is stored.
+    """
+
+    name: str
+    role: str
+    axes: str
+    shape: tuple[int, ...]
+
+    @property
+    def extent(self) -> tuple[tuple[str, int], ...]:
+        """Its shape whatever the layout."""
+        return tuple(sorted(zip(self.axes, self.shape, strict=True)))
+
+
+class Match(NamedTuple):
+    """``target`` takes the values of ``source``, its axes permuted if the layouts differ."""
+
+    target: Weight
+    source: Weight
+    how: str
+    """By "name", by "order", or by "mapping"."""
+
+    def converted(self, values: Array) -> Array:
+        """``source``'s values in ``target``'s layout."""
+        if self.source.axes == self.target.axes:
+            return values
+        return np.transpose(values, [self.source.axes.index(axis) for axis in self.target.axes])
+
+
+class Report(Sequence[Match]):
+    """What matched. Prints as a table."""
+
+    def __init__(self, matches: Sequence[Match]) -> None:
+        self._matches = list(matches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._matches[index]
+
+    def __len__(self) -> int:
+        return len(self._matches)
+
+    def __str__(self) -> str:
+        rows = [
+            (m.target.name, m.source.name, m.how, _layout_change(m), str(m.target.shape))
+            for m in self._matches
+        ]
+        rows.insert(0, ("weight", "from", "matched by", "layout", "shape"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(lines)
+
+
+def _layout_change(match: Match) -> str:
+    same = match.source.axes == match.target.axes
+    return "same" if same else f"{match.source.axes} -> {match.target.axes}"
+
+
+def match_weights(
+    sources: Sequence[Weight], targets: Sequence[Weight], mapping: Mapping[str, str] | None = None
+) -> Report:
+    """Find the source of each target.
+
+        1. as ``mapping`` says, target name -> source name
+        2. the source of the same name
+        3. in order, among what is left: the n-th of a role and shape takes the n-th
+
+    By order only if both sides have as many of that role and shape left: else it would be a guess.
+
+    Raises:
+        StateError: if a target stays without a source, or a source without a target, or a
+            ``mapping`` names what there is not or what does not fit.
+    """
+    by_name = {source.name: source for source in sources}
+    found: dict[str, Match] = {}
+    for target in _mapped(mapping or {}, sources, targets):
+        source = by_name[(mapping or {})[target.name]]
+        found[target.name] = Match(target, source, "mapping")
+    taken = {match.source.name for match in found.values()}
+    for target in targets:
+        same = by_name.get(target.name)
+        if same and target.name not in found and same.name not in taken and _fits(same, target):
+            found[target.name] = Match(target, same, "name")
+            taken.add(same.name)
+    rest_of_targets = [t for t in targets if t.name not in found]
+    rest_of_sources = [s for s in sources if s.name not in taken]
+    for match in _in_order(rest_of_sources, rest_of_targets):
+        found[match.target.name] = match
+    return Report([found[target.name] for target in targets])
+
+
+def _fits(source: Weight, target: Weight) -> bool:
+    return source.role == target.role and source.extent == target.extent
+
+
+def _mapped(
+    mapping: Mapping[str, str], sources: Sequence[Weight], targets: Sequence[Weight]
+) -> list[Weight]:
+    """The targets that ``mapping`` names, after a look at what it says."""
+    by_source = {source.name: source for source in sources}
+    by_target = {target.name: target for target in targets}
+    for target, source in mapping.items():
+        _check_known(target, by_target, "the model has no weight")
+        _check_known(source, by_source, "the checkpoint has no weight")
+        if not _fits(by_source[source], by_target[target]):
+            one, other = _described(by_source[source]), _described(by_target[target])
+            msg = f"mapping says {target!r}: {source!r}, but {one} is no {other}.\n"
+            raise StateError(msg + "Hint: mapping={'target': 'source'} of one role and shape.")
+    return [by_target[name] for name in mapping]
+
+
+def _check_known(name: str, known: Mapping[str, Weight], what: str) -> None:
+    if name not in known:
+        close = nearest(name, known, 3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"{sorted(known)[:8]}"
+        raise StateError(f"mapping: {what} {name!r}.\nHint: {hint}")
+
+
+def _in_order(sources: Sequence[Weight], targets: Sequence[Weight]) -> list[Match]:
+    left: dict[Any, tuple[list[Weight], list[Weight]]] = defaultdict(lambda: ([], []))
+    for source in sources:
+        left[source.role, source.extent][0].append(source)
+    for target in targets:
+        left[target.role, target.extent][1].append(target)
+    uneven = [group for group in left.values() if len(group[0]) != len(group[1])]
+    if uneven:
+        raise StateError(_unmatched(uneven))
+    return [
+        Match(target, source, "order")
+        for group in left.values()
+        for source, target in zip(*group, strict=True)
+    ]
+
+
+def _unmatched(groups: Sequence[tuple[list[Weight], list[Weight]]]) -> str:
+    sources = [weight for group in groups for weight in group[0]]
+    targets = [weight for group in groups for weight in group[1]]
+    example = (targets or sources)[0].name, (sources or targets)[0].name
+    return (
+        "The weights of the checkpoint and of the model do not pair up. "
+        f"Without a partner in the model: {', '.join(map(_described, sources)) or 'none'}; "
+        f"in the checkpoint: {', '.join(map(_described, targets)) or 'none'}.\n"
+        f"Hint: amp.load_weights(path, model, mapping={{{example[0]!r}: {example[1]!r}}})"
+    )
+
+
+def _described(weight: Weight) -> str:
+    return f"{weight.name} ({weight.role} {dict(weight.extent)})"

@@ -1,0 +1,133 @@
+"""Weights, slots and settings, as arrays by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ampbridge.backend import Model, Optimizer, OptimizerState
+from ampbridge.errors import StateError, UnsupportedError
+from ampbridge.weights import Weight
+from ampbridge_numpy import optim
+from ampbridge_numpy.gradients import parameters
+from ampbridge_numpy.nn import BatchNorm2d, Conv2d, Embedding, LayerNorm, Linear, Module
+
+# Class -> its arrays' roles and axes.
+ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
+    Linear: {"weight": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
+    Conv2d: {"weight": ("conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
+    Embedding: {"weight": ("embedding.table", "no")},
+    LayerNorm: {"weight": ("norm.scale", "c"), "bias": ("norm.offset", "c")},
+    BatchNorm2d: {
+        "weight": ("norm.scale", "c"),
+        "bias": ("norm.offset", "c"),
+        "running_mean": ("norm.mean", "c"),
+        "running_var": ("norm.variance", "c"),
+    },
+}
+
+
+def weights(model: Model) -> list[Weight]:
+    """See ``Backend.weights``."""
+    return [
+        Weight(name, *_role(module, attribute, array), array.shape)
+        for name, module, attribute, array in _arrays(model)
+    ]
+
+
+def read_weights(model: Model) -> dict[str, np.ndarray]:
+    """See ``Backend.read_weights``."""
+    return {name: array.copy() for name, _, _, array in _arrays(model)}
+
+
+def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
+    """See ``Backend.write_weights``."""
+    for name, _, _, array in _arrays(model):
+        array[...] = values[name]
+
+
+def _arrays(model: Model) -> Iterator[tuple[str, Module, str, np.ndarray]]:
+    """Parameters and running statistics, each once: name, module, attribute, array."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        buffers = {name: vars(module)[name] for name in _buffers(module)}
+        for attribute, array in {**module._own_parameters(), **buffers}.items():
+            if id(array) not in seen:
+                seen.add(id(array))
+                yield f"{prefix}.{attribute}".lstrip("."), module, attribute, array
+
+
+def _buffers(module: Module) -> list[str]:
+    known = ROLES.get(type(module), {})
+    return [name for name in known if isinstance(vars(module).get(name), np.ndarray)]
+
+
+def _role(module: Module, attribute: str, array: np.ndarray) -> tuple[str, str]:
+    """What an array is for; of unknown modules, its own name and axes without meaning."""
+    for kind, roles in ROLES.items():
+        if isinstance(module, kind) and attribute in roles:
+            role, axes = roles[attribute]
+            if len(axes) == array.ndim:
+                return role, axes
+    return f"other.{attribute}", "abcdefgh"[: array.ndim]
+
+
+# -- optimizers
+
+
+def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
+    """See ``Backend.read_optimizer``."""
+    slots = {
+        f"{name}/{slot}": np.array(value)
+        for name, state in _states(optimizer, model)
+        for slot, value in state.items()
+    }
+    return OptimizerState(slots, {"lr": optimizer.lr})
+
+
+def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
+    """See ``Backend.write_optimizer``."""
+    rate = state.settings.get("lr")
+    if not isinstance(rate, (int, float)) or isinstance(rate, bool):
+        raise StateError(
+            f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
+        )
+    left = dict(state.slots)
+    shapes = {name: array.shape for name, array in _parameters(model).items()}
+    for name, slots in _states(optimizer, model):
+        slots.clear()
+        for key in [key for key in left if key.rpartition("/")[0] == name]:
+            value = left.pop(key)
+            if value.shape not in (shapes[name], ()):
+                raise StateError(f"slot {key!r} has the shape {value.shape}.\nHint: {shapes[name]}")
+            slots[key.rpartition("/")[2]] = value.copy() if value.ndim else value.item()
+    if left:
+        raise StateError(f"slots of no parameter: {sorted(left)[:4]}.\nHint: the same optimizer.")
+    optimizer.lr = rate
+
+
+def _states(optimizer: Optimizer, model: Model) -> list[tuple[str, dict[str, Any]]]:
+    """The state of each parameter, under the parameter's name."""
+    if not isinstance(optimizer, optim.Optimizer):
+        msg = (
+            f"{type(optimizer).__name__} is no optimizer of ampbridge_numpy.optim; what it remembers "
+            "is not known.\nHint: class Mine(optim.Optimizer): ..."
+        )
+        raise UnsupportedError(msg)
+    names = {id(array): name for name, array in _parameters(model).items()}
+    return [
+        (names.get(id(p), f"{index}"), state)
+        for index, (p, state) in enumerate(zip(optimizer.parameters, optimizer.state, strict=True))
+    ]
+
+
+def _parameters(model: Model) -> dict[str, np.ndarray]:
+    return dict(model.named_parameters())
+
+
+def parameter_names(model: Model) -> list[str]:
+    """See ``Backend.parameter_names``."""
+    names = {id(array): name for name, array in _parameters(model).items()}
+    return [names[id(array)] for array in parameters(model)]

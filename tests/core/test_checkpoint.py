@@ -1,0 +1,301 @@
+"""Checkpoints: files that are whole or refused, and training states that go on."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import GradScaler, checkpoint
+from ampbridge.checkpoint import Checkpoint
+
+TENSORS = {
+    "matrix": np.arange(6.0, dtype=np.float32).reshape(2, 3).T,
+    "scalar": np.array(3, np.int64),
+    "empty": np.zeros((0, 4), np.float32),
+    "signed zero and nan": np.array([-0.0, np.nan, np.inf], np.float32),
+    "flags": np.array([True, False]),
+}
+STATE = {"step": 3, "nested": {"list": [1, 2.5, None, "text"]}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "saved"
+    checkpoint.write(path, Checkpoint(STATE, TENSORS))
+    return path
+
+
+def refuses(path, match="Hint: "):
+    return pytest.raises(amp.StateError, match=match)
+
+
+# -- files
+
+
+def test_everything_comes_back_bit_by_bit(folder):
+    state, tensors = checkpoint.read(folder)
+    assert state == STATE
+    assert tensors.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert tensors[name].dtype == array.dtype
+        assert tensors[name].shape == array.shape
+        assert tensors[name].tobytes() == array.tobytes()
+
+
+def test_there_is_no_pickle(folder):
+    assert sorted(file.suffix for file in folder.iterdir()) == [".json", ".safetensors"]
+    json.loads((folder / "state.json").read_text())
+
+
+def test_a_new_checkpoint_takes_the_place_of_the_old_one(folder):
+    checkpoint.write(folder, Checkpoint({"step": 4}, {"other": np.ones(2)}))
+    state, tensors = checkpoint.read(folder)
+    assert (state, list(tensors)) == ({"step": 4}, ["other"])
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("calls_until_the_crash", range(12))
+def test_a_crash_while_saving_leaves_the_old_checkpoint_whole(
+    folder, monkeypatch, calls_until_the_crash
+):
+    """Killed at each of the system calls by which a save reaches the disk."""
+    left = [calls_until_the_crash]
+
+    class Killed(BaseException):
+        pass
+
+    def dying(function):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "fsync", "replace", "unlink"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        with contextlib.suppress(Killed):
+            checkpoint.write(folder, Checkpoint({"step": 4}, {"other": np.ones(2)}))
+    state, tensors = checkpoint.read(folder)
+    assert (state["step"], len(tensors)) in [(3, len(TENSORS)), (4, 1)]
+    checkpoint.write(folder, Checkpoint({"step": 5}, {}))  # and leftovers are no hindrance
+    assert checkpoint.read(folder).state == {"step": 5}
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone(tmp_path):
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    with refuses(file, "is a file"):
+        checkpoint.write(file, Checkpoint({}, {}))
+    assert file.read_text() == "mine"
+
+
+def test_another_program_s_state_is_left_alone(tmp_path):
+    (tmp_path / "state.json").write_text('{"mine": 1}')
+    with refuses(tmp_path, "no checkpoint of ours"):
+        checkpoint.write(tmp_path, Checkpoint({}, {}))
+    assert (tmp_path / "state.json").read_text() == '{"mine": 1}'
+
+
+def test_where_there_is_nothing(tmp_path):
+    with refuses(tmp_path, "There is no checkpoint"):
+        checkpoint.read(tmp_path / "nowhere")
+    with refuses(tmp_path, "There is no checkpoint"):
+        checkpoint.read(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["truncated", "longer", "flipped", "gone", "a folder"])
+def test_a_damaged_tensor_file_is_refused(folder, change):
+    (file,) = folder.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    if change == "flipped":
+        data[-1] ^= 1
+    file.unlink()
+    if change == "a folder":
+        file.mkdir()
+    elif change != "gone":
+        tail = {"truncated": data[:-3], "longer": data + b"x", "flipped": data}
+        file.write_bytes(tail[change])
+    with refuses(folder):
+        checkpoint.read(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"format": "ampbridge checkpoint"}',
+        '{"format": "ampbridge checkpoint", "version": 99}',
+        '{"format": "ampbridge checkpoint", "version": 1, "tensors": {}, "state": {}}',
+        '{"format": "ampbridge checkpoint", "version": 1, "state": {}, '
+        '"tensors": {"file": "../../etc/passwd", "bytes": 1, "blake2b": ""}}',
+        '{"format": NaN}',
+        "[" * 100_000,
+        "\ud800",
+    ],
+)
+def test_a_damaged_state_file_is_refused(folder, text):
+    (folder / "state.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with refuses(folder):
+        checkpoint.read(folder)
+
+
+def test_random_damage_is_refused_or_changes_nothing(folder, tmp_path):
+    draw = random.Random(3)
+    files = [file.name for file in folder.iterdir()]
+    for number in range(300):
+        copy = tmp_path / str(number)
+        shutil.copytree(folder, copy)
+        file = copy / draw.choice(files)
+        data = bytearray(file.read_bytes())
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        file.write_bytes(data[: draw.randint(0, len(data))] if draw.random() < 0.3 else data)
+        try:
+            state, tensors = checkpoint.read(copy)
+        except amp.StateError:
+            continue
+        assert isinstance(state, dict)
+        assert all(tensors[n].tobytes() == TENSORS[n].tobytes() for n in TENSORS)
+
+
+# -- the training state
+
+
+class Scheduler:
+    """Counts, and says so."""
+
+    def __init__(self):
+        self.count = 0
+
+    def step(self):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def loss_fn(model):
+    return np.float32(1.0)
+
+
+@pytest.fixture
+def make(toy):
+    def step(**arguments):
+        model = toy.Model(2.0)
+        settings = {"scaler": GradScaler(64.0, growth_interval=2), "scheduler": Scheduler()}
+        return amp.train_step(loss_fn, model, toy.Optimizer(model), **{**settings, **arguments})
+
+    return step
+
+
+def facts(step):
+    scheduler = step._trained.scheduler
+    return (step.model.weight.item(), step.optimizer.steps, scheduler.count, step.state_dict())
+
+
+def test_training_goes_on_from_a_checkpoint(make, tmp_path):
+    step = make()
+    for _ in range(3):
+        step()
+    step.save(tmp_path / "a")
+    other = make()
+    other.load(tmp_path / "a")
+    assert facts(other) == facts(step)
+    step(), other()
+    assert facts(other) == facts(step)
+
+
+def test_a_checkpoint_of_another_policy_changes_nothing(make, tmp_path):
+    make(policy="O1").save(tmp_path / "a")
+    other = make(policy="O0")
+    other()
+    before = facts(other)
+    with refuses(tmp_path, "was saved under"):
+        other.load(tmp_path / "a")
+    assert facts(other) == before
+
+
+def test_what_does_not_fit_the_optimizer_changes_nothing(make, toy, tmp_path, monkeypatch):
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    other = make()
+    other(), other()
+    before = facts(other)
+    genuine = toy.Backend.write_optimizer
+
+    def refusing(self, optimizer, model, state):
+        genuine(self, optimizer, model, state)
+        if state.settings["steps"] == 1:
+            raise amp.StateError("other slots")
+
+    monkeypatch.setattr(toy.Backend, "write_optimizer", refusing)
+    with refuses(tmp_path, "does not fit this optimizer"):
+        other.load(tmp_path / "a")
+    assert facts(other) == before
+
+
+def test_a_checkpoint_without_a_scheduler_does_not_load_into_a_step_with_one(make, tmp_path):
+    make(scheduler=None).save(tmp_path / "a")
+    other = make()
+    before = facts(other)
+    with refuses(tmp_path, "scheduler"):
+        other.load(tmp_path / "a")
+    assert facts(other) == before
+
+
+def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path):
+    class Opaque(Scheduler):
+        def state_dict(self):
+            return {"function": print}
+
+    with pytest.raises(amp.UnsupportedError, match="no plain data"):
+        make(scheduler=Opaque()).save(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": []},
+        {"weights": [3]},
+        {"weights": [{"name": "weight", "role": "dense.kernel", "axes": "oi", "shape": [1]}]},
+        {"weights": [{"name": "weight", "role": "dense.kernel", "axes": "o", "shape": [2]}]},
+        {"weights": [{"name": "other", "role": "dense.kernel", "axes": "o", "shape": [1]}]},
+        {"weights": [{"name": 4, "role": "dense.kernel", "axes": "o", "shape": [1]}]},
+        {"training": {}},
+        {"training": None},
+        {"optimizer": None},
+        {"optimizer": {}},
+        {"scheduler": {"count of what": 3}},
+        {"scheduler": 4},
+    ],
+    ids=str,
+)
+def test_an_impossible_training_state_changes_nothing(make, tmp_path, change):
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    state, tensors = checkpoint.read(tmp_path / "a")
+    checkpoint.write(tmp_path / "a", Checkpoint({**state, **change}, tensors))
+    other = make()
+    other(), other()
+    before = facts(other)
+    with refuses(tmp_path):
+        other.load(tmp_path / "a")
+    assert facts(other) == before
