@@ -183,6 +183,20 @@ def test_without_masters_the_optimizer_steps_the_low_parameters(low: str) -> Non
     assert all(s["momentum_buffer"].dtype is torch.float32 for s in optimizer.state.values())
 
 
+def test_without_masters_slots_that_were_there_become_low(low: str) -> None:
+    model = Net()
+    optimizer = optim.Adam(model.parameters(), 1e-2, foreach=True)
+    train(model, optimizer, batches(1))
+    before = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    amp.decorate(model, optimizer, policy(low, master_weights=False))
+    slots = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    assert_same_bits(
+        slots, [b.to(p.dtype) for b, p in zip(before, model.parameters(), strict=True)]
+    )
+    assert all(optimizer.state[p]["step"].dtype is torch.float32 for p in model.parameters())
+    train(model, optimizer, batches(1))
+
+
 # -- loss scaling
 
 
