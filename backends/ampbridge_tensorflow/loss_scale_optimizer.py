@@ -87,6 +87,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         self.inner_optimizer.build(variables)
         super(keras.optimizers.LossScaleOptimizer, self).build(variables)
 
+    @property
+    def iterations(self) -> keras.Variable:
+        """The inner optimizer's, which skipped steps leave as they are."""
+        return self.inner_optimizer.iterations
+
     def scale_loss(self, loss: Array) -> Array:
         """``loss`` in float32, since 65536 is infinite in float16, times the scale."""
         if not self._scales():

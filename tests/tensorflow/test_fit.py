@@ -355,6 +355,16 @@ def test_a_schedule_changes_what_runs_at_its_steps() -> None:
     assert all(before[step] != before[step + 1] for step in (4, 5, 6, 7, 16, 17, 18, 19))
 
 
+def test_a_schedule_leaves_no_mark_on_other_fits() -> None:
+    """Traces of float32 steps with scaling, before and after one without it."""
+    model = made()
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler()), "mse")
+    policies = PolicySchedule(amp.Schedule([(0, "O0")]))
+    runs = [fit(model, callbacks).states for callbacks in ([], [policies], [])]
+    assert runs[0][-1] == runs[1][0] == runs[1][-1]
+    assert runs[2][0] != runs[1][-1]
+
+
 def test_a_schedule_by_the_loss_sees_each_step_s_own() -> None:
     """Not the mean of the epoch, which Keras logs."""
     model = made()
