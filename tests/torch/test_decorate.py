@@ -757,22 +757,46 @@ def test_a_model_and_its_part_are_decorated_one_by_one_below_o2(low: str) -> Non
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     before = shown(model)
     x = torch.randn(2, 4)
-    plain = model(x)
-    of_part = o1(low, keep=["Linear"])
+    of_part = o1(low, output_dtype=low)
     amp.decorate(model, None, o1(other, keep=["1"]))
     amp.decorate(model[1], None, of_part)
-    assert [d for _, d in ran(model, x)] == [{other}, {"float32"}]
+    assert [d for _, d in ran(model, x)] == [{other}, {"float32"}]  # which the whole keeps
     assert Backend.decoration(model[1], None).policy == of_part
-    with pytest.raises(UnsupportedError, match=r"Hint: amp\.undecorate it"):
-        amp.decorate(model[1], None, policy(low))
     amp.undecorate(model)
-    assert [d for _, d in ran(model, x)] == [{"float32"}] * 2  # that part kept itself
+    assert [d for _, d in ran(model, x)] == [{"float32"}, {low}]
+    assert model(x).dtype is getattr(torch, low)
     amp.undecorate(model[1])
-    assert torch.equal(model(x), plain)
     assert shown(model) == before
+
+
+def test_a_model_and_its_part_are_not_decorated_one_by_one_at_o2(low: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     amp.decorate(model, None, policy(low))
     with pytest.raises(UnsupportedError, match="a Sequential, with Policy"):
         amp.decorate(model[0], None, o1(low))
+    amp.decorate(model, None, o1(low))
+    with pytest.raises(UnsupportedError, match=r"Hint: amp\.undecorate it"):
+        amp.decorate(model[0], None, policy(low))
+
+
+def test_steps_of_a_model_and_of_its_part_take_turns(low: str) -> None:
+    """In a step of the whole the part is a layer like others: neither kept nor cast behind."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    outputs: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda layer, args, output: outputs.append(output.dtype))
+
+    def step_of(trained: nn.Module, chosen: amp.Policy) -> Callable[[Tensor], Any]:
+        optimizer = optim.SGD(trained.parameters(), 0.0)
+        return amp.train_step(
+            lambda model, x: model(x).sum(), trained, optimizer, policy=chosen, scaler=UNSCALED
+        )
+
+    part = step_of(model[0], o1(low, keep=["Linear"]))
+    whole = step_of(model, o1(low))
+    for _ in range(2):
+        part(torch.ones(2, 4))
+        whole(torch.ones(2, 4))
+    assert outputs == [F32, getattr(torch, low)] * 2
 
 
 def test_a_policy_without_rules_is_refused_and_changes_nothing() -> None:
