@@ -63,8 +63,8 @@ def listed(names: Iterable[object]) -> str:
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def nearest(name: object, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that look most like ``name``, best first."""
     from difflib import get_close_matches  # only where something went wrong
 
-    return get_close_matches(name, list(known), n=count, cutoff=0.6)
+    return get_close_matches(str(name), list(known), n=count, cutoff=0.6)

@@ -224,7 +224,14 @@ class Policy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
-        """The policy that ``to_dict`` described. Unknown keys are errors."""
+        """The policy that ``to_dict`` described.
+
+        Raises:
+            PolicyError, ArgumentTypeError: for unknown keys and impossible values.
+        """
+        if not isinstance(data, Mapping):
+            msg = f"A policy is described by a dict, not {data!r:.100}.\n"
+            raise ArgumentTypeError(msg + "Hint: Policy.from_dict(policy.to_dict())")
         for key in data:
             if key not in _FIELDS:
                 raise PolicyError(_unknown_field(key, "Policy.from_dict"))

@@ -15,6 +15,7 @@ ceiling and stays (``at_max_scale``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -190,8 +191,11 @@ class HostStore:
 def checked_float(name: str, value: object) -> float:
     """``value`` rounded to float32; bool and text are not numbers here."""
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        with np.errstate(over="ignore"):  # too large becomes inf, which no bound admits
-            return float(np.float32(value))
+        try:
+            with np.errstate(over="ignore"):  # too large becomes inf, which no bound admits
+                return float(np.float32(value))
+        except OverflowError:  # an int beyond float64
+            return math.inf if value > 0 else -math.inf
     msg = f"{name} is a number, not {value!r} of type {type(value).__name__}.\n"
     raise ArgumentTypeError(
         msg + f"Hint: {name}=2.0**16" if "scale" in name else msg + f"Hint: {name}=2.0"

@@ -18,6 +18,8 @@ from ampbridge.scale_rule import ScalerConfig, ScaleState
 
 VERSION = 2
 
+_LARGEST_COUNT = 2**31 - 1  # of the counters on devices
+
 _COUNTERS = ("good_steps", "bad_steps", "consecutive_skips")
 _SETTINGS = tuple(asdict(ScalerConfig()))
 _KEYS = ("version", "enabled", "scale", *_COUNTERS, *_SETTINGS)
@@ -100,7 +102,7 @@ def read_state(
     values = _translate(data)
     try:
         config = replace(config, **{k: _setting(k, values[k]) for k in _SETTINGS if k in values})
-        counters = {k: int(_number(k, values.get(k, 0))) for k in _COUNTERS}
+        counters = {k: _count(k, values.get(k, 0)) for k in _COUNTERS}
         scale = float(_number("scale", values["scale"]))
     except AmpBridgeError as error:
         msg = f"The state holds an impossible value. {error}"
@@ -158,6 +160,13 @@ def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
 def _setting(name: str, value: Any) -> Any:
     """A setting, whose range ``ScalerConfig`` checks: a number, a word or None."""
     return value if value is None or isinstance(value, str) else _number(name, value)
+
+
+def _count(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if number != number or abs(number) > _LARGEST_COUNT or number != int(number):
+        raise StateError(f"{name} is a count, not {value!r:.100}.\nHint: {name}=0")
+    return int(number)
 
 
 def _number(name: str, value: Any) -> Any:

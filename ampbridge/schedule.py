@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError, PolicyError, StateError
+from ampbridge.errors import (
+    AmpBridgeError,
+    ArgumentError,
+    ArgumentTypeError,
+    PolicyError,
+    StateError,
+)
 from ampbridge.policy import Policy
 
 if TYPE_CHECKING:
@@ -319,10 +325,20 @@ def single(policy: str | Policy) -> Policy:
 
 
 def from_dict(data: Mapping[str, Any]) -> Policy | Schedule:
-    """What ``to_dict`` of a policy or a schedule described."""
-    if "steps" in data:
-        return Schedule([(first, Policy.from_dict(policy)) for first, policy in data["steps"]])
-    if "use" not in data:
+    """What ``to_dict`` of a policy or a schedule described.
+
+    Raises:
+        PolicyError, ArgumentError, ArgumentTypeError: for what neither of them can be.
+    """
+    if not isinstance(data, Mapping) or not ("steps" in data or "use" in data):
         return Policy.from_dict(data)
-    policies = {name: Policy.from_dict(data[name]) for name in ("use", "otherwise")}
-    return Schedule.when(**{**data, **policies})
+    try:
+        if "steps" in data:
+            return Schedule([(first, Policy.from_dict(policy)) for first, policy in data["steps"]])
+        policies = {name: Policy.from_dict(data[name]) for name in ("use", "otherwise")}
+        return Schedule.when(**{**data, **policies})
+    except (TypeError, ValueError, KeyError) as error:
+        if isinstance(error, AmpBridgeError):
+            raise
+        msg = f"{data!r:.200} describes no schedule.\n"
+        raise ArgumentTypeError(msg + "Hint: schedule.to_dict() makes such a dict.") from error
