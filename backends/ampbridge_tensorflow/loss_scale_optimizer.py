@@ -113,6 +113,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         else:
             self.inner_optimizer.apply(grads, trainable_variables)
 
+    def check_finite(self, grads: Sequence[Array | None]) -> Array:
+        """Whether all gradients are finite, on each replica: they are summed only after this.
+
+        (Keras asks one replica, and another's overflow goes into the weights.)
+        """
+        finite = super().check_finite(grads)
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return finite
+        count = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(finite, tf.int32))
+        return tf.equal(count, replica.num_replicas_in_sync)
+
     def _stateful_handle_finite_grads(
         self,
         grads: Sequence[Array | None],

@@ -246,6 +246,32 @@ def test_keras_wraps_it_in_no_other() -> None:
     assert not isinstance(optimizer.inner_optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+def test_an_overflow_on_one_replica_of_several_skips_the_step() -> None:
+    """Keras' own optimizer asks the first replica alone, and the weights become NaN."""
+    program = """
+import keras, numpy as np, tensorflow as tf
+import ampbridge as amp
+from ampbridge_tensorflow import LossScaleOptimizer
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    scaler = amp.GradScaler(4.0, growth_interval=2)
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1), scaler), "mse")
+x = np.ones((64, 8), np.float32)
+y = np.zeros((64, 1), np.float32)
+y[40] = np.inf  # of the third batch of 16, on the second replica
+model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+state = scaler.state_dict()
+print([state[key] for key in ("scale", "good_steps", "consecutive_skips")])
+print(all(np.isfinite(tf.convert_to_tensor(w.value)).all() for w in model.weights))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["[4.0, 1, 0]", "True"]
+
+
 # -- saving
 
 
