@@ -265,7 +265,10 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
     if isinstance(value, str):
         msg = f"{field_name} takes a list of names, not the string {value!r}.\n"
         raise ArgumentTypeError(msg + f"Hint: {field_name}=[{value!r}]")
-    names = tuple(value) if isinstance(value, Iterable) else (value,)
+    try:
+        names = tuple(value)
+    except TypeError:
+        names = (cast(str, value),)  # refused below
     for name in names:
         if not isinstance(name, str):
             msg = f"{field_name} takes names, not {name!r} of type {type(name).__name__}.\n"

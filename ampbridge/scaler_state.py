@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, StateError
-from ampbridge.scale_rule import ScalerConfig, ScaleState
+from ampbridge.scale_rule import ScalerConfig, ScaleState, checked_float
 
 VERSION = 2
 
@@ -103,7 +103,7 @@ def read_state(
     try:
         config = replace(config, **{k: _setting(k, values[k]) for k in _SETTINGS if k in values})
         counters = {k: _count(k, values.get(k, 0)) for k in _COUNTERS}
-        scale = float(_number("scale", values["scale"]))
+        scale = checked_float("scale", _number("scale", values["scale"]))
     except AmpBridgeError as error:
         msg = f"The state holds an impossible value. {error}"
         raise StateError(msg) from error

@@ -383,7 +383,7 @@ class TrainStep:
         schedule_state = state["schedule"]
         if isinstance(self._plan, Schedule):
             self._plan.check_state(schedule_state)
-        elif schedule_state != {}:
+        elif not isinstance(schedule_state, dict) or schedule_state:
             raise StateError(_impossible("schedule", schedule_state))
         counts = {name: state.get(name, 0) for name in ("step", "unscaled_skips")}
         for name, count in counts.items():
