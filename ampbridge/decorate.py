@@ -8,7 +8,7 @@ from typing import Any
 
 from ampbridge import registry
 from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
-from ampbridge.errors import ArgumentError, PolicyError, nearest
+from ampbridge.errors import AmpBridgeError, ArgumentError, PolicyError, nearest
 from ampbridge.policy import OUTPUT_DTYPES, Policy
 from ampbridge.schedule import single
 
@@ -97,9 +97,17 @@ def fit_to(
 def _replace(
     backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
 ) -> None:
+    """``wanted`` in the place of what is there; if it is refused, that stays."""
+    earlier = backend.decoration(model, None)
     backend.undecorate(model, optimizer)
-    if wanted is not None:
+    if wanted is None:
+        return
+    try:
         backend.decorate(model, optimizer, wanted)
+    except AmpBridgeError:
+        if earlier is not None:
+            backend.decorate(model, optimizer, earlier)
+        raise
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:

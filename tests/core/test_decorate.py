@@ -44,6 +44,21 @@ def test_a_new_decoration_takes_the_place_of_the_old_one(model):
     assert levels == [None, "O2", None, "O1"]
 
 
+def test_a_refused_decoration_leaves_the_old_one(model, toy, monkeypatch):
+    amp.decorate(model, policy="O1")
+    genuine = toy.Backend.decorate
+
+    def decorate(self, model, optimizer, decoration):
+        if decoration.policy.level == "O2":
+            raise amp.UnsupportedError("no O2 here")
+        genuine(self, model, optimizer, decoration)
+
+    monkeypatch.setattr(toy.Backend, "decorate", decorate)
+    with pytest.raises(amp.UnsupportedError):
+        amp.decorate(model, policy="O2")
+    assert model.decorations[-1] == Decoration(Policy("O1"), [])
+
+
 def test_O0_takes_a_decoration_back(model):
     amp.decorate(amp.decorate(model), policy="O0")
     assert model.decorations[-1] is None
