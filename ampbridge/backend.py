@@ -202,6 +202,8 @@ class Backend(Protocol):
     name: str
     compiles_by_default: bool
 
+    # -- precision
+
     @abstractmethod
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         """A region in which ops run as ``policy`` says; O0 is a region of plain float32.
@@ -223,6 +225,8 @@ class Backend(Protocol):
     @abstractmethod
     def cast(self, x: Array, dtype: str) -> Array:
         """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+
+    # -- models fitted to a policy
 
     @abstractmethod
     def layers(self, model: Model) -> list[Layer]:
@@ -255,6 +259,8 @@ class Backend(Protocol):
     @abstractmethod
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         """What the model, together with that optimizer, is decorated with; None if it is not."""
+
+    # -- gradients
 
     @abstractmethod
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
@@ -298,6 +304,8 @@ class Backend(Protocol):
             UnsupportedError: where gradients are values that the caller holds.
         """
 
+    # -- from gradients to parameters
+
     @abstractmethod
     def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
         """Divide by ``scale`` in one pass that also looks for inf and NaN; may work in place.
@@ -334,6 +342,8 @@ class Backend(Protocol):
             Whether it was stepped, as a native scalar.
         """
 
+    # -- compiled steps, and what a step remembers
+
     @abstractmethod
     def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
         """``build(loss_fn)``, compiled where this framework compiles: the loss, or the whole step.
@@ -348,6 +358,8 @@ class Backend(Protocol):
     @abstractmethod
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         """A place for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""
+
+    # -- what there is to compute with, and what becomes of a policy there
 
     @abstractmethod
     def devices(self) -> list[Device]:
@@ -368,6 +380,8 @@ class Backend(Protocol):
         Raises:
             UnsupportedError: for a policy that a region would refuse.
         """
+
+    # -- saving and loading
 
     @abstractmethod
     def weights(self, model: Model) -> list[Weight]:
@@ -397,6 +411,8 @@ class Backend(Protocol):
         Raises:
             StateError: if it does not fit; the optimizer may be half changed then.
         """
+
+    # -- the framework's own scaler
 
     @abstractmethod
     def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
