@@ -111,12 +111,7 @@ class OpListMode(TorchFunctionMode):
         if self.rules.simulates and device_type == "cpu":
             low = _low_dtype(treatment, rule, args, kwargs)
             if low is not None and not simulation.kernel_will_do(rule, args, kwargs):
-                weights = None if torch.compiler.is_compiling() else self._weights
-                count = 1 if rule.input_alone else len(args)
-                args = [*simulation.raised(args[:count], low, weights), *args[count:]]
-                kwargs = simulation.raised(kwargs, low, weights)
-                result = _run_outside_autocast(func, args, kwargs, switched_off)
-                return simulation.rounded(result, low)
+                return self._simulate(func, rule, args, kwargs, low, switched_off)
         if treatment == "follow":
             return func(*args, **kwargs)
         if treatment == "allow":
@@ -129,6 +124,22 @@ class OpListMode(TorchFunctionMode):
         elif treatment != "promote":
             args = [_cast(value, dtype, device_type) for value in args[:1]] + list(args[1:])
         return _run_outside_autocast(func, args, kwargs, switched_off)
+
+    def _simulate(
+        self,
+        func: Function,
+        rule: Rule,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        low: torch.dtype,
+        switched_off: str | None,
+    ) -> Any:
+        """``func`` in float32, on inputs and with results rounded to ``low``."""
+        weights = None if torch.compiler.is_compiling() else self._weights
+        cast = 1 if rule.input_alone else len(args)
+        args = [*simulation.raised(list(args[:cast]), low, weights), *args[cast:]]
+        kwargs = simulation.raised(dict(kwargs), low, weights)
+        return simulation.rounded(_run_outside_autocast(func, args, kwargs, switched_off), low)
 
 
 def _low_dtype(

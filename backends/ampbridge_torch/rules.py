@@ -163,7 +163,7 @@ def _following() -> frozenset[Function]:
         for function in functions_named("aten", name)
     }
     exact = {f for f, kernel in simulation.rounds_once().items() if kernel == "always"}
-    return computing_functions() - cast_by_autocast - exact | {torch.Tensor.__getitem__}
+    return computing_functions() - cast_by_autocast - exact
 
 
 def _categories(
@@ -195,6 +195,8 @@ def _categories(
                         found[function] = "allow"
                 elif verdict != "rest" and (verdict != "promote" or not is_composite(function)):
                     found[function] = verdict
+    if simulates:
+        found[torch.Tensor.__getitem__] = "follow"  # no op of the table, and a sum in its gradient
     return found
 
 

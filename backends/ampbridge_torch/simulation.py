@@ -94,7 +94,7 @@ NOT_ON_CUDA = (
 def has_fast_kernels(dtype: str) -> bool:
     """Whether this CPU multiplies matrices of ``dtype`` faster than those of float32.
 
-    Without AVX512-BF16 or AMX torch's own kernels are 2 to 10 times slower than the simulation; with
+    Without AVX512-BF16 or AMX torch's own kernels are 2 to 16 times slower than the simulation; with
     AVX512-FP16 they are as fast as it is in float16, and give other bits (docs/performance.md).
     """
     name = {"float16": "_is_amx_fp16_supported", "bfloat16": "_is_avx512_bf16_supported"}[dtype]
