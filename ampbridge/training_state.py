@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -120,10 +120,17 @@ def take_over(saved: Saved, trained: Trained) -> None:
 def _set(trained: Trained, values: Tensors, optimizer: OptimizerState, scheduler: Any) -> None:
     trained.backend.write_weights(trained.model, values)
     trained.backend.write_optimizer(trained.optimizer, trained.model, optimizer)
-    if (scheduler is None) != (not hasattr(trained.scheduler, "load_state_dict")):
+    restore = _state_setter(trained.scheduler)
+    if (scheduler is None) != (restore is None):
         raise StateError("one of the two has a scheduler with a state, the other has none.")
-    if scheduler is not None:
-        trained.scheduler.load_state_dict(scheduler)
+    if restore is not None:
+        restore(_with_own_keys(scheduler))
+
+
+def _state_setter(scheduler: Any) -> Callable[[Any], Any] | None:
+    """What sets a scheduler to a state: ``load_state_dict``, or ``set_state_dict`` as Paddle's."""
+    setters = (getattr(scheduler, name, None) for name in ("load_state_dict", "set_state_dict"))
+    return next(filter(callable, setters), None)
 
 
 def _other_model(present: list[Weight], saved: list[Weight]) -> str:
@@ -145,7 +152,7 @@ def _scheduler_state(scheduler: Any) -> Any:
 
     state = scheduler.state_dict()
     try:
-        return json.loads(json.dumps(state, allow_nan=False))
+        return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
     except (TypeError, ValueError) as error:
         msg = (
             f"The state of {type(scheduler).__name__} is no plain data ({error!s:.100}), and "
@@ -153,6 +160,26 @@ def _scheduler_state(scheduler: Any) -> Any:
             "Hint: train_step(..., scheduler=scheduler.step), and save scheduler.state_dict() yourself."
         )
         raise UnsupportedError(msg) from error
+
+
+_PAIRS = "keys and values"
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Mappings by numbers as pairs: JSON would make text of their keys (MultiStepLR's milestones)."""
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _with_text_keys(item) for key, item in value.items()}
+        return {_PAIRS: [[key, _with_text_keys(item)] for key, item in value.items()]}
+    return [_with_text_keys(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _with_own_keys(value: Any) -> Any:
+    """What ``_with_text_keys`` was given; tuples are lists."""
+    if isinstance(value, Mapping):
+        pairs = value[_PAIRS] if value.keys() == {_PAIRS} else value.items()
+        return {key: _with_own_keys(item) for key, item in pairs}
+    return [_with_own_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = None) -> Report:

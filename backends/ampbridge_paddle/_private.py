@@ -83,7 +83,18 @@ PRIVATE: Mapping[str, Private] = {
     "Layer._dtype": Private("O2 on GPU", True, "3.3.1"),
     "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
     "Layer._to_impl": Private("O2 on GPU", True, "3.3.1"),
+    "Layer._groups": Private("amp.load_weights: depthwise convolutions", True, "3.3.1"),
+    "Layer._non_persistable_buffer_names_set": Private("step.save, step.load", True, "3.3.1"),
     "Optimizer._master_weights": Private("O2 on GPU", True, "3.3.1"),
+    "Optimizer._accumulators": Private("step.save, step.load", True, "3.3.1"),
+    "Optimizer._accumulators_holder": Private("step.save, step.load", True, "3.3.1"),
+    "Optimizer._already_create_accumulator": Private("step.load", True, "3.3.1"),
+    "Optimizer._create_accumulators": Private("step.load", True, "3.3.1"),
+    "Optimizer._create_multi_tensor_dict": Private(
+        "step.load of optimizers with use_multi_tensor=True", False, "3.3.1"
+    ),
+    "Optimizer._learning_rate": Private("step.save, step.load", True, "3.3.1"),
+    "Optimizer._name": Private("step.save, step.load of optimizers with a name", True, "3.3.1"),
     "Model._loss": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
     "Model._metrics": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
     "Model._optimizer": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),

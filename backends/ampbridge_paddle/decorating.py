@@ -29,7 +29,7 @@ Tensor = Any
 
 def layers(model: Layer) -> list[LayerOfModel]:
     """See ``Backend.layers``."""
-    model = _without_wrapper(model)
+    model = without_wrapper(model)
     return [
         LayerOfModel(name, type(layer).__name__, layer, _own_shapes(layer))
         for name, layer in model.named_sublayers(include_self=True)
@@ -41,7 +41,7 @@ def _own_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in own}
 
 
-def _without_wrapper(model: Layer) -> Layer:
+def without_wrapper(model: Layer) -> Layer:
     """The user's model inside of a data-parallel one, whose layers have the names the user knows."""
     return model._layers if isinstance(model, paddle.DataParallel) else model
 
@@ -52,7 +52,7 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     at_o2 = decoration.policy.level == "O2"
     if at_o2 and isinstance(model, paddle.DataParallel):
         _check_that_its_buckets_fit(decoration)
-    model = _without_wrapper(model)
+    model = without_wrapper(model)
     if decoration.standalone:
         _check_that_it_is_not_compiled(model)
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
@@ -87,7 +87,7 @@ def _check_that_it_is_not_compiled(model: Layer) -> None:
 
 def undecorate(model: Layer, optimizer: Any) -> None:
     """See ``Backend.undecorate``."""
-    model = _without_wrapper(model)
+    model = without_wrapper(model)
     role = role_of(model, DecoratedModel)
     if role is None:
         return
@@ -101,7 +101,7 @@ def undecorate(model: Layer, optimizer: Any) -> None:
 
 def decoration(model: Layer, optimizer: Any) -> Decoration | None:
     """See ``Backend.decoration``."""
-    role = role_of(_without_wrapper(model), DecoratedModel)
+    role = role_of(without_wrapper(model), DecoratedModel)
     if role is None:
         return None
     served = role.parameters is None or optimizer is None or role.parameters.serves(optimizer)

@@ -101,6 +101,9 @@ class ParametersAtO2(Protocol):
     def serves(self, optimizer: Any) -> bool:
         """Whether ``optimizer`` may step the model."""
 
+    def masters(self) -> dict[str, Any]:
+        """float32 tensors that are stepped in the place of parameters, by the parameters' names."""
+
     def release(self) -> None:
         """Take it all back, the optimizer's part included."""
 

@@ -71,6 +71,10 @@ class NativeO2:
     def serves(self, optimizer: Optimizer) -> bool:
         return optimizer is self._optimizer
 
+    def masters(self) -> dict[str, Tensor]:
+        present = {} if self._optimizer is None else _masters_in(self._optimizer)
+        return {name: present.get(name, master) for name, master in self._masters.items()}
+
     def release(self) -> None:
         masters = self._take_masters()
         for layer in self._layers:

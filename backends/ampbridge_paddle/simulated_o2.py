@@ -64,6 +64,9 @@ class SimulatedO2:
     def serves(self, optimizer: Any) -> bool:
         return self._has_masters or isinstance(optimizer, RoundsAfterSteps)
 
+    def masters(self) -> dict[str, Tensor]:
+        return {}  # the parameters' own storage
+
     def release(self) -> None:
         low_parameters.make_full([*self._parameters, *self._present_buffers()])
         optimizer = self._optimizer and self._optimizer()

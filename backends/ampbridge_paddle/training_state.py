@@ -1,44 +1,402 @@
-"""Weights, slots and settings, as arrays by name."""
+"""Weights, slots and settings, as arrays by name.
+
+Paddle knows slots by tensors' names, which count what the process has made before; here they go by
+the dotted names of the model's weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import paddle
+from paddle import nn
 
-from ampbridge.backend import OptimizerState
-from ampbridge.errors import UnsupportedError
+from ampbridge.backend import Model, Optimizer, OptimizerState
+from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import Weight
+from ampbridge_paddle._private import method
+from ampbridge_paddle.decorating import NORMALIZATIONS, without_wrapper
 from ampbridge_paddle.gradients import parameters
+from ampbridge_paddle.layer_calls import DecoratedModel, role_of
+from ampbridge_paddle.low_parameters import round_storage
+from ampbridge_paddle.rounding import round_to
+
+Layer = Any
+Tensor = Any
+
+_LOW = {paddle.float16: "float16", paddle.bfloat16: "bfloat16"}
+
+# -- weights
+
+_NORMALIZATION = {
+    "weight": ("norm.scale", "c"),
+    "scale": ("norm.scale", "c"),  # as instance norms call it
+    "bias": ("norm.offset", "c"),
+    "_mean": ("norm.mean", "c"),
+    "_variance": ("norm.variance", "c"),
+}
 
 
-def parameter_names(model: Any) -> list[str]:
+def _convolution(role: str, axes: str) -> dict[str, tuple[str, str]]:
+    return {"weight": (f"{role}.kernel", axes), "bias": ("conv.bias", "o")}
+
+
+# Class -> its tensors' roles and axes.
+ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
+    nn.Linear: {"weight": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
+    nn.Conv1D: _convolution("conv", "oiw"),
+    nn.Conv2D: _convolution("conv", "oihw"),
+    nn.Conv3D: _convolution("conv", "oidhw"),
+    nn.Conv1DTranspose: _convolution("conv_transpose", "iow"),
+    nn.Conv2DTranspose: _convolution("conv_transpose", "iohw"),
+    nn.Conv3DTranspose: _convolution("conv_transpose", "iodhw"),
+    nn.Embedding: {"weight": ("embedding.table", "no")},
+    **dict.fromkeys(NORMALIZATIONS, _NORMALIZATION),
+}
+
+
+def parameter_names(model: Model) -> list[str]:
     """See ``Backend.parameter_names``."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for parameter in parameters(model)]
+    names = {id(p): name for name, p in without_wrapper(model).named_parameters()}
+    return [names[id(p)] for p in parameters(model)]
 
 
-def weights(model: Any) -> list[Weight]:
+def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
-    raise UnsupportedError("not yet")
+    return [
+        Weight(name, *_role(layer, attribute, tensor), tuple(tensor.shape))
+        for name, layer, attribute, tensor in _tensors(model)
+    ]
 
 
-def read_weights(model: Any) -> dict[str, np.ndarray]:
+def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    raise UnsupportedError("not yet")
+    masters = _masters(model)
+    return {
+        name: _float32_if_low(masters.get(tensor.name, tensor))
+        for name, _, _, tensor in _tensors(model)
+    }
 
 
-def write_weights(model: Any, values: Mapping[str, np.ndarray]) -> None:
+@paddle.no_grad()
+def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    raise UnsupportedError("not yet")
+    masters = _masters(model)
+    for name, _, _, tensor in _tensors(model):
+        _assign(tensor, values[name])
+        if tensor.name in masters:
+            _assign(masters[tensor.name], values[name])
+    round_storage(tensor for _, _, _, tensor in _tensors(model))
 
 
-def read_optimizer(optimizer: Any, model: Any) -> OptimizerState:
+def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
+    """Parameters and persistable buffers, each once: name, layer, attribute, tensor."""
+    seen: set[int] = set()
+    for prefix, layer in without_wrapper(model).named_sublayers(include_self=True):
+        passing = method("Layer", layer, "_non_persistable_buffer_names_set")
+        own = [
+            *layer.named_parameters(include_sublayers=False),
+            *(
+                (name, buffer)
+                for name, buffer in layer.named_buffers(include_sublayers=False)
+                if name not in passing and method("Tensor", buffer, "_is_initialized")()
+            ),
+        ]
+        for attribute, tensor in own:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{prefix}.{attribute}".lstrip("."), layer, attribute, tensor
+
+
+def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
+    """What a tensor is for; of unknown layers, its own name and axes without meaning."""
+    for kind, roles in ROLES.items():
+        if isinstance(layer, kind) and attribute in roles:
+            role, axes = roles[attribute]
+            return _depthwise(layer, role), axes
+    return f"other.{attribute}", "abcdefgh"[: tensor.ndim]
+
+
+def _depthwise(layer: Layer, role: str) -> str:
+    """``role``, unless it is a kernel of groups of one channel, which elsewhere have their own layer."""
+    if role == "conv.kernel" and layer.weight.shape[1] == 1 < method("Layer", layer, "_groups"):
+        return "depthwise_conv.kernel"
+    return role
+
+
+def _masters(model: Model) -> Mapping[str, Tensor]:
+    role = role_of(without_wrapper(model), DecoratedModel)
+    return {} if role is None or role.parameters is None else role.parameters.masters()
+
+
+def _float32_if_low(tensor: Tensor) -> np.ndarray:
+    wide = tensor.astype("float32") if tensor.dtype in _LOW else tensor
+    return np.array(wide.numpy())
+
+
+def _assign(tensor: Tensor, value: np.ndarray) -> None:
+    """Set in place: optimizers, marks and compiled programs know the tensor itself."""
+    given = paddle.to_tensor(np.ascontiguousarray(value), place=tensor.place)
+    given = given.reshape(tensor.shape)  # of what has no axes, NumPy makes one
+    if tensor.dtype in _LOW and given.dtype == paddle.float32:
+        given = round_to(given, _LOW[tensor.dtype])
+    paddle.assign(given.astype(tensor.dtype), output=tensor)
+
+
+# -- optimizers
+
+# Those that remember nothing beside their slots, which Paddle calls accumulators.
+KNOWN = (
+    paddle.optimizer.SGD, paddle.optimizer.Momentum, paddle.optimizer.Adam, paddle.optimizer.AdamW,
+    paddle.optimizer.RMSProp, paddle.optimizer.Adagrad, paddle.optimizer.Adadelta,
+    paddle.optimizer.Adamax, paddle.optimizer.Lamb, paddle.optimizer.NAdam, paddle.optimizer.RAdam,
+    paddle.optimizer.ASGD, paddle.optimizer.Rprop,
+)  # fmt: skip
+
+_HINT = "Hint: step.load(path) of what step.save(path) wrote, with an optimizer made alike."
+
+
+def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
     """See ``Backend.read_optimizer``."""
-    raise UnsupportedError("not yet")
+    native = _known(optimizer)
+    _check_that_nothing_waits(native)
+    named = _named_parameters(native, model)
+    slots = {
+        f"{name}/{slot}": np.array(tensor.numpy())
+        for name, parameter in named.items()
+        for slot, tensor in _slots(native, parameter).items()
+    }
+    settings = {
+        "lr": _read_rate(native),
+        "lr_of_weights": {
+            name: rate for name, p in named.items() if (rate := _rate_of(p)) is not None
+        },
+        "groups": [_numbers(group) for group in _groups(native)],
+    }
+    return OptimizerState(slots, settings)
 
 
-def write_optimizer(optimizer: Any, model: Any, state: OptimizerState) -> None:
+def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
     """See ``Backend.write_optimizer``."""
-    raise UnsupportedError("not yet")
+    native = _known(optimizer)
+    named = _named_parameters(native, model)
+    wanted: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in state.slots.items():
+        name, _, slot = key.rpartition("/")
+        wanted.setdefault(name, {})[slot] = value
+    unknown = sorted(wanted.keys() - named.keys())
+    if unknown:
+        raise StateError(f"slots of no parameter: {unknown[:4]}.\n{_HINT}")
+    _write_rates(native, named, state.settings)
+    method("Optimizer", native, "_accumulators_holder").clear()
+    for name, parameter in named.items():
+        if name in wanted:
+            _write_slots(native, name, parameter, wanted[name])
+        else:
+            _forget_slots(native, parameter)
+    _forget_lists_of_slots(native)
+
+
+def _known(optimizer: Optimizer) -> Any:
+    native = getattr(optimizer, "_inner_opt", optimizer)  # fleet's wrappers keep the user's there
+    if isinstance(native, KNOWN):
+        return native
+    msg = (
+        f"What a {type(native).__name__} remembers is not known; known are "
+        f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
+        "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
+    )
+    raise UnsupportedError(msg)
+
+
+def _check_that_nothing_waits(optimizer: Any) -> None:
+    """Slots that ``set_state_dict`` has left until the first step, under names of Paddle's."""
+    if method("Optimizer", optimizer, "_accumulators_holder"):
+        msg = (
+            "The optimizer was given a state that it takes over in its first step; before, it cannot "
+            "be saved.\nHint: step.save(path) after a step, or set_state_dict() after step.load(path)."
+        )
+        raise UnsupportedError(msg)
+
+
+def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
+    """The optimizer's parameters by their names in the model, frozen ones included."""
+    names = {id(p): name for name, p in without_wrapper(model).named_parameters()}
+    groups = [group["params"] for group in _groups(optimizer)]
+    own = [p for group in groups for p in group] or method(
+        "Optimizer", optimizer, "_parameter_list"
+    )
+    foreign = [p.name for p in own if id(p) not in names]
+    if foreign:
+        msg = (
+            f"The optimizer steps parameters that the model does not have: {foreign[:4]}; a "
+            "checkpoint would lack them.\nHint: put both into one paddle.nn.Layer."
+        )
+        raise UnsupportedError(msg)
+    _check_masters(optimizer, model)
+    return {names[id(p)]: p for p in own}
+
+
+def _check_masters(optimizer: Any, model: Model) -> None:
+    if method("Optimizer", optimizer, "_master_weights").keys() - _masters(model).keys():
+        msg = (
+            "The optimizer has masters that amp.decorate did not make.\n"
+            "Hint: model, optimizer = amp.decorate(model, optimizer, 'O2:bfloat16'), instead of "
+            "paddle.amp.decorate."
+        )
+        raise UnsupportedError(msg)
+
+
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    groups = method("Optimizer", optimizer, "_param_groups") or []
+    return [group for group in groups if isinstance(group, dict)]
+
+
+# -- slots
+
+
+def _slots(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
+    """The accumulators of ``parameter`` by their names, without the optimizer's own before them."""
+    key = _key(optimizer, parameter)
+    prefix = method("Optimizer", optimizer, "_name")
+    return {
+        name if prefix is None else name.removeprefix(f"{prefix}_"): by_parameter[key]
+        for name, by_parameter in method("Optimizer", optimizer, "_accumulators").items()
+        if key in by_parameter
+    }
+
+
+def _key(optimizer: Any, parameter: Tensor) -> str:
+    """The name under which Paddle keeps the parameter's accumulators: its master's, if it has one."""
+    masters = method("Optimizer", optimizer, "_master_weights")
+    name: str = masters.get(parameter.name, parameter).name
+    return name
+
+
+def _write_slots(
+    optimizer: Any, name: str, parameter: Tensor, values: Mapping[str, np.ndarray]
+) -> None:
+    if not _slots(optimizer, parameter):
+        block = paddle.static.default_main_program().global_block()
+        method("Optimizer", optimizer, "_create_accumulators")(block, [parameter])
+    present = _slots(optimizer, parameter)
+    if present.keys() != values.keys():
+        has, wants = sorted(values), sorted(present)
+        raise StateError(f"{name!r} has the slots {has}, the optimizer {wants}.\n{_HINT}")
+    for slot, tensor in present.items():
+        _check_fits(f"{name}/{slot}", tensor.numpy(), values[slot])
+        tensor.set_value(values[slot])
+
+
+def _check_fits(key: str, present: np.ndarray, value: np.ndarray) -> None:
+    if (value.shape, value.dtype) != (present.shape, present.dtype):
+        msg = (
+            f"slot {key!r} is {value.dtype}{value.shape}, the optimizer's is "
+            f"{present.dtype}{present.shape}.\n"
+        )
+        raise StateError(msg + _HINT)
+
+
+def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
+    """As before the first step with a gradient; Paddle makes them again when there is one."""
+    key, accumulators = _key(optimizer, parameter), method("Optimizer", optimizer, "_accumulators")
+    for name in list(accumulators):
+        accumulators[name].pop(key, None)
+        if not accumulators[name]:
+            del accumulators[name]
+    method("Optimizer", optimizer, "_already_create_accumulator").discard(parameter.name)
+
+
+def _forget_lists_of_slots(optimizer: Any) -> None:
+    """Which ``use_multi_tensor`` keeps beside the accumulators, and makes again if they are empty."""
+    empty = method("Optimizer", optimizer, "_create_multi_tensor_dict")
+    for kept in vars(optimizer).values():
+        if isinstance(kept, dict) and kept.keys() == empty().keys():
+            kept.update({k: lists for k, lists in empty().items() if kept[k] is not None})
+
+
+# -- rates
+
+
+def _read_rate(optimizer: Any) -> Any:
+    rate = method("Optimizer", optimizer, "_learning_rate")
+    return _plain(rate.state_dict()) if _is_scheduler(rate) else float(rate)
+
+
+def _is_scheduler(rate: Any) -> bool:
+    return isinstance(rate, paddle.optimizer.lr.LRScheduler)
+
+
+def _plain(state: Any) -> Any:
+    """What a rate's scheduler remembers, NumPy's numbers as Python's."""
+    if isinstance(state, Mapping):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, (np.ndarray, np.generic)):
+        return _plain(state.item())
+    if state is None or isinstance(state, (bool, int, float, str)):
+        return state
+    msg = (
+        f"The learning rate's scheduler remembers a {type(state).__name__}, which is no plain data.\n"
+        "Hint: let its state_keys() name numbers alone."
+    )
+    raise UnsupportedError(msg)
+
+
+def _rate_of(parameter: Tensor) -> float | None:
+    """By what a parameter's rate is multiplied, if by anything but 1."""
+    rate = parameter.optimize_attr.get("learning_rate", 1.0)
+    return float(rate) if _is_number(rate) and rate != 1.0 else None
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    """A finite one, or a flag of a group."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _write_rates(optimizer: Any, named: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    _write_rate(optimizer, settings.get("lr"))
+    rates, groups = settings.get("lr_of_weights"), settings.get("groups")
+    if not isinstance(rates, dict) or not rates.keys() <= named.keys():
+        raise StateError(f"lr_of_weights={rates!r:.200} is of other weights.\n{_HINT}")
+    for name, parameter in named.items():
+        if _is_number(parameter.optimize_attr.get("learning_rate", 1.0)):
+            parameter.optimize_attr["learning_rate"] = _checked_number(name, rates.get(name, 1.0))
+    own = _groups(optimizer)
+    if not isinstance(groups, list) or [*map(_keys, groups)] != [_keys(_numbers(g)) for g in own]:
+        raise StateError(f"groups={groups!r:.200} are not the optimizer's.\n{_HINT}")
+    for group, values in zip(own, groups, strict=True):
+        group.update({key: _checked_number(key, value) for key, value in values.items()})
+
+
+def _keys(values: Any) -> set[str] | None:
+    return set(values) if isinstance(values, dict) else None
+
+
+def _checked_number(name: str, value: Any) -> Any:
+    if not _is_number(value):
+        raise StateError(f"{name}={value!r:.100} is no finite number.\n{_HINT}")
+    return value
+
+
+def _write_rate(optimizer: Any, rate: Any) -> None:
+    present = method("Optimizer", optimizer, "_learning_rate")
+    if not _is_scheduler(present):
+        if isinstance(rate, bool):
+            raise StateError(f"lr={rate!r} is no rate.\n{_HINT}")
+        optimizer.set_lr(float(_checked_number("lr", rate)))
+        return
+    if not isinstance(rate, dict) or rate.keys() != present.state_dict().keys():
+        msg = f"lr={rate!r:.200} is not the state of a {type(present).__name__}.\n"
+        raise StateError(msg + _HINT)
+    with warnings.catch_warnings():
+        # LinearWarmup takes its inner scheduler's state for a value that nobody uses.
+        warnings.filterwarnings("ignore", "There are some unused values in state_dict", UserWarning)
+        present.set_state_dict(rate)

@@ -17,7 +17,7 @@ from paddle.amp.auto_cast import amp_global_state, amp_initialize
 from paddle_reference import normal, rounded
 
 import ampbridge as amp
-from ampbridge_paddle import casting
+from ampbridge_paddle import casting, training_state
 from ampbridge_paddle.native_o2 import gradient_for
 
 
@@ -201,3 +201,40 @@ def test_execution_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.execution(amp.Policy("O2")) == "native"
     with pytest.raises(amp.UnsupportedError, match="Hint: execution='auto'"):
         backend.execution(amp.Policy("O2", execution="simulated"))
+
+
+def test_a_training_state_has_masters_and_slots_under_the_weights_names(
+    calls: list[dict[str, Any]],
+) -> None:
+    net, other = model(), model()
+    optimizer, target = adam(net), adam(other)
+    for layer, its in ((net, optimizer), (other, target)):
+        amp.decorate(layer, its, "O2")
+    masters = optimizer._master_weights
+    optimizer._create_accumulators(
+        paddle.static.default_main_program().global_block(), net[2].parameters()
+    )
+    moment = optimizer._get_accumulator_master("moment1", net[2].weight)
+    moment.set_value(normal(4, 4, seed=5))
+
+    values = training_state.read_weights(net)
+    state = training_state.read_optimizer(optimizer, net)
+    assert {array.dtype for array in values.values()} == {np.dtype(np.float32)}
+    assert np.array_equal(values["2.weight"], masters[net[2].weight.name].numpy())
+    assert not np.array_equal(values["2.weight"], rounded(values["2.weight"], "float16"))
+    assert {name.rpartition("/")[0] for name in state.slots} == {"2.weight", "2.bias"}
+
+    training_state.write_weights(other, values)
+    training_state.write_optimizer(target, other, state)
+    copied = target._get_accumulator_master("moment1", other[2].weight)
+    assert copied.numpy().tobytes() == moment.numpy().tobytes()
+    assert other[2].weight.dtype == paddle.float16
+    assert other[2].weight.numpy().tobytes() == net[2].weight.numpy().tobytes()
+    for layer, its in ((net, optimizer), (other, target)):
+        amp.undecorate(layer, its)
+    back = training_state.read_weights(other)
+    # The buffer was in low precision when it was saved, and has the values from before again.
+    assert rounded(back.pop("0.table"), "float16").tobytes() == values.pop("0.table").tobytes()
+    assert {name: array.tobytes() for name, array in back.items()} == {
+        name: array.tobytes() for name, array in values.items()
+    }
