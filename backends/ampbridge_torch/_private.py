@@ -127,6 +127,13 @@ def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, lookup("_values")(tensor))
 
 
+def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's own buffers that are part of its state; all, if torch does not say which are."""
+    passing = getattr(module, "_non_persistent_buffers_set", frozenset())
+    own = module.named_buffers(recurse=False)
+    return {name: buffer for name, buffer in own if name not in passing}
+
+
 def is_sharded(parameter: torch.Tensor) -> bool:
     """Whether it is a DTensor, without importing what makes them."""
     return type(parameter) is not torch.nn.Parameter and hasattr(parameter, "device_mesh")

@@ -1,44 +1,443 @@
-"""Weights, slots and settings, as arrays by name."""
+"""Weights, slots and settings, as arrays by name.
+
+Names are those of the model itself, whatever it is wrapped in: torch.compile, DataParallel and
+DistributedDataParallel. What is low in the model is float32 here: its master, or its exact value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn, optim
 
 from ampbridge.backend import OptimizerState
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import Weight
+from ampbridge_torch import _private, decorating
 from ampbridge_torch.gradients import parameters
+from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all
+from ampbridge_torch.simulation import LOW_DTYPES
+
+_Roles = Mapping[str, tuple[str, str]]
+
+_NORMALIZATION: _Roles = {
+    "weight": ("norm.scale", "c"),
+    "bias": ("norm.offset", "c"),
+    "running_mean": ("norm.mean", "c"),
+    "running_var": ("norm.variance", "c"),
+}
+
+COUNTED_NORMALIZATIONS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+"""Those with running statistics, and a counter that no other framework has."""
+
+COUNTER = "num_batches_tracked"
+
+# Class -> its tensors' roles and axes.
+ROLES: Mapping[type | tuple[type, ...], _Roles] = {
+    nn.Linear: {"weight": ("dense.kernel", "oi"), "bias": ("dense.bias", "o")},
+    nn.Conv1d: {"weight": ("conv.kernel", "oiw"), "bias": ("conv.bias", "o")},
+    nn.Conv2d: {"weight": ("conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
+    nn.Conv3d: {"weight": ("conv.kernel", "oidhw"), "bias": ("conv.bias", "o")},
+    nn.ConvTranspose1d: {"weight": ("conv_transpose.kernel", "iow"), "bias": ("conv.bias", "o")},
+    nn.ConvTranspose2d: {"weight": ("conv_transpose.kernel", "iohw"), "bias": ("conv.bias", "o")},
+    nn.ConvTranspose3d: {"weight": ("conv_transpose.kernel", "iodhw"), "bias": ("conv.bias", "o")},
+    (nn.Embedding, nn.EmbeddingBag): {"weight": ("embedding.table", "no")},
+    (*COUNTED_NORMALIZATIONS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm): _NORMALIZATION,
+}
+
+# A convolution of each channel by itself, one output each: other frameworks keep another axis.
+_DEPTHWISE_AXES = {"oiw": "cmw", "oihw": "cmhw", "oidhw": "cmdhw"}
+
+# What torch's wrappers of parts of a model put into names.
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
-def parameter_names(model: Any) -> list[str]:
+class _Named(NamedTuple):
+    """A parameter or a persistent buffer; ``attribute`` is what its module calls it."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    tensor: Tensor
+
+
+# -- weights
+
+
+def parameter_names(model: nn.Module) -> list[str]:
     """See ``Backend.parameter_names``."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(p): _plain(name) for name, p in _unwrapped(model).named_parameters()}
     return [names[id(parameter)] for parameter in parameters(model)]
 
 
-def weights(model: Any) -> list[Weight]:
-    """See ``Backend.weights``."""
-    raise UnsupportedError("not yet")
+def weights(model: nn.Module) -> list[Weight]:
+    """See ``Backend.weights``. Buffers that are not persistent, and counters, are none.
+
+    Raises:
+        UnsupportedError: for a model whose state is more than whole tensors.
+    """
+    return [
+        Weight(each.name, *_role(each), tuple(each.tensor.shape)) for each in _weights_of(model)
+    ]
 
 
-def read_weights(model: Any) -> dict[str, np.ndarray]:
-    """See ``Backend.read_weights``."""
-    raise UnsupportedError("not yet")
+@torch.no_grad()
+def read_weights(model: nn.Module) -> dict[str, np.ndarray]:
+    """See ``Backend.read_weights``. Waits for the device."""
+    return {each.name: _array(_wide(each.tensor)) for each in _weights_of(model)}
 
 
-def write_weights(model: Any, values: Mapping[str, np.ndarray]) -> None:
+@torch.no_grad()
+def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    raise UnsupportedError("not yet")
+    masters = []
+    for each in _weights_of(model):
+        master = master_of(each.tensor)
+        target = each.tensor if master is None else master.wide
+        target.copy_(torch.tensor(values[each.name]))
+        if master is not None:
+            masters.append(master)
+    round_all(masters)
 
 
-def read_optimizer(optimizer: Any, model: Any) -> OptimizerState:
-    """See ``Backend.read_optimizer``."""
-    raise UnsupportedError("not yet")
+def _unwrapped(model: nn.Module) -> nn.Module:
+    model = decorating.unwrapped(model)
+    return _unwrapped(model.module) if isinstance(model, nn.DataParallel) else model
 
 
-def write_optimizer(optimizer: Any, model: Any, state: OptimizerState) -> None:
-    """See ``Backend.write_optimizer``."""
-    raise UnsupportedError("not yet")
+def _plain(name: str) -> str:
+    """A dotted name without what wrappers of parts put in."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _weights_of(model: nn.Module) -> list[_Named]:
+    return [each for each in _tensors(model) if not _is_counter(each)]
+
+
+def _tensors(model: nn.Module) -> Iterator[_Named]:
+    """Parameters and persistent buffers, each once, under its first name."""
+    model = _unwrapped(model)
+    _check_state_is_tensors(model)
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        own = {
+            **dict(module.named_parameters(recurse=False)),
+            **_private.persistent_buffers(module),
+        }
+        for attribute, tensor in own.items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield _Named(_plain(f"{prefix}.{attribute}".lstrip(".")), module, attribute, tensor)
+
+
+def _is_counter(each: _Named) -> bool:
+    return each.attribute == COUNTER and isinstance(each.module, COUNTED_NORMALIZATIONS)
+
+
+def _role(each: _Named) -> tuple[str, str]:
+    """What a tensor is for; of unknown modules, its own name and axes without meaning."""
+    for kinds, roles in ROLES.items():
+        if isinstance(each.module, kinds) and each.attribute in roles:
+            role, axes = roles[each.attribute]
+            if role == "conv.kernel" and _is_depthwise(each.module):
+                role, axes = "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
+            if len(axes) == each.tensor.ndim:
+                return role, axes
+    return f"other.{each.attribute}", "abcdefgh"[: each.tensor.ndim]
+
+
+def _is_depthwise(module: Any) -> bool:
+    return bool(1 < module.groups == module.in_channels == module.out_channels)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    master = master_of(tensor)
+    if master is not None:
+        master.adopt()
+        return master.wide
+    return tensor.float() if tensor.dtype in LOW_DTYPES else tensor
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return np.array(tensor.detach().cpu().numpy(), order="C")
+
+
+def _check_state_is_tensors(model: nn.Module) -> None:
+    """Refuse what would be saved in part: shards, tensors without a shape, states of other kinds."""
+    fully_sharded = getattr(
+        sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ()
+    )
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            msg = (
+                f"{name or type(module).__name__} has an extra state, which need not be arrays; "
+                "checkpoints hold arrays and no pickle.\n"
+                "Hint: keep it in a buffer, self.register_buffer(name, tensor)."
+            )
+            raise UnsupportedError(msg)
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, fully_sharded) or any(map(_private.is_sharded, own)):
+            msg = (
+                f"{name or 'The model'} is sharded: no process has its weights as a whole.\n"
+                "Hint: torch.distributed.checkpoint for model and optimizer, step.state_dict() for the "
+                "rest."
+            )
+            raise UnsupportedError(msg)
+        if any(map(nn.parameter.is_lazy, own)):
+            msg = (
+                f"Parameters of {name or 'the model'} have no shape yet.\n"
+                "Hint: call the model with a batch before."
+            )
+            raise UnsupportedError(msg)
+
+
+# -- optimizers
+
+# Which of torch's implementations runs is the choice of whoever makes the optimizer.
+_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+_NO_SETTINGS = frozenset({"params", "param_names", *_IMPLEMENTATION})
+_LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerState:
+    """See ``Backend.read_optimizer``, and the counters of the model's normalizations. Waits.
+
+    Slots are the tensors of the optimizer's state dict. Settings: "kind", its class; "groups", of
+    each the names of its parameters and what it sets for them; "numbers", slots that are no tensors;
+    "low", the dtype of slots that are in low precision, which are float32 here.
+
+    Raises:
+        UnsupportedError: for a state of other things than tensors and numbers by parameter.
+    """
+    slots = {each.name: _array(each.tensor) for each in _tensors(model) if _is_counter(each)}
+    numbers: dict[str, Any] = {}
+    low: dict[str, str] = {}
+    state_dict = _state_dict(optimizer)
+    groups = _names_by_group(optimizer, model)
+    names = [name for group in groups for name in group]
+    for position, entry in state_dict["state"].items():
+        for slot, value in entry.items():
+            if slot == STATE_KEY:
+                continue
+            key = f"{names[position]}/{slot}"
+            if isinstance(value, Tensor) and value.layout is torch.strided:
+                if value.dtype in LOW_DTYPES:
+                    low[key] = str(value.dtype).removeprefix("torch.")
+                slots[key] = _array(value.float() if key in low else value)
+            elif _is_plain(value):
+                numbers[key] = value
+            else:
+                raise UnsupportedError(_beyond(optimizer, f"{slot!r}, {type(value).__name__}"))
+    settings = [_settings(optimizer, group) for group in state_dict["param_groups"]]
+    described = [
+        {"parameters": group, "settings": values}
+        for group, values in zip(groups, settings, strict=True)
+    ]
+    kind = type(optimizer).__qualname__
+    return OptimizerState(
+        slots, {"kind": kind, "groups": described, "numbers": numbers, "low": low}
+    )
+
+
+def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: OptimizerState) -> None:
+    """See ``Backend.write_optimizer``. Which implementation runs stays as it is.
+
+    Torch itself puts the slots on their devices.
+    """
+    settings = _checked_settings(optimizer, model, state.settings)
+    slots = dict(state.slots)
+    counters = [each for each in _tensors(model) if _is_counter(each)]
+    for each in counters:
+        if each.name not in slots or slots[each.name].shape != ():
+            raise StateError(f"there is no {each.name!r}.\n{_HINT}")
+        each.tensor.fill_(int(slots.pop(each.name)))
+    saved = _by_parameter(slots, settings, optimizer, model)
+    state_dict = _state_dict(optimizer)
+    groups = [
+        {**group, **_like(group, described["settings"])}
+        for group, described in zip(state_dict["param_groups"], settings["groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": saved, "param_groups": groups})
+    _keep_dtypes(optimizer, saved)
+
+
+_HINT = "Hint: load what step.save wrote of the same model and optimizer."
+
+
+def _state_dict(optimizer: optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's own, if it has torch's form.
+
+    Torch counts parameters, over all groups, where its dicts refer to them.
+    """
+    state_dict = optimizer.state_dict()
+    if state_dict.keys() != {"state", "param_groups"}:
+        raise UnsupportedError(_beyond(optimizer, f"it has {sorted(map(str, state_dict))}"))
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    for position, entry in state_dict["state"].items():
+        if position not in range(count) or not isinstance(entry, dict):
+            raise UnsupportedError(_beyond(optimizer, f"it keeps something for {position!r:.100}"))
+    return state_dict
+
+
+def _beyond(optimizer: optim.Optimizer, what: str) -> str:
+    return (
+        f"The state of {type(optimizer).__name__} is more than tensors and numbers by parameter: "
+        f"{what}.\nHint: an optimizer of torch.optim other than LBFGS; or save "
+        "optimizer.state_dict() yourself, beside step.state_dict()."
+    )
+
+
+def _names_by_group(optimizer: optim.Optimizer, model: nn.Module) -> list[list[str]]:
+    names = {id(each.tensor): each.name for each in _tensors(model)}
+    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    if any(name is None for group in groups for name in group):
+        msg = (
+            f"{type(optimizer).__name__} updates a parameter that the model does not have, so that its "
+            "value would not be saved.\nHint: make it a parameter of the model."
+        )
+        raise UnsupportedError(msg)
+    return [[str(name) for name in group] for group in groups]
+
+
+def _settings(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group sets, as JSON values: rates that are tensors as numbers."""
+    values = {}
+    for name, value in group.items():
+        if name in _NO_SETTINGS:
+            continue
+        plain = _number(value)
+        if isinstance(value, (tuple, list)):
+            plain = [_number(item) for item in value]
+        if not all(map(_is_plain, plain if isinstance(plain, list) else [plain])):
+            raise UnsupportedError(_beyond(optimizer, f"{name}={value!r:.100}"))
+        values[name] = plain
+    return values
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _like(group: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` in the types of those of ``group``."""
+    return {name: _in_type_of(group.get(name), value) for name, value in settings.items()}
+
+
+def _in_type_of(present: Any, value: Any) -> Any:
+    if isinstance(present, Tensor):
+        return torch.full_like(present, value)
+    if isinstance(present, (tuple, list)) and isinstance(value, list):
+        pairs = zip(present, value, strict=True)
+        return type(present)(_in_type_of(item, saved) for item, saved in pairs)
+    return value
+
+
+def _checked_settings(
+    optimizer: optim.Optimizer, model: nn.Module, settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The settings, if they are of this optimizer and of the kinds that ``read_optimizer`` gives."""
+    present = read_optimizer(optimizer, model).settings
+    if settings.get("kind") != present["kind"]:
+        kinds = settings.get("kind"), present["kind"]
+        raise StateError(f"the optimizer was {kinds[0]!r:.100}, this one is {kinds[1]!r}.\n{_HINT}")
+    groups, numbers, low = (settings.get(name) for name in ("groups", "numbers", "low"))
+    if not isinstance(numbers, dict) or not all(map(_is_plain, numbers.values())):
+        raise StateError(f"its numbers are {numbers!r:.200}.\n{_HINT}")
+    if not isinstance(low, dict) or not all(low[key] in _LOW for key in low):
+        raise StateError(f"its slots in low precision are {low!r:.200}.\n{_HINT}")
+    if not isinstance(groups, list) or len(groups) != len(present["groups"]):
+        raise StateError(f"it has other groups of parameters than this one.\n{_HINT}")
+    for group, own in zip(groups, present["groups"], strict=True):
+        if not isinstance(group, dict) or group.get("parameters") != own["parameters"]:
+            raise StateError(f"a group of it has not {own['parameters'][:4]} ....\n{_HINT}")
+        _check_group(group.get("settings"), own["settings"])
+    return settings
+
+
+def _check_group(settings: Any, own: Mapping[str, Any]) -> None:
+    if not isinstance(settings, dict):
+        raise StateError(f"a group of it sets {settings!r:.200}.\n{_HINT}")
+    for name, value in settings.items():
+        if name in _NO_SETTINGS or not _is_like(value, own.get(name, value)):
+            msg = f"{name}={value!r:.100} cannot be; it is {own.get(name)!r:.100} now.\n{_HINT}"
+            raise StateError(msg)
+
+
+def _is_like(value: Any, present: Any) -> bool:
+    """Whether ``value`` can take the place of ``present``. Numbers are one kind; None is any."""
+    if isinstance(value, list) and isinstance(present, list):
+        return len(value) == len(present) and all(map(_is_like, value, present))
+    if not _is_plain(value) or isinstance(present, list):
+        return False
+    numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (value, present)]
+    return value is None or present is None or all(numbers) or type(value) is type(present)
+
+
+def _by_parameter(
+    slots: Mapping[str, np.ndarray],
+    settings: Mapping[str, Any],
+    optimizer: optim.Optimizer,
+    model: nn.Module,
+) -> dict[int, dict[str, Any]]:
+    """Slots and numbers as torch's state dict has them, by the position of their parameter."""
+    owners = [p for group in optimizer.param_groups for p in group["params"]]
+    names = [name for group in _names_by_group(optimizer, model) for name in group]
+    positions = {name: position for position, name in enumerate(names)}
+    saved: dict[int, dict[str, Any]] = {}
+    for key, value in {**slots, **settings["numbers"]}.items():
+        name, _, slot = key.rpartition("/")
+        if name not in positions or slot == STATE_KEY:
+            raise StateError(f"slot {key!r:.200} is of no parameter.\n{_HINT}")
+        if isinstance(value, np.ndarray):
+            _check_shape(key, value, owners[positions[name]], optimizer)
+            value = torch.tensor(value).to(_LOW.get(settings["low"].get(key)))
+        saved.setdefault(positions[name], {})[slot] = value
+    return saved
+
+
+def _check_shape(
+    key: str, value: np.ndarray, parameter: Tensor, optimizer: optim.Optimizer
+) -> None:
+    """Torch's slots are as their parameter, or but one along an axis, or one number."""
+    pairs = list(zip(value.shape, parameter.shape, strict=False))
+    fits = value.ndim == parameter.ndim and all(size in (1, full) for size, full in pairs)
+    if value.ndim and not fits and type(optimizer).__module__.startswith("torch.optim"):
+        msg = f"slot {key!r} of shape {value.shape} is of no parameter {tuple(parameter.shape)}.\n"
+        raise StateError(msg + _HINT)
+
+
+def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
+    """Torch takes floating slots to their parameter's dtype: undo it where bits were lost."""
+    owners = [p for group in optimizer.param_groups for p in group["params"]]
+    for position, entry in saved.items():
+        slots = optimizer.state[owners[position]]
+        for slot, value in entry.items():
+            loaded = slots[slot]
+            if isinstance(value, Tensor) and not _holds(loaded.dtype, value.dtype):
+                slots[slot] = value.to(loaded.device)
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of ``narrow`` is one of ``wide``, and stays what it is."""
+    if wide.is_floating_point != narrow.is_floating_point:
+        return False
+    return torch.promote_types(wide, narrow) is wide

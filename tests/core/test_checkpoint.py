@@ -259,6 +259,22 @@ def test_a_checkpoint_without_a_scheduler_does_not_load_into_a_step_with_one(mak
     assert facts(other) == before
 
 
+def test_numbers_by_which_a_scheduler_looks_up_stay_numbers(make, tmp_path):
+    state = {"at": {30: 1, 60: 2}, "inner": [{0: {"a": 1}}, {}], "rate": [0.1, 0.2]}
+
+    class Milestones(Scheduler):
+        def state_dict(self):
+            return state
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    make(scheduler=Milestones()).save(tmp_path / "a")
+    other = make(scheduler=Milestones())
+    other.load(tmp_path / "a")
+    assert other._trained.scheduler.loaded == state
+
+
 def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path):
     class Opaque(Scheduler):
         def state_dict(self):
