@@ -206,12 +206,17 @@ class DeviceStore:
 def _kernel_follows(config: ScalerConfig) -> bool:
     """Whether torch's kernel, with the bounds put behind it, is the rule.
 
-    It backs off at each overflow and keeps a scale that would grow beyond float32.
+    It backs off at each overflow, counts each finite step, and keeps a scale that would grow beyond
+    float32: which is not what one that is to be clamped does.
     """
     return (
         config.dynamic
-        and config.backoff_interval == 1
-        and config.max_scale * config.growth_factor <= _LARGEST_FLOAT32
+        and config.backoff_interval == 1  # then all ways to count overflows are one
+        and config.growth_delay == 0
+        and (
+            config.at_max_scale == "keep"
+            or config.max_scale * config.growth_factor <= _LARGEST_FLOAT32
+        )
         and _private.lookup("_amp_update_scale_") is not None
     )
 
@@ -226,6 +231,10 @@ def _next_by_kernel(state: ScaleState, found: Tensor, config: ScalerConfig) -> S
         config.backoff_factor,
         config.growth_interval,
     )
-    scale.clamp_(config.min_scale, config.max_scale)
+    if config.at_max_scale == "keep":
+        scale = torch.where(scale > config.max_scale, state.scale, scale)
+        scale.clamp_(min=config.min_scale)
+    else:
+        scale.clamp_(config.min_scale, config.max_scale)
     skips = torch.where(found != FINITE, state.consecutive_skips + 1, 0)
     return ScaleState(scale, good, state.bad, skips)

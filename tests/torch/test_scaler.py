@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
 
@@ -64,15 +64,20 @@ def test_scales_and_steps_are_those_of_torch(arguments: dict[str, Any], history:
         min_scale=st.sampled_from([2.0**-20, 2.0**9]),
         max_scale=st.sampled_from([2.0**11, 2.0**127]),
         dynamic=st.booleans(),
+        growth_delay=st.integers(0, 2),
+        backoff_count=st.sampled_from(["consecutive", "until_finite", "until_growth"]),
+        at_max_scale=st.sampled_from(["clamp", "keep"]),
     ),
+    scale=st.sampled_from([2.0**10, 1.5 * 2.0**10, 1.5 * 2.0**126]),
     history=histories,
 )
 def test_the_scale_on_a_device_is_the_scale_on_the_host(
-    config: ScalerConfig, history: list[str]
+    config: ScalerConfig, scale: float, history: list[str]
 ) -> None:
     """The store for GPUs, whose kernels also run on a CPU, against the rule in plain Python."""
+    assume(scale <= config.max_scale)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    first = ScaleState(2.0**10, 0, 0, 0)
+    first = config.first_state(scale)
     host, on_device = HostStore(first), DeviceStore(first, device)
     for event in history:
         found = FINITE if event == "finite" else INF
@@ -82,6 +87,21 @@ def test_the_scale_on_a_device_is_the_scale_on_the_host(
         on_device.update(torch.tensor(found, device=device), config)
         assert [float(value) for value in on_device.read()] == list(host.read())
         assert [float(value) for value in earlier] == was
+
+
+def test_torch_s_own_rule_is_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    kernel = _private.lookup("_amp_update_scale_")
+
+    def lookup(name: str) -> Any:
+        return (lambda *a: calls.append(1) or kernel(*a)) if "update_scale" in name else None
+
+    monkeypatch.setattr(_private, "lookup", lookup)
+    for scaler in (amp.GradScaler.like("torch"), amp.GradScaler()):
+        store = DeviceStore(scaler.config.first_state(8.0), torch.device("cpu"))
+        store.update(torch.tensor(INF), scaler.config)
+        assert float(store.read().scale) == 4.0
+    assert len(calls) == 2
 
 
 def test_the_scale_of_a_cpu_model_is_on_the_host() -> None:

@@ -398,6 +398,29 @@ def test_what_is_read_is_the_masters(low: str) -> None:
     assert_same(model.position, torch.from_numpy(written["position"]))
 
 
+def test_what_was_written_to_low_weights_is_read() -> None:
+    model = Net()
+    amp.decorate(model, None, "O2:bfloat16")
+    with torch.no_grad():
+        model.inner.weight.zero_()
+    assert not Backend.read_weights(model)["inner.weight"].any()
+
+
+def test_slots_that_torch_would_round_stay_as_they_are() -> None:
+    """It loads floating slots in the dtype of their parameter."""
+
+    def optimizer(model: nn.Module, value: float) -> optim.Optimizer:
+        made = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for parameter in model.parameters():
+            made.state[parameter] = {"total": torch.full(parameter.shape, value), "calls": 3}
+        return made
+
+    model = nn.Linear(2, 1).bfloat16()
+    source, target = optimizer(model, 1.0 + 2.0**-20), optimizer(model, 0.0)
+    Backend.write_optimizer(target, model, Backend.read_optimizer(source, model))
+    assert_same(target.state_dict(), source.state_dict())
+
+
 def test_what_is_read_is_a_copy() -> None:
     model = Net()
     read = Backend.read_weights(model)
