@@ -161,8 +161,8 @@ def op(
 
     Args:
         moves_only: it computes nothing; its inputs stay in the storage dtype.
-        decided_by: how many leading arguments decide where the rule is to promote; the others
-            (a normalization's weights) follow. All, if None.
+        decided_by: how many leading arguments decide where the rule is to promote, and are rounded
+            then; the others (a normalization's weights) are read as they are. All, if None.
     """
 
     def decorate(function: Function) -> Function:
@@ -175,9 +175,13 @@ def op(
             if target is None:
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
+            deciding = decided_by if rules.category(name) == "promote" else None
+            inputs, others = args[:deciding], args[deciding:] if deciding else ()
             with _interception.paused():
-                args, kwargs = map_leaves(lambda x: _rounded(x, target, held), (args, kwargs))
-                result = _opened(function(*args, **kwargs))
+                inputs = map_leaves(lambda x: _rounded(x, target, held), inputs)
+                width = held if deciding else target
+                others, kwargs = map_leaves(lambda x: _rounded(x, width, held), (others, kwargs))
+                result = _opened(function(*inputs, *others, **kwargs))
             return map_leaves(lambda x: _rounded(x, target, target), result)
 
         return entry  # type: ignore[return-value]

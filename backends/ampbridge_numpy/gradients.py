@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -93,8 +93,8 @@ def gradients(
 def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array | None]:
     """The gradient of ``factor * loss`` at each root; None where the loss does not depend on it."""
     seed = value_of(loss).dtype.type(1 if factor is None else factor)
-    # Infinities in scaled gradients are what the scaler looks for, and inf - inf follows from them.
-    quiet = nullcontext() if factor is None else np.errstate(over="ignore", invalid="ignore")
+    # Infinities in gradients are what every step looks for, and inf - inf follows from them.
+    quiet = np.errstate(over="ignore", invalid="ignore")
     pending = {loss._node: (np.asarray(seed), False)}
     found: dict[Any, Array] = dict.fromkeys(roots)
     with quiet:

@@ -218,3 +218,20 @@ def test_the_normal_distribution_is_accurate_to_float32() -> None:
     exact = np.array([(1 + erf(v / 2**0.5)) / 2 for v in x])
     assert np.abs(_normal_distribution(x) - exact).max() < 2e-7
     assert np.abs(_normal_distribution(x.astype(np.float32)) - exact).max() < 3e-7
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_normalization_reads_its_float32_weights_as_they_are(dtype):
+    """As torch's and TensorFlow's kernels for low inputs and float32 weights do."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 3, 5, 5)).astype(np.float32)
+    weight, bias = rng.normal(size=(2, 3)).astype(np.float32)
+    low = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    with NumpyBackend().autocast(Policy("O1", dtype)):
+        result = nn.batch_norm(x.astype(low), weight, bias)
+    wide = x.astype(low).astype(np.float64)
+    mean, var = wide.mean((0, 2, 3), keepdims=True), wide.var((0, 2, 3), keepdims=True)
+    exact = (wide - mean) / np.sqrt(var + 1e-5) * weight[:, None, None] + bias[:, None, None]
+    assert result.dtype == low
+    same = result.astype(np.float32) == exact.astype(np.float32).astype(low).astype(np.float32)
+    assert same.mean() > 0.99
