@@ -238,6 +238,12 @@ OVERFLOW_BRANCH = PrivateName(
     "the same",
     required=False,
 )
+SNAKE_CASE = PrivateName(
+    "keras.src.utils.naming",
+    "to_snake_case",
+    "checkpoints of models whose layers have no names are not found to fit in another process",
+    required=False,
+)
 PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
 
 
@@ -307,12 +313,23 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
 
 
 def is_machinery(attribute: str) -> bool:
-    """Whether Keras or TensorFlow keep records of their own there, on a layer or module."""
+    """Whether Keras or TensorFlow keep records of their own there, on a layer, module or optimizer."""
     return attribute in MACHINERY or attribute.startswith("_self_")
 
 
 MACHINERY = frozenset(
-    {"_layers", "_functional", "_operations", "_operations_by_depth", "_tracker", "_metrics"}
+    {
+        "_layers",
+        "_functional",
+        "_operations",
+        "_operations_by_depth",
+        "_tracker",
+        "_metrics",
+        "_variables",
+        "_trainable_variables",
+        "_non_trainable_variables",
+        "_seed_generators",
+    }
 )
 
 

@@ -7,8 +7,9 @@ Keras name: ``dense_1``, ``mha.query``. An InputLayer holds no computation and i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -17,6 +18,8 @@ from ampbridge.backend import Layer
 from ampbridge.errors import ArgumentTypeError
 from ampbridge_tensorflow import _private
 
+Naming: TypeAlias = Callable[[Sequence[keras.Layer]], Sequence[str]]
+
 
 def layers(model: Any) -> list[Layer]:
     """See ``Backend.layers``.
@@ -24,6 +27,31 @@ def layers(model: Any) -> list[Layer]:
     Raises:
         ArgumentTypeError: for what is neither a model nor a layer.
     """
+    return _layers(model, _keras_names)
+
+
+def lasting_layers(model: Any) -> list[Layer]:
+    """The same under names that are of the model alone, so that another process finds them again.
+
+    Keras numbers its layers over the whole process: the first Dense of a second model is ``dense_5``.
+    Here such layers are numbered anew within the layer that holds them: ``dense``, ``dense_1``.
+    """
+    return _layers(model, _lasting_names)
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Each name, with a number if it has come before: ``a``, ``a_1``."""
+    taken: dict[str, None] = {}
+    for name in names:
+        candidate, number = name, 0
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken[candidate] = None
+    return list(taken)
+
+
+def _layers(model: Any, naming: Naming) -> list[Layer]:
     if not hasattr(model, "trainable_variables"):
         msg = (
             f"A model is a keras.Model or a tf.Module, not {type(model).__name__}: it has no "
@@ -31,7 +59,7 @@ def layers(model: Any) -> list[Layer]:
         )
         raise ArgumentTypeError(msg)
     found: dict[int, Layer] = {}
-    _collect("", model, found)
+    _collect("", model, found, naming)
     return list(found.values())
 
 
@@ -41,29 +69,38 @@ def below(roots: Iterable[Any]) -> set[int]:
 
 
 def own_variables(layer: Any) -> dict[str, Any]:
-    """The Keras and TensorFlow variables that ``layer`` holds itself, not by its parts."""
+    """The Keras and TensorFlow variables that ``layer`` holds itself, not by its parts.
+
+    In the order in which Keras lists them, or in which they became attributes.
+    """
     held = {}
     for name, value in _attributes(layer):
         if isinstance(value, tf.Variable) or _private.is_keras_variable(value):
             held[name] = value
     if isinstance(layer, keras.Layer):
         known = {id(v) for v in held.values()}
-        known |= {id(v) for _, part in _parts(layer) for v in getattr(part, "variables", ())}
-        held.update((v.name, v) for v in layer.variables if id(v) not in known)
+        parts = _parts(layer, _keras_names)
+        known |= {id(v) for _, part in parts for v in getattr(part, "variables", ())}
+        others = [v for v in layer.variables if id(v) not in known]
+        names = unique([*held, *map(_without_number, others)])[len(held) :]
+        held.update(zip(names, others, strict=True))
+        places = {id(v): place for place, v in enumerate(layer.variables)}
+        listed = sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places)))
+        held = dict(listed)
     return held
 
 
-def _collect(name: str, layer: Any, found: dict[int, Layer]) -> None:
+def _collect(name: str, layer: Any, found: dict[int, Layer], naming: Naming) -> None:
     if id(layer) in found:
         return
     trainable = {n: v for n, v in own_variables(layer).items() if v.trainable}
     shapes = {n: tuple(v.shape) for n, v in trainable.items()}
     found[id(layer)] = Layer(name, type(layer).__name__, layer, shapes)
-    for part_name, part in _parts(layer):
-        _collect(f"{name}.{part_name}" if name else part_name, part, found)
+    for part_name, part in _parts(layer, naming):
+        _collect(f"{name}.{part_name}" if name else part_name, part, found, naming)
 
 
-def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
+def _parts(layer: Any, naming: Naming) -> Iterator[tuple[str, Any]]:
     """The layers directly below, each once."""
     seen = set()
     for name, value in _attributes(layer):
@@ -72,9 +109,30 @@ def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
             if not isinstance(value, keras.layers.InputLayer):
                 yield name, value
     if isinstance(layer, keras.Layer):
-        for part in _private.sublayers(layer):
-            if id(part) not in seen and not isinstance(part, keras.layers.InputLayer):
-                yield part.name, part
+        others = [
+            part
+            for part in _private.sublayers(layer)
+            if id(part) not in seen and not isinstance(part, keras.layers.InputLayer)
+        ]
+        yield from zip(naming(others), others, strict=True)
+
+
+def _keras_names(parts: Sequence[keras.Layer]) -> list[str]:
+    return [part.name for part in parts]
+
+
+def _lasting_names(parts: Sequence[keras.Layer]) -> list[str]:
+    return unique(map(_without_number, parts))
+
+
+def _without_number(named: Any) -> str:
+    """The name of a layer or a variable, without the number if Keras has made it up."""
+    name: str = named.name
+    snake_case = _private.value(_private.SNAKE_CASE)
+    if snake_case is None:
+        return name
+    of_class: str = snake_case(type(named).__name__)
+    return of_class if re.fullmatch(rf"{re.escape(of_class)}(_\d+)?", name) else name
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:

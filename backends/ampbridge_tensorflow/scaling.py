@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
@@ -106,10 +106,7 @@ def apply(
     Slots are made before it: variables cannot be made in a branch. Parameters without a gradient
     are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
     """
-    optimizer = checked_optimizer(optimizer)
-    if not optimizer.built:
-        with tf.init_scope():
-            optimizer.build(list(parameters))
+    optimizer = built_optimizer(optimizer, parameters)
     pairs = [(g, p) for g, p in zip(grads, parameters, strict=True) if g is not None]
 
     def step() -> Array:
@@ -122,6 +119,15 @@ def apply(
         with tf.control_dependencies([_values(g) for g, _ in pairs]):
             return step()
     return tf.cond(tf.equal(found, FINITE), step, lambda: tf.constant(False))
+
+
+def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
+    """A checked Keras optimizer with its slots, made for ``parameters`` if it has none."""
+    optimizer = checked_optimizer(optimizer)
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(list(parameters))
+    return optimizer
 
 
 class VariableStore:

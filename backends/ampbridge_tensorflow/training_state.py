@@ -1,43 +1,304 @@
-"""Weights, slots and settings, as arrays by name."""
+"""Weights, slots and settings, as arrays by name.
+
+A weight is named as the attribute or the layer that holds it, without the numbers that Keras counts
+over the whole process. The states of seed generators (dropout's, for one) are no weights: they travel
+with the optimizer's state, so that a run goes on bit by bit, and do not stand in the way of weights
+from another framework. A ``tf.random.Generator`` in a tf.Module is the user's own to save.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from ampbridge.backend import OptimizerState
-from ampbridge.errors import UnsupportedError
+from ampbridge.backend import Model, Optimizer, OptimizerState
+from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge.weights import Weight
-from ampbridge_tensorflow.gradients import parameters
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.gradients import native_variable, parameters
+from ampbridge_tensorflow.model_layers import lasting_layers, own_variables, unique
+from ampbridge_tensorflow.scaling import built_optimizer, outside_of_regions
+
+Roles = Mapping[str, tuple[str, str]]
+
+DEPTHWISE = "depthwise_conv.kernel"
 
 
-def parameter_names(model: Any) -> list[str]:
-    """See ``Backend.parameter_names``."""
-    return [getattr(p, "path", p.name) for p in parameters(model)]
+def _convolution(window: str) -> Roles:
+    return {"kernel": ("conv.kernel", f"{window}io"), "bias": ("conv.bias", "o")}
 
 
-def weights(model: Any) -> list[Weight]:
-    """See ``Backend.weights``."""
-    raise UnsupportedError("not yet")
+def _transposed(window: str) -> Roles:
+    return {"kernel": ("conv_transpose.kernel", f"{window}oi"), "bias": ("conv.bias", "o")}
 
 
-def read_weights(model: Any) -> dict[str, np.ndarray]:
+def _depthwise(window: str) -> Roles:
+    """Each channel "c" has "m" outputs."""
+    return {"kernel": (DEPTHWISE, f"{window}cm"), "bias": ("conv.bias", "o")}
+
+
+def _separable(window: str) -> Roles:
+    return {
+        "depthwise_kernel": (DEPTHWISE, f"{window}cm"),
+        "pointwise_kernel": ("conv.kernel", f"{window}io"),
+        "bias": ("conv.bias", "o"),
+    }
+
+
+_NORMALIZATION: Roles = {"gamma": ("norm.scale", "c"), "beta": ("norm.offset", "c")}
+
+# Keras' name of a layer class -> its variables' roles and axes.
+ROLES: Mapping[str, Roles] = {
+    "Dense": {"kernel": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
+    "Conv1D": _convolution("w"),
+    "Conv2D": _convolution("hw"),
+    "Conv3D": _convolution("dhw"),
+    "Conv1DTranspose": _transposed("w"),
+    "Conv2DTranspose": _transposed("hw"),
+    "Conv3DTranspose": _transposed("dhw"),
+    "DepthwiseConv1D": _depthwise("w"),
+    "DepthwiseConv2D": _depthwise("hw"),
+    "SeparableConv1D": _separable("w"),
+    "SeparableConv2D": _separable("hw"),
+    "Embedding": {"embeddings": ("embedding.table", "no")},
+    "BatchNormalization": {
+        **_NORMALIZATION,
+        "moving_mean": ("norm.mean", "c"),
+        "moving_variance": ("norm.variance", "c"),
+    },
+    "LayerNormalization": _NORMALIZATION,
+    "GroupNormalization": _NORMALIZATION,
+    "RMSNormalization": {"scale": ("norm.scale", "c")},
+}
+
+
+class _Held(NamedTuple):
+    """A variable of a model, and the layer that holds it."""
+
+    name: str
+    layer: Any
+    attribute: str
+    variable: tf.Variable
+
+
+# -- weights
+
+
+def weights(model: Model) -> list[Weight]:
+    """See ``Backend.weights``.
+
+    Raises:
+        CallOrderError: for a Keras model that has not been built.
+    """
+    return [Weight(held.name, *_role(held), tuple(held.variable.shape)) for held in _weights(model)]
+
+
+@outside_of_regions
+def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    raise UnsupportedError("not yet")
+    return {held.name: _read(held.variable) for held in _weights(model)}
 
 
-def write_weights(model: Any, values: Mapping[str, np.ndarray]) -> None:
-    """See ``Backend.write_weights``."""
-    raise UnsupportedError("not yet")
+@outside_of_regions
+def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
+    """See ``Backend.write_weights``.
+
+    Raises:
+        StateError: where integers meet floating-point numbers; nothing is changed then.
+    """
+    held = {each.name: each.variable for each in _weights(model)}
+    for name, variable in held.items():
+        _check_kind(name, values[name], variable)
+    for name, variable in held.items():
+        variable.assign(values[name].astype(variable.dtype.as_numpy_dtype))
 
 
-def read_optimizer(optimizer: Any, model: Any) -> OptimizerState:
-    """See ``Backend.read_optimizer``."""
-    raise UnsupportedError("not yet")
+def parameter_names(model: Model) -> list[str]:
+    """See ``Backend.parameter_names``."""
+    return _names_of(parameters(model), model)
 
 
-def write_optimizer(optimizer: Any, model: Any, state: OptimizerState) -> None:
-    """See ``Backend.write_optimizer``."""
-    raise UnsupportedError("not yet")
+def _weights(model: Model) -> list[_Held]:
+    random = _random_states(model)
+    return [held for held in _variables(model) if id(held.variable) not in random]
+
+
+def _variables(model: Model) -> list[_Held]:
+    """All variables of a model, each once and under a name of its own."""
+    if not getattr(model, "built", True):
+        msg = (
+            f"{model.name!r} ({type(model).__name__}) has not been built: it has no weights yet.\n"
+            "Hint: model.build(input_shape), or model(x) once, before its weights are read or set."
+        )
+        raise CallOrderError(msg)
+    found: dict[int, _Held] = {}
+    for held in _occurrences(model):
+        found.setdefault(id(held.variable), held)
+    names = unique(held.name for held in found.values())
+    return [held._replace(name=name) for held, name in zip(found.values(), names, strict=True)]
+
+
+def _occurrences(model: Model) -> Iterator[_Held]:
+    """Variables wherever they are held; last, under their own names, those in sets and the like."""
+    for name, _, layer, _ in lasting_layers(model):
+        for attribute, variable in own_variables(layer).items():
+            path = f"{name}.{attribute}".lstrip(".")
+            yield _Held(path, layer, attribute, native_variable(variable))
+    for variable in getattr(model, "variables", ()):
+        name = variable.name.partition(":")[0]
+        yield _Held(name, model, name, native_variable(variable))
+
+
+def _random_states(model: Model) -> set[int]:
+    """The ids of seed generators' variables: what Keras counts among variables, and not as weights."""
+    kept = [part.layer for part in lasting_layers(model) if isinstance(part.layer, keras.Layer)]
+    everything = {id(native_variable(v)) for layer in kept for v in layer.variables}
+    return everything - {id(native_variable(v)) for layer in kept for v in layer.weights}
+
+
+def _role(held: _Held) -> tuple[str, str]:
+    """What a variable is for; of unknown layers, its own name and axes without meaning."""
+    attribute = held.attribute.lstrip("_")  # as Keras' own layers hide them from subclasses
+    for name, roles in ROLES.items():
+        kind = getattr(keras.layers, name, None)
+        if kind is not None and isinstance(held.layer, kind) and attribute in roles:
+            role, axes = roles[attribute]
+            if len(axes) == len(held.variable.shape):
+                return role, axes
+    return f"other.{held.attribute}", "abcdefgh"[: len(held.variable.shape)]
+
+
+# -- optimizers
+
+
+@outside_of_regions
+def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
+    """See ``Backend.read_optimizer``. The slots of one that has not been built are made.
+
+    ``learning_rate`` is None where it is a schedule, which ``iterations`` decides.
+    """
+    slots = {name: _read(variable) for name, variable in _state(optimizer, model).items()}
+    rate = slots.pop(_RATE, None)
+    return OptimizerState(slots, {_RATE: None if rate is None else float(rate)})
+
+
+@outside_of_regions
+def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
+    """See ``Backend.write_optimizer``. Nothing is changed if it raises."""
+    variables = _state(optimizer, model)
+    rate = variables.pop(_RATE, None)
+    _check_rate(state.settings.get(_RATE), rate, optimizer)
+    if variables.keys() != state.slots.keys():
+        absent, unknown = variables.keys() - state.slots, state.slots.keys() - variables
+        msg = (
+            f"The state is not of this {type(optimizer).__name__} and model: it lacks "
+            f"{sorted(absent)[:4]} and has {sorted(unknown)[:4]} besides.\n"
+            "Hint: make model and optimizer as they were when it was saved."
+        )
+        raise StateError(msg)
+    for name, variable in variables.items():
+        _check_exact(name, state.slots[name], variable)
+    for name, variable in variables.items():
+        variable.assign(state.slots[name].astype(variable.dtype.as_numpy_dtype))
+    if rate is not None:
+        rate.assign(state.settings[_RATE])
+
+
+_RATE = "learning_rate"
+
+
+def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
+    """What changes in a step beside the weights: slots, counters, the rate, seed generators' states."""
+    random = _random_states(model)
+    states = [held for held in _variables(model) if id(held.variable) in random]
+    slots = _slots(built_optimizer(optimizer, parameters(model)), model)
+    return {**slots, **{f"random/{held.name}": held.variable for held in states}}
+
+
+def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
+    """The variables of an optimizer by attribute; lists of one for each parameter, by weight too.
+
+    Raises:
+        UnsupportedError: if it holds some in other ways.
+    """
+    names = _names_of(parameters(optimizer), model)
+    slots: dict[str, tf.Variable] = {}
+    for attribute, value in vars(optimizer).items():
+        slot = attribute.lstrip("_")
+        if _private.is_machinery(attribute):
+            continue
+        if _is_variable(value):
+            slots[slot] = native_variable(value)
+        elif isinstance(value, (list, tuple)) and len(value) == len(names):
+            pairs = zip(names, value, strict=True)
+            slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if _is_variable(v)}
+    known = {id(variable) for variable in slots.values()}
+    unknown = [v.path for v in optimizer.variables if id(native_variable(v)) not in known]
+    if unknown:
+        msg = (
+            f"{type(optimizer).__name__} holds {len(unknown)} variables neither as attributes nor in "
+            f"lists with one for each parameter, so what they mean is not known: {unknown[:4]}.\n"
+            "Hint: self.momentums = self.add_optimizer_variables(variables, 'momentum')"
+        )
+        raise UnsupportedError(msg)
+    return slots
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, tf.Variable) or _private.is_keras_variable(value)
+
+
+def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
+    """The weights' names; of a variable that the model has not, its place in the list."""
+    names = {id(held.variable): held.name for held in _variables(model)}
+    return [
+        names.get(id(native_variable(variable)), str(place))
+        for place, variable in enumerate(variables)
+    ]
+
+
+# -- values
+
+
+def _read(variable: tf.Variable) -> np.ndarray:
+    """A copy, in a dtype that NumPy knows: bfloat16 and the like, of Keras' own policies, in float32."""
+    value = variable.read_value().numpy()
+    return np.array(value, dtype=_file_dtype(variable))
+
+
+def _file_dtype(variable: tf.Variable) -> np.dtype:
+    dtype = np.dtype(variable.dtype.as_numpy_dtype)
+    return np.dtype(np.float32) if dtype.kind == "V" else dtype
+
+
+def _check_kind(name: str, value: np.ndarray, variable: tf.Variable) -> None:
+    kind = _file_dtype(variable).kind
+    if value.dtype.kind != kind:
+        msg = f"weight {name!r} is of dtype {variable.dtype.name}, not {value.dtype}.\n"
+        raise StateError(msg + "Hint: amp.load_weights(path, model, mapping={...})")
+
+
+def _check_exact(name: str, value: np.ndarray, variable: tf.Variable) -> None:
+    wanted = _file_dtype(variable), tuple(variable.shape)
+    if (value.dtype, value.shape) != wanted:
+        msg = (
+            f"slot {name!r} is of dtype {value.dtype} and shape {value.shape}, not {wanted[0]} and "
+            f"{wanted[1]}.\nHint: make model and optimizer as they were when it was saved."
+        )
+        raise StateError(msg)
+
+
+def _check_rate(saved: Any, rate: tf.Variable | None, optimizer: Any) -> None:
+    is_number = isinstance(saved, (int, float)) and not isinstance(saved, bool)
+    if is_number == (rate is not None) and (is_number or saved is None):
+        return
+    present = "a schedule" if rate is None else "a number"
+    msg = (
+        f"The state's learning_rate={saved!r:.100} is for another {type(optimizer).__name__}: that of "
+        f"this one is {present}.\nHint: None stands for a keras.optimizers.schedules object."
+    )
+    raise StateError(msg)
