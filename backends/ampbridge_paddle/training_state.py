@@ -58,6 +58,9 @@ ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(NORMALIZATIONS, _NORMALIZATION),
 }
 
+# A convolution of each channel by itself, one output each: other frameworks keep another axis.
+_DEPTHWISE_AXES = {"oiw": "cmw", "oihw": "cmhw", "oidhw": "cmdhw"}
+
 
 def parameter_names(model: Model) -> list[str]:
     """See ``Backend.parameter_names``."""
@@ -117,15 +120,15 @@ def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
     for kind, roles in ROLES.items():
         if isinstance(layer, kind) and attribute in roles:
             role, axes = roles[attribute]
-            return _depthwise(layer, role), axes
+            if role == "conv.kernel" and _is_depthwise(layer):
+                return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
+            return role, axes
     return f"other.{attribute}", "abcdefgh"[: tensor.ndim]
 
 
-def _depthwise(layer: Layer, role: str) -> str:
-    """``role``, unless it is a kernel of groups of one channel, which elsewhere have their own layer."""
-    if role == "conv.kernel" and layer.weight.shape[1] == 1 < method("Layer", layer, "_groups"):
-        return "depthwise_conv.kernel"
-    return role
+def _is_depthwise(convolution: Layer) -> bool:
+    outputs, inputs_of_a_group = convolution.weight.shape[:2]
+    return bool(1 < outputs == method("Layer", convolution, "_groups") and inputs_of_a_group == 1)
 
 
 def _masters(model: Model) -> Mapping[str, Tensor]:
@@ -163,7 +166,6 @@ _HINT = "Hint: step.load(path) of what step.save(path) wrote, with an optimizer 
 def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
     """See ``Backend.read_optimizer``."""
     native = _known(optimizer)
-    _check_that_nothing_waits(native)
     named = _named_parameters(native, model)
     slots = {
         f"{name}/{slot}": np.array(tensor.numpy())
@@ -192,7 +194,6 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     if unknown:
         raise StateError(f"slots of no parameter: {unknown[:4]}.\n{_HINT}")
     _write_rates(native, named, state.settings)
-    method("Optimizer", native, "_accumulators_holder").clear()
     for name, parameter in named.items():
         if name in wanted:
             _write_slots(native, name, parameter, wanted[name])
@@ -204,6 +205,7 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
 def _known(optimizer: Optimizer) -> Any:
     native = getattr(optimizer, "_inner_opt", optimizer)  # fleet's wrappers keep the user's there
     if isinstance(native, KNOWN):
+        _check_that_nothing_waits(native)
         return native
     msg = (
         f"What a {type(native).__name__} remembers is not known; known are "
@@ -217,8 +219,9 @@ def _check_that_nothing_waits(optimizer: Any) -> None:
     """Slots that ``set_state_dict`` has left until the first step, under names of Paddle's."""
     if method("Optimizer", optimizer, "_accumulators_holder"):
         msg = (
-            "The optimizer was given a state that it takes over in its first step; before, it cannot "
-            "be saved.\nHint: step.save(path) after a step, or set_state_dict() after step.load(path)."
+            "The optimizer was given a state that it takes over in its first step; before, it can be "
+            "neither saved nor loaded.\n"
+            "Hint: step.save(path) after a step; step.load(path) instead of optimizer.set_state_dict()."
         )
         raise UnsupportedError(msg)
 

@@ -1,19 +1,14 @@
-"""To and from ``paddle.amp.GradScaler``, which is one only where Paddle has a GPU.
-
-On CPU it switches itself off, though all of its kernels are there; ``unlocked`` goes around that check.
-"""
+"""To and from ``paddle.amp.GradScaler``, which on a CPU switches itself off unless it is unlocked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import paddle
 import pytest
 from paddle.amp import grad_scaler as native_module
+from paddle_native_scaler import unlocked
 
 import ampbridge as amp
 from ampbridge import GradScaler
@@ -28,13 +23,6 @@ STATE_KEYS = {
     "decr_count": "bad_steps",
     "use_dynamic_loss_scaling": "dynamic",
 }
-
-
-@contextmanager
-def unlocked() -> Iterator[None]:
-    native_module.amp_global_state().amp_dtype = "float16"
-    with mock.patch.object(native_module, "in_dynamic_mode", return_value=False):
-        yield
 
 
 @unlocked()

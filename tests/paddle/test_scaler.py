@@ -1,8 +1,4 @@
-"""The GradScaler on Paddle, beside the native one, whose bugs each test shows first.
-
-The native scaler refuses to be made on CPU, but all of its kernels are there; ``native_scaler`` goes
-around that one check.
-"""
+"""The GradScaler on Paddle, beside the native one, whose bugs each test shows first."""
 
 from __future__ import annotations
 
@@ -13,18 +9,13 @@ import numpy as np
 import paddle
 import pytest
 from paddle.amp import grad_scaler as native_module
+from paddle_native_scaler import native_scaler, without_print
 from paddle_reference import bits, normal
 
 import ampbridge as amp
 from ampbridge_paddle import scaling
 
 FINITE, INF, NAN = 0, 1, 2
-
-
-def native_scaler(**settings: Any) -> paddle.amp.GradScaler:
-    native_module.amp_global_state().amp_dtype = "float16"
-    with mock.patch.object(native_module, "in_dynamic_mode", return_value=False):
-        return paddle.amp.GradScaler(**settings)
 
 
 def parameter(*values: float, dtype: str = "float32") -> paddle.Tensor:
@@ -111,6 +102,98 @@ class TestNativeBugs:
             pass
         assert scaler.scale(paddle.ones([])).item() == 8.0
 
+    def test_steps_of_both_optimizers_before_the_update(self) -> None:
+        p, q = parameter(1.0), parameter(1.0)
+        first, second = optimizer(p), optimizer(q)
+        native = native_scaler(init_loss_scaling=8.0)
+        give(p, np.inf)
+        give(q, 8.0)
+        native.step(first)
+        native.step(second)
+        native.update()
+        assert native.state_dict()["scale"].item() == 8.0  # the first's overflow is forgotten
+
+        first, second = optimizer(p), optimizer(q)
+        scaler = amp.GradScaler(8.0)
+        give(p, np.inf)
+        give(q, 8.0)
+        assert (scaler.step(first), scaler.step(second)) == (False, True)
+        scaler.update()
+        assert scaler.get_scale() == 4.0
+
+    def test_scaling_before_any_region(self) -> None:
+        """Paddle's process begins with the dtype float32, which switches the scaler off."""
+        native = native_scaler(init_loss_scaling=8.0)
+        native_module.amp_global_state().amp_dtype = "float32"
+        with pytest.warns(UserWarning, match="GradScaler is disable"):
+            assert native.scale(paddle.ones([1])).item() == 1.0
+        assert amp.GradScaler(8.0).scale(paddle.ones([])).item() == 8.0
+
+    def test_a_scale_that_reaches_zero_or_infinity(self) -> None:
+        p = parameter(1.0)
+        with without_print():
+            for gradient, end in ((np.inf, 0.0), (0.0, np.inf)):
+                native = native_scaler(init_loss_scaling=1.0, incr_every_n_steps=1)
+                sgd = optimizer(p)
+                for _ in range(170):
+                    give(p, gradient)
+                    native.step(sgd)
+                    native.update()
+                assert native.state_dict()["scale"].item() == end
+        for gradient, end in ((np.inf, 2.0**-126), (0.0, 2.0**127)):
+            scaler = amp.GradScaler.like(
+                "paddle", init_scale=1.0, growth_interval=1, warn_after_skips=None
+            )
+            for _ in range(170):
+                give(p, gradient)
+                scaler.step(optimizer(p))
+                scaler.update()
+            assert scaler.get_scale() == end
+
+    def test_a_scale_whose_reciprocal_overflows(self) -> None:
+        """Finite gradients become infinite, unseen, and the step is taken."""
+        p = parameter(1.0)
+        native = native_scaler(init_loss_scaling=2.0**-129)
+        give(p, 2.0**-10)
+        native.step(optimizer(p))
+        assert not np.isfinite(p.numpy()).all()
+
+        with pytest.raises(amp.ArgumentError, match="min_scale"):
+            amp.GradScaler(2.0**-129, min_scale=2.0**-129)
+        p = parameter(1.0)
+        scaler = amp.GradScaler(2.0**-126, min_scale=2.0**-126)
+        give(p, 2.0**-127)
+        assert scaler.step(optimizer(p))
+        assert p.item() == 0.5
+
+    def test_overflows_are_told_apart_by_parameter(self) -> None:
+        """The native check leaves NaN, zeros and scaled gradients where it found an inf."""
+        p, q, r = parameter(1.0), parameter(1.0), parameter(1.0)
+        native = native_scaler(init_loss_scaling=8.0)
+        give(p, 8.0)
+        give(q, np.inf)
+        give(r, 8.0)
+        native.unscale_(optimizer(p, q, r))
+        assert (p.grad.item(), np.isnan(q.grad.item()), r.grad.item()) == (1.0, True, 0.0)
+
+        model = paddle.nn.Layer()
+        model.p, model.q, model.r = p, q, r
+
+        def loss_fn(model: paddle.nn.Layer) -> Any:
+            return (model.p + model.q * np.inf + model.r).sum()
+
+        step = amp.train_step(loss_fn, model, optimizer(p, q, r), name_overflows=True)
+        assert step().overflows == {"q": "inf"}
+
+    def test_an_optimizer_without_gradients(self) -> None:
+        """The native check finds nothing, but steps; with groups of parameters it raises."""
+        p = parameter(1.0)
+        grouped = paddle.optimizer.AdamW(parameters=[{"params": [p]}])
+        scaler = amp.GradScaler(8.0)
+        assert scaler.step(grouped)
+        scaler.update()
+        assert (p.item(), scaler.get_scale()) == (1.0, 8.0)
+
     def test_floor_and_ceiling(self) -> None:
         p = parameter(1.0)
         scaler = amp.GradScaler(1.0, growth_interval=1, warn_after_skips=None)
@@ -144,6 +227,13 @@ class TestNativeBugs:
 
     def test_nothing_is_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         p = parameter(1.0)
+        native = native_scaler(init_loss_scaling=8.0)
+        give(p, np.inf)
+        native.step(optimizer(p))
+        with mock.patch.object(native_module, "float", str, create=True):
+            native.update()
+        assert "Found inf or nan, current scale is" in capsys.readouterr().out
+
         scaler = amp.GradScaler(8.0)
         give(p, np.inf)
         scaler.step(optimizer(p))
@@ -186,15 +276,7 @@ def test_in_step_with_the_native_rule(seed: int) -> None:
     native = native_scaler(
         init_loss_scaling=1024.0, incr_every_n_steps=every, decr_every_n_nan_or_inf=bad
     )
-    with (
-        mock.patch.object(native_module, "print", create=True),
-        mock.patch.object(
-            native_module,
-            "float",
-            lambda t: t.item() if hasattr(t, "item") else float(t),
-            create=True,
-        ),
-    ):
+    with without_print():
         for _ in range(60):
             gradient = float(rng.choice([1.0, 3.0, np.inf, np.nan], p=[0.4, 0.3, 0.2, 0.1]))
             give(p, gradient)

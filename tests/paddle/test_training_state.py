@@ -438,6 +438,9 @@ def test_a_state_that_waits_for_the_first_step_is_refused(tmp_path: Path) -> Non
     other.optimizer.set_state_dict(step.optimizer.state_dict())
     with pytest.raises(amp.UnsupportedError, match="takes over in its first step"):
         other.save(tmp_path)
+    step.save(tmp_path)
+    with pytest.raises(amp.UnsupportedError, match="takes over in its first step"):
+        other.load(tmp_path)
 
 
 def test_masters_of_others_are_refused(tmp_path: Path) -> None:
@@ -621,8 +624,12 @@ def test_numpy_s_weights_in_a_decorated_model(tmp_path: Path) -> None:
             {"weight": ("conv.kernel", "oidhw"), "bias": ("conv.bias", "o")},
         ),
         (
+            nn.Conv2D(4, 4, 3, groups=4),
+            {"weight": ("depthwise_conv.kernel", "cmhw"), "bias": ("conv.bias", "o")},
+        ),
+        (
             nn.Conv2D(4, 8, 3, groups=4),
-            {"weight": ("depthwise_conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
+            {"weight": ("conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
         ),
         (
             nn.Conv2DTranspose(4, 6, 3),
