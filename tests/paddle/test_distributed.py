@@ -1,0 +1,147 @@
+"""``paddle.DataParallel`` over gloo, started by Paddle's launcher: an overflow on one rank skips all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from ampbridge import checkpoint
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_data_parallel.py"
+STEPS = 12
+TIMEOUT = 240  # seconds, for starting several Paddle processes on a busy machine
+
+pytestmark = pytest.mark.skipif(
+    not paddle.distributed.is_available(), reason="Paddle is built without distributed training"
+)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PADDLE_DISTRI_BACKEND": "gloo"}
+
+
+def launch(folder: Path, ranks: int, *arguments: str) -> list[str]:
+    """The line that each rank prints."""
+    launcher = [sys.executable, "-W", "ignore", "-m", "paddle.distributed.launch"]
+    options = ["--nproc_per_node", str(ranks), "--log_dir", "logs"]
+    done = subprocess.run(
+        [*launcher, *options, str(EXAMPLE), "--steps", str(STEPS), *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [(folder / "logs" / f"workerlog.{rank}").read_text() for rank in range(ranks)]
+    return [next(line for line in log.splitlines() if " weights=" in line) for log in logs]
+
+
+def batch(rng: np.random.Generator) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """The example's."""
+    x = rng.standard_normal([8, 16]).astype(np.float32)
+    return paddle.to_tensor(x), paddle.to_tensor(rng.integers(0, 4, [8, 1]))
+
+
+def in_one_process(ranks: int) -> list[np.ndarray]:
+    """The weights after a loop by hand over all ranks' batches, without the steps that overflow."""
+    paddle.seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = paddle.optimizer.AdamW(0.01, parameters=model.parameters())
+    rngs = [np.random.default_rng(rank) for rank in range(ranks)]
+    for number in range(STEPS):
+        batches = [batch(rng) for rng in rngs]
+        if number % 4 == 1:
+            continue
+        losses = [nn.functional.cross_entropy(model(x), y) for x, y in batches]
+        (sum(losses[1:], start=losses[0]) / ranks).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return [p.numpy() for p in model.parameters()]
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
+    first, second = launch(tmp_path, 2, "--policy", "O0", "--save", "saved")
+    assert first == second
+    # 1024, halved after each skip, doubled after three finite steps.
+    assert first.startswith(".s...s...s.. scale=512 ")
+    tensors = checkpoint.read(tmp_path / "saved").tensors
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for name, expected in zip(names, in_one_process(2), strict=True):
+        assert np.allclose(tensors[f"weights/{name}"], expected, rtol=0, atol=1e-5)
+
+
+def test_three_ranks_in_low_precision(tmp_path: Path) -> None:
+    lines = launch(tmp_path, 3, "--policy", "O2")
+    assert lines[0].startswith(".s...s...s.. scale=512 ")
+    assert len(set(lines)) == 1
+
+
+DYING = """
+import os
+import numpy as np, paddle
+import ampbridge as amp
+
+paddle.distributed.init_parallel_env()
+model = paddle.DataParallel(paddle.nn.Linear(4, 4))
+optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+step = amp.train_step(lambda model, x: model(x).square().mean(), model, optimizer)
+for number in range(5):
+    if number == 2 and paddle.distributed.get_rank() == 1:
+        os._exit(7)
+    step(np.ones([2, 4], np.float32))
+    print("step", number, flush=True)
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def test_a_rank_that_dies_ends_the_other_one(tmp_path: Path) -> None:
+    """Without the launcher, which would end it anyway."""
+    (tmp_path / "dying.py").write_text(DYING)
+    *ends, master = (f"127.0.0.1:{port}" for port in free_ports(3))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "dying.py"],
+            cwd=tmp_path,
+            env={
+                **environment(),
+                "PADDLE_TRAINER_ID": str(rank),
+                "PADDLE_TRAINERS_NUM": "2",
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
+                "PADDLE_CURRENT_ENDPOINT": end,
+                "PADDLE_MASTER": master,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, end in enumerate(ends)
+    ]
+    try:
+        (printed, errors), _ = (each.communicate(timeout=TIMEOUT) for each in ranks)
+    finally:
+        for each in ranks:
+            each.kill()
+    assert ranks[1].returncode == 7
+    assert ranks[0].returncode != 0
+    assert printed.split("\n")[:2] == ["step 0", "step 1"]
+    assert "step 2" not in printed
+    assert "gloo" in errors
