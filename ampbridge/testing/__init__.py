@@ -25,6 +25,7 @@ pytest.register_assert_rewrite(
             "scaler",
             "schedules",
             "training",
+            "training_state",
             "updates",
         )
     )

@@ -25,7 +25,7 @@ from ampbridge.testing.reference import example
 from ampbridge.testing.regions import CastConformance, RegionConformance
 from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
 from ampbridge.testing.schedules import ScheduleConformance
-from ampbridge.testing.training import TrainStepConformance
+from ampbridge.testing.training_state import TrainingStateConformance
 from ampbridge.testing.updates import (
     ApplyConformance,
     ClipConformance,
@@ -97,7 +97,7 @@ class BackendConformance(
     ScaleStoreConformance,
     GradScalerConformance,
     StoredGradientsConformance,
-    TrainStepConformance,
+    TrainingStateConformance,
     LayersConformance,
     O2Conformance,
     KeepConformance,

@@ -1603,6 +1603,65 @@ class IgnoresCompile(NumpyBackend):
         return build(loss_fn)
 
 
+# -- checks, micro-batches and states
+
+
+@caught_by("test_a_check_alone_leaves_every_bit")
+class ACheckCleansUp(NumpyBackend):
+    """As Paddle's kernel does with what it found."""
+
+    def unscale(self, grads, scale):
+        values, found = super().unscale(grads, scale)
+        if scale is None and found:
+            for g in values:
+                g[~np.isfinite(g)] = 0.0
+        return values, found
+
+
+@caught_by("test_a_check_alone_finds", "test_a_step_without_scaling_is_skipped_too")
+class ChecksScaledGradientsAlone(NumpyBackend):
+    def unscale(self, grads, scale):
+        return (grads, FINITE) if scale is None else super().unscale(grads, scale)
+
+
+@caught_by("test_overflows_are_named")
+class NamesParametersByTheirKind(NumpyBackend):
+    def parameter_names(self, model):
+        return [name[0] for name in super().parameter_names(model)]
+
+
+@caught_by("test_gradients_are_added", "test_a_dropped_micro_batch_is_taken_once_more")
+class ForgetsTheTotal(NumpyBackend):
+    def add(self, total, grads):
+        return list(grads)
+
+
+@caught_by("test_a_loaded_step_goes_on_bit_by_bit", "test_what_was_there_before_is_replaced")
+class LoadsNoSlots(NumpyBackend):
+    def write_optimizer(self, optimizer, model, state):
+        pass
+
+
+@caught_by("test_a_loaded_step_goes_on_bit_by_bit", "test_what_was_there_before_is_replaced")
+class SavesInFloat16(NumpyBackend):
+    def read_weights(self, model):
+        halves = {n: w.astype(np.float16) for n, w in super().read_weights(model).items()}
+        return {name: half.astype(np.float32) for name, half in halves.items()}
+
+
+@caught_by("test_weights_are_saved_as_their_masters")
+class SavesLowCopies(NumpyBackend):
+    def read_weights(self, model):
+        low = {n: self.cast(w, "bfloat16") for n, w in super().read_weights(model).items()}
+        return {name: weight.astype(np.float32) for name, weight in low.items()}
+
+
+@caught_by("test_weights_written_are_those_that_train", "test_a_loaded_step_goes_on_bit_by_bit")
+class WritesCopiesOfWeights(NumpyBackend):
+    def write_weights(self, model, values):
+        model._loaded = dict(values)
+
+
 @pytest.mark.parametrize("backend, tests", SABOTAGE)
 def test_the_suite_fails_a_broken_backend(backend, tests):
     made = backend("cpu") if backend is NeedsAnArgument else backend()
