@@ -41,6 +41,7 @@ from ampbridge.schedule import Schedule, from_dict, parse, single
 from ampbridge.skip_alarm import SkipAlarm
 from ampbridge.tracing import called_as_it_is
 from ampbridge.training_state import Trained
+from ampbridge.weights import Report
 
 STATE_VERSION = 2
 
@@ -356,6 +357,23 @@ class TrainStep:
         self._checked_state(saved.training)
         training_state.take_over(saved, self._trained)
         self.load_state_dict(saved.training)
+
+    def adopt(self, path: str | PathLike[str], mapping: Mapping[str, str] | None = None) -> Report:
+        """Go on from what a step of any framework has saved, but for its optimizer, which starts anew.
+
+        Scaler, schedule and counters are taken over; so are the weights, as by ``amp.load_weights``.
+
+        Returns:
+            What was matched with what; it prints as a table.
+
+        Raises:
+            StateError: if it is damaged or does not fit; nothing is changed then.
+        """
+        saved = training_state.read(path)
+        self._checked_state(saved.training)
+        report = training_state.take_weights(saved, self._backend, self.model, mapping)
+        self.load_state_dict(saved.training)
+        return report
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[int, dict[str, Any], int]:
         """The step, the schedule's state and the unscaled skips of a state that fits."""

@@ -200,12 +200,17 @@ def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = N
         StateError: if the checkpoint is damaged, or a weight is left without a partner; the model is
             as before then.
     """
-    backend = registry.backend(registry.framework_of(model))
-    saved = read(path)
+    return take_weights(read(path), registry.backend(registry.framework_of(model)), model, mapping)
+
+
+def take_weights(
+    saved: Saved, backend: Backend, model: Model, mapping: Mapping[str, str] | None
+) -> Report:
+    """The weights of ``saved`` for ``model``, whatever framework they come from; see ``load_weights``."""
     report = match_weights(saved.weights, backend.weights(model), mapping)
     values = {
-        m.target.name: np.asarray(m.converted(saved.values[m.source.name]), order="C")
-        for m in report
+        match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")
+        for match in report
     }
     backend.write_weights(model, values)
     return report
