@@ -220,6 +220,33 @@ def test_training_goes_on_from_a_checkpoint(make, tmp_path):
     assert facts(other) == facts(step)
 
 
+def test_a_step_adopts_all_but_the_optimizer(make, tmp_path):
+    step = make()
+    for _ in range(3):
+        step()
+    step.save(tmp_path / "a")
+    other = make()
+    report = other.adopt(tmp_path / "a")
+    assert [match.how for match in report] == ["name"]
+    assert other.model.weight == step.model.weight
+    assert other.state_dict() == step.state_dict()
+    assert (other.optimizer.steps, step.optimizer.steps) == (0, 3)
+
+
+def test_adopting_what_does_not_fit_changes_nothing(make, tmp_path):
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    state, tensors = checkpoint.read(tmp_path / "a")
+    state["weights"][0]["role"] = "norm.scale"
+    checkpoint.write(tmp_path / "a", Checkpoint(state, tensors))
+    other = make()
+    before = facts(other)
+    with refuses(tmp_path, "do not pair up"):
+        other.adopt(tmp_path / "a")
+    assert facts(other) == before
+
+
 def test_a_checkpoint_of_another_policy_changes_nothing(make, tmp_path):
     make(policy="O1").save(tmp_path / "a")
     other = make(policy="O0")
