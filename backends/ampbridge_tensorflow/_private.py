@@ -238,6 +238,12 @@ OVERFLOW_BRANCH = PrivateName(
     "the same",
     required=False,
 )
+EAGER_MODE = PrivateName(
+    "tensorflow.python.eager.context",
+    "eager_mode",
+    "the first step is traced twice where the optimizer has not been built",
+    required=False,
+)
 SNAKE_CASE = PrivateName(
     "keras.src.utils.naming",
     "to_snake_case",

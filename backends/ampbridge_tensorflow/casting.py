@@ -18,6 +18,7 @@ from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import (
     _private,
+    calling_code,
     fitted,
     functions,
     keras_layers,
@@ -99,7 +100,7 @@ def _warn_of_missing(policy: Policy) -> None:
             f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
             "Hint: ampbridge_tensorflow.casting.ops_without_counterpart() lists such ops."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=6)
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=calling_code.stacklevel())
 
 
 # -- what stands in the place of what

@@ -8,6 +8,7 @@ the caller stands in one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.scale_rule import ScalerConfig, ScaleState, next_state
+from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.casting import regions
 from ampbridge_tensorflow.gradients import checked_optimizer
 
@@ -122,10 +124,18 @@ def apply(
 
 
 def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
-    """A checked Keras optimizer with its slots, made for ``parameters`` if it has none."""
+    """A checked Keras optimizer with its slots, made for ``parameters`` if it has none.
+
+    The trace that it is met in first does not see them made: tf.function would trace once more. Under
+    a strategy of TensorFlow's it does, since that has its own way to make variables.
+    """
     optimizer = checked_optimizer(optimizer)
     if not optimizer.built:
-        with tf.init_scope():
+        unseen = None if tf.distribute.has_strategy() else _private.value(_private.EAGER_MODE)
+        with tf.init_scope(), ExitStack() as stack:
+            if unseen is not None:
+                stack.enter_context(tf.Graph().as_default())
+                stack.enter_context(unseen())
             optimizer.build(list(parameters))
     return optimizer
 

@@ -23,7 +23,7 @@ from ampbridge import hardware, oplists
 from ampbridge.errors import SimulationWarning
 from ampbridge.interception import Interception
 from ampbridge.policy import Policy
-from ampbridge_tensorflow import _private
+from ampbridge_tensorflow import _private, calling_code
 from ampbridge_tensorflow.rules import (
     FLOATS,
     LOW,
@@ -70,7 +70,7 @@ def warn_once(policy: Policy) -> None:
         f"Hint: {policy.replace(execution='simulated')!r} says so without a warning; "
         "execution='native' runs TensorFlow's kernels."
     )
-    warnings.warn(msg, SimulationWarning, stacklevel=6)
+    warnings.warn(msg, SimulationWarning, stacklevel=calling_code.stacklevel())
 
 
 # -- ops and functions

@@ -48,7 +48,6 @@ def scheduled_step(low: str, compiled: bool) -> amp.TrainStep:
     }
     plan = [(i * STEPS_EACH, policies[level]) for i, level in enumerate(LEVELS)]
     net, sgd = model(), keras.optimizers.SGD(0.01, momentum=0.9)
-    sgd.build(net.trainable_variables)  # else tf.function traces twice, to make the slots
     return amp.train_step(
         lambda model, x, y: cross_entropy(y, model(x, training=True)),
         net,
@@ -105,7 +104,7 @@ tf_function = tf.function
 def test_traced_graphs_change_at_the_steps_of_the_schedule(
     low: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One trace for each policy, however often it comes back."""
+    """One trace for each policy, however often it comes back, the one that builds the optimizer too."""
     watch = Watch()
     monkeypatch.setattr(tf, "function", watch.function)
     step = scheduled_step(low, compiled=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -280,3 +281,30 @@ with warnings.catch_warnings(record=True) as caught:
     )
     said = "['SimulationWarning']"
     assert done.stdout.split("\n")[:4] == ["[]", said, said, said]
+
+
+OPENED_BY = {
+    "a region": "with amp.autocast('O1', 'tensorflow'): pass",
+    "a step": "amp.train_step(lambda m, x: tf.reduce_sum(m(x)), model, sgd, policy='O1')(x)",
+    "an eager step": (
+        "amp.train_step(lambda m, x: tf.reduce_sum(m(x)), model, sgd, policy='O1', compile=False)(x)"
+    ),
+    "a decorated model": "amp.decorate(model, policy='O2'); model(x)",
+    "fit": "amp.decorate(model, policy='O2'); model.compile(sgd, 'mse'); model.fit(x, x, verbose=0)",
+}
+
+
+@pytest.mark.parametrize("opened_by", OPENED_BY)
+def test_the_warning_points_to_the_users_line(
+    opened_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "_warned", False)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    names = {"amp": amp, "tf": tf, "model": model, "sgd": keras.optimizers.SGD(0.1)}
+    code = compile(OPENED_BY[opened_by], "the user's line", "exec")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", amp.SimulationWarning)
+        exec(code, {"__name__": "__main__", **names, "x": tf.ones((3, 2))})
+    amp.undecorate(model)
+    places = [w.filename for w in caught if w.category is amp.SimulationWarning]
+    assert places == ["the user's line"]

@@ -161,6 +161,9 @@ def made(name: str, seed: int = 0) -> Any:
 
 
 def train_step(model: str, optimizer: str, policy: str, compiled: bool, seed: int = 0) -> Any:
+    # Layers of the same names as in a new process: TensorFlow's graph optimizer orders and fuses by
+    # names, so that two compiled steps may differ in a last bit where "dense_9" stands for "dense_10".
+    keras.utils.clear_session()
     plan = POLICIES[policy]
     needs = isinstance(plan, amp.Schedule) or plan.needs_scaling
     return amp.train_step(
