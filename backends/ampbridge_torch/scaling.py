@@ -59,7 +59,9 @@ def _unscale_group(grads: list[Tensor], scale: Scalar) -> Scalar:
         return torch.where(not_finite > 0, kind, FINITE)
     if not not_finite.item():
         return FINITE
-    return INF if any(grad.isinf().any() for grad in grads) else NAN
+    # Each of them, whatever the first ones say: ranks that hold shards have to ask alike.
+    has_inf = [bool(_on_all_ranks(grad.isinf().any())) for grad in grads]
+    return INF if any(has_inf) else NAN
 
 
 def _has_inf(grads: list[Tensor]) -> Tensor:
@@ -70,7 +72,12 @@ def _has_inf(grads: list[Tensor]) -> Tensor:
     excess = _private.lookup("_foreach_abs")(grads)
     _private.lookup("_foreach_sub_")(excess, _LARGEST_FLOAT32)
     _private.lookup("_foreach_sign_")(excess)
-    return torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0
+    return _on_all_ranks(torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0)
+
+
+def _on_all_ranks(flag: Tensor) -> Tensor:
+    """Whether it is set on any rank, where gradients are sharded. (Torch does so for its own check.)"""
+    return flag.full_tensor() if _private.is_sharded(flag) else flag
 
 
 def _joined(found: list[Scalar]) -> Scalar:

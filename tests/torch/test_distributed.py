@@ -1,0 +1,178 @@
+"""DistributedDataParallel and FSDP2 over gloo: an overflow on one rank skips the step on all."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+
+from ampbridge import checkpoint
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "torch_ddp.py"
+STEPS = 12
+TIMEOUT = 240  # seconds, for starting several processes on a busy machine
+
+pytestmark = [
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="the example takes NCCL, a GPU for each rank"
+    ),
+]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def launch(script: Path, ranks: int, *arguments: str) -> str:
+    """What all ranks print, under torchrun."""
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, "--nproc_per_node", str(ranks), str(script), *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def lines_of_example(ranks: int, *arguments: str) -> list[str]:
+    printed = launch(EXAMPLE, ranks, "--steps", str(STEPS), *arguments)
+    return re.findall(r"[.s]+ scale=\S+ weights=\w+", printed)
+
+
+def in_one_process(ranks: int) -> dict[str, Tensor]:
+    """The weights after a loop by hand over all ranks' batches, without the steps that overflow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = optim.AdamW(model.parameters(), 0.01)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(ranks)]
+    for number in range(STEPS):
+        batches = [
+            (torch.randn(8, 16, generator=g), torch.randint(4, (8,), generator=g))
+            for g in generators
+        ]
+        if number % 4 == 1:
+            continue
+        optimizer.zero_grad()
+        losses = [nn.functional.cross_entropy(model(x), y) for x, y in batches]
+        (torch.stack(losses).sum() / ranks).backward()
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
+    first, second = lines_of_example(2, "--policy", "O0", "--save", str(tmp_path / "saved"))
+    assert first == second
+    # 1024, halved after each skip, doubled after three finite steps.
+    assert first.startswith(".s...s...s.. scale=512 ")
+    tensors = checkpoint.read(tmp_path / "saved").tensors
+    for name, expected in in_one_process(2).items():
+        saved = torch.from_numpy(tensors[f"weights/{name}"])
+        torch.testing.assert_close(saved, expected.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--policy", "O2"], ["--policy", "O1:bfloat16", "--sharded"]]
+)
+def test_three_ranks_in_low_precision(arguments: list[str]) -> None:
+    lines = lines_of_example(3, *arguments)
+    assert len(lines) == 3
+    assert lines[0].startswith(".s...s...s.. scale=512 ")
+    assert len(set(lines)) == 1
+
+
+ONE_SHARD = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import ampbridge as amp
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Linear(4, 6, bias=False)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+step = amp.train_step(
+    lambda m, factor: (m(torch.ones(2, 4))[:, 0] * factor).mean(),
+    model,
+    optimizer,
+    policy="O1:bfloat16",
+    scaler=amp.GradScaler(64.0),
+)
+for value in ("1", "inf", "nan"):
+    result = step(torch.tensor(float(value)))
+    os.write(1, f"<{value}: {result.applied} {result.reason} {step.scaler.get_scale():g}>\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_agree_on_what_one_shard_alone_holds(tmp_path: Path) -> None:
+    """The gradient of the first row, which is in the first rank's shard, overflows; no other does."""
+    script = tmp_path / "one_shard.py"
+    script.write_text(ONE_SHARD)
+    printed = re.findall(r"<(.*?)>", launch(script, 2))
+    assert sorted(printed) == sorted(
+        2 * ["1: True None 64", "inf: False inf 32", "nan: False nan 16"]
+    )
+
+
+DYING = """
+import os
+import torch
+import torch.distributed as dist
+import ampbridge as amp
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+step = amp.train_step(lambda m, x: m(x).square().mean(), model, optimizer, policy="O1:bfloat16")
+for number in range(5):
+    if number == 2 and dist.get_rank() == 1:
+        os._exit(7)
+    step(torch.ones(2, 4))
+    print("step", number, flush=True)
+"""
+
+
+def test_a_rank_that_dies_ends_the_other_one(tmp_path: Path) -> None:
+    """Without the launcher, which would end it anyway."""
+    (tmp_path / "dying.py").write_text(DYING)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "dying.py"],
+            cwd=tmp_path,
+            env={**environment(), **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        (printed, errors), _ = (each.communicate(timeout=TIMEOUT) for each in ranks)
+    finally:
+        for each in ranks:
+            each.kill()
+    assert ranks[1].returncode == 7
+    assert ranks[0].returncode != 0
+    assert printed.split("\n")[:2] == ["step 0", "step 1"]
+    assert "step 2" not in printed
+    assert "Connection closed by peer" in errors or "Connection reset by peer" in errors
