@@ -47,7 +47,7 @@ def main() -> None:
     if arguments.sharded:
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    if amp.Policy(*arguments.policy.split(":")).level == "O2":
+    if arguments.policy.startswith("O2"):
         amp.decorate(model, optimizer, arguments.policy)  # ahead of the wrapper
     if not arguments.sharded:
         model = DistributedDataParallel(model)
