@@ -40,9 +40,10 @@ test-examples: $(VENV)/.test ## the examples on all backends, compared with each
 nightly: $(VENV)/.test ## the same tests with longer random searches
 	HYPOTHESIS_PROFILE=nightly $(MAKE) test
 
-bench: $(VENV)/.bench ## overhead against native loops, and what simulation costs, as ratios within one run
+bench: $(VENV)/.bench ## what ampbridge, simulation and the scaler cost, as ratios within one run
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/simulated.py
+	$(BIN)/python bench/scaler.py
 
 docs: $(VENV)/.test ## write the tables that are made from code
 	$(BIN)/python scripts/write_tables.py
