@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,24 @@ GRADIENT = {FINITE: 0.0, INF: np.inf, NAN: np.nan}
 SHARE = settings(max_examples=max(125, settings.default.max_examples))
 
 
-def native(scale: float = 2.0**15, interval: int = 2000) -> Any:
-    """A real one, built for one variable."""
+@cache
+def built_native(interval: int) -> Any:
+    """A real one, built for one variable; its ``apply`` traced, as ``fit`` does, to be fast."""
     optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.0), initial_scale=scale, dynamic_growth_steps=interval
+        keras.optimizers.SGD(0.0), dynamic_growth_steps=interval
     )
-    optimizer.build([keras.Variable(0.0)])
+    parameters = [keras.Variable(0.0)]
+    optimizer.build(parameters)
+    apply = optimizer.apply
+    traced = tf.function(lambda gradient: apply([gradient], parameters))
+    optimizer.apply = lambda gradients, _: traced(*gradients)
+    return optimizer
+
+
+def native(scale: float = 2.0**15, interval: int = 2000) -> Any:
+    optimizer = built_native(interval)
+    optimizer.dynamic_scale.assign(scale)
+    optimizer.step_counter.assign(0)
     return optimizer
 
 
