@@ -9,6 +9,7 @@ from typing import Any
 import paddle
 
 from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.errors import UnsupportedError
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge_paddle._private import private
 from ampbridge_paddle.gradients import parameters as parameters_of
@@ -121,5 +122,28 @@ def apply(
 
 
 def scale_store(state: ScaleState) -> HostStore:
-    """On the host: whether to step is decided there."""
+    """On the host: whether to step is decided there, on each rank.
+
+    Raises:
+        UnsupportedError: where ranks have gradients of their own, by which they would decide apart.
+    """
+    _check_that_ranks_decide_alike()
     return HostStore(state)
+
+
+def _check_that_ranks_decide_alike() -> None:
+    """Data parallel ranks have the same gradients; fleet's others have each its own part of them."""
+    try:
+        groups = paddle.distributed.fleet.get_hybrid_communicate_group()
+    except (AttributeError, AssertionError):  # fleet.init() has not been called
+        return
+    modes = paddle.distributed.ParallelMode
+    names = {value: name for name, value in vars(modes).items() if isinstance(value, int)}
+    mode = names.get(groups.get_parallel_mode(), "DATA_PARALLEL")  # None on a single rank
+    if mode != "DATA_PARALLEL":
+        msg = (
+            f"fleet was initialized for {mode}, whose ranks hold different gradients; ampbridge has "
+            "them not agree yet on whether to skip a step.\n"
+            "Hint: paddle.DataParallel(model), or fleet.distributed_scaler of Paddle's own scaler."
+        )
+        raise UnsupportedError(msg)
