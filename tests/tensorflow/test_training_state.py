@@ -538,6 +538,8 @@ def test_bfloat16_variables_of_the_users_own_are_saved_exactly(tmp_path: Path) -
         for _ in range(2)
     )
     trained(first, BATCHES[:2])
+    values = BACKEND.read_weights(first.model).values()
+    assert {value.dtype.name for value in values} == {"float32"}
     first.save(tmp_path)
     second.load(tmp_path)
     assert_same(everything(second), everything(first))
