@@ -225,10 +225,9 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
     slots = {each.name: _array(each.tensor) for each in _tensors(model) if _is_counter(each)}
     numbers: dict[str, Any] = {}
     low: dict[str, str] = {}
-    state_dict = _state_dict(optimizer)
-    groups = _names_by_group(optimizer, model)
-    names = [name for group in groups for name in group]
-    for position, entry in state_dict["state"].items():
+    groups = _groups(optimizer, model)
+    names = [name for group in groups for name in group["parameters"]]
+    for position, entry in _state_dict(optimizer)["state"].items():
         for slot, value in entry.items():
             if slot == STATE_KEY:
                 continue
@@ -241,15 +240,13 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
                 numbers[key] = value
             else:
                 raise UnsupportedError(_beyond(optimizer, f"{slot!r}, {type(value).__name__}"))
-    settings = [_settings(optimizer, group) for group in state_dict["param_groups"]]
-    described = [
-        {"parameters": group, "settings": values}
-        for group, values in zip(groups, settings, strict=True)
-    ]
-    kind = type(optimizer).__qualname__
-    return OptimizerState(
-        slots, {"kind": kind, "groups": described, "numbers": numbers, "low": low}
-    )
+    settings = {
+        "kind": type(optimizer).__qualname__,
+        "groups": groups,
+        "numbers": numbers,
+        "low": low,
+    }
+    return OptimizerState(slots, settings)
 
 
 def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: OptimizerState) -> None:
@@ -312,6 +309,15 @@ def _names_by_group(optimizer: optim.Optimizer, model: nn.Module) -> list[list[s
     return [[str(name) for name in group] for group in groups]
 
 
+def _groups(optimizer: optim.Optimizer, model: nn.Module) -> list[dict[str, Any]]:
+    return [
+        {"parameters": names, "settings": _settings(optimizer, group)}
+        for names, group in zip(
+            _names_by_group(optimizer, model), optimizer.param_groups, strict=True
+        )
+    ]
+
+
 def _settings(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """What a group sets, as JSON values: rates that are tensors as numbers."""
     values = {}
@@ -355,18 +361,18 @@ def _checked_settings(
     optimizer: optim.Optimizer, model: nn.Module, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """The settings, if they are of this optimizer and of the kinds that ``read_optimizer`` gives."""
-    present = read_optimizer(optimizer, model).settings
-    if settings.get("kind") != present["kind"]:
-        kinds = settings.get("kind"), present["kind"]
-        raise StateError(f"the optimizer was {kinds[0]!r:.100}, this one is {kinds[1]!r}.\n{_HINT}")
+    present, kind = _groups(optimizer, model), type(optimizer).__qualname__
+    if settings.get("kind") != kind:
+        msg = f"the optimizer was {settings.get('kind')!r:.100}, this one is {kind!r}.\n"
+        raise StateError(msg + _HINT)
     groups, numbers, low = (settings.get(name) for name in ("groups", "numbers", "low"))
     if not isinstance(numbers, dict) or not all(map(_is_plain, numbers.values())):
         raise StateError(f"its numbers are {numbers!r:.200}.\n{_HINT}")
     if not isinstance(low, dict) or not all(low[key] in _LOW for key in low):
         raise StateError(f"its slots in low precision are {low!r:.200}.\n{_HINT}")
-    if not isinstance(groups, list) or len(groups) != len(present["groups"]):
+    if not isinstance(groups, list) or len(groups) != len(present):
         raise StateError(f"it has other groups of parameters than this one.\n{_HINT}")
-    for group, own in zip(groups, present["groups"], strict=True):
+    for group, own in zip(groups, present, strict=True):
         if not isinstance(group, dict) or group.get("parameters") != own["parameters"]:
             raise StateError(f"a group of it has not {own['parameters'][:4]} ....\n{_HINT}")
         _check_group(group.get("settings"), own["settings"])
