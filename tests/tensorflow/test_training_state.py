@@ -320,6 +320,19 @@ def test_names_that_the_user_has_given_stay() -> None:
     assert len(set(names)) == len(names) == 5
 
 
+def test_an_attribute_may_have_the_name_of_a_layer() -> None:
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, layers.Dense(3, name="dense")(inputs))
+    model.dense = layers.Dense(4)
+    model.dense.build((None, 3))
+    found = {weight.name: weight.shape for weight in BACKEND.weights(model)}
+    assert sorted(found.values()) == [(2, 3), (3,), (3, 4), (4,)]
+    values = {name: value + 1 for name, value in BACKEND.read_weights(model).items()}
+    BACKEND.write_weights(model, values)
+    for name, value in BACKEND.read_weights(model).items():
+        np.testing.assert_array_equal(value, values[name])
+
+
 def test_a_shared_layer_and_a_hidden_variable_are_listed_once() -> None:
     class Hides(tf.Module):
         def __init__(self) -> None:
