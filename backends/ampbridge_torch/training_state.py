@@ -226,20 +226,15 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
     numbers: dict[str, Any] = {}
     low: dict[str, str] = {}
     groups = _groups(optimizer, model)
-    names = [name for group in groups for name in group["parameters"]]
-    for position, entry in _state_dict(optimizer)["state"].items():
-        for slot, value in entry.items():
-            if slot == STATE_KEY:
-                continue
-            key = f"{names[position]}/{slot}"
-            if isinstance(value, Tensor) and value.layout is torch.strided:
-                if value.dtype in LOW_DTYPES:
-                    low[key] = str(value.dtype).removeprefix("torch.")
-                slots[key] = _array(value.float() if key in low else value)
-            elif _is_plain(value):
-                numbers[key] = value
-            else:
-                raise UnsupportedError(_beyond(optimizer, f"{slot!r}, {type(value).__name__}"))
+    for key, value in _states(optimizer, groups):
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            if value.dtype in LOW_DTYPES:
+                low[key] = str(value.dtype).removeprefix("torch.")
+            slots[key] = _array(value.float() if key in low else value)
+        elif _is_plain(value):
+            numbers[key] = value
+        else:
+            raise UnsupportedError(_beyond(optimizer, f"{key!r}, {type(value).__name__}"))
     settings = {
         "kind": type(optimizer).__qualname__,
         "groups": groups,
@@ -272,6 +267,15 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
 
 
 _HINT = "Hint: load what step.save wrote of the same model and optimizer."
+
+
+def _states(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Slots as "<weight name>/<slot>"; the masters are no slots, but the weights."""
+    names = [name for group in groups for name in group["parameters"]]
+    for position, entry in _state_dict(optimizer)["state"].items():
+        for slot, value in entry.items():
+            if slot != STATE_KEY:
+                yield f"{names[position]}/{slot}", value
 
 
 def _state_dict(optimizer: optim.Optimizer) -> dict[str, Any]:

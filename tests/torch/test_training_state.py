@@ -573,7 +573,7 @@ class Counting(optim.SGD):
     [
         (
             lambda p: optim.LBFGS(p),
-            "LBFGS is more than tensors and numbers by parameter: 'al', list",
+            "LBFGS is more than tensors and numbers by parameter: 'weight/al', list",
         ),
         (lambda p: Counting(p, 0.1), "Counting is more .*'calls'"),
         (lambda p: optim.SGD([{"params": list(p), "loss": print}], 0.1), "loss=<built-in function"),
