@@ -1,0 +1,120 @@
+"""Weights from NumPy's models to torch's and back; run by test_training_state.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import autograd.numpy as anp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import ampbridge as amp
+import ampbridge_numpy as npb
+from ampbridge_torch.backend import TorchBackend
+
+Backend = TorchBackend()
+
+
+class NumpyNet(npb.nn.Module):
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.table = npb.nn.Embedding(7, 12, rng=rng)
+        self.convolution = npb.nn.Conv2d(3, 4, 2, rng=rng)
+        self.batch_norm = npb.nn.BatchNorm2d(4)
+        self.dense = npb.nn.Linear(4, 4, rng=rng)
+        self.norm = npb.nn.LayerNorm(4)
+        self.head = npb.nn.Linear(4, 2, rng=rng)
+
+    def forward(self, tokens: np.ndarray) -> Any:
+        x = self.convolution(anp.reshape(self.table(tokens), (-1, 3, 2, 2)))
+        x = anp.reshape(self.batch_norm(x), (-1, 4))
+        return self.head(self.norm(npb.nn.gelu(self.dense(x))))
+
+
+class TorchNet(nn.Module):
+    """The same layers under other names; the transposed kernels are square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 12)
+        self.conv = nn.Conv2d(3, 4, 2)
+        self.bn = nn.BatchNorm2d(4)
+        self.fc1 = nn.Linear(4, 4)
+        self.ln = nn.LayerNorm(4)
+        self.fc2 = nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.bn(self.conv(self.embed(tokens).reshape(-1, 3, 2, 2))).reshape(-1, 4)
+        return self.fc2(self.ln(F.gelu(self.fc1(x))))
+
+
+def examples(number: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(number)
+    return rng.integers(0, 7, 9), rng.standard_normal((9, 2)).astype("f")
+
+
+def trained(model: Any, optimizer: Any, policy: str) -> Any:
+    scaler = amp.GradScaler(2.0**8, growth_interval=3)
+    step = amp.train_step(mean_square, model, optimizer, policy=policy, scaler=scaler)
+    for number in range(7):
+        step(*examples(number))
+    return step
+
+
+def mean_square(model: Any, tokens: Any, y: Any) -> Any:
+    return ((model(tokens) - y) ** 2).mean()
+
+
+def predictions(model: Any) -> np.ndarray:
+    model.eval()
+    tokens, _ = examples(99)
+    if isinstance(model, nn.Module):
+        with torch.no_grad():
+            return np.asarray(model(torch.from_numpy(tokens)))
+    return np.asarray(model(tokens))
+
+
+@pytest.mark.parametrize("policy", ["O1:float16", "O2:bfloat16"])
+def test_weights_of_numpy_give_the_same_predictions(policy: str, tmp_path: Path) -> None:
+    source = NumpyNet(5)
+    trained(source, npb.optim.SGD(source.parameters(), 0.1, momentum=0.9), policy).save(tmp_path)
+    amp.undecorate(source)
+    target = TorchNet()
+    report = amp.load_weights(tmp_path, target)
+    layouts = {match.target.name: (match.source.axes, match.target.axes) for match in report}
+    assert layouts["fc1.weight"] == ("io", "oi")
+    assert layouts["conv.weight"] == ("oihw", "oihw")
+    assert len(report) == len(Backend.weights(target)) == 13
+    np.testing.assert_allclose(predictions(target), predictions(source), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("policy", ["O1:float16", "O2:bfloat16"])
+def test_weights_of_torch_give_the_same_predictions_in_numpy(policy: str, tmp_path: Path) -> None:
+    source = TorchNet()
+    optimizer = optim.SGD(source.parameters(), 0.1, momentum=0.9)
+    step = trained(source, optimizer, policy)
+    step.save(tmp_path)
+    amp.undecorate(source, optimizer)
+    target = NumpyNet(6)
+    amp.load_weights(tmp_path, target)
+    np.testing.assert_allclose(predictions(target), predictions(source), atol=1e-5, rtol=0)
+    scaler = amp.GradScaler()
+    scaler.load_state_dict(step.state_dict()["scaler"])
+    assert scaler.state_dict() == step.scaler.state_dict()
+
+
+def test_loaded_weights_reach_the_masters_of_a_decorated_model(tmp_path: Path) -> None:
+    source = NumpyNet(5)
+    trained(source, npb.optim.SGD(source.parameters(), 0.1), "O0").save(tmp_path)
+    target = TorchNet()
+    amp.decorate(target, None, "O2:bfloat16")
+    amp.load_weights(tmp_path, target)
+    amp.undecorate(target)
+    np.testing.assert_array_equal(
+        target.fc1.weight.detach().numpy(),
+        np.asarray(dict(source.named_parameters())["dense.weight"]).T,
+    )
