@@ -20,7 +20,7 @@ from ampbridge.scale_rule import (
     ScalerConfig,
     ScaleState,
 )
-from ampbridge.scaler_state import read_state, write_state
+from ampbridge.scaler_state import LoadedState, read_state, write_state
 from ampbridge.skip_alarm import SkipAlarm
 from ampbridge.tracing import called_as_it_is
 
@@ -309,9 +309,20 @@ class GradScaler:
         Raises:
             StateError: if it is none of them or a value is not allowed; nothing is changed then.
         """
-        loaded, config, enabled = read_state(state, self.config, self.enabled)
-        self.config, self.enabled = config, enabled
-        self._store.write(loaded)
+        self.take_state(self.checked_state(state))
+
+    def checked_state(self, state: Mapping[str, Any]) -> LoadedState:
+        """What ``load_state_dict`` would take over, for whoever has more to check before it does.
+
+        Raises:
+            StateError: as ``load_state_dict``.
+        """
+        return read_state(state, self.config, self.enabled)
+
+    def take_state(self, loaded: LoadedState) -> None:
+        """Take over what ``checked_state`` read."""
+        state, self.config, self.enabled = loaded
+        self._store.write(state)
         self._checked.clear()
 
     # -- the frameworks' own scalers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -76,6 +76,10 @@ FOREIGN: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
+LoadedState: TypeAlias = tuple[ScaleState, ScalerConfig, bool]
+"""The state, the settings, and whether the scaler is enabled."""
+
+
 def write_state(state: ScaleState, config: ScalerConfig, enabled: bool) -> dict[str, Any]:
     """Our form of the state, from Python numbers."""
     counters = dict(zip(_COUNTERS, state[1:], strict=True))
@@ -88,9 +92,7 @@ def write_state(state: ScaleState, config: ScalerConfig, enabled: bool) -> dict[
     }
 
 
-def read_state(
-    data: Mapping[str, Any], config: ScalerConfig, enabled: bool
-) -> tuple[ScaleState, ScalerConfig, bool]:
+def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> LoadedState:
     """State and settings out of ``data``; what it does not say stays as ``config`` has it.
 
     A scale outside of the bounds is moved to the nearest one, with a warning; a counter that has
@@ -187,5 +189,5 @@ def _within(scale: float, config: ScalerConfig) -> float:
             f"The loaded scale {scale!r} lies outside of this scaler's bounds and becomes {bounded!r}.\n"
             f"Hint: GradScaler(min_scale=..., max_scale={scale!r}) keeps it."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=4)
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
     return bounded

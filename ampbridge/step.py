@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ampbridge import registry, training_state
 from ampbridge.backend import (
@@ -37,6 +37,7 @@ from ampbridge.errors import (
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
 from ampbridge.scaler import Gradients, GradScaler
+from ampbridge.scaler_state import LoadedState
 from ampbridge.schedule import Schedule, from_dict, parse, single
 from ampbridge.skip_alarm import SkipAlarm
 from ampbridge.tracing import called_as_it_is
@@ -141,6 +142,15 @@ class StepResult:
             f"StepResult(step={self.step}, loss={self.loss:.6g}, applied={self.applied}, "
             f"scale={self.scale:g}, reason={self.reason!r})"
         )
+
+
+class _CheckedState(NamedTuple):
+    """A ``state_dict`` that fits the step it is loaded into."""
+
+    step: int
+    unscaled_skips: int
+    schedule: dict[str, Any]
+    scaler: LoadedState | None
 
 
 class TrainStep:
@@ -327,11 +337,13 @@ class TrainStep:
         Raises:
             StateError: if it does not fit this step; nothing is changed then.
         """
-        step, schedule_state, skips = self._checked_state(state)
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        self._unscaled.store.write(ScaleState(1.0, 0, 0, skips))
-        self._steps, self._schedule_state = step, schedule_state
+        self._take(self._checked_state(state))
+
+    def _take(self, checked: _CheckedState) -> None:
+        if self.scaler is not None and checked.scaler is not None:
+            self.scaler.take_state(checked.scaler)
+        self._unscaled.store.write(ScaleState(1.0, 0, 0, checked.unscaled_skips))
+        self._steps, self._schedule_state = checked.step, checked.schedule
         self._micro_steps, self._total = 0, None
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -354,9 +366,9 @@ class TrainStep:
             StateError: if it is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
-        self._checked_state(saved.training)
+        checked = self._checked_state(saved.training)
         training_state.take_over(saved, self._trained)
-        self.load_state_dict(saved.training)
+        self._take(checked)
 
     def adopt(self, path: str | PathLike[str], mapping: Mapping[str, str] | None = None) -> Report:
         """Go on from what a step of any framework has saved, but for its optimizer, which starts anew.
@@ -370,13 +382,13 @@ class TrainStep:
             StateError: if it is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
-        self._checked_state(saved.training)
+        checked = self._checked_state(saved.training)
         report = training_state.take_weights(saved, self._backend, self.model, mapping)
-        self.load_state_dict(saved.training)
+        self._take(checked)
         return report
 
-    def _checked_state(self, state: Mapping[str, Any]) -> tuple[int, dict[str, Any], int]:
-        """The step, the schedule's state and the unscaled skips of a state that fits."""
+    def _checked_state(self, state: Mapping[str, Any]) -> _CheckedState:
+        """All of a state that fits, before any of it is taken over."""
         keys = {"version", "step", "policy", "schedule", "scaler"}
         known = {1: keys, STATE_VERSION: keys | {"unscaled_skips"}}
         version = state.get("version") if isinstance(state, Mapping) else None
@@ -407,7 +419,8 @@ class TrainStep:
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
                 raise StateError(_impossible(name, count))
-        return counts["step"], dict(schedule_state), counts["unscaled_skips"]
+        scaler = None if self.scaler is None else self.scaler.checked_state(state["scaler"])
+        return _CheckedState(**counts, schedule=dict(schedule_state), scaler=scaler)
 
 
 def _saved_plan(data: Any) -> Policy | Schedule:

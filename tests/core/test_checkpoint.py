@@ -257,6 +257,22 @@ def test_a_checkpoint_of_another_policy_changes_nothing(make, tmp_path):
     assert facts(other) == before
 
 
+@pytest.mark.parametrize("call", ["load", "adopt"])
+def test_an_impossible_scaler_leaves_the_weights_as_they_are(make, tmp_path, call):
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    state, tensors = checkpoint.read(tmp_path / "a")
+    state["training"]["scaler"]["scale"] = -1.0
+    checkpoint.write(tmp_path / "a", Checkpoint(state, tensors))
+    other = make()
+    other(), other()
+    before = facts(other)
+    with refuses(tmp_path, "impossible value"):
+        getattr(other, call)(tmp_path / "a")
+    assert facts(other) == before
+
+
 def test_what_does_not_fit_the_optimizer_changes_nothing(make, toy, tmp_path, monkeypatch):
     step = make()
     step()

@@ -203,9 +203,9 @@ def test_checkpoints(toy, draw, tmp_path):
     step()
     step.save(tmp_path)
     state, tensors = checkpoint.read(tmp_path)
-    weight = model.weight.copy()
     for _ in range(CASES * 3 // 20):
-        before = step.state_dict()
+        model.weight += 1.0  # or nobody would see whether it is taken from the checkpoint
+        weight, before = model.weight.copy(), step.state_dict()
         try:
             checkpoint.write(tmp_path, Checkpoint(mutated(state, draw), tensors))
         except (TypeError, ValueError, AttributeError, RecursionError):
