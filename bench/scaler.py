@@ -38,18 +38,7 @@ def torch_steps(shape: Shape) -> dict[str, Step]:
         model = model_of(shape)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-        def step() -> None:
-            optimizer.zero_grad()
-            loss = loss_fn(model, x, y)
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-
-        return step
+        return _by_hand(lambda: loss_fn(model, x, y), optimizer, optimizer.zero_grad, scaler)
 
     return _variants(loop, native=lambda: torch.amp.GradScaler(DEVICE))
 
@@ -72,18 +61,7 @@ def paddle_steps(shape: Shape) -> dict[str, Step]:
         model = model_of(shape)
         optimizer = paddle.optimizer.AdamW(1e-4, parameters=model.parameters())
 
-        def step() -> None:
-            loss = loss_fn(model, x, y)
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            optimizer.clear_grad()
-
-        return step
+        return _by_hand(lambda: loss_fn(model, x, y), optimizer, optimizer.clear_grad, scaler)
 
     return _variants(loop, native)
 
@@ -147,6 +125,25 @@ def numpy_steps(shape: Shape) -> dict[str, Step]:
         return step
 
     return {WITHOUT: loop(None), OURS: loop(amp.GradScaler()), AGAIN: loop(None)}
+
+
+def _by_hand(
+    forward: Callable[[], Any], optimizer: Any, clear: Callable[[], Any], scaler: Any
+) -> Step:
+    """The loop of torch's and Paddle's guides."""
+
+    def step() -> None:
+        loss = forward()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        clear()
+
+    return step
 
 
 def _variants(loop: Callable[[Any], Step], native: Callable[[], Any]) -> dict[str, Step]:
