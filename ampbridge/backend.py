@@ -317,6 +317,18 @@ class Backend(Protocol):
             INF or NAN the gradients' values are undefined.
         """
 
+    def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
+        """What any rank found, INF before NAN, where the ranks of an engine see different gradients.
+
+        Every rank calls it once a step, whatever it found. By default there is but one rank, or the
+        gradients have been reduced already, and what was found with them.
+
+        Args:
+            optimizer: whose gradients were checked; None where they came as values.
+        """
+        del optimizer
+        return found
+
     @abstractmethod
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
         """The sums of two lists of gradients, None where both are."""

@@ -203,7 +203,7 @@ class GradScaler:
             raise CallOrderError(msg)
         backend = self._bound_to(owner)
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
-        gradients = self._unscale_values(stored) if self.enabled else stored
+        gradients = self._unscale_values(stored, owner) if self.enabled else stored
         self._checked[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
         return gradients
 
@@ -382,7 +382,9 @@ class GradScaler:
         assert self._backend is not None
         return self._backend
 
-    def _unscale_values(self, grads: Sequence[Array]) -> Gradients:
+    def _unscale_values(
+        self, grads: Sequence[Array], optimizer: Optimizer | None = None
+    ) -> Gradients:
         if not isinstance(grads, Gradients):
             grads = Gradients(grads, ())
         if grads.found is not None:
@@ -395,7 +397,7 @@ class GradScaler:
             return grads
         backend = self._backend or self._bound_to(next((g for g in grads if g is not None), None))
         values, found = backend.unscale(grads.values, self._store.read().scale)
-        return Gradients(values, grads.parameters, found)
+        return Gradients(values, grads.parameters, backend.agree(found, optimizer))
 
     def _gradients_for(
         self, optimizer: Optimizer, grads: Sequence[Array] | None, record: _Checked | None
@@ -404,7 +406,7 @@ class GradScaler:
             return self._present(record) if record else self.unscale(optimizer)
         gradients = grads if isinstance(grads, Gradients) else Gradients(grads, ())
         if self.enabled and gradients.found is None:
-            gradients = self._unscale_values(gradients)
+            gradients = self._unscale_values(gradients, optimizer)
         if not gradients.parameters:
             parameters = self._bound_to(optimizer).parameters(optimizer)
             gradients = Gradients(gradients.values, parameters, gradients.found)

@@ -266,6 +266,7 @@ class TrainStep:
                 return StepOutput(loss, aux, grads, before)
             kinds = self._kinds(grads)
             grads, found = backend.unscale(grads, scale)
+            found = backend.agree(found, self.optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
             counting.store.update(found, counting.config)
