@@ -33,6 +33,14 @@ class StateError(AmpBridgeError, ValueError):
     """A saved state that cannot be loaded. Nothing has been changed."""
 
 
+class RecipeError(AmpBridgeError, ValueError):
+    """A recipe that cannot be read: unknown keys, impossible values, or no TOML at all."""
+
+
+class SourceError(AmpBridgeError, ValueError):
+    """Foreign source or configuration that cannot be read, or does not say what is needed."""
+
+
 class OverflowStuckError(AmpBridgeError, OverflowError):
     """Step after step overflows, and lowering the loss scale has not helped."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ampbridge.errors import ArgumentError, listed, nearest
 from ampbridge.scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
 
@@ -105,3 +106,16 @@ PRESETS: Mapping[str, Preset] = {
         "mindspore.amp.DynamicLossScaleManager, mindspore/train/loss_scale_manager.py",
     ),
 }
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    close = nearest(str(name), PRESETS, 1) or ["torch"]
+    msg = f"No preset {name!r}; allowed are {listed(PRESETS)}.\n"
+    raise ArgumentError(msg + f"Hint: GradScaler.like({close[0]!r})")

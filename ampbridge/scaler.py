@@ -9,9 +9,9 @@ from typing import Any
 
 from ampbridge import registry
 from ampbridge.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
-from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, listed, nearest
+from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.native_scaler import NATIVE, to_native
-from ampbridge.presets import PRESETS
+from ampbridge.presets import preset
 from ampbridge.scale_rule import (
     AtMaxScale,
     AtMinScale,
@@ -157,11 +157,7 @@ class GradScaler:
         Raises:
             ArgumentError: for a name that is not known.
         """
-        if name not in PRESETS:
-            close = nearest(str(name), PRESETS, 1) or ["torch"]
-            msg = f"No preset {name!r}; allowed are {listed(PRESETS)}.\n"
-            raise ArgumentError(msg + f"Hint: GradScaler.like({close[0]!r})")
-        return cls(**{**PRESETS[name].settings, **overrides})
+        return cls(**{**preset(name).settings, **overrides})
 
     # -- the four calls of a training loop
 

@@ -32,7 +32,6 @@ from ampbridge.errors import (
     ArgumentTypeError,
     CallOrderError,
     StateError,
-    listed,
 )
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
@@ -40,6 +39,12 @@ from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.scaler_state import LoadedState
 from ampbridge.schedule import Schedule, from_dict, parse, single
 from ampbridge.skip_alarm import SkipAlarm
+from ampbridge.step_settings import (
+    OnOverflow,
+    checked_accumulate,
+    checked_clip_norm,
+    checked_on_overflow,
+)
 from ampbridge.tracing import called_as_it_is
 from ampbridge.training_state import Trained
 from ampbridge.weights import Report
@@ -47,10 +52,8 @@ from ampbridge.weights import Report
 STATE_VERSION = 2
 
 Reason = Literal["inf", "nan", "accumulating"]
-OnOverflow = Literal["drop_step", "drop_microbatch"]
 
 REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
-ON_OVERFLOW = ("drop_step", "drop_microbatch")
 
 
 class StepResult:
@@ -492,9 +495,9 @@ def train_step(
         backend=chosen,
         policy=plan,
         scaler=_scaler_for(policies, scaler),
-        accumulate=_checked_accumulate(accumulate),
-        on_overflow=_checked_on_overflow(on_overflow, plan),
-        clip_norm=_checked_clip_norm(clip_norm),
+        accumulate=checked_accumulate(accumulate),
+        on_overflow=checked_on_overflow(on_overflow, plan),
+        clip_norm=checked_clip_norm(clip_norm),
         scheduler=scheduler,
         name_overflows=bool(name_overflows),
         compiled=chosen.compiles_by_default if compile == "auto" else _checked_compile(compile),
@@ -627,36 +630,6 @@ def _schedule_step(scheduler: Any) -> Callable[[], Any] | None:
 def _is_rate_schedule(scheduler: Any) -> bool:
     """Whether it computes a rate from a step number (Keras), rather than advancing by itself."""
     return not hasattr(scheduler, "step") and hasattr(scheduler, "get_config")
-
-
-def _checked_accumulate(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    msg = f"Passed accumulate={value!r}; allowed is a whole number from 1.\nHint: accumulate=4"
-    raise ArgumentError(msg)
-
-
-def _checked_on_overflow(value: Any, plan: Policy | Schedule) -> OnOverflow:
-    if value not in ON_OVERFLOW:
-        msg = f"Passed on_overflow={value!r}; allowed are {listed(ON_OVERFLOW)}.\n"
-        raise ArgumentError(msg + "Hint: on_overflow='drop_step'")
-    if value == "drop_microbatch" and isinstance(plan, Schedule) and plan.counts_skips:
-        msg = (
-            f"on_overflow='drop_microbatch' skips no step, which {plan!r} waits for.\n"
-            "Hint: on_overflow='drop_step', or a schedule by steps or by the loss."
-        )
-        raise ArgumentError(msg)
-    chosen: OnOverflow = value
-    return chosen
-
-
-def _checked_clip_norm(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-        return float(value)
-    msg = f"Passed clip_norm={value!r}; allowed is a positive number or None.\nHint: clip_norm=1.0"
-    raise ArgumentError(msg)
 
 
 def _checked_compile(value: Any) -> bool:
