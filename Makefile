@@ -66,7 +66,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing the pinned frameworks (some minutes the first time)"
 	$(PIP) install --constraint constraints.txt torch tensorflow-cpu paddlepaddle
-	$(PIP) install --constraint constraints.txt -e '.[test,examples,report]'
+	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.test

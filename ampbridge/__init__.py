@@ -14,12 +14,15 @@ from ampbridge.errors import (
     CallOrderError,
     OverflowStuckError,
     PolicyError,
+    RecipeError,
     SimulationWarning,
+    SourceError,
     StateError,
     UnsupportedError,
 )
 from ampbridge.explain import explain
 from ampbridge.policy import Policy
+from ampbridge.recipe import Recipe, Scaling
 from ampbridge.registry import backend, backends, register_backend
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.schedule import Schedule
@@ -40,8 +43,12 @@ __all__ = [
     "OverflowStuckError",
     "Policy",
     "PolicyError",
+    "Recipe",
+    "RecipeError",
+    "Scaling",
     "Schedule",
     "SimulationWarning",
+    "SourceError",
     "StateError",
     "StepResult",
     "TrainStep",

@@ -45,10 +45,7 @@ def decorate(
         UnsupportedError: for what the framework or the model cannot be given. Nothing is changed.
     """
     parsed = single(policy)
-    if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
-        allowed = ", ".join(map(repr, OUTPUT_DTYPES))
-        msg = f"Passed save_dtype={save_dtype!r}; allowed are None, {allowed}.\n"
-        raise ArgumentError(msg + "Hint: save_dtype='float32'")
+    checked_save_dtype(save_dtype)
     backend = registry.backend(
         registry.framework_of(model)
         if optimizer is None
@@ -57,6 +54,20 @@ def decorate(
     wanted = Decoration(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     _replace(backend, model, optimizer, wanted if parsed.level != "O0" else None)
     return model if optimizer is None else (model, optimizer)
+
+
+def checked_save_dtype(value: Any) -> str | None:
+    """A dtype of saved parameters, None for that in which they are held.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if value is None or value in OUTPUT_DTYPES:
+        chosen: str | None = value
+        return chosen
+    allowed = ", ".join(map(repr, OUTPUT_DTYPES))
+    msg = f"Passed save_dtype={value!r}; allowed are None, {allowed}.\n"
+    raise ArgumentError(msg + "Hint: save_dtype='float32'")
 
 
 def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
@@ -71,26 +82,28 @@ def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
     return model if optimizer is None else (model, optimizer)
 
 
-def fit_to(
+def for_steps(
     backend: Backend,
     model: Model,
-    optimizer: Optimizer | None,
     policy: Policy,
-    kept: Sequence[Model],
-) -> None:
-    """Decorate for steps under ``policy``, unless it is done already. For ``train_step``.
+    save_dtype: str | None = None,
+    master_grad: bool = False,
+) -> Decoration:
+    """What steps under ``policy`` need. Below O2 the model stays as it is outside of their regions."""
+    kept = kept_layers(backend, model, policy)
+    return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
 
-    Levels below O2 leave the model as it is outside of the step's regions.
-    """
+
+def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> None:
+    """Decorate for steps under a policy, unless it is done already. For ``train_step``."""
     present = backend.decoration(model, optimizer)
-    if policy.level == "O0":
+    if wanted.policy.level == "O0":
         if present is not None:
             backend.undecorate(model, optimizer)
-    elif present is None or present.policy != policy:
-        wanted = Decoration(policy, kept, policy.level == "O2")
+    elif present is None or present.policy != wanted.policy:
         earlier = backend.decoration(model, None)
-        if earlier is not None and earlier.policy == policy:  # decorated without this optimizer
-            wanted = earlier
+        if earlier is not None and earlier.policy == wanted.policy:
+            wanted = earlier  # decorated without this optimizer
         _replace(backend, model, optimizer, wanted)
 
 

@@ -21,10 +21,11 @@ from ampbridge.backend import (
     LossFn,
     Model,
     Optimizer,
+    Program,
     Scalar,
     StepOutput,
 )
-from ampbridge.decorate import fit_to, kept_layers
+from ampbridge.decorate import fit_to, for_steps
 from ampbridge.errors import (
     AmpBridgeError,
     AmpBridgeWarning,
@@ -34,6 +35,7 @@ from ampbridge.errors import (
     StateError,
 )
 from ampbridge.policy import Policy
+from ampbridge.recipe import Recipe
 from ampbridge.scale_rule import ScaleState
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.scaler_state import LoadedState
@@ -41,9 +43,6 @@ from ampbridge.schedule import Schedule, from_dict, parse, single
 from ampbridge.skip_alarm import SkipAlarm
 from ampbridge.step_settings import (
     OnOverflow,
-    checked_accumulate,
-    checked_clip_norm,
-    checked_on_overflow,
 )
 from ampbridge.tracing import called_as_it_is
 from ampbridge.training_state import Trained
@@ -166,24 +165,23 @@ class TrainStep:
         optimizer: Optimizer,
         *,
         backend: Backend,
-        policy: Policy | Schedule,
+        recipe: Recipe,
         scaler: GradScaler | None,
-        accumulate: int,
-        on_overflow: OnOverflow,
-        clip_norm: float | None,
         scheduler: Any,
         name_overflows: bool,
         compiled: bool,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.scaler = scaler
-        self._plan = policy
-        self._schedule_state = policy.start() if isinstance(policy, Schedule) else {}
-        self.accumulate, self.clip_norm = accumulate, clip_norm
-        self.on_overflow, self.name_overflows = on_overflow, name_overflows
+        self._plan = recipe.plan
+        self._schedule_state = {} if recipe.schedule is None else recipe.schedule.start()
+        self.accumulate, self.clip_norm = recipe.accumulate, recipe.clip_norm
+        self.on_overflow, self.name_overflows = recipe.on_overflow, name_overflows
         self._backend = backend
-        policies = policy.policies if isinstance(policy, Schedule) else (policy,)
-        self._kept = {each: kept_layers(backend, model, each) for each in policies}
+        self._decorations = {
+            policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
+            for policy in recipe.policies
+        }
         self._advance_scheduler = _schedule_step(scheduler)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps that are not scaled are checked and counted as well.
@@ -192,7 +190,8 @@ class TrainStep:
         for each in (scaler, self._unscaled):
             if each is not None and each.enabled:
                 each.bind(backend, model)
-        self._program = backend.compile(self._build, loss_fn) if compiled else self._build(loss_fn)
+        build = self._build_on_replicas
+        self._program = backend.compile(build, loss_fn) if compiled else build(loss_fn)
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
@@ -208,7 +207,7 @@ class TrainStep:
         """Run one batch, or micro-batch, of NumPy arrays or native tensors."""
         final = self._micro_steps + 1 == self.accumulate
         policy = self.policy
-        fit_to(self._backend, self.model, self.optimizer, policy, self._kept[policy])
+        fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
         output = self._program(policy, final, self._total, batch)
         if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
             return self._result(output, policy)
@@ -242,7 +241,10 @@ class TrainStep:
             result._raise_alarm()
         return result
 
-    def _build(self, loss_fn: LossFn) -> Callable[..., StepOutput]:
+    def _build_on_replicas(self, loss_fn: LossFn) -> Program:
+        return self._backend.on_replicas(self._build(loss_fn), self.model)
+
+    def _build(self, loss_fn: LossFn) -> Program:
         """The step as a function of native values; a backend may trace it.
 
         ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
@@ -448,14 +450,15 @@ def train_step(
     model: Model,
     optimizer: Optimizer,
     *,
-    policy: str | Policy | Schedule = "O1",
+    policy: str | Policy | Schedule | None = None,
     scaler: GradScaler | Literal["auto"] | None = "auto",
-    accumulate: int = 1,
+    accumulate: int | None = None,
     clip_norm: float | None = None,
     scheduler: Any = None,
     compile: bool | Literal["auto"] = "auto",
-    on_overflow: OnOverflow = "drop_step",
+    on_overflow: OnOverflow | None = None,
     name_overflows: bool = False,
+    recipe: Recipe | None = None,
 ) -> TrainStep:
     """A callable that trains ``model`` by one batch: ``result = step(x, y)``.
 
@@ -463,19 +466,21 @@ def train_step(
         loss_fn: ``loss_fn(model, *batch)`` returns a scalar loss (a mean over the batch, if
             micro-batches are accumulated), or ``(loss, aux)``.
         model, optimizer: native, of one framework. They stay the user's own.
-        policy: a Policy, its short form, or a Schedule of them.
+        policy: a Policy, its short form, or a Schedule of them; "O1" if nothing else is said.
         scaler: a GradScaler; "auto" makes one where the policy needs it; None for none.
-        accumulate: micro-batches a step; their gradients are averaged.
+        accumulate: micro-batches a step, one if nothing else is said; their gradients are averaged.
         clip_norm: clips the joint 2-norm of the unscaled gradients.
         scheduler: an object with ``step()`` or a callable, advanced only by applied steps.
         compile: ``tf.function`` / ``torch.compile`` / ``to_static``; "auto" as the framework's
             users expect: compiled on TensorFlow, eager elsewhere.
         on_overflow: where micro-batches are accumulated, an overflow in one of them drops the whole
-            step, as in torch and Paddle; or, with "drop_microbatch" as in Keras, that micro-batch
-            alone, and one more is taken. Then each micro-batch is checked, moves the scale, and
-            waits for the device.
+            step, as in torch and Paddle ("drop_step", the default); or, with "drop_microbatch" as in
+            Keras, that micro-batch alone, and one more is taken. Then each micro-batch is checked,
+            moves the scale, and waits for the device.
         name_overflows: make ``result.overflows`` say which parameters' gradients were not finite,
             at the cost of another pass over the gradients.
+        recipe: all of this as one value, in the place of policy, scaler, accumulate, clip_norm and
+            on_overflow.
 
     Steps without loss scaling are checked and skipped likewise.
 
@@ -486,22 +491,62 @@ def train_step(
         AmpBridgeError: for arguments that cannot work together.
     """
     chosen = registry.backend(registry.check_same_framework(model, optimizer))
-    plan = parse(policy)
-    policies = plan.policies if isinstance(plan, Schedule) else (plan,)
+    if recipe is None:
+        recipe, scaler = _recipe_of(policy, scaler, accumulate, clip_norm, on_overflow)
+    else:
+        scaler = _scaler_of(recipe, scaler, policy, accumulate, clip_norm, on_overflow)
     return TrainStep(
         _callable(loss_fn),
         model,
         optimizer,
         backend=chosen,
-        policy=plan,
-        scaler=_scaler_for(policies, scaler),
-        accumulate=checked_accumulate(accumulate),
-        on_overflow=checked_on_overflow(on_overflow, plan),
-        clip_norm=checked_clip_norm(clip_norm),
+        recipe=recipe,
+        scaler=scaler,
         scheduler=scheduler,
         name_overflows=bool(name_overflows),
         compiled=chosen.compiles_by_default if compile == "auto" else _checked_compile(compile),
     )
+
+
+def _recipe_of(
+    policy: str | Policy | Schedule | None,
+    scaler: GradScaler | Literal["auto"] | None,
+    accumulate: int | None,
+    clip_norm: float | None,
+    on_overflow: OnOverflow | None,
+) -> tuple[Recipe, GradScaler | None]:
+    """The arguments of ``train_step`` as a recipe, and the scaler, which has a state of its own."""
+    plan = parse("O1" if policy is None else policy)
+    schedule = plan if isinstance(plan, Schedule) else None
+    recipe = Recipe(
+        Policy() if isinstance(plan, Schedule) else plan,
+        None,
+        1 if accumulate is None else accumulate,
+        clip_norm,
+        schedule,
+        on_overflow="drop_step" if on_overflow is None else on_overflow,
+    )
+    return recipe, _scaler_for(recipe.policies, scaler)
+
+
+def _scaler_of(recipe: Recipe, scaler: Any, *others: Any) -> GradScaler | None:
+    """A new scaler as ``recipe`` has it.
+
+    Raises:
+        ArgumentTypeError: if it is no recipe.
+        ArgumentError: if something was said beside it.
+    """
+    if not isinstance(recipe, Recipe):
+        msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
+        raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
+    if scaler != "auto" or any(other is not None for other in others):
+        msg = (
+            "The recipe says what policy, scaler, accumulate, clip_norm and on_overflow are; "
+            "something else was passed beside it.\nHint: recipe=recipe.replace(accumulate=4)"
+        )
+        raise ArgumentError(msg)
+    made = None if recipe.scaler is None else recipe.scaler.make()
+    return _scaler_for(recipe.policies, made)
 
 
 def value_and_grad(
@@ -557,7 +602,7 @@ def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
         )
         msg = f"value_and_grad under {policy!r} of a model that is {is_it}.\nHint: {hint}"
         raise CallOrderError(msg)
-    fit_to(backend, model, None, policy, kept_layers(backend, model, policy))
+    fit_to(backend, model, None, for_steps(backend, model, policy))
 
 
 def _returning_aux(loss_fn: LossFn) -> LossFn:
@@ -600,7 +645,7 @@ def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> 
             f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
             "Hint: scaler='auto', or a bfloat16 policy, which needs none."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=3)
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=4)
     return scaler
 
 

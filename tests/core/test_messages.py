@@ -340,9 +340,9 @@ STEP_ARGUMENTS = {
         "ToyModel.\nHint: did you mean 'head'?",
     ),
     "policy": (
-        {"policy": None},
+        {"policy": 3},
         amp.ArgumentTypeError,
-        "A policy is a Policy or a string, not NoneType (None).\n"
+        "A policy is a Policy or a string, not int (3).\n"
         "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')",
     ),
 }

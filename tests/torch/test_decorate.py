@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import ampbridge as amp
 from ampbridge.backend import Decoration
-from ampbridge.decorate import fit_to
+from ampbridge.decorate import fit_to, for_steps
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import model_calls
 from ampbridge_torch.backend import TorchBackend
@@ -462,7 +462,7 @@ def test_decorating_again_replaces_and_a_fitting_step_leaves_it(low: str) -> Non
     assert Backend.decoration(model, optimizer).policy == policy(low)
     masters = [id(group["params"]) for group in optimizer.param_groups]
     call = vars(model)["forward"]
-    fit_to(Backend, model, optimizer, policy(low), [])
+    fit_to(Backend, model, optimizer, for_steps(Backend, model, policy(low)))
     assert vars(model)["forward"] is call
     assert [id(group["params"]) for group in optimizer.param_groups] == masters
     amp.decorate(model, optimizer, "O0")
