@@ -1,0 +1,1 @@
+"""Porting: read a recipe written for one framework, write it for another."""

@@ -1,0 +1,148 @@
+"""What a framework's AMP calls mean for a recipe: a dialect is a table of calls, and functions for them.
+
+A file is read under decisions: where an expression depends on a condition that cannot be known
+(``"O2" if args.fp16 else "O1"``), the whole file is read once for each way it may go. So a dialect
+sees plain values only, or none:
+
+    def auto_cast(call: Call, draft: Draft) -> None:
+        draft.take("policy.level", call, "level", "O1")
+        draft.take("policy.dtype", call, "dtype", "float16")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampbridge.port.reading import Finding, FindingKind, Place
+
+
+class NotKnown(Exception):
+    """A value that cannot be known without running the file; ``place`` is where it comes from."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(str(place))
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument as it was written, and its value under the present decisions.
+
+    ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``),
+    or raises ``NotKnown``.
+    """
+
+    place: Place
+    evaluate: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Name:
+    """Something of a library, by its qualified name: ``paddle.nn.LayerNorm``, ``torch.float16``."""
+
+    qualified: str
+
+    @property
+    def last(self) -> str:
+        return self.qualified.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a framework's API: ``arguments`` by name, as the dialect's signature has them.
+
+    ``extra``: positional arguments beyond the signature, and keywords that it does not have.
+    ``unpacked``: where a ``**kwargs`` or ``*args`` that cannot be known was passed.
+    ``function``: the function or method around it, "" at module level.
+    ``target``: the name or attribute that its result is bound to ("scaler", "self.scaler"), or "".
+    """
+
+    name: str
+    place: Place
+    arguments: Mapping[str, Argument]
+    extra: Mapping[str, Argument] = field(default_factory=dict)
+    unpacked: Place | None = None
+    function: str = ""
+    target: str = ""
+
+    def value(self, name: str, default: Any) -> Any:
+        """The value of an argument, or ``default`` if it was not passed.
+
+        Raises:
+            NotKnown: if it cannot be known, or may be among arguments that cannot.
+        """
+        if name in self.arguments:
+            return self.arguments[name].evaluate()
+        if self.unpacked is not None:
+            raise NotKnown(self.unpacked)
+        return default
+
+    def place_of(self, name: str) -> Place:
+        """Where an argument stands; the call, if it was not passed."""
+        return self.arguments[name].place if name in self.arguments else self.place
+
+
+class Draft:
+    """A recipe in the making, under one set of decisions: see ``Alternative``."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.unknown: dict[str, Place] = {}
+        self.comments: dict[str, str] = {}
+        self.findings: list[Finding] = []
+
+    def take(
+        self,
+        key: str,
+        call: Call,
+        argument: str,
+        default: Any,
+        convert: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        """Set ``key`` to an argument's value, converted; note it as unknown if it is."""
+        try:
+            value = convert(call.value(argument, default))
+        except NotKnown as error:
+            self.unknown[key] = error.place
+            self.settings.pop(key, None)
+            return
+        self.set(key, value)
+        if argument in call.arguments:
+            self.comments[key] = f"{argument}={call.arguments[argument].place.text}"
+
+    def set(self, key: str, value: Any) -> None:
+        """Set ``key``, written as in a recipe file: ``"policy.level"``. None leaves it out."""
+        self.unknown.pop(key, None)
+        if value is None:
+            self.settings.pop(key, None)
+        else:
+            self.settings[key] = value
+
+    def find(self, kind: FindingKind, place: Place, message: str, hint: str = "") -> None:
+        """Tell the reader of the recipe something."""
+        self.findings.append(Finding(kind, place, message, hint))
+
+
+Handler = Callable[[Call, Draft], None]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A framework's AMP calls.
+
+    Args:
+        framework: as ``Reading.framework`` names it.
+        signatures: qualified name -> parameter names in order, for every call that is of interest
+            (methods as ``"paddle.amp.GradScaler.minimize"``: of objects made by a known class).
+        aliases: other qualified names of the same: older or shorter ones -> the one in ``signatures``.
+        handlers: qualified name -> what the call means.
+        words: a file that holds none of these strings uses nothing of it (a quick pre-check on bytes).
+    """
+
+    framework: str
+    signatures: Mapping[str, tuple[str, ...]]
+    aliases: Mapping[str, str]
+    handlers: Mapping[str, Handler]
+    words: tuple[str, ...]
