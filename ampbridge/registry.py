@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -154,18 +154,19 @@ def framework_of(*objects: object) -> str:
 
 
 def _framework_of_type(cls: type) -> str | None:
-    known = backend_names()
-    return next((root for root in _roots(cls) if root in known), None)
+    installed = _entry_points()
+    return next((root for root in _roots(cls) if root in installed or root in _registered), None)
 
 
-def _roots(cls: type) -> Iterator[str]:
-    # Adapters ship classes of their own (ampbridge_numpy.nn.Linear): theirs is the adapter's name.
+# A loop by hand asks several times a step. Bounded: it keeps the classes alive.
+@lru_cache(maxsize=128)
+def _roots(cls: type) -> tuple[str, ...]:
+    """The root modules of a class and its bases, each once; for an adapter's own its framework."""
     owners = TRACED_BY | {
-        point.module.partition(".")[0]: n for n, ps in _entry_points().items() for point in ps
+        _package(point): name for name, points in _entry_points().items() for point in points
     }
-    for base in cls.__mro__:
-        root = base.__module__.partition(".")[0]
-        yield owners.get(root, root)
+    roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
 
 
 def _kind(obj: object) -> str:
@@ -203,7 +204,7 @@ def _checked(factory: Factory, name: str) -> Backend:
         hint = f"pip install 'ampbridge[{name}]'" if missing == name else f"pip install {missing}"
         msg = f"Backend {name!r} needs a package that is not installed: {error.name or error}.\n"
         raise BackendLoadError(msg + f"Hint: {hint}") from error
-    absent = _missing_methods(made)
+    absent = sorted(_missing_methods(made))
     if absent:
         msg = f"Backend {name!r} ({_kind(made)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
         raise BackendLoadError(msg)
@@ -211,12 +212,13 @@ def _checked(factory: Factory, name: str) -> Backend:
 
 
 def _is_backend(obj: object) -> TypeGuard[Backend]:
-    return isinstance(getattr(obj, "name", None), str) and not _missing_methods(obj)
+    """Says no at the first method that is missing: tensors may have a name too."""
+    return isinstance(getattr(obj, "name", None), str) and next(_missing_methods(obj), None) is None
 
 
-def _missing_methods(obj: Any) -> list[str]:
+def _missing_methods(obj: Any) -> Iterator[str]:
     methods: frozenset[str] = Backend.__abstractmethods__
-    return sorted(m for m in methods if not callable(getattr(obj, m, None)))
+    return (m for m in methods if not callable(getattr(obj, m, None)))
 
 
 def check_same_framework(model: object, optimizer: object) -> str:
