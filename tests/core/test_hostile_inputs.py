@@ -1,4 +1,4 @@
-"""States, policies and checkpoints that somebody broke: each is an AmpBridgeError, or was harmless.
+"""States, policies, recipes and checkpoints that somebody broke: each is an AmpBridgeError, or was harmless.
 
 ``mutated`` starts from something that loads and damages it: keys go, come and are renamed, values
 become anything that JSON or a caller can hold. Whatever is refused must leave no trace.
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import GradScaler, Policy, Schedule, checkpoint
+from ampbridge import GradScaler, Policy, Recipe, Scaling, Schedule, checkpoint
 from ampbridge.checkpoint import Checkpoint
 from ampbridge.schedule import from_dict
 
@@ -134,7 +134,7 @@ SCALER_STATES = [
     "start", SCALER_STATES, ids=["ours", "deepspeed", "torch", "paddle", "keras"]
 )
 def test_scaler_states(start, draw):
-    for _ in range(CASES * 2 // 5 // len(SCALER_STATES)):
+    for _ in range(CASES * 3 // 10 // len(SCALER_STATES)):
         scaler = GradScaler(8.0)
         before = scaler.state_dict()
         state = mutated(start, draw)
@@ -157,7 +157,7 @@ def test_training_states(toy, plan, draw):
     model = toy.Model()
     step = amp.train_step(loss_fn, model, toy.Optimizer(model), policy=plan)
     start = step.state_dict()
-    for _ in range(CASES // 5 // 2):
+    for _ in range(CASES * 3 // 20 // 2):
         before = step.state_dict()
         state = mutated(start, draw)
         if refused_or_harmless(lambda state=state: step.load_state_dict(state)):
@@ -176,7 +176,7 @@ PLANS = [
 
 @pytest.mark.parametrize("start", PLANS, ids=["policy", "steps", "skips", "loss"])
 def test_policies_and_schedules(start, draw):
-    for _ in range(CASES // 5 // len(PLANS)):
+    for _ in range(CASES * 3 // 20 // len(PLANS)):
         data = mutated(start, draw)
         made = []
         if refused_or_harmless(lambda data=data, made=made: made.append(from_dict(data))):
@@ -194,6 +194,53 @@ def test_policies_as_words(words, draw):
         refused_or_harmless(lambda text=text: Policy.parse("".join(text)))
     for value in ANYTHING:
         refused_or_harmless(lambda value=value: Policy.parse(value))
+
+
+RECIPES = [
+    Recipe(
+        Policy("O2", lists="paddle", deny=["sum"], keep=["head"]), Scaling.like("paddle"), 4, 1.0
+    ),
+    Recipe(schedule=Schedule([(0, "O0"), (2, Policy("O1", deny=["exp"]))]), save_dtype="float32"),
+    Recipe(schedule=Schedule.when(skips=3, use="O0", otherwise="O1"), scaler=None),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=["policy", "steps", "skips"])
+def test_recipes(recipe, draw):
+    start = recipe.to_dict()
+    for _ in range(CASES // 10 // len(RECIPES)):
+        data = mutated(start, draw)
+        made = []
+        if refused_or_harmless(lambda data=data, made=made: made.append(Recipe.from_dict(data))):
+            assert Recipe.from_toml(made[0].to_toml()) == made[0]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=["policy", "steps", "skips"])
+def test_recipe_files(recipe, draw, tmp_path):
+    """Bytes go, come and change places, in the file itself."""
+    start, path = recipe.to_toml().encode(), tmp_path / "recipe.toml"
+    pieces = [
+        b"[",
+        b"]",
+        b'"',
+        b"=",
+        b"\n",
+        b"[[",
+        b"{",
+        b"\xff",
+        b"\x00",
+        b"[" * 2000,
+        b"1e999",
+        b"#",
+    ]
+    for _ in range(CASES * 3 // 20 // len(RECIPES)):
+        damaged_file = start
+        for _ in range(draw.randint(1, 3)):
+            place = draw.randrange(len(damaged_file))
+            tail = damaged_file[place + draw.choice([0, 1, 10, 10**6]) :]
+            damaged_file = damaged_file[:place] + draw.choice([b"", *pieces]) + tail
+        path.write_bytes(damaged_file)
+        refused_or_harmless(lambda: Recipe.load(path))
 
 
 def test_checkpoints(toy, draw, tmp_path):
