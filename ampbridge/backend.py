@@ -424,6 +424,18 @@ class Backend(Protocol):
             StateError: if it does not fit; the optimizer may be half changed then.
         """
 
+    def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
+        """Call ``action``, which writes files, on one of the ranks that train ``model`` together.
+
+        Every one of these ranks calls it, and none goes on before ``action`` is done. By default there
+        is but one.
+
+        Raises:
+            StateError: on the others, if ``action`` failed; on its own rank, its own error.
+        """
+        del model
+        action()
+
     # -- the framework's own scaler
 
     @abstractmethod

@@ -39,7 +39,10 @@ class Saved(NamedTuple):
 
 
 def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
-    """Write a checkpoint. ``training`` is the train step's own ``state_dict``."""
+    """Write a checkpoint. ``training`` is the train step's own ``state_dict``.
+
+    All ranks read, since reading puts shards together; one writes.
+    """
     from ampbridge import __version__, checkpoint  # its modules are half of what importing costs
 
     optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
@@ -54,7 +57,8 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     weights = trained.backend.read_weights(trained.model)
     tensors = {f"weights/{name}": array for name, array in weights.items()}
     tensors |= {f"optimizer/{name}": array for name, array in optimizer.slots.items()}
-    checkpoint.write(path, checkpoint.Checkpoint(state, tensors))
+    whole = checkpoint.Checkpoint(state, tensors)
+    trained.backend.on_one_rank(trained.model, lambda: checkpoint.write(path, whole))
 
 
 def read(path: Path) -> Saved:

@@ -34,6 +34,7 @@ from ampbridge_torch import (
     native_scaler,
     probing,
     scaling,
+    sharding,
     training_state,
 )
 
@@ -146,6 +147,9 @@ class TorchBackend(Backend):
         self, optimizer: optim.Optimizer, model: nn.Module, state: OptimizerState
     ) -> None:
         training_state.write_optimizer(optimizer, model, state)
+
+    def on_one_rank(self, model: nn.Module, action: Callable[[], None]) -> None:
+        sharding.on_one_rank(model, action)
 
     def native_scaler(self, state: Mapping[str, Any], optimizer: optim.Optimizer | None) -> Any:
         return native_scaler.native_scaler(state, optimizer)

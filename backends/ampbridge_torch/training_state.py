@@ -1,7 +1,8 @@
 """Weights, slots and settings, as arrays by name.
 
-Names are those of the model itself, whatever it is wrapped in: torch.compile, DataParallel and
-DistributedDataParallel. What is low in the model is float32 here: its master, or its exact value.
+Names are those of the model itself, whatever it or a part of it is wrapped in: torch.compile,
+DataParallel and DistributedDataParallel. What is low in the model is float32 here: its master, or its
+exact value. What FSDP2 has sharded is whole here, so that any number of ranks can go on with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn, optim
 from ampbridge.backend import OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import Weight
-from ampbridge_torch import _private, decorating
+from ampbridge_torch import _private, decorating, sharding
 from ampbridge_torch.gradients import parameters
 from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all
 from ampbridge_torch.simulation import LOW_DTYPES
@@ -63,6 +64,7 @@ _DEPTHWISE_AXES = {"oiw": "cmw", "oihw": "cmhw", "oidhw": "cmdhw"}
 
 # What torch's wrappers of parts of a model put into names.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+_REPLICATING = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # they put in "module"
 
 
 class _Named(NamedTuple):
@@ -79,7 +81,8 @@ class _Named(NamedTuple):
 
 def parameter_names(model: nn.Module) -> list[str]:
     """See ``Backend.parameter_names``."""
-    names = {id(p): _plain(name) for name, p in _unwrapped(model).named_parameters()}
+    model = _unwrapped(model)
+    names = {id(p): _plain(name, model) for name, p in model.named_parameters()}
     return [names[id(parameter)] for parameter in parameters(model)]
 
 
@@ -87,7 +90,7 @@ def weights(model: nn.Module) -> list[Weight]:
     """See ``Backend.weights``. Buffers that are not persistent, and counters, are none.
 
     Raises:
-        UnsupportedError: for a model whose state is more than whole tensors.
+        UnsupportedError: for a model whose state is more than tensors that can be put together.
     """
     return [
         Weight(each.name, *_role(each), tuple(each.tensor.shape)) for each in _weights_of(model)
@@ -96,7 +99,7 @@ def weights(model: nn.Module) -> list[Weight]:
 
 @torch.no_grad()
 def read_weights(model: nn.Module) -> dict[str, np.ndarray]:
-    """See ``Backend.read_weights``. Waits for the device."""
+    """See ``Backend.read_weights``. Waits for the device, and for all ranks of a sharded model."""
     return {each.name: _array(_wide(each.tensor)) for each in _weights_of(model)}
 
 
@@ -107,7 +110,7 @@ def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
     for each in _weights_of(model):
         master = master_of(each.tensor)
         target = each.tensor if master is None else master.wide
-        target.copy_(torch.tensor(values[each.name]))
+        target.copy_(sharding.shard_of(torch.tensor(values[each.name]), target))
         if master is not None:
             masters.append(master)
     round_all(masters)
@@ -118,9 +121,15 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return _unwrapped(model.module) if isinstance(model, nn.DataParallel) else model
 
 
-def _plain(name: str) -> str:
+def _plain(name: str, model: nn.Module) -> str:
     """A dotted name without what wrappers of parts put in."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    parts, owner = [], model
+    for part in name.split("."):
+        replicated = part == "module" and isinstance(owner, _REPLICATING)
+        if part not in _WRAPPERS and not replicated:
+            parts.append(part)
+        owner = getattr(owner, part)
+    return ".".join(parts)
 
 
 def _weights_of(model: nn.Module) -> list[_Named]:
@@ -131,6 +140,7 @@ def _tensors(model: nn.Module) -> Iterator[_Named]:
     """Parameters and persistent buffers, each once, under its first name."""
     model = _unwrapped(model)
     _check_state_is_tensors(model)
+    sharding.reshard(model)
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         own = {
@@ -140,7 +150,9 @@ def _tensors(model: nn.Module) -> Iterator[_Named]:
         for attribute, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield _Named(_plain(f"{prefix}.{attribute}".lstrip(".")), module, attribute, tensor)
+                name = _plain(f"{prefix}.{attribute}".lstrip("."), model)
+                sharding.check_placements(name, tensor)
+                yield _Named(name, module, attribute, tensor)
 
 
 def _is_counter(each: _Named) -> bool:
@@ -172,11 +184,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return np.array(tensor.detach().cpu().numpy(), order="C")
+    return np.array(sharding.whole(tensor).detach().cpu().numpy(), order="C")
 
 
 def _check_state_is_tensors(model: nn.Module) -> None:
-    """Refuse what would be saved in part: shards, tensors without a shape, states of other kinds."""
+    """Refuse what would be saved in part: FSDP1's flat shards, tensors without a shape, other states."""
     fully_sharded = getattr(
         sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ()
     )
@@ -189,11 +201,11 @@ def _check_state_is_tensors(model: nn.Module) -> None:
             )
             raise UnsupportedError(msg)
         own = list(module.parameters(recurse=False))
-        if isinstance(module, fully_sharded) or any(map(_private.is_sharded, own)):
+        if isinstance(module, fully_sharded):
             msg = (
-                f"{name or 'The model'} is sharded: no process has its weights as a whole.\n"
-                "Hint: torch.distributed.checkpoint for model and optimizer, step.state_dict() for the "
-                "rest."
+                f"{name or 'The model'} is in FullyShardedDataParallel, whose shards are of no "
+                "parameter by itself.\n"
+                "Hint: torch.distributed.fsdp.fully_shard(model), which has taken its place."
             )
             raise UnsupportedError(msg)
         if any(map(nn.parameter.is_lazy, own)):
@@ -272,9 +284,14 @@ _HINT = "Hint: load what step.save wrote of the same model and optimizer."
 def _states(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Slots as "<weight name>/<slot>"; the masters are no slots, but the weights."""
     names = [name for group in groups for name in group["parameters"]]
+    owners = [p for group in optimizer.param_groups for p in group["params"]]
     for position, entry in _state_dict(optimizer)["state"].items():
         for slot, value in entry.items():
             if slot != STATE_KEY:
+                if isinstance(value, Tensor) and not sharding.alike(value, owners[position]):
+                    raise UnsupportedError(
+                        _beyond(optimizer, f"{slot!r} is sharded in its own way")
+                    )
                 yield f"{names[position]}/{slot}", value
 
 
@@ -418,8 +435,11 @@ def _by_parameter(
         if name not in positions or slot == STATE_KEY:
             raise StateError(f"slot {key!r:.200} is of no parameter.\n{_HINT}")
         if isinstance(value, np.ndarray):
-            _check_shape(key, value, owners[positions[name]], optimizer)
+            owner = owners[positions[name]]
+            _check_shape(key, value, owner, optimizer)
             value = torch.tensor(value).to(_LOW.get(settings["low"].get(key)))
+            if value.ndim:
+                value = sharding.shard_of(value, owner)
         saved.setdefault(positions[name], {})[slot] = value
     return saved
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
+from ampbridge_torch import sharding
 from ampbridge_torch.backend import TorchBackend
 
 Backend = TorchBackend()
@@ -118,6 +121,39 @@ def test_sharded_models_under_o1(mixed: bool, low: str) -> None:
         )
         losses.append([step(x, y).loss for x, y in batches(6)])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2 if mixed else 1e-6)
+
+
+def test_wrappers_of_parts_leave_no_mark_on_names() -> None:
+    plain = Net()
+    names = [weight.name for weight in Backend.weights(plain)]
+    trained = Backend.parameter_names(plain)
+    plain.inner = DistributedDataParallel(plain.inner)
+    assert [weight.name for weight in Backend.weights(plain)] == names
+    assert Backend.parameter_names(plain) == trained
+
+
+def test_shards_of_shards_are_not_saved() -> None:
+    """As FSDP2 makes them on top of tensor parallelism, of a private class below Shard."""
+
+    class ShardOfShard(Shard):
+        pass
+
+    placed: Any = SimpleNamespace(placements=(ShardOfShard(0), Shard(0)))
+    with pytest.raises(UnsupportedError, match=r"0\.weight is placed as .*shards of shards"):
+        sharding.check_placements("0.weight", placed)
+    sharding.check_placements("0.weight", SimpleNamespace(placements=(Replicate(), Shard(0))))
+
+
+def test_slots_that_are_sharded_in_their_own_way_are_not_saved() -> None:
+    model = sharded()
+    optimizer = sgd(model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy="O0")
+    step(*next(batches(1)))
+    Backend.read_optimizer(optimizer, model)
+    slots = optimizer.state[model.inner.weight]
+    slots["momentum_buffer"] = slots["momentum_buffer"].full_tensor()
+    with pytest.raises(UnsupportedError, match="'momentum_buffer' is sharded in its own way"):
+        Backend.read_optimizer(optimizer, model)
 
 
 def test_an_optimizer_around_another_is_refused(low: str) -> None:

@@ -1,0 +1,122 @@
+"""What several ranks hold together: FSDP2's shards, and models that are the same on each of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ampbridge.errors import StateError, UnsupportedError
+from ampbridge_torch import _private
+
+Group = Any
+
+# -- tensors
+
+
+def reshard(model: nn.Module) -> None:
+    """Give parameters that FSDP2 has left whole after a forward pass back to their ranks."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # it takes long to import
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or all shards of it, on its mesh's device. Every rank has to ask."""
+    if not _private.is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    return sharded.to(sharded.device_mesh.device_type).full_tensor()
+
+
+def shard_of(values: Tensor, like: Tensor) -> Tensor:
+    """``values``, which every rank has, or this rank's part of them if ``like`` is sharded."""
+    if not _private.is_sharded(like):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    owner: Any = like
+    values = values.to(owner.device_mesh.device_type)
+    return distribute_tensor(values, owner.device_mesh, owner.placements).to(like.device)
+
+
+def alike(slot: Tensor, parameter: Tensor) -> bool:
+    """Whether a slot is on its ranks as its parameter is, or the same number on each of them."""
+    if not slot.ndim or not _private.is_sharded(parameter):
+        return not _private.is_sharded(slot)
+    return _private.is_sharded(slot) and _placed(slot) == _placed(parameter)
+
+
+def _placed(tensor: Any) -> tuple[Any, ...]:
+    return tensor.shape, tensor.device_mesh, tensor.placements
+
+
+def check_placements(name: str, tensor: Tensor) -> None:
+    """See whether ``shard_of`` can undo ``whole``.
+
+    Raises:
+        UnsupportedError: for shards of shards, as of FSDP2 on top of tensor parallelism.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements = getattr(tensor, "placements", ())
+    if not all(type(placement) in (Replicate, Shard) for placement in placements):
+        msg = (
+            f"{name} is placed as {placements}; shards of shards cannot be put together yet.\n"
+            "Hint: torch.distributed.checkpoint for model and optimizer, step.state_dict() for the "
+            "rest."
+        )
+        raise UnsupportedError(msg)
+
+
+# -- ranks
+
+
+def on_one_rank(model: nn.Module, action: Callable[[], None]) -> None:
+    """See ``Backend.on_one_rank``: on the first of those that hold shards or copies of ``model``."""
+    group = _group_of(model)
+    if group is None:
+        action()
+        return
+    failure: Exception | None = None
+    if dist.get_rank(group) == 0:
+        try:
+            action()
+        except Exception as error:
+            failure = error
+    first = dist.get_global_rank(group, 0)
+    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
+    dist.broadcast_object_list(told, src=first, group=group)
+    if failure is not None:
+        raise failure
+    if told[0] is not None:
+        raise StateError(f"Rank {first} could not do it for all. {told[0]}")
+
+
+def _group_of(model: nn.Module) -> Group | None:
+    """The ranks of a model that is sharded, or in DistributedDataParallel; else None.
+
+    Raises:
+        UnsupportedError: for a mesh of several dimensions over a part of all ranks.
+    """
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return module.process_group
+    mesh = next((p.device_mesh for p in model.parameters() if _private.is_sharded(p)), None)
+    if mesh is None:
+        return None
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    if mesh.size() == dist.get_world_size():
+        return dist.group.WORLD
+    msg = (
+        f"The model is sharded over {mesh}, which is a part of all {dist.get_world_size()} ranks.\n"
+        "Hint: a mesh of one dimension, or of all ranks."
+    )
+    raise UnsupportedError(msg)
