@@ -367,6 +367,19 @@ class Backend(Protocol):
             UnsupportedError: where there is no compiler.
         """
 
+    def on_replicas(self, program: Program, model: Model) -> Program:
+        """``program``, called once and run on each replica of ``model`` that this process holds.
+
+        What the replicas agree on is handed back once, the loss as their mean. By default a process
+        holds one.
+        """
+        del model
+        return program
+
+    def replica(self) -> int:
+        """Which of the replicas in this process calls; 0 where there is but one."""
+        return 0
+
     @abstractmethod
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         """A place for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -140,7 +141,7 @@ class GradScaler:
         self.enabled = bool(enabled)
         self._store: ScaleStore = HostStore(self.config.first_state(init_scale))
         self._backend: Backend | None = None
-        self._checked: dict[int, _Checked] = {}
+        self._checked: defaultdict[int, dict[int, _Checked]] = defaultdict(dict)
         self._alarm = SkipAlarm()
 
     @classmethod
@@ -189,7 +190,7 @@ class GradScaler:
         """
         if isinstance(owner, (Gradients, list, tuple)):
             return self._unscale_values(owner)
-        record = self._checked.get(id(owner))
+        record = self._records.get(id(owner))
         if record is not None:
             what = "unscale()" if record.stage is _Stage.UNSCALED else "step()"
             msg = (
@@ -200,7 +201,7 @@ class GradScaler:
         backend = self._bound_to(owner)
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
         gradients = self._unscale_values(stored, owner) if self.enabled else stored
-        self._checked[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
+        self._records[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
         return gradients
 
     @called_as_it_is
@@ -220,7 +221,7 @@ class GradScaler:
         Raises:
             CallOrderError: on a second call since the last ``update``.
         """
-        record = self._checked.get(id(optimizer))
+        record = self._records.get(id(optimizer))
         if record is not None and record.stage is _Stage.STEPPED:
             msg = (
                 "step() of this optimizer has been called already since the last update().\n"
@@ -232,7 +233,7 @@ class GradScaler:
         applied: bool = backend.apply(
             optimizer, gradients.parameters, gradients.values, gradients.found
         )
-        self._checked[id(optimizer)] = _Checked(
+        self._records[id(optimizer)] = _Checked(
             optimizer, _Stage.STEPPED, gradients, gradients.found
         )
         return applied
@@ -245,14 +246,15 @@ class GradScaler:
             CallOrderError: if there were none.
             OverflowStuckError: where too many were skipped in a row; the scale has been adapted.
         """
-        if not self._checked:
+        records = self._records
+        if not records:
             msg = (
                 "update() without a step() or unscale() since the last one: nothing was checked.\n"
                 "Hint: scaler.step(optimizer); scaler.update()"
             )
             raise CallOrderError(msg)
-        found = [record.found for record in self._checked.values() if record.found is not None]
-        self._checked.clear()
+        found = [record.found for record in records.values() if record.found is not None]
+        records.clear()
         if self.enabled and found:
             before = self._store.read()
             self._store.update(sum(found[1:], start=found[0]), self.config)
@@ -280,7 +282,7 @@ class GradScaler:
         Raises:
             CallOrderError: if they have not been checked since.
         """
-        record = self._checked.get(id(optimizer))
+        record = self._records.get(id(optimizer))
         if record is None:
             msg = (
                 "found_inf() of an optimizer whose gradients were not checked since update().\n"
@@ -370,6 +372,11 @@ class GradScaler:
                 "other.load_state_dict(scaler.state_dict())"
             )
             raise ArgumentTypeError(msg)
+
+    @property
+    def _records(self) -> dict[int, _Checked]:
+        """What was checked since the last ``update``, by the replica that calls alone."""
+        return self._checked[0 if self._backend is None else self._backend.replica()]
 
     def _bound_to(self, obj: Any) -> Backend:
         """The backend of a loss or an optimizer, which must be the one of those before it."""

@@ -241,7 +241,13 @@ OVERFLOW_BRANCH = PrivateName(
 EAGER_MODE = PrivateName(
     "tensorflow.python.eager.context",
     "eager_mode",
-    "the first step is traced twice where the optimizer has not been built",
+    "the first step is traced twice where the optimizer has not been built, and fails on a replica",
+    required=False,
+)
+REDUCE_GRADIENTS = PrivateName(
+    "keras.src.backend.tensorflow.optimizer",
+    "TFOptimizer._all_reduce_sum_gradients",
+    "Keras' optimizers would sum what the replicas of a strategy have averaged",
     required=False,
 )
 SNAKE_CASE = PrivateName(

@@ -32,6 +32,7 @@ from ampbridge_tensorflow import (
     casting,
     compiling,
     decorating,
+    distribution,
     gradients,
     native_scaler,
     probing,
@@ -110,10 +111,16 @@ class TensorflowBackend(Backend):
     def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
         return compiling.compile_step(build, loss_fn)
 
+    def on_replicas(self, program: Program, model: Model) -> Program:
+        return distribution.on_replicas(program, model)
+
+    def replica(self) -> int:
+        return distribution.replica()
+
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         if isinstance(like, LossScaleOptimizer):
             return like.scale_store(state)
-        return scaling.VariableStore(state)
+        return scaling.VariableStore(state, distribution.strategy_of(like))
 
     def devices(self) -> list[Device]:
         return probing.devices()

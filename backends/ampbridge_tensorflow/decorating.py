@@ -28,9 +28,9 @@ from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private, casting, fitted, model_calls
 from ampbridge_tensorflow.fitted import Fitted
-from ampbridge_tensorflow.gradients import native_variable
 from ampbridge_tensorflow.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.model_layers import below, layers, own_variables
+from ampbridge_tensorflow.native_values import native_variable
 from ampbridge_tensorflow.rules import Rules
 from ampbridge_tensorflow.scaling import outside_of_regions
 

@@ -15,6 +15,7 @@ from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.casting import autocast, differentiation
 from ampbridge_tensorflow.fitted import low_variables
+from ampbridge_tensorflow.native_values import native_variable, on_values
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -102,17 +103,7 @@ def gradients(
 
 def _rounded(gradient: Array | None, dtype: str) -> Array | None:
     """A gradient of a low-precision parameter, which has that precision: its parts were added up."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _rounded(gradient.values, dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.cast(tf.cast(gradient, dtype), gradient.dtype)
-
-
-def native_variable(parameter: Any) -> tf.Variable:
-    """The tf.Variable in a Keras variable."""
-    return parameter.value if _private.is_keras_variable(parameter) else parameter
+    return on_values(gradient, lambda values: tf.cast(tf.cast(values, dtype), values.dtype))
 
 
 def native_batch(batch: Sequence[Any]) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ the caller stands in one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,9 +15,10 @@ import tensorflow as tf
 
 from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_tensorflow import _private
+from ampbridge_tensorflow import distribution
 from ampbridge_tensorflow.casting import regions
 from ampbridge_tensorflow.gradients import checked_optimizer
+from ampbridge_tensorflow.native_values import on_values, values_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,13 +39,14 @@ def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:
 def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
     """Divide by ``scale`` and look for inf and NaN; see ``Backend``.
 
-    Dense gradients and IndexedSlices stay what they are, None stays None.
+    Dense gradients and IndexedSlices stay what they are, None stays None. On a replica of several
+    they become the mean over all replicas before one looks.
     """
-    if scale is None:
-        return list(grads), _found([_values(g) for g in grads if g is not None])
-    inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
-    unscaled = [_on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
-    return unscaled, _found([_values(g) for g in unscaled if g is not None])
+    if scale is not None:
+        inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
+        grads = [on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
+    unscaled = distribution.averaged(grads)
+    return unscaled, _found([values_of(g) for g in unscaled if g is not None])
 
 
 def _found(values: Sequence[Array]) -> Scalar:
@@ -65,10 +66,10 @@ def _found(values: Sequence[Array]) -> Scalar:
 def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
     """Scale ``grads`` to a joint 2-norm of at most ``max_norm``; the norm before, a float32 scalar."""
     grads = [_without_repeats(g) for g in grads]
-    values = [_full(_values(g)) for g in grads if g is not None]
+    values = [_full(values_of(g)) for g in grads if g is not None]
     norm = tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]) if values else 0.0
     factor = max_norm / tf.maximum(norm, max_norm)
-    return [_on_values(g, lambda v: v * tf.cast(factor, v.dtype)) for g in grads], norm
+    return [on_values(g, lambda v: v * tf.cast(factor, v.dtype)) for g in grads], norm
 
 
 def _without_repeats(gradient: Array | None) -> Array | None:
@@ -78,19 +79,6 @@ def _without_repeats(gradient: Array | None) -> Array | None:
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.shape(rows)[0])
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
-
-
-def _values(gradient: Array) -> Array:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _on_values(gradient: Array | None, function: Callable[[Array], Array]) -> Array | None:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = function(gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return function(gradient)
 
 
 def _full(values: Array) -> Array:
@@ -107,35 +95,37 @@ def apply(
 
     Slots are made before it: variables cannot be made in a branch. Parameters without a gradient
     are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
+    Gradients that are unchecked have not been through ``unscale``, where replicas average theirs.
     """
     optimizer = built_optimizer(optimizer, parameters)
-    pairs = [(g, p) for g, p in zip(grads, parameters, strict=True) if g is not None]
+    distribution.check_scope(optimizer, parameters)
+    trained = [p for g, p in zip(grads, parameters, strict=True) if g is not None]
+    present = [g for g in grads if g is not None]
 
-    def step() -> Array:
-        optimizer.apply([g for g, _ in pairs], [p for _, p in pairs])
-        return tf.constant(True)
+    @outside_of_regions
+    def step(grads: Sequence[Array]) -> None:
+        with distribution.gradients_are_reduced():
+            optimizer.apply(grads, trained)
 
     if found is None:
+        present = distribution.averaged(present)
         # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
         # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
-        with tf.control_dependencies([_values(g) for g, _ in pairs]):
-            return step()
-    return tf.cond(tf.equal(found, FINITE), step, lambda: tf.constant(False))
+        with tf.control_dependencies([values_of(g) for g in present]):
+            step(present)
+        return tf.constant(True)
+    return distribution.step_if(tf.equal(found, FINITE), step, present)
 
 
 def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
     """A checked Keras optimizer with its slots, made for ``parameters`` if it has none.
 
-    The trace that it is met in first does not see them made: tf.function would trace once more. Under
-    a strategy of TensorFlow's it does, since that has its own way to make variables.
+    The trace that it is met in first does not see them made.
     """
     optimizer = checked_optimizer(optimizer)
     if not optimizer.built:
-        unseen = None if tf.distribute.has_strategy() else _private.value(_private.EAGER_MODE)
-        with tf.init_scope(), ExitStack() as stack:
-            if unseen is not None:
-                stack.enter_context(tf.Graph().as_default())
-                stack.enter_context(unseen())
+        strategy = distribution.made_under(parameters[0]) if parameters else None
+        with distribution.variables_made_under(strategy):
             optimizer.build(list(parameters))
     return optimizer
 
@@ -144,11 +134,13 @@ class VariableStore:
     """The scaler's state in tf.Variables: a traced step reads and writes them on the device.
 
     Two of them: the scale, float32, and the three counters, int32; a small step notices each read.
+    Every replica of ``strategy`` has its own, and updates them alike: by what all have agreed on.
     """
 
     @outside_of_regions
-    def __init__(self, state: ScaleState) -> None:
-        with tf.init_scope():  # a scaler may be met first while a step is being traced
+    def __init__(self, state: ScaleState, strategy: tf.distribute.Strategy | None = None) -> None:
+        # A scaler may be met first while a step is being traced.
+        with distribution.variables_made_under(strategy):
             self._scale = tf.Variable(
                 float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"
             )

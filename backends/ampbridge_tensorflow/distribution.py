@@ -1,0 +1,263 @@
+"""The replicas of a ``tf.distribute`` strategy: what runs on each of them, and what they agree on.
+
+Each replica differentiates the mean loss over its own part of the batch; gradients are averaged over
+all replicas, as torch's DistributedDataParallel does. That is done once a step, after unscaling and
+before the check, so that every replica sees the same gradients: what it finds in them, their norm, the
+decision to skip, the scale. Nothing else has to be agreed on. Keras' optimizer, which would sum the
+gradients over the replicas once more, is kept from it.
+
+A replica is a thread of its own under ``MirroredStrategy``, and inherits no region: all that opens one
+does so inside of the replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.backend import Array, Model, Program, Scalar, StepOutput
+from ampbridge.errors import ArgumentError, CallOrderError, UnsupportedError, listed
+from ampbridge.interception import Interception, Site
+from ampbridge.policy import Policy
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.native_values import native_variable, on_values
+
+STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+
+Strategy = tf.distribute.Strategy
+
+
+def strategy_of(owner: Any) -> Strategy | None:
+    """The strategy under which a model's variables were made; of what has none, that of the caller.
+
+    Raises:
+        UnsupportedError: for one whose replicas do not hold the same variables, or is not known.
+    """
+    variables = getattr(owner, "trainable_variables", None)
+    if variables:
+        return _checked(made_under(variables[0]))
+    return _checked(tf.distribute.get_strategy() if tf.distribute.has_strategy() else None)
+
+
+def made_under(variable: Any) -> Strategy | None:
+    """The strategy in whose scope a variable was made."""
+    return getattr(native_variable(variable), "distribute_strategy", None)
+
+
+def _checked(strategy: Strategy | None) -> Strategy | None:
+    if strategy is None or isinstance(strategy, STRATEGIES):
+        return strategy
+    allowed = listed([known.__name__ for known in STRATEGIES])
+    msg = (
+        f"Training in mixed precision under {type(strategy).__name__}; allowed are {allowed}.\n"
+        "Hint: strategy = tf.distribute.MirroredStrategy()"
+    )
+    raise UnsupportedError(msg)
+
+
+# -- on the inside: one replica of several
+
+
+def in_replica() -> bool:
+    """Whether the caller is a replica of a strategy's, be it the only one."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def replica() -> int:
+    """See ``Backend.replica``."""
+    return int(tf.distribute.get_replica_context().replica_id_in_sync_group) if in_replica() else 0
+
+
+def averaged(grads: Sequence[Array]) -> list[Array]:
+    """Gradients as their mean over all replicas; one ``all_reduce``. None stays None.
+
+    They are divided before they are summed, which cannot overflow.
+    """
+    present = [gradient for gradient in grads if gradient is not None]
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1 or not present:
+        return list(grads)
+    count = context.num_replicas_in_sync
+    shares = [on_values(gradient, lambda values: values / count) for gradient in present]
+    means = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, shares))
+    return [None if gradient is None else next(means) for gradient in grads]
+
+
+def step_if(
+    wanted: Scalar, step: Callable[[Sequence[Array]], Any], grads: Sequence[Array]
+) -> Scalar:
+    """``step(grads)``, unless ``wanted`` is false; on every replica. Returns ``wanted``.
+
+    The branch is taken once for all replicas of this process, and then each steps in a branch of its
+    own: a replica in a ``tf.cond`` could not wait for the others, and Keras' optimizers do.
+    """
+    if not in_replica():
+        return tf.cond(wanted, lambda: _done(step, grads), lambda: tf.constant(False))
+
+    def branch(strategy: Strategy, wanted: Any, grads: Any) -> None:
+        def step_everywhere() -> Array:
+            return _done(strategy.extended.call_for_each_replica, step, (grads,))
+
+        agreed = _first(strategy, wanted)
+        tf.cond(agreed, step_everywhere, lambda: tf.constant(False))
+
+    tf.distribute.get_replica_context().merge_call(branch, args=(wanted, grads))
+    return wanted
+
+
+def _done(function: Callable[..., Any], *arguments: Any) -> Array:
+    function(*arguments)
+    return tf.constant(True)
+
+
+# -- the optimizer's own reduction
+
+
+@contextmanager
+def gradients_are_reduced() -> Iterator[None]:
+    """Where a Keras optimizer takes gradients as they are, and does not sum them over the replicas.
+
+    Raises:
+        UnsupportedError: if Keras has moved what does so.
+    """
+    if not in_replica():
+        yield
+        return
+    _private.check(_private.REDUCE_GRADIENTS)
+    with _reductions().region(True):
+        yield
+
+
+@cache
+def _reductions() -> Interception[bool]:
+    def find_sites() -> Sequence[Site]:
+        place = _private.find(_private.REDUCE_GRADIENTS)
+        assert place is not None
+        return [Site(*place, _replace_reduction(place.value))]
+
+    return Interception("ampbridge_tensorflow reductions", find_sites)
+
+
+def _replace_reduction(original: Any) -> Any:
+    @wraps(original)
+    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        reduced = _reductions().active.get()
+        return list(grads_and_vars) if reduced else original(self, grads_and_vars)
+
+    return all_reduce_sum_gradients
+
+
+def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
+    """That optimizer and parameters were made in the scope of the strategy whose replica calls.
+
+    (TensorFlow lets each replica write to one and the same counter of steps.)
+
+    Raises:
+        CallOrderError: if not; also for a step that is applied in a strategy's scope itself.
+    """
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    if not in_replica():
+        msg = (
+            f"A step in the scope of a {type(strategy).__name__}, and on none of its replicas.\n"
+            "Hint: strategy.run(replica_function, args=(x, y)), and the step in replica_function."
+        )
+        raise CallOrderError(msg)
+    for variable in (optimizer.iterations, *parameters):
+        if made_under(variable) is not strategy:
+            what = "optimizer" if variable is optimizer.iterations else "model"
+            msg = (
+                f"{variable.name!r} was not made in the scope of the {type(strategy).__name__} that "
+                f"runs the step.\nHint: with strategy.scope(): {what} = ..."
+            )
+            raise CallOrderError(msg)
+
+
+# -- from the outside: all replicas
+
+
+@contextmanager
+def variables_made_under(strategy: Strategy | None) -> Iterator[None]:
+    """Where variables are made eagerly under a strategy, unseen by the trace or the replica one is in.
+
+    (A trace that sees variables made is traced once more.)
+    """
+    unseen = _private.value(_private.EAGER_MODE)
+    with tf.init_scope(), ExitStack() as stack:
+        if unseen is not None:
+            # Whether one is in a trace, in a scope or in a replica is a matter of the graph.
+            stack.enter_context(tf.Graph().as_default())
+            stack.enter_context(unseen())
+        if strategy is not None:
+            stack.enter_context(strategy.scope())
+        yield
+
+
+def on_replicas(program: Program, model: Model) -> Program:
+    """See ``Backend.on_replicas``: a step, run on every replica of the model's strategy.
+
+    Distributed values in the batch go to their replicas, all else to each. ``aux`` and gradients that
+    are still to be added to are handed back as distributed values.
+    """
+
+    def distributed(
+        policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
+    ) -> StepOutput:
+        strategy = strategy_of(model)
+        if strategy is None:
+            return program(policy, final, total, batch)
+        _check_call(strategy, batch)
+
+        def step(total: Sequence[Array] | None, batch: Sequence[Any]) -> StepOutput:
+            return program(policy, final, total, batch)
+
+        return _joint(strategy, strategy.run(step, args=(total, batch)))
+
+    return distributed
+
+
+def _joint(strategy: Strategy, output: StepOutput) -> StepOutput:
+    """What replicas return, once for all of them."""
+
+    def agreed(value: Any) -> Any:
+        return tf.nest.map_structure(lambda leaf: _first(strategy, leaf), value)
+
+    loss = strategy.reduce(tf.distribute.ReduceOp.MEAN, output.loss, axis=None)
+    return StepOutput(loss, output.aux, output.grads, *map(agreed, output[3:]))
+
+
+def _first(strategy: Strategy, value: Any) -> Any:
+    return strategy.experimental_local_results(value)[0]
+
+
+def _check_call(strategy: Strategy, batch: Sequence[Any]) -> None:
+    if in_replica():
+        msg = (
+            "A train_step was called by a replica: it counts steps, and runs on all replicas itself.\n"
+            "Hint: for batch in strategy.experimental_distribute_dataset(dataset): step(*batch); in a "
+            "replica's own function, amp.value_and_grad and GradScaler."
+        )
+        raise CallOrderError(msg)
+    items = tf.nest.flatten(list(batch))
+    replicas = len(strategy.extended.worker_devices)
+    shared = [item for item in items if getattr(item, "ndim", 0)]
+    if replicas > 1 and shared and not any(map(_is_distributed, items)):
+        msg = (
+            f"Each of {replicas} replicas would train on the same batch: nothing in it is distributed, "
+            f"an array of shape {tuple(shared[0].shape)} for one.\n"
+            "Hint: for batch in strategy.experimental_distribute_dataset(dataset): step(*batch)"
+        )
+        raise ArgumentError(msg)
+
+
+def _is_distributed(item: Any) -> bool:
+    return isinstance(item, tf.distribute.DistributedValues)

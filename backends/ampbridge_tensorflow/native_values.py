@@ -1,0 +1,31 @@
+"""TensorFlow's values behind those that Keras and tf.GradientTape hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.backend import Array
+from ampbridge_tensorflow import _private
+
+
+def native_variable(parameter: Any) -> tf.Variable:
+    """The tf.Variable in a Keras variable."""
+    return parameter.value if _private.is_keras_variable(parameter) else parameter
+
+
+def values_of(gradient: Array) -> Array:
+    """The values of a gradient, dense or IndexedSlices."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def on_values(gradient: Array | None, function: Callable[[Array], Array]) -> Array | None:
+    """``function`` of a gradient's values; dense gradients and IndexedSlices stay what they are."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return function(gradient)
