@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ampbridge.errors import StateError, UnsupportedError
+from ampbridge.errors import UnsupportedError
+from ampbridge.ranks import act_for_all
 from ampbridge_torch import _private
 
 Group = Any
@@ -84,19 +85,14 @@ def on_one_rank(model: nn.Module, action: Callable[[], None]) -> None:
     if group is None:
         action()
         return
-    failure: Exception | None = None
-    if dist.get_rank(group) == 0:
-        try:
-            action()
-        except Exception as error:
-            failure = error
     first = dist.get_global_rank(group, 0)
-    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
-    dist.broadcast_object_list(told, src=first, group=group)
-    if failure is not None:
-        raise failure
-    if told[0] is not None:
-        raise StateError(f"Rank {first} could not do it for all. {told[0]}")
+
+    def told(text: str | None) -> str | None:
+        texts = [text]
+        dist.broadcast_object_list(texts, src=first, group=group)
+        return texts[0]
+
+    act_for_all(action, dist.get_rank() == first, told)
 
 
 def _group_of(model: nn.Module) -> Group | None:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import ampbridge as amp
 from ampbridge import GradScaler, checkpoint
 from ampbridge.checkpoint import Checkpoint
+from ampbridge.ranks import act_for_all
 
 TENSORS = {
     "matrix": np.arange(6.0, dtype=np.float32).reshape(2, 3).T,
@@ -245,6 +247,44 @@ def test_adopting_what_does_not_fit_changes_nothing(make, tmp_path):
     with refuses(tmp_path, "do not pair up"):
         other.adopt(tmp_path / "a")
     assert facts(other) == before
+
+
+@pytest.fixture
+def ranks(toy, monkeypatch):
+    """``acting`` is whether this process is the one that writes; ``texts`` are what it tells the others."""
+    ranks = SimpleNamespace(acting=True, texts=[], failure=None)
+
+    def told(text):
+        ranks.texts.append(text)
+        return text if ranks.acting else ranks.failure
+
+    def on_one_rank(self, model, action):
+        act_for_all(action, ranks.acting, told)
+
+    monkeypatch.setattr(toy.Backend, "on_one_rank", on_one_rank)
+    return ranks
+
+
+def test_one_rank_writes_for_all(make, tmp_path, ranks):
+    step = make()
+    ranks.acting = False
+    step.save(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    ranks.acting = True
+    step.save(tmp_path / "a")
+    assert ranks.texts == [None, None]
+    make().load(tmp_path / "a")
+
+
+def test_all_ranks_hear_of_a_failure(make, tmp_path, ranks):
+    step = make()
+    (tmp_path / "a").touch()
+    with refuses(tmp_path, "is a file"):
+        step.save(tmp_path / "a")
+    assert ranks.texts[0].startswith("StateError: ")
+    ranks.acting, ranks.failure = False, ranks.texts[0]
+    with refuses(tmp_path, "rank that acts for all could not. StateError: .* is a file"):
+        step.save(tmp_path / "a")
 
 
 def test_a_checkpoint_of_another_policy_changes_nothing(make, tmp_path):

@@ -113,4 +113,4 @@ def test_all_ranks_are_told_that_one_could_not_write(said: tuple[Path, Said, Sai
     text = "'/file' is a file; a checkpoint is a folder."
     for ranks in (two, three):
         told = {f"{first} {rest}" for first, more in ranks["refused"].items() for rest in more}
-        assert told == {text, f"Rank 0 could not do it for all. StateError: {text}"}
+        assert told == {text, f"The rank that acts for all could not. StateError: {text}"}
