@@ -359,6 +359,8 @@ class TrainStep:
         weights (masters), buffers, the optimizer's slots. A crash while saving leaves the checkpoint
         that was there whole. Not part of it: random number generators and the place in the data.
 
+        Every one of several ranks that train one model calls it; one of them writes.
+
         Raises:
             StateError: between micro-batches, or if ``path`` holds something else.
             UnsupportedError: for an optimizer or a scheduler whose state is no data.
@@ -366,7 +368,7 @@ class TrainStep:
         training_state.save(path, self._trained, self.state_dict())
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Go on from what ``save`` saved, bit by bit.
+        """Go on from what ``save`` saved, bit by bit; on any number of ranks, each of which calls it.
 
         Raises:
             StateError: if it is damaged or does not fit; nothing is changed then.
