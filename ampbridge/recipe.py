@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from dataclasses import replace as replace_fields
 from os import PathLike
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -236,7 +235,9 @@ class Recipe:
         self, path: str | PathLike[str], comments: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         """Write ``to_toml(comments)`` to the file ``path``."""
-        Path(path).write_text(self.to_toml(comments), encoding="utf-8")
+        text = self.to_toml(comments)
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Recipe:
@@ -246,7 +247,8 @@ class Recipe:
             RecipeError: with the file's name, and what stands in it that is not allowed.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
         except (OSError, ValueError) as error:
             msg = f"Cannot read the recipe {str(path)!r}: {error}.\n"
             raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes one.") from error
