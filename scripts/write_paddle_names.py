@@ -1,0 +1,53 @@
+"""Write down under which names the installed Paddle looks ops up in its AMP lists.
+
+    python scripts/write_paddle_names.py            writes ampbridge/data/paddle_names.json
+    python scripts/write_paddle_names.py --check    exits with 1 if it is not what stands there
+
+A forward op of ``paddle._C_ops`` is looked up under its name in the old static graph, where it had
+one: ``matmul`` under ``matmul_v2``. An underscore at its end marks the variant that works in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parents[1] / "ampbridge" / "data" / "paddle_names.json"
+ABOUT = (
+    "The name under which paddle.amp's lists know an op -> the op in paddle._C_ops; paddlepaddle"
+)
+
+
+def names() -> dict[str, Any]:
+    import paddle
+    from paddle.base import core
+
+    old_names: dict[str, list[str]] = {}
+    for old in core.get_all_op_names():
+        old_names.setdefault(core._get_phi_kernel_name(old), []).append(old)
+    eager = {*dir(core.eager.ops), *dir(paddle._C_ops)}
+    forward = {
+        name.removesuffix("_") for name in eager if not name.startswith("_") and "_grad" not in name
+    }
+    # Of "transpose" and "transpose2" it is the newer one.
+    found = {max(old_names.get(op, [op])): op for op in forward}
+    version = ".".join(paddle.__version__.split(".")[:2])
+    return {"about": f"{ABOUT} {version}", "ops": dict(sorted(found.items()))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args()
+    text = json.dumps(names(), indent=0) + "\n"
+    if options.check:
+        return int(text != FILE.read_text())
+    FILE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
