@@ -48,7 +48,7 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
     state = {
         "training": dict(training),
-        "weights": [weight._asdict() for weight in trained.backend.weights(trained.model)],
+        "weights": [_description(weight) for weight in trained.backend.weights(trained.model)],
         "optimizer": dict(optimizer.settings),
         "scheduler": _scheduler_state(trained.scheduler),
         "framework": trained.backend.name,
@@ -73,8 +73,8 @@ def read(path: Path) -> Saved:
     parts = {"training": dict, "weights": list, "optimizer": dict}
     if not all(isinstance(state.get(name), kind) for name, kind in parts.items()):
         raise StateError(f"{str(path)!r} lacks parts of a training state.\n{_HINT}")
-    weights = [_weight(entry, path) for entry in state["weights"]]
     values = _under("weights/", tensors)
+    weights = [_weight(entry, values, path) for entry in state["weights"]]
     described = {weight.name: weight.shape for weight in weights}
     if described != {name: array.shape for name, array in values.items()}:
         raise StateError(f"{str(path)!r} describes other weights than it holds.\n{_HINT}")
@@ -85,12 +85,21 @@ def read(path: Path) -> Saved:
 _HINT = "Hint: step.save(path) writes a checkpoint; pass the same path."
 
 
-def _weight(entry: Any, path: Path) -> Weight:
-    if isinstance(entry, dict) and entry.keys() == set(Weight._fields):
-        name, role, axes, shape = (entry[field] for field in Weight._fields)
+def _description(weight: Weight) -> dict[str, Any]:
+    """As JSON has it; whether it is floating its values say."""
+    return {name: getattr(weight, name) for name in _DESCRIBED}
+
+
+_DESCRIBED = ("name", "role", "axes", "shape")
+
+
+def _weight(entry: Any, values: Tensors, path: Path) -> Weight:
+    if isinstance(entry, dict) and entry.keys() == set(_DESCRIBED):
+        name, role, axes, shape = (entry[field] for field in _DESCRIBED)
         words = all(isinstance(word, str) for word in (name, role, axes))
         if words and isinstance(shape, list) and len(axes) == len(shape):
-            return Weight(name, role, axes, tuple(shape))
+            floating = name not in values or np.issubdtype(values[name].dtype, np.inexact)
+            return Weight(name, role, axes, tuple(shape), bool(floating))
     raise StateError(f"{str(path)!r} describes no weight with {entry!r:.200}.\n{_HINT}")
 
 
@@ -192,7 +201,8 @@ def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = N
         print(amp.load_weights("runs/torch", keras_model))
 
     Dense and convolution kernels are turned, normalizations' and embeddings' weights are found by
-    what they are. ``mapping`` names pairs that cannot be told by name, role and order.
+    what they are. ``mapping`` names pairs that cannot be told by name, role and order. Buffers of
+    whole numbers that the other model has not (position ids) are left as they are, and reported.
 
     Args:
         mapping: the model's name of a weight -> the checkpoint's.
@@ -212,7 +222,8 @@ def take_weights(
 ) -> Report:
     """The weights of ``saved`` for ``model``, whatever framework they come from; see ``load_weights``."""
     report = match_weights(saved.weights, backend.weights(model), mapping)
-    values = {
+    values = backend.read_weights(model) if report.kept else {}
+    values |= {
         match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")
         for match in report
     }

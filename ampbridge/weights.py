@@ -7,7 +7,7 @@ axes "i" and "o", whether it is stored ``(in, out)`` (Keras, Paddle, NumPy) or `
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from ampbridge.errors import StateError, nearest
 
 Array = npt.NDArray[Any]
+
+OTHER = "other."  # roles of what no role is known of; the attribute's name comes behind it
 
 
 class Weight(NamedTuple):
@@ -27,12 +29,20 @@ class Weight(NamedTuple):
             weights of the same role can stand for each other.
         axes: a letter for each axis, so that layouts can be told apart: "io", "oi", "oihw", "hwio".
         shape: as it is stored.
+        floating: whether its values are floating-point numbers.
     """
 
     name: str
     role: str
     axes: str
     shape: tuple[int, ...]
+    floating: bool = True
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may go without a partner: whole numbers that no role is known of, such as the
+        position ids of a transformer, come with how a model is built, and are not learned."""
+        return not self.floating and self.role.startswith(OTHER)
 
     @property
     def extent(self) -> tuple[tuple[str, int], ...]:
@@ -56,10 +66,21 @@ class Match(NamedTuple):
 
 
 class Report(Sequence[Match]):
-    """What matched. Prints as a table."""
+    """What matched. Prints as a table.
 
-    def __init__(self, matches: Sequence[Match]) -> None:
+    Attributes:
+        kept: optional weights of the model that found no source, and are as they were.
+        unused: optional weights of the checkpoint that found no target.
+    """
+
+    def __init__(
+        self,
+        matches: Sequence[Match],
+        kept: Sequence[Weight] = (),
+        unused: Sequence[Weight] = (),
+    ) -> None:
         self._matches = list(matches)
+        self.kept, self.unused = tuple(kept), tuple(unused)
 
     def __getitem__(self, index: Any) -> Any:
         return self._matches[index]
@@ -72,6 +93,8 @@ class Report(Sequence[Match]):
             (m.target.name, m.source.name, m.how, _layout_change(m), str(m.target.shape))
             for m in self._matches
         ]
+        rows += [(w.name, "", "kept as it was", "", str(w.shape)) for w in self.kept]
+        rows += [("", w.name, "not used", "", str(w.shape)) for w in self.unused]
         rows.insert(0, ("weight", "from", "matched by", "layout", "shape"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -95,8 +118,8 @@ def match_weights(
     By order only if both sides have as many of that role and shape left: else it would be a guess.
 
     Raises:
-        StateError: if a target stays without a source, or a source without a target, or a
-            ``mapping`` names what there is not or what does not fit.
+        StateError: if a target stays without a source, or a source without a target, and is not
+            optional; or a ``mapping`` names what there is not or what does not fit.
     """
     by_name = {source.name: source for source in sources}
     found: dict[str, Match] = {}
@@ -113,11 +136,21 @@ def match_weights(
     rest_of_sources = [s for s in sources if s.name not in taken]
     for match in _in_order(rest_of_sources, rest_of_targets):
         found[match.target.name] = match
-    return Report([found[target.name] for target in targets])
+    taken = {match.source.name for match in found.values()}
+    return Report(
+        [found[target.name] for target in targets if target.name in found],
+        kept=[target for target in targets if target.name not in found],
+        unused=[source for source in sources if source.name not in taken],
+    )
 
 
 def _fits(source: Weight, target: Weight) -> bool:
-    return source.role == target.role and source.extent == target.extent
+    return _kind(source) == _kind(target)
+
+
+def _kind(weight: Weight) -> Hashable:
+    """What two weights have in common that can stand for each other."""
+    return weight.role, weight.extent, weight.floating
 
 
 def _mapped(
@@ -144,17 +177,19 @@ def _check_known(name: str, known: Mapping[str, Weight], what: str) -> None:
 
 
 def _in_order(sources: Sequence[Weight], targets: Sequence[Weight]) -> list[Match]:
-    left: dict[Any, tuple[list[Weight], list[Weight]]] = defaultdict(lambda: ([], []))
+    left: dict[Hashable, tuple[list[Weight], list[Weight]]] = defaultdict(lambda: ([], []))
     for source in sources:
-        left[source.role, source.extent][0].append(source)
+        left[_kind(source)][0].append(source)
     for target in targets:
-        left[target.role, target.extent][1].append(target)
+        left[_kind(target)][1].append(target)
+    even = [group for group in left.values() if len(group[0]) == len(group[1])]
     uneven = [group for group in left.values() if len(group[0]) != len(group[1])]
-    if uneven:
-        raise StateError(_unmatched(uneven))
+    needed = [group for group in uneven if not all(w.optional for w in (*group[0], *group[1]))]
+    if needed:
+        raise StateError(_unmatched(needed))
     return [
         Match(target, source, "order")
-        for group in left.values()
+        for group in even
         for source, target in zip(*group, strict=True)
     ]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge.weights import Weight
+from ampbridge.weights import OTHER, Weight
 from ampbridge_numpy import optim
 from ampbridge_numpy.gradients import parameters
 from ampbridge_numpy.nn import BatchNorm2d, Conv2d, Embedding, LayerNorm, Linear, Module
@@ -32,7 +32,12 @@ ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
     return [
-        Weight(name, *_role(module, attribute, array), array.shape)
+        Weight(
+            name,
+            *_role(module, attribute, array),
+            array.shape,
+            np.issubdtype(array.dtype, np.inexact),
+        )
         for name, module, attribute, array in _arrays(model)
     ]
 
@@ -71,7 +76,7 @@ def _role(module: Module, attribute: str, array: np.ndarray) -> tuple[str, str]:
             role, axes = roles[attribute]
             if len(axes) == array.ndim:
                 return role, axes
-    return f"other.{attribute}", "abcdefgh"[: array.ndim]
+    return f"{OTHER}{attribute}", "abcdefgh"[: array.ndim]
 
 
 # -- optimizers

@@ -17,7 +17,7 @@ from paddle import nn
 
 from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge.weights import Weight
+from ampbridge.weights import OTHER, Weight
 from ampbridge_paddle._private import method
 from ampbridge_paddle.decorating import NORMALIZATIONS, without_wrapper
 from ampbridge_paddle.gradients import parameters
@@ -71,9 +71,13 @@ def parameter_names(model: Model) -> list[str]:
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
     return [
-        Weight(name, *_role(layer, attribute, tensor), tuple(tensor.shape))
+        Weight(name, *_role(layer, attribute, tensor), tuple(tensor.shape), _is_floating(tensor))
         for name, layer, attribute, tensor in _tensors(model)
     ]
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def read_weights(model: Model) -> dict[str, np.ndarray]:
@@ -123,7 +127,7 @@ def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
             if role == "conv.kernel" and _is_depthwise(layer):
                 return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
             return role, axes
-    return f"other.{attribute}", "abcdefgh"[: tensor.ndim]
+    return f"{OTHER}{attribute}", "abcdefgh"[: tensor.ndim]
 
 
 def _is_depthwise(convolution: Layer) -> bool:

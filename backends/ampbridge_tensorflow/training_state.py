@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
-from ampbridge.weights import Weight
+from ampbridge.weights import OTHER, Weight
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.gradients import parameters
 from ampbridge_tensorflow.model_layers import lasting_layers, own_variables, unique
@@ -95,7 +95,14 @@ def weights(model: Model) -> list[Weight]:
     Raises:
         CallOrderError: for a Keras model that has not been built.
     """
-    return [Weight(held.name, *_role(held), tuple(held.variable.shape)) for held in _weights(model)]
+    return [
+        Weight(held.name, *_role(held), tuple(held.variable.shape), _is_floating(held.variable))
+        for held in _weights(model)
+    ]
+
+
+def _is_floating(variable: tf.Variable) -> bool:
+    return bool(variable.dtype.is_floating or variable.dtype.is_complex)
 
 
 @outside_of_regions
@@ -170,7 +177,7 @@ def _role(held: _Held) -> tuple[str, str]:
             role, axes = roles[attribute]
             if len(axes) == len(held.variable.shape):
                 return role, axes
-    return f"other.{held.attribute}", "abcdefgh"[: len(held.variable.shape)]
+    return f"{OTHER}{held.attribute}", "abcdefgh"[: len(held.variable.shape)]
 
 
 # -- optimizers

@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from ampbridge.backend import OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge.weights import Weight
+from ampbridge.weights import OTHER, Weight
 from ampbridge_torch import _private, decorating, sharding
 from ampbridge_torch.gradients import parameters
 from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all
@@ -93,8 +93,13 @@ def weights(model: nn.Module) -> list[Weight]:
         UnsupportedError: for a model whose state is more than tensors that can be put together.
     """
     return [
-        Weight(each.name, *_role(each), tuple(each.tensor.shape)) for each in _weights_of(model)
+        Weight(each.name, *_role(each), tuple(each.tensor.shape), _is_floating(each.tensor))
+        for each in _weights_of(model)
     ]
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 @torch.no_grad()
@@ -168,7 +173,7 @@ def _role(each: _Named) -> tuple[str, str]:
                 role, axes = "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
             if len(axes) == each.tensor.ndim:
                 return role, axes
-    return f"other.{each.attribute}", "abcdefgh"[: each.tensor.ndim]
+    return f"{OTHER}{each.attribute}", "abcdefgh"[: each.tensor.ndim]
 
 
 def _is_depthwise(module: Any) -> bool:

@@ -14,6 +14,7 @@ import ampbridge as amp
 from ampbridge import GradScaler, checkpoint
 from ampbridge.checkpoint import Checkpoint
 from ampbridge.ranks import act_for_all
+from ampbridge.weights import Weight
 
 TENSORS = {
     "matrix": np.arange(6.0, dtype=np.float32).reshape(2, 3).T,
@@ -233,6 +234,30 @@ def test_a_step_adopts_all_but_the_optimizer(make, tmp_path):
     assert other.model.weight == step.model.weight
     assert other.state_dict() == step.state_dict()
     assert (other.optimizer.steps, step.optimizer.steps) == (0, 3)
+
+
+def test_whole_numbers_that_the_checkpoint_has_not_are_kept(make, toy, tmp_path, monkeypatch):
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    written = {}
+    places = Weight("places", "other.places", "a", (3,), floating=False)
+    weights, read = toy.Backend.weights, toy.Backend.read_weights
+    monkeypatch.setattr(toy.Backend, "weights", lambda self, model: [places, *weights(self, model)])
+    monkeypatch.setattr(
+        toy.Backend,
+        "read_weights",
+        lambda self, model: {"places": np.arange(3), **read(self, model)},
+    )
+    monkeypatch.setattr(
+        toy.Backend, "write_weights", lambda self, model, values: written.update(values)
+    )
+    report = amp.load_weights(tmp_path / "a", toy.Model())
+    assert report.kept == (places,)
+    assert {name: value.tolist() for name, value in written.items()} == {
+        "places": [0, 1, 2],
+        "weight": step.model.weight.tolist(),
+    }
 
 
 def test_adopting_what_does_not_fit_changes_nothing(make, tmp_path):

@@ -135,3 +135,61 @@ def test_the_report_prints_as_a_table():
         "dense/kernel  0.weight  order       oi -> io  (4, 8)\n"
         "dense/bias    0.bias    order       same      (8,)"
     )
+
+
+# -- whole numbers that come with how a model is built
+
+PLACES = Weight("places", "other.places", "ab", (1, 512), floating=False)
+
+
+def test_whole_numbers_may_go_without_a_partner():
+    other = Weight("index", "other.relative_index", "a", (49,), floating=False)
+    report = match_weights([PLACES, *TORCH], [*KERAS, other])
+    assert pairs(report) == IN_ORDER
+    assert (report.kept, report.unused) == ((other,), (PLACES,))
+    assert str(report).split("\n")[-2:] == [
+        f"{'index':16}  {'':8}  kept as it was  {'':8}  (49,)",
+        f"{'':16}  {'places':8}  not used        {'':8}  (1, 512)",
+    ]
+
+
+def test_whole_numbers_that_have_a_partner_are_taken():
+    renamed = PLACES._replace(name="embeddings.places")
+    for target, how in ((PLACES, "name"), (renamed, "order")):
+        report = match_weights([PLACES], [target])
+        assert pairs(report) == {target.name: "places"}
+        assert [match.how for match in report] == [how]
+        assert (report.kept, report.unused) == ((), ())
+
+
+def test_whole_numbers_of_another_shape_are_no_partners():
+    shorter = PLACES._replace(shape=(1, 128))
+    report = match_weights([PLACES], [shorter])
+    assert (list(report), report.kept, report.unused) == ([], (shorter,), (PLACES,))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        PLACES._replace(floating=True),
+        PLACES._replace(role="embedding.table"),
+        Weight("bias", "dense.bias", "o", (8,), floating=False),
+    ],
+    ids=["floating", "of a known role", "a quantized weight"],
+)
+def test_other_weights_may_not(weight):
+    for sources, targets in (([weight], []), ([], [weight])):
+        with pytest.raises(amp.StateError, match="do not pair up"):
+            match_weights(sources, targets)
+
+
+def test_whole_numbers_do_not_stand_for_others():
+    floating = PLACES._replace(floating=True)
+    with pytest.raises(amp.StateError, match="do not pair up"):
+        match_weights([PLACES], [floating])
+
+
+def test_a_mapping_may_name_them():
+    named = PLACES._replace(name="ids", role="other.ids")
+    with pytest.raises(amp.StateError, match="is no ids"):
+        match_weights([PLACES], [named], {"ids": "places"})

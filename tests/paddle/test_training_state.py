@@ -615,6 +615,32 @@ def test_numpy_s_weights_in_paddle_and_back(tmp_path: Path, pair: str) -> None:
         assert array.tobytes() == original[name].tobytes()
 
 
+class Attending(nn.Layer):
+    """A perceptron with a table of places, as a Swin transformer's attention has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = PAIRS["perceptron"][1]()
+        self.register_buffer("relative_position_index", paddle.arange(9).reshape([3, 3]))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.body(x)
+
+
+def test_whole_numbers_of_a_buffer_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    source, target, back = Attending(), PAIRS["perceptron"][0](), Attending()
+    x = normal(5, 4)
+    paddle_checkpoint(source, tmp_path / "paddle")
+    report = amp.load_weights(tmp_path / "paddle", target)
+    assert [weight.name for weight in report.unused] == ["relative_position_index"]
+    assert np.allclose(target(x), source(paddle.to_tensor(x)).numpy(), rtol=1e-5, atol=1e-5)
+    numpy_checkpoint(target, tmp_path / "numpy")
+    report = amp.load_weights(tmp_path / "numpy", back)
+    assert [weight.name for weight in report.kept] == ["relative_position_index"]
+    assert back.relative_position_index.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert np.array_equal(back(paddle.to_tensor(x)), source(paddle.to_tensor(x)))
+
+
 def test_numpy_s_weights_in_a_decorated_model(tmp_path: Path) -> None:
     make_numpy, make_paddle, _ = PAIRS["perceptron"]
     source, target = make_numpy(), make_paddle()

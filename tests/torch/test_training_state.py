@@ -427,7 +427,7 @@ def test_weights_go_to_numpy_and_come_from_it() -> None:
     command = [sys.executable, "-m", "pytest", "-q", str(tests)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 # -- what cannot be saved, and what does not fit

@@ -118,3 +118,26 @@ def test_loaded_weights_reach_the_masters_of_a_decorated_model(tmp_path: Path) -
         target.fc1.weight.detach().numpy(),
         np.asarray(dict(source.named_parameters())["dense.weight"]).T,
     )
+
+
+class Attending(TorchNet):
+    """With a table of places, as Swin's and older BERTs' in a state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("relative_position_index", torch.arange(9).reshape(3, 3))
+
+
+def test_whole_numbers_of_a_buffer_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    source = Attending()
+    trained(source, optim.SGD(source.parameters(), 0.1), "O0").save(tmp_path / "torch")
+    target = NumpyNet(6)
+    report = amp.load_weights(tmp_path / "torch", target)
+    assert [weight.name for weight in report.unused] == ["relative_position_index"]
+    np.testing.assert_allclose(predictions(target), predictions(source), atol=1e-5, rtol=0)
+    trained(target, npb.optim.SGD(target.parameters(), 0.1), "O0").save(tmp_path / "numpy")
+    back = Attending()
+    report = amp.load_weights(tmp_path / "numpy", back)
+    assert [weight.name for weight in report.kept] == ["relative_position_index"]
+    assert back.relative_position_index.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    np.testing.assert_allclose(predictions(back), predictions(target), atol=1e-5, rtol=0)
