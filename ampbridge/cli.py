@@ -1,15 +1,16 @@
-"""The command line: ``ampbridge doctor`` and ``ampbridge explain``."""
+"""The command line: ``ampbridge doctor``, ``explain`` and ``lists``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
 import ampbridge
-from ampbridge import registry
+from ampbridge import lists_command, registry
 from ampbridge.diagnosis import FrameworkReport, Report, inspect, not_probed
 from ampbridge.errors import AmpBridgeError
 from ampbridge.explain import explain
@@ -20,8 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         exit_code: int = options.run(options)
+        sys.stdout.flush()
     except AmpBridgeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever reads has seen enough, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
         return 1
     return exit_code
 
@@ -44,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     explained.add_argument("--ops", help="these alone: softmax,matmul")
     explained.add_argument("--json", action="store_true", help="as data")
     explained.set_defaults(run=_explain)
+
+    lists_command.add_to(commands)
     return parser
 
 
