@@ -31,11 +31,13 @@ class Argument:
     """An argument as it was written, and its value under the present decisions.
 
     ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``),
-    or raises ``NotKnown``.
+    or raises ``NotKnown``. ``truth()`` never does: where it cannot be known, it is a condition, and
+    the file is read once for each way it may go.
     """
 
     place: Place
     evaluate: Callable[[], Any]
+    truth: Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,16 @@ class Call:
         if self.unpacked is not None:
             raise NotKnown(self.unpacked)
         return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Whether an argument is true, such as ``enabled``, or ``default`` if it was not passed.
+
+        Raises:
+            NotKnown: if it may be among arguments that cannot be known.
+        """
+        if name in self.arguments:
+            return self.arguments[name].truth()
+        return bool(self.value(name, default))
 
     def place_of(self, name: str) -> Place:
         """Where an argument stands; the call, if it was not passed."""
@@ -126,6 +138,7 @@ class Draft:
 
 
 Handler = Callable[[Call, Draft], None]
+"""Handlers run in the order of the calls, those of training regions last: what is set last holds."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,11 @@ class Dialect:
         aliases: other qualified names of the same: older or shorter ones -> the one in ``signatures``.
         handlers: qualified name -> what the call means.
         words: a file that holds none of these strings uses nothing of it (a quick pre-check on bytes).
+        finish: completes a draft once all calls have been handled, where any set something of
+            ``policy`` or ``scaler`` ("no GradScaler in the file: no scaling").
+
+    Setting an attribute of an object made by a known class is a call with one argument:
+    ``strategy.amp = True`` is ``("paddle.distributed.fleet.DistributedStrategy.amp")``, ``("value",)``.
     """
 
     framework: str
@@ -146,3 +164,4 @@ class Dialect:
     aliases: Mapping[str, str]
     handlers: Mapping[str, Handler]
     words: tuple[str, ...]
+    finish: Callable[[Draft], None] = lambda draft: None
