@@ -31,13 +31,13 @@ class Argument:
     """An argument as it was written, and its value under the present decisions.
 
     ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``),
-    or raises ``NotKnown``. ``truth()`` never does: where it cannot be known, it is a condition, and
-    the file is read once for each way it may go.
+    or raises ``NotKnown``. ``truth()``, where there is one, never does: what cannot be known is a
+    condition, and the file is read once for each way it may go.
     """
 
     place: Place
     evaluate: Callable[[], Any]
-    truth: Callable[[], bool]
+    truth: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,8 @@ class Call:
         Raises:
             NotKnown: if it may be among arguments that cannot be known.
         """
-        if name in self.arguments:
-            return self.arguments[name].truth()
-        return bool(self.value(name, default))
+        truth = self.arguments[name].truth if name in self.arguments else None
+        return bool(self.value(name, default)) if truth is None else truth()
 
     def place_of(self, name: str) -> Place:
         """Where an argument stands; the call, if it was not passed."""
