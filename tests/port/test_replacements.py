@@ -1,0 +1,212 @@
+"""Each AMP call of torch and Paddle in the words of ampbridge: what is written means the same."""
+
+import ast
+import inspect
+
+import pytest
+
+import ampbridge
+from ampbridge import GradScaler, Policy
+from ampbridge.port.dialect import Argument, Call
+from ampbridge.port.names import paddle_list
+from ampbridge.port.reading import Place
+from ampbridge.port.replacements import REPLACEMENTS, NoReplacement
+
+# As the installed versions have them: tests/torch and tests/paddle hold them against the real ones.
+SIGNATURES = {
+    "torch.autocast": "device_type dtype enabled cache_enabled",
+    "torch.cuda.amp.autocast": "enabled dtype cache_enabled",
+    "torch.cpu.amp.autocast": "enabled dtype cache_enabled",
+    "torch.amp.GradScaler": "device init_scale growth_factor backoff_factor growth_interval enabled",
+    "torch.cuda.amp.GradScaler": "init_scale growth_factor backoff_factor growth_interval enabled",
+    "paddle.amp.auto_cast": "enable custom_white_list custom_black_list level dtype use_promote",
+    "paddle.amp.decorate": "models optimizers level dtype master_weight save_dtype master_grad "
+    "excluded_layers",
+    "paddle.amp.GradScaler": "enable init_loss_scaling incr_ratio decr_ratio incr_every_n_steps "
+    "decr_every_n_nan_or_inf use_dynamic_loss_scaling",
+    "torch.amp.GradScaler.unscale_": "optimizer",
+    "torch.amp.GradScaler.update": "new_scale",
+    "torch.amp.GradScaler.step": "optimizer",
+    "paddle.amp.GradScaler.unscale_": "optimizer",
+}
+SIGNATURES["paddle.amp.AmpScaler"] = SIGNATURES["paddle.amp.GradScaler"]
+
+
+def call(name, source):
+    """``source``, a call, as the reader of a file would have found it."""
+
+    def place(node):
+        return Place("script.py", 1, 0, ast.get_source_segment(source, node))
+
+    def argument(node):
+        return Argument(place(node), lambda: ast.literal_eval(node))
+
+    node = ast.parse(source, mode="eval").body
+    names = SIGNATURES.get(name, "").split()
+    given = dict(zip(names, node.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in names}
+    extra = {kw.arg: argument(kw.value) for kw in node.keywords if kw.arg and kw.arg not in names}
+    unpacked = next((place(kw.value) for kw in node.keywords if kw.arg is None), None)
+    arguments = {name: argument(value) for name, value in given.items()}
+    return Call(name, Place("script.py", 1, 0, source), arguments, extra, unpacked)
+
+
+def replaced(name, source):
+    return REPLACEMENTS[name](call(name, source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("torch.autocast", "torch.autocast('cuda')", Policy("O1")),
+        ("torch.autocast", "autocast('cuda', torch.bfloat16)", Policy("O1", "bfloat16")),
+        ("torch.autocast", "autocast(device_type='cpu')", Policy("O1", "bfloat16")),
+        ("torch.autocast", "autocast('cuda', enabled=False)", Policy("O0")),
+        ("torch.cuda.amp.autocast", "autocast()", Policy("O1")),
+        ("torch.cuda.amp.autocast", "autocast(use_amp)", Policy("O1")),
+        ("torch.cuda.amp.autocast", "autocast(not use_amp)", Policy("O0")),
+        ("torch.cpu.amp.autocast", "autocast()", Policy("O1", "bfloat16")),
+        ("torch.autocast", "autocast(cpu, dtype=half)", Policy("O1")),
+        ("torch.autocast", "autocast(cpu)", Policy("O1", "bfloat16")),
+        ("paddle.amp.auto_cast", "auto_cast()", Policy("O1", lists="paddle")),
+        ("paddle.amp.auto_cast", "auto_cast(level='o2')", Policy("O2", lists="paddle")),
+        ("paddle.amp.auto_cast", "auto_cast(True, None, None, o2)", Policy("O2", lists="paddle")),
+        (
+            "paddle.amp.auto_cast",
+            "auto_cast(enable=not use_amp, level=o2)",
+            Policy("O0", lists="paddle"),
+        ),
+        (
+            "paddle.amp.auto_cast",
+            "auto_cast(enable=not use_amp or True)",
+            Policy("O1", lists="paddle"),
+        ),
+        (
+            "paddle.amp.auto_cast",
+            "auto_cast(custom_white_list={'elementwise_add', 'batch_norm'}, custom_black_list=black)",
+            Policy(
+                "O1",
+                lists="paddle",
+                allow=["paddle:elementwise_add", "paddle:batch_norm"],
+                deny=["paddle:reduce_sum"],
+            ),
+        ),
+    ],
+)
+def test_regions_have_the_policy_that_was_meant(name, source, expected, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        ampbridge, "autocast", lambda policy, backend: seen.append((policy, backend))
+    )
+    half = type("dtype", (), {"__str__": lambda self: "torch.float16"})()
+    names = {"use_amp": True, "cpu": "cpu", "o2": "O2", "half": half, "black": ["reduce_sum"]}
+    eval(replaced(name, source), {"ampbridge": ampbridge, "paddle_list": paddle_list}, names)
+    ((policy, backend),) = seen
+    assert backend == name.partition(".")[0]
+    allow_and_deny = set(policy.allow if isinstance(policy, Policy) else ())
+    assert set(expected.allow) <= allow_and_deny
+    assert Policy.parse(policy).replace(allow=(), lists="torch") == expected.replace(
+        allow=(), lists="torch"
+    )
+    if expected.level != "O0":
+        assert policy.lists == expected.lists
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("torch.amp.GradScaler", "GradScaler('cuda')", GradScaler.like("torch")),
+        (
+            "torch.amp.GradScaler",
+            "GradScaler('cuda', 8.0)",
+            GradScaler.like("torch", init_scale=8.0),
+        ),
+        (
+            "torch.cuda.amp.GradScaler",
+            "GradScaler(growth_interval=n, enabled=n > 9)",
+            GradScaler.like("torch", growth_interval=5, enabled=False),
+        ),
+        ("paddle.amp.GradScaler", "GradScaler()", GradScaler.like("paddle")),
+        (
+            "paddle.amp.GradScaler",
+            "GradScaler(True, 1024, decr_every_n_nan_or_inf=2, use_dynamic_loss_scaling=False)",
+            GradScaler.like("paddle", init_scale=1024.0, backoff_interval=2, dynamic=False),
+        ),
+        (
+            "paddle.amp.AmpScaler",
+            "AmpScaler(incr_every_n_steps=n)",
+            GradScaler.like("paddle", init_scale=2.0**15, growth_interval=5),
+        ),
+    ],
+)
+def test_scalers_follow_the_rule_of_those_they_replace(name, source, expected):
+    scaler = eval(replaced(name, source), {"ampbridge": ampbridge, "n": 5})
+    assert scaler.state_dict() == expected.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    {
+        "decorate(models=model, level='O2')": (
+            'ampbridge.decorate(model, ampbridge.Policy("O2", lists="paddle"))'
+        ),
+        "decorate(model, opt)": "(model, opt)",
+        "decorate(model, opt, level=level, save_dtype='float32')": "ampbridge.decorate(model, opt, "
+        'ampbridge.Policy("O2" if level == "O2" else "O0", lists="paddle"), save_dtype=\'float32\')',
+        "decorate(model, level='O2', dtype='bfloat16', excluded_layers=[nn.LayerNorm, nn.Conv2D])": (
+            'ampbridge.decorate(model, ampbridge.Policy("O2", "bfloat16", lists="paddle", '
+            'keep=["LayerNorm", "Conv2D"]))'
+        ),
+        "decorate(model, opt, 'O2', 'float16', False, master_grad=True)": "ampbridge.decorate(model, opt, "
+        'ampbridge.Policy("O2", lists="paddle", master_weights=False), master_grad=True)',
+    }.items(),
+)
+def test_decorating(source, written):
+    assert replaced("paddle.amp.decorate", source) == written
+    parameters = inspect.signature(ampbridge.decorate).parameters
+    if written.startswith("ampbridge"):
+        call = ast.parse(written, mode="eval").body
+        assert {keyword.arg for keyword in call.keywords} <= set(parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "written"),
+    [
+        ("torch.amp.GradScaler.unscale_", "self.scaler.unscale_(opt)", "self.scaler.unscale(opt)"),
+        ("torch.amp.GradScaler.unscale_", "f(x).s.unscale_(optimizer=opt)", "f(x).s.unscale(opt)"),
+        ("torch.amp.GradScaler.is_enabled", "scaler.is_enabled()", "scaler.enabled"),
+        ("torch.amp.GradScaler.step", "scaler.step(opt)", None),
+        ("torch.amp.GradScaler.update", "scaler.update()", None),
+        ("paddle.amp.GradScaler.get_incr_ratio", "s.get_incr_ratio()", "s.config.growth_factor"),
+    ],
+)
+def test_methods(name, source, written):
+    assert replaced(name, source) == written
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("torch.amp.GradScaler.update", "scaler.update(2.0)"),
+        ("torch.amp.GradScaler.step", "scaler.step(opt, closure=f)"),
+        ("torch.amp.GradScaler.set_growth_factor", "scaler.set_growth_factor(2.0)"),
+        ("torch.amp.GradScaler", "GradScaler(**options)"),
+        ("paddle.amp.auto_cast", "auto_cast(level='OD')"),
+        ("paddle.amp.auto_cast", "auto_cast(use_promote=False)"),
+        ("paddle.amp.decorate", "decorate([a, b], level='O2')"),
+        ("paddle.amp.decorate", "decorate(model, level='O2', excluded_layers=[model.head])"),
+    ],
+)
+def test_what_has_no_replacement_says_what_to_do(name, source):
+    with pytest.raises(NoReplacement) as caught:
+        replaced(name, source)
+    assert caught.value.message
+    assert caught.value.hint
+
+
+def test_every_scalers_method_is_seen_to():
+    """No method of a native scaler that ours lacks is left standing in a rewritten script."""
+    for name, replacement in REPLACEMENTS.items():
+        owner, _, method = name.rpartition(".")
+        if owner.endswith("GradScaler") and getattr(replacement, "__name__", "") == "unchanged":
+            assert hasattr(GradScaler, method), name
