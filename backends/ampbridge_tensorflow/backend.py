@@ -149,6 +149,9 @@ class TensorflowBackend(Backend):
     def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
         training_state.write_optimizer(optimizer, model, state)
 
+    def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
+        distribution.on_one_rank(model, action)
+
     def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
         return native_scaler.native_scaler(state, optimizer)
 

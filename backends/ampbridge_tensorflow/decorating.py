@@ -30,7 +30,7 @@ from ampbridge_tensorflow import _private, casting, fitted, model_calls
 from ampbridge_tensorflow.fitted import Fitted
 from ampbridge_tensorflow.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.model_layers import below, layers, own_variables
-from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.native_values import copies, native_variable
 from ampbridge_tensorflow.rules import Rules
 from ampbridge_tensorflow.scaling import outside_of_regions
 
@@ -70,7 +70,7 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
         return
     for variable in fitted.low_variables(model):
         if isinstance(variable.constraint, Rounded):
-            _private.set_constraint(variable, variable.constraint.before)
+            _set_constraint(variable, variable.constraint.before)
     found.unmark(model, [part.layer for part in layers(model)])
     found.release()
 
@@ -147,7 +147,13 @@ class Rounded(keras.constraints.Constraint):  # type: ignore[misc]
 def _round(variables: Sequence[Any], dtype: str) -> None:
     for variable in variables:
         variable.assign(_in_precision(variable, dtype))
-        _private.set_constraint(variable, Rounded(dtype, variable.constraint))
+        _set_constraint(variable, Rounded(dtype, variable.constraint))
+
+
+def _set_constraint(variable: Any, constraint: Any) -> None:
+    each = (variable,) if _private.is_keras_variable(variable) else copies(variable)
+    for one in each:
+        _private.set_constraint(one, constraint)
 
 
 def _in_precision(value: Any, dtype: str) -> tf.Tensor:

@@ -17,14 +17,16 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ampbridge.backend import Array, Model, Program, Scalar, StepOutput
 from ampbridge.errors import ArgumentError, CallOrderError, UnsupportedError, listed
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
+from ampbridge.ranks import act_for_all
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.native_values import native_variable, on_values
+from ampbridge_tensorflow.native_values import made_under, on_values
 
 STRATEGIES = (
     tf.distribute.MirroredStrategy,
@@ -45,11 +47,6 @@ def strategy_of(owner: Any) -> Strategy | None:
     if variables:
         return _checked(made_under(variables[0]))
     return _checked(tf.distribute.get_strategy() if tf.distribute.has_strategy() else None)
-
-
-def made_under(variable: Any) -> Strategy | None:
-    """The strategy in whose scope a variable was made."""
-    return getattr(native_variable(variable), "distribute_strategy", None)
 
 
 def _checked(strategy: Strategy | None) -> Strategy | None:
@@ -73,7 +70,13 @@ def in_replica() -> bool:
 
 def replica() -> int:
     """See ``Backend.replica``."""
-    return int(tf.distribute.get_replica_context().replica_id_in_sync_group) if in_replica() else 0
+    if not in_replica():
+        return 0
+    context = tf.distribute.get_replica_context()
+    place: int = tf.get_static_value(
+        context.replica_id_in_sync_group
+    )  # among all processes' replicas
+    return place % len(context.strategy.extended.worker_devices)
 
 
 def averaged(grads: Sequence[Array]) -> list[Array]:
@@ -261,3 +264,36 @@ def _check_call(strategy: Strategy, batch: Sequence[Any]) -> None:
 
 def _is_distributed(item: Any) -> bool:
     return isinstance(item, tf.distribute.DistributedValues)
+
+
+# -- several processes
+
+
+def on_one_rank(model: Model, action: Callable[[], None]) -> None:
+    """See ``Backend.on_one_rank``: in the process of the first replica."""
+    strategy = strategy_of(model)
+    if strategy is None or strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
+        action()
+        return
+    places = strategy.experimental_distribute_values_from_function(_place)
+    act_for_all(action, _first(strategy, places) == 0, lambda text: _sent(strategy, text))
+
+
+def _place(context: tf.distribute.experimental.ValueContext) -> int:
+    """Which of all processes' replicas a value is for."""
+    place: int = context.replica_id_in_sync_group
+    return place
+
+
+def _sent(strategy: Strategy, text: str | None) -> str | None:
+    """What the process of the first replica passes as ``text``, in all of them: its first 4,096 bytes."""
+    encoded = np.frombuffer((text or "").encode()[:4096], np.uint8)
+    codes = np.pad(encoded.astype(np.float32), (0, 4096 - encoded.size))  # bytes cannot be summed
+
+    def contribution(context: tf.distribute.experimental.ValueContext) -> Array:
+        return tf.constant(codes if _place(context) == 0 else np.zeros_like(codes))
+
+    values = strategy.experimental_distribute_values_from_function(contribution)
+    total = strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
+    received = total.numpy().astype(np.uint8).tobytes().rstrip(b"\0")
+    return received.decode(errors="ignore") or None

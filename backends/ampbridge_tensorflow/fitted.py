@@ -19,6 +19,7 @@ from ampbridge.backend import Decoration
 from ampbridge.interception import Interception
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.model_layers import layers, own_variables
+from ampbridge_tensorflow.native_values import copies
 from ampbridge_tensorflow.rules import Rules
 
 
@@ -58,7 +59,7 @@ class Fitted:
         object.__setattr__(model, _FITTED, self)
         for layer in self.kept:
             object.__setattr__(layer, _KEPT, self)
-        for variable in self.variables:
+        for variable in self._read_low():
             setattr(variable, _READ_LOW, self)
         for variable in self.full_variables:
             _private.set_autocast(variable, False)
@@ -76,11 +77,15 @@ class Fitted:
             _private.rebuild(sequential)  # its InputLayer took over a low dtype
         for variable in self.full_variables:
             _private.set_autocast(variable, True)
-        for variable in self.variables:
+        for variable in self._read_low():
             delattr(variable, _READ_LOW)
         for layer in self.kept:
             object.__delattr__(layer, _KEPT)
         object.__delattr__(model, _FITTED)
+
+    def _read_low(self) -> Iterator[tf.Variable]:
+        """``variables`` as they are read: a replica reads the one on its device."""
+        return (copy for variable in self.variables for copy in copies(variable))
 
     def __deepcopy__(self, memo: Any) -> None:
         return None

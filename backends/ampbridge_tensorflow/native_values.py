@@ -16,6 +16,17 @@ def native_variable(parameter: Any) -> tf.Variable:
     return parameter.value if _private.is_keras_variable(parameter) else parameter
 
 
+def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """What a variable consists of: itself, or under a strategy one for each of its devices."""
+    strategy = made_under(variable)
+    return (variable,) if strategy is None else strategy.experimental_local_results(variable)
+
+
+def made_under(variable: Any) -> tf.distribute.Strategy | None:
+    """The strategy in whose scope a variable was made."""
+    return getattr(native_variable(variable), "distribute_strategy", None)
+
+
 def values_of(gradient: Array) -> Array:
     """The values of a gradient, dense or IndexedSlices."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

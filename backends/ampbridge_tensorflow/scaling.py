@@ -18,7 +18,7 @@ from ampbridge.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_tensorflow import distribution
 from ampbridge_tensorflow.casting import regions
 from ampbridge_tensorflow.gradients import checked_optimizer
-from ampbridge_tensorflow.native_values import on_values, values_of
+from ampbridge_tensorflow.native_values import made_under, on_values, values_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,11 +42,15 @@ def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]
     Dense gradients and IndexedSlices stay what they are, None stays None. On a replica of several
     they become the mean over all replicas before one looks.
     """
-    if scale is not None:
-        inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
-        grads = [on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
-    unscaled = distribution.averaged(grads)
+    unscaled = distribution.averaged(grads if scale is None else divided(grads, scale))
     return unscaled, _found([values_of(g) for g in unscaled if g is not None])
+
+
+@outside_of_regions
+def divided(grads: Sequence[Array], scale: Scalar) -> list[Array]:
+    """Gradients divided by ``scale``, each replica's its own; in float32 or wider."""
+    inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
+    return [on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
 
 
 def _found(values: Sequence[Array]) -> Scalar:
@@ -124,7 +128,7 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
     """
     optimizer = checked_optimizer(optimizer)
     if not optimizer.built:
-        strategy = distribution.made_under(parameters[0]) if parameters else None
+        strategy = made_under(parameters[0]) if parameters else None
         with distribution.variables_made_under(strategy):
             optimizer.build(list(parameters))
     return optimizer
