@@ -80,33 +80,35 @@ def unsupported(call: Call) -> None:
     raise NoReplacement(msg, "scaler = ampbridge.GradScaler(...); load_state_dict of the old one.")
 
 
-_SCALER = "torch.amp.GradScaler"
+_REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
+_SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
+
+_METHODS: Mapping[str, Replacement] = {
+    "unscale_": partial(renamed, "unscale"),
+    "is_enabled": partial(attribute, "enabled"),
+    "get_growth_factor": partial(attribute, "config.growth_factor"),
+    "get_backoff_factor": partial(attribute, "config.backoff_factor"),
+    "get_growth_interval": partial(attribute, "config.growth_interval"),
+    "update": update,
+    **dict.fromkeys(("scale", "step", "get_scale", "state_dict", "load_state_dict"), unchanged),
+    **dict.fromkeys(
+        ("set_growth_factor", "set_backoff_factor", "set_growth_interval"), unsupported
+    ),
+}
+
+# What works on inside of our regions, which are torch's, and beside our scaler.
+_AS_BEFORE = (
+    "torch.amp.custom_fwd",
+    "torch.cuda.amp.custom_fwd",
+    "torch.nn.Module.half",
+    "torch.nn.Module.bfloat16",
+    "torch.nn.utils.clip_grad_norm_",
+    "torch.nn.utils.clip_grad_value_",
+)
 
 REPLACEMENTS: Mapping[str, Replacement] = {
-    **dict.fromkeys(
-        (
-            "torch.autocast",
-            "torch.amp.autocast",
-            "torch.cuda.amp.autocast",
-            "torch.cpu.amp.autocast",
-        ),
-        autocast,
-    ),
-    **dict.fromkeys(
-        (_SCALER, "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler"), grad_scaler
-    ),
-    f"{_SCALER}.unscale_": partial(renamed, "unscale"),
-    f"{_SCALER}.is_enabled": partial(attribute, "enabled"),
-    f"{_SCALER}.get_growth_factor": partial(attribute, "config.growth_factor"),
-    f"{_SCALER}.get_backoff_factor": partial(attribute, "config.backoff_factor"),
-    f"{_SCALER}.get_growth_interval": partial(attribute, "config.growth_interval"),
-    **{
-        f"{_SCALER}.{name}": unchanged
-        for name in ("scale", "step", "get_scale", "state_dict", "load_state_dict")
-    },
-    f"{_SCALER}.update": update,
-    **{
-        f"{_SCALER}.set_{name}": unsupported
-        for name in ("growth_factor", "backoff_factor", "growth_interval")
-    },
+    **dict.fromkeys(_REGIONS, autocast),
+    **dict.fromkeys(_SCALERS, grad_scaler),
+    **{f"{scaler}.{name}": each for scaler in _SCALERS for name, each in _METHODS.items()},
+    **dict.fromkeys(_AS_BEFORE, lambda call: None),
 }
