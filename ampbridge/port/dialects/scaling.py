@@ -1,0 +1,78 @@
+"""A recipe's ``[scaler]``, from the loss scalers of torch and of what is built on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampbridge.port.dialect import Draft
+from ampbridge.presets import preset
+
+
+def known(draft: Draft) -> bool:
+    """Whether something has been said of a scaler."""
+    return any(key.startswith("scaler.") for key in (*draft.settings, *draft.unknown))
+
+
+def like(draft: Draft, name: str) -> None:
+    """A scaler by the rule of preset ``name``, in the place of what was said before."""
+    _forget(draft)
+    draft.set("scaler.like", name)
+
+
+def fixed(draft: Draft, name: str, scale: Any) -> None:
+    """A scale that stays as it is, by the rule of preset ``name``."""
+    like(draft, name)
+    draft.set("scaler.init_scale", scale)
+    draft.set("scaler.dynamic", False)
+    within(draft, name, scale)
+
+
+def within(draft: Draft, name: str, scale: Any) -> None:
+    """Widen the bounds of preset ``name`` where the first scale lies outside of them."""
+    bounds = preset(name).settings
+    if isinstance(scale, float) and scale < bounds["min_scale"]:
+        draft.set("scaler.min_scale", scale)
+    if isinstance(scale, float) and scale > bounds["max_scale"]:
+        draft.set("scaler.max_scale", scale)
+
+
+def never(draft: Draft) -> None:
+    """No loss scaling."""
+    _forget(draft)
+    draft.set("scaler.enabled", False)
+
+
+def unless_known(draft: Draft, name: str) -> None:
+    """A scaler by the rule of preset ``name``, if nothing has been said of one."""
+    if not known(draft):
+        like(draft, name)
+
+
+def never_unless_known(draft: Draft) -> None:
+    """No loss scaling, if nothing has been said of it."""
+    if not known(draft):
+        never(draft)
+
+
+def number(value: Any) -> Any:
+    """A number, also where it is written as text; what is none stays, for the recipe to refuse it."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def whole(value: Any) -> Any:
+    """A whole number, also where it is written as ``2e3``; what is none stays."""
+    as_float = number(value)
+    if isinstance(as_float, float) and as_float.is_integer():
+        return int(as_float)
+    return value
+
+
+def _forget(draft: Draft) -> None:
+    for noted in (draft.settings, draft.unknown, draft.comments):
+        for key in [key for key in noted if key.startswith("scaler.")]:
+            del noted[key]
