@@ -154,8 +154,10 @@ def framework_of(*objects: object) -> str:
 
 
 def _framework_of_type(cls: type) -> str | None:
-    installed = _entry_points()
-    return next((root for root in _roots(cls) if root in installed or root in _registered), None)
+    for root in _roots(cls):
+        if root in _registered or root in _entry_points():
+            return root
+    return None
 
 
 # A loop by hand asks several times a step. Bounded: it keeps the classes alive.
@@ -238,6 +240,6 @@ def check_same_framework(model: object, optimizer: object) -> str:
     return name
 
 
-def knows(obj: object) -> bool:
-    """Whether ``obj`` is of a registered framework."""
-    return _framework_of_type(type(obj)) is not None
+def framework_if_known(obj: object) -> str | None:
+    """The registered framework that ``obj`` belongs to; None if it is of none."""
+    return _framework_of_type(type(obj))

@@ -185,7 +185,11 @@ class HostStore:
         self._state = state._replace(scale=float(np.float32(state.scale)))
 
     def update(self, found: Scalar, config: ScalerConfig) -> None:
-        self.write(next_state(self._state, found, config, where_on_host))
+        state = next_state(self._state, found, config, where_on_host)
+        if state.scale == self._state.scale:  # as after most steps: rounded already
+            self._state = state
+        else:
+            self.write(state)
 
 
 def checked_float(name: str, value: object) -> float:

@@ -380,10 +380,12 @@ class GradScaler:
 
     def _bound_to(self, obj: Any) -> Backend:
         """The backend of a loss or an optimizer, which must be the one of those before it."""
-        if self._backend is None or registry.knows(obj):
-            self.bind(registry.backend(obj), obj)
-        assert self._backend is not None
-        return self._backend
+        present = self._backend
+        if present is not None and registry.framework_if_known(obj) in (None, present.name):
+            return present
+        backend = registry.backend(obj)
+        self.bind(backend, obj)
+        return backend
 
     def _unscale_values(
         self, grads: Sequence[Array], optimizer: Optimizer | None = None

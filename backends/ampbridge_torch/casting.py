@@ -32,7 +32,8 @@ DTYPES = {
 
 def cast(x: Tensor, dtype: str) -> Tensor:
     """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
-    return x.to(DTYPES[dtype]) if x.dtype in CASTABLE else x
+    wanted = DTYPES[dtype]
+    return x if x.dtype is wanted or x.dtype not in CASTABLE else x.to(wanted)
 
 
 def region(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.gradients import parameters, store
 from ampbridge_torch.master_weights import master_of, updates_of
+from ampbridge_torch.simulation import LOW_DTYPES
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
@@ -28,21 +30,21 @@ def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor 
     In place, in one fused pass for each device and dtype; 16-bit gradients are widened to new
     float32 tensors first. Waits for no device.
     """
-    wide = [grad if grad is None else _widened(grad) for grad in grads]
+    wide = [_widened(grad) for grad in grads]
     found = [_unscale_group(group, scale) for group in _by_device_and_dtype(wide)]
     return wide, _joined(found)
 
 
-def _widened(grad: Tensor) -> Tensor:
-    return grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
+def _widened(grad: Tensor | None) -> Tensor | None:
+    return grad if grad is None or grad.dtype not in LOW_DTYPES else grad.float()
 
 
 def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for grad in grads:
         if grad is not None:
             values = _private.sparse_values(grad) if grad.is_sparse else grad
-            groups.setdefault((grad.device, grad.dtype), []).append(values)
+            groups[grad.device, grad.dtype].append(values)
     return groups.values()
 
 
@@ -146,7 +148,7 @@ def _step(
     for owner, grad in zip(owners, grads, strict=True):
         if updates is not None and master_of(owner) is not None:
             given[id(owner)] = grad
-        else:
+        elif grad is not owner.grad:
             lent.append((owner, grad if grad is None else grad.to(owner.dtype)))
     before = [(owner, owner.grad) for owner, _ in lent]
     store(lent)
