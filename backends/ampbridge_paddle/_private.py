@@ -65,6 +65,23 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.hapi.model._update_input_info": Private(
         "paddle.Model in mixed precision (prepare)", False, "3.3.1"
     ),
+    "paddle.distributed.fleet.meta_parallel.MetaParallelBase": Private(
+        "models in fleet's hybrid groups", False, "3.3.1"
+    ),
+    "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.DygraphShardingOptimizer": Private(
+        "optimizers that fleet has wrapped", False, "3.3.1"
+    ),
+    "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
+    ".DygraphShardingOptimizerV2": Private("optimizers that fleet has wrapped", False, "3.3.1"),
+    "paddle.distributed.sharding.group_sharded.GroupShardedStage2": Private(
+        "training on several ranks", False, "3.3.1"
+    ),
+    "paddle.distributed.sharding.group_sharded.GroupShardedStage3": Private(
+        "training on several ranks", False, "3.3.1"
+    ),
+    "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2": Private(
+        "training on several ranks", False, "3.3.1"
+    ),
     # methods and attributes, looked up on the objects themselves
     "Tracer._set_amp_op_list": Private("regions on GPU", True, "3.3.1"),
     "Tracer._amp_level": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
@@ -104,6 +121,13 @@ PRIVATE: Mapping[str, Private] = {
     ),
     "Optimizer._parameter_list": Private("scaler.step(optimizer)", True, "3.3.1"),
     "Optimizer._inner_opt": Private("optimizers that fleet has wrapped", False, "3.3.1"),
+    "DataParallel._layers": Private("models that are trained on several ranks", False, "3.3.1"),
+    "DygraphShardingOptimizer.tensor_fusion": Private(
+        "optimizers that fleet has wrapped", False, "3.3.1"
+    ),
+    "DygraphShardingOptimizer.comm_overlap": Private(
+        "optimizers that fleet has wrapped", False, "3.3.1"
+    ),
     "Optimizer._param_groups": Private("scaler.step(optimizer)", True, "3.3.1"),
 }
 

@@ -32,8 +32,10 @@ from ampbridge_paddle import (
     compiling,
     decorating,
     gradients,
+    hybrid_groups,
     native_scaler,
     probing,
+    ranks,
     scaling,
     training_state,
 )
@@ -90,6 +92,9 @@ class PaddleBackend(Backend):
     def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
         return scaling.unscale(grads, scale)
 
+    def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
+        return hybrid_groups.agree(found, optimizer)
+
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
         return gradients.add(total, grads)
 
@@ -109,7 +114,7 @@ class PaddleBackend(Backend):
         return compiling.compiled(build, loss_fn)
 
     def scale_store(self, state: ScaleState, like: Any) -> HostStore:
-        return scaling.scale_store(state)
+        return scaling.scale_store(state, like)
 
     def devices(self) -> list[Device]:
         return probing.devices()
@@ -137,6 +142,9 @@ class PaddleBackend(Backend):
 
     def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
         training_state.write_optimizer(optimizer, model, state)
+
+    def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
+        ranks.on_one_rank(model, action)
 
     def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
         return native_scaler.native_scaler(state, optimizer)

@@ -12,6 +12,7 @@ from ampbridge.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle import casting, native_o2, saving
 from ampbridge_paddle._private import private
+from ampbridge_paddle.hybrid_groups import without_wrapper
 from ampbridge_paddle.layer_calls import (
     DecoratedModel,
     Kept,
@@ -39,11 +40,6 @@ def layers(model: Layer) -> list[LayerOfModel]:
 def _own_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
     own = layer.named_parameters(include_sublayers=False)
     return {name: tuple(parameter.shape) for name, parameter in own}
-
-
-def without_wrapper(model: Layer) -> Layer:
-    """The user's model inside of a data-parallel one, whose layers have the names the user knows."""
-    return model._layers if isinstance(model, paddle.DataParallel) else model
 
 
 def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:

@@ -13,6 +13,7 @@ from ampbridge.errors import ArgumentTypeError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.casting import cast
 from ampbridge_paddle.gradient_hooks import has_had_hooks
+from ampbridge_paddle.hybrid_groups import is_wrapped, without_wrappers
 from ampbridge_paddle.low_parameters import low_dtype_of, rounded_gradient
 from ampbridge_paddle.sparse_gradients import dense_values, merged
 
@@ -23,10 +24,9 @@ def parameters(owner: Any) -> list[Tensor]:
     """The trainable parameters of a layer or an optimizer, each once, in the owner's order."""
     if isinstance(owner, paddle.nn.Layer):
         found = owner.parameters()
-    elif isinstance(owner, paddle.optimizer.Optimizer):
+    elif isinstance(without_wrappers(owner), paddle.optimizer.Optimizer):
+        # As the outermost one tells: of those inside, a sharded one has this rank's part alone.
         found = _optimized(owner)
-    elif isinstance(getattr(owner, "_inner_opt", None), paddle.optimizer.Optimizer):
-        found = _optimized(owner._inner_opt)  # fleet's wrappers keep the user's optimizer there
     else:
         msg = (
             f"Neither a paddle.nn.Layer nor a paddle.optimizer.Optimizer: {type(owner).__name__}.\n"
@@ -99,7 +99,7 @@ def _differentiate(loss: Tensor, model: Any, wanted: list[Tensor]) -> list[Tenso
 
 
 def _needs_backward(loss: Tensor, model: Any, wanted: Sequence[Tensor]) -> bool:
-    if isinstance(model, paddle.DataParallel):
+    if is_wrapped(model):
         return True
     # Every parameter is asked, so that each one's count of hooks is up to date.
     hooked = [has_had_hooks(p) for p in wanted]

@@ -19,6 +19,7 @@ from paddle.amp.auto_cast import amp_global_state
 from ampbridge.backend import Decoration
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
+from ampbridge_paddle.hybrid_groups import is_sharded, without_wrappers
 
 Layer = Any
 Optimizer = Any
@@ -41,6 +42,12 @@ class NativeO2:
         left_out: Sequence[Layer],
     ) -> None:
         policy = decoration.policy
+        if is_sharded(optimizer):
+            msg = (
+                f"{policy!r} of a sharded optimizer: a parameter's master is on one rank alone, and "
+                "its value lost on the others.\nHint: policy='O1'"
+            )
+            raise UnsupportedError(msg)
         if optimizer is not None and not isinstance(optimizer, paddle.optimizer.Optimizer):
             msg = (
                 f"{policy!r} of a {type(optimizer).__name__}: masters are put into a "
@@ -69,7 +76,7 @@ class NativeO2:
         """Parameters and buffers are in low precision themselves."""
 
     def serves(self, optimizer: Optimizer) -> bool:
-        return optimizer is self._optimizer
+        return without_wrappers(optimizer) is self._optimizer and not is_sharded(optimizer)
 
     def masters(self) -> dict[str, Tensor]:
         present = {} if self._optimizer is None else _masters_in(self._optimizer)
@@ -148,4 +155,5 @@ def gradient_for(optimizer: Optimizer, parameter: Tensor, grad: Tensor | None) -
     """``grad`` (float32) in a dtype in which ``optimizer`` steps ``parameter``."""
     if grad is None or parameter.dtype not in (paddle.float16, paddle.bfloat16):
         return grad
-    return grad if isinstance(optimizer, _WITH_FLOAT32_GRADIENTS) else grad.astype(parameter.dtype)
+    takes_float32 = isinstance(without_wrappers(optimizer), _WITH_FLOAT32_GRADIENTS)
+    return grad if takes_float32 else grad.astype(parameter.dtype)

@@ -9,8 +9,8 @@ from typing import Any
 import paddle
 
 from ampbridge.backend import FINITE, INF, NAN
-from ampbridge.errors import UnsupportedError
 from ampbridge.scale_rule import HostStore, ScaleState
+from ampbridge_paddle import hybrid_groups
 from ampbridge_paddle._private import private
 from ampbridge_paddle.gradients import parameters as parameters_of
 from ampbridge_paddle.gradients import replaced_grad
@@ -32,7 +32,7 @@ def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor],
     found = FINITE
     for dtype in {v.dtype for v in values}:
         group = [v for v in values if v.dtype == dtype]
-        found = _worse(found, _check_and_divide(group, scale, dtype))
+        found = _worse(found, _check_and_divide(group, scale))
     return unscaled, found
 
 
@@ -47,20 +47,29 @@ def _worse(one: int, other: int) -> int:
     return INF if INF in (one, other) else max(one, other)
 
 
-def _check_and_divide(values: list[Tensor], scale: float | None, dtype: Any) -> int:
-    """Paddle's fused kernel, with a look at the gradients before it clobbers them.
+def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
+    """Look, then divide: Paddle's kernel that does both clobbers what it finds.
 
-    On CPU the kernel turns inf into NaN and sets later gradients to 0, so that afterwards nobody
-    can tell what it was. The look is one fast reduction; only if that is not finite does the
-    exact one follow.
+    On CPU it turns inf into NaN and sets later gradients to 0, so that afterwards nobody can tell
+    what it was. The look is one fast reduction; only if that is not finite does the exact one follow.
     """
     found = _look(values)
     if found != FINITE or scale is None:
         return found
-    factor = paddle.to_tensor([scale], dtype=dtype, place=values[0].place)
-    private("paddle._C_ops.check_finite_and_unscale_")(values, factor)
-    # It looks at what it divides, not at the result, which a scale under 1 makes larger.
+    _divide(values, scale)
+    # What was finite may not stay so: a scale under 1 makes it larger.
     return _look(values) if scale < 1.0 else FINITE
+
+
+def _divide(values: list[Tensor], scale: float) -> None:
+    """In place; on a GPU by one kernel for all of them, which on CPU takes four times as long."""
+    if not values[0].place.is_cpu_place():
+        factor = paddle.full([1], scale, values[0].dtype)
+        private("paddle._C_ops.check_finite_and_unscale_")(values, factor)
+        return
+    scale_in_place = private("paddle._C_ops.scale_")
+    for value in values:
+        scale_in_place(value, 1.0 / scale, -0.0, True)  # adding -0.0 keeps the sign of zeros
 
 
 def _look(values: list[Tensor]) -> int:
@@ -69,13 +78,14 @@ def _look(values: list[Tensor]) -> int:
 
 def _sum_of_squares(values: Sequence[Tensor]) -> float:
     """Not finite if any value is not; may also overflow by itself."""
-    return float(_squares(values).numpy().sum())
+    total: float = paddle.add_n(_squares(values)).item()
+    return total
 
 
-def _squares(values: Sequence[Tensor]) -> Tensor:
-    """The squared 2-norm of each, as one tensor."""
+def _squares(values: Sequence[Tensor]) -> list[Tensor]:
+    """The squared 2-norm of each."""
     squared_norm = private("paddle._C_ops.squared_l2_norm")
-    return paddle.concat([squared_norm(value).reshape([1]) for value in values])
+    return [squared_norm(value) for value in values]
 
 
 def _classify(values: Sequence[Tensor]) -> int:
@@ -90,12 +100,16 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
 
     The factor is torch's, ``max_norm / (norm + 1e-6)``, at most 1. Rows that a sparse gradient
     holds several times count by their sum.
+
+    Raises:
+        UnsupportedError: in a hybrid group, whose ranks have yet to put their gradients together.
     """
+    hybrid_groups.check_clipping()
     whole = [merged(g) for g in grads]
     present = [dense_values(g) for g in whole if g is not None]
     if not present:
         return list(grads), paddle.zeros([])
-    total = sum(_squares([v]).astype("float64").sum() for v in present)
+    total = sum(square.astype("float64").sum() for square in _squares(present))
     norm = paddle.sqrt(total)
     factor = paddle.clip(max_norm / (norm + 1e-6), max=1.0)
     for value in present:
@@ -121,29 +135,11 @@ def apply(
     return True
 
 
-def scale_store(state: ScaleState) -> HostStore:
-    """On the host: whether to step is decided there, on each rank.
+def scale_store(state: ScaleState, like: Any) -> HostStore:
+    """On the host: whether to step is decided there, on each rank by what all of them found.
 
     Raises:
-        UnsupportedError: where ranks have gradients of their own, by which they would decide apart.
+        UnsupportedError: for a model in an engine that steps by itself.
     """
-    _check_that_ranks_decide_alike()
+    hybrid_groups.check_model(like)
     return HostStore(state)
-
-
-def _check_that_ranks_decide_alike() -> None:
-    """Data parallel ranks have the same gradients; fleet's others have each its own part of them."""
-    try:
-        groups = paddle.distributed.fleet.get_hybrid_communicate_group()
-    except (AttributeError, AssertionError):  # fleet.init() has not been called
-        return
-    modes = paddle.distributed.ParallelMode
-    names = {value: name for name, value in vars(modes).items() if isinstance(value, int)}
-    mode = names.get(groups.get_parallel_mode(), "DATA_PARALLEL")  # None on a single rank
-    if mode != "DATA_PARALLEL":
-        msg = (
-            f"fleet was initialized for {mode}, whose ranks hold different gradients; ampbridge has "
-            "them not agree yet on whether to skip a step.\n"
-            "Hint: paddle.DataParallel(model), or fleet.distributed_scaler of Paddle's own scaler."
-        )
-        raise UnsupportedError(msg)

@@ -19,8 +19,9 @@ from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
 from ampbridge_paddle._private import method
-from ampbridge_paddle.decorating import NORMALIZATIONS, without_wrapper
+from ampbridge_paddle.decorating import NORMALIZATIONS
 from ampbridge_paddle.gradients import parameters
+from ampbridge_paddle.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 from ampbridge_paddle.layer_calls import DecoratedModel, role_of
 from ampbridge_paddle.low_parameters import round_storage
 from ampbridge_paddle.rounding import round_to
@@ -100,8 +101,17 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     round_storage(tensor for _, _, _, tensor in _tensors(model))
 
 
+_HINT_OF_RANKS = (
+    "Hint: each rank saves its own: paddle.save([model.state_dict(), optimizer.state_dict(), "
+    "step.state_dict()], f'rank{paddle.distributed.get_rank()}.pdparams')"
+)
+
+
 def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
     """Parameters and persistable buffers, each once: name, layer, attribute, tensor."""
+    if any(p.is_distributed for p in model.parameters()):
+        msg = "The model is model-parallel: no rank has its weights as a whole.\n"
+        raise UnsupportedError(msg + _HINT_OF_RANKS)
     seen: set[int] = set()
     for prefix, layer in without_wrapper(model).named_sublayers(include_self=True):
         passing = method("Layer", layer, "_non_persistable_buffer_names_set")
@@ -207,7 +217,10 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
 
 
 def _known(optimizer: Optimizer) -> Any:
-    native = getattr(optimizer, "_inner_opt", optimizer)  # fleet's wrappers keep the user's there
+    if is_sharded(optimizer):
+        msg = "The optimizer is sharded: no rank has the slots of all weights.\n"
+        raise UnsupportedError(msg + _HINT_OF_RANKS)
+    native = without_wrappers(optimizer)
     if isinstance(native, KNOWN):
         _check_that_nothing_waits(native)
         return native

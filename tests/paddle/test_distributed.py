@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
+from launching import TIMEOUT, launch, start
 from paddle import nn
 
 from ampbridge import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_data_parallel.py"
 STEPS = 12
-TIMEOUT = 240  # seconds, for starting several Paddle processes on a busy machine
 
 pytestmark = pytest.mark.skipif(
     not paddle.distributed.is_available(), reason="Paddle is built without distributed training"
 )
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PADDLE_DISTRI_BACKEND": "gloo"}
-
-
-def launch(folder: Path, ranks: int, *arguments: str) -> list[str]:
+def lines_of_example(folder: Path, ranks: int, *arguments: str) -> list[str]:
     """The line that each rank prints."""
-    launcher = [sys.executable, "-W", "ignore", "-m", "paddle.distributed.launch"]
-    options = ["--nproc_per_node", str(ranks), "--log_dir", "logs"]
-    done = subprocess.run(
-        [*launcher, *options, str(EXAMPLE), "--steps", str(STEPS), *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    logs = [(folder / "logs" / f"workerlog.{rank}").read_text() for rank in range(ranks)]
+    logs = launch(EXAMPLE, folder, ranks, "--steps", str(STEPS), *arguments)
     return [next(line for line in log.splitlines() if " weights=" in line) for log in logs]
 
 
@@ -70,7 +50,7 @@ def in_one_process(ranks: int) -> list[np.ndarray]:
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
-    first, second = launch(tmp_path, 2, "--policy", "O0", "--save", "saved")
+    first, second = lines_of_example(tmp_path, 2, "--policy", "O0", "--save", "saved")
     assert first == second
     # 1024, halved after each skip, doubled after three finite steps.
     assert first.startswith(".s...s...s.. scale=512 ")
@@ -81,7 +61,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
 
 
 def test_three_ranks_in_low_precision(tmp_path: Path) -> None:
-    lines = launch(tmp_path, 3, "--policy", "O2")
+    lines = lines_of_example(tmp_path, 3, "--policy", "O2")
     assert lines[0].startswith(".s...s...s.. scale=512 ")
     assert len(set(lines)) == 1
 
@@ -103,38 +83,11 @@ for number in range(5):
 """
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def test_a_rank_that_dies_ends_the_other_one(tmp_path: Path) -> None:
     """Without the launcher, which would end it anyway."""
-    (tmp_path / "dying.py").write_text(DYING)
-    *ends, master = (f"127.0.0.1:{port}" for port in free_ports(3))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "dying.py"],
-            cwd=tmp_path,
-            env={
-                **environment(),
-                "PADDLE_TRAINER_ID": str(rank),
-                "PADDLE_TRAINERS_NUM": "2",
-                "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
-                "PADDLE_CURRENT_ENDPOINT": end,
-                "PADDLE_MASTER": master,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, end in enumerate(ends)
-    ]
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    ranks = start(script, 2)
     try:
         (printed, errors), _ = (each.communicate(timeout=TIMEOUT) for each in ranks)
     finally:

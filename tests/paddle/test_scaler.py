@@ -384,22 +384,3 @@ def test_clip_counts_sparse_rows_by_their_sum() -> None:
     rows, values = sparse.rows(), sparse._get_tensor_from_selected_rows().numpy()
     assert np.allclose(values, dense[rows] / norm, rtol=1e-5)
     assert nothing is None
-
-
-@pytest.mark.parametrize("mode", ["TENSOR_PARALLEL", "PIPELINE_PARALLEL", "SHARDING_PARALLEL"])
-def test_ranks_that_would_decide_apart_are_refused(mode: str) -> None:
-    number = getattr(paddle.distributed.ParallelMode, mode)
-    with fleet_in_mode(number), pytest.raises(amp.UnsupportedError, match=f"{mode}, whose ranks"):
-        amp.GradScaler().scale(paddle.ones([]))
-
-
-@pytest.mark.parametrize("number", [None, paddle.distributed.ParallelMode.DATA_PARALLEL])
-def test_ranks_that_decide_alike_are_not(number: int | None) -> None:
-    with fleet_in_mode(number):
-        assert amp.GradScaler(8.0).scale(paddle.ones([])).item() == 8.0
-
-
-def fleet_in_mode(number: int | None) -> Any:
-    groups = mock.Mock(get_parallel_mode=lambda: number)
-    fleet = paddle.distributed.fleet
-    return mock.patch.object(fleet, "get_hybrid_communicate_group", return_value=groups)

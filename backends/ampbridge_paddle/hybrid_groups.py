@@ -1,0 +1,189 @@
+"""Paddle's hybrid groups (``paddle.distributed.fleet``): what their ranks agree on, what wraps what.
+
+In the data-parallel mode the backward pass averages gradients over all ranks, inf and NaN with them.
+In the others a rank has gradients of its own: of its data, which the optimizer's ``step`` is to
+average, or of its parts of weights. There the ranks agree on what was found before anybody steps, as
+``fleet.distributed_scaler`` does for Paddle's own scaler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import paddle
+
+from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.errors import UnsupportedError
+from ampbridge_paddle._private import method, private
+
+Model = Any
+Optimizer = Any
+
+DATA, PIPELINE = "DATA_PARALLEL", "PIPELINE_PARALLEL"
+
+# See ``_private``.
+_WRAPPER = "paddle.distributed.fleet.meta_parallel.MetaParallelBase"
+_OPTIMIZERS = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
+_SHARES_PARAMETERS = f"{_OPTIMIZERS}.DygraphShardingOptimizer"
+_SPLITS_PARAMETERS = f"{_OPTIMIZERS}.dygraph_sharding_optimizer.DygraphShardingOptimizerV2"
+_GROUP_SHARDED = "paddle.distributed.sharding.group_sharded"
+_GROUP_SHARDED_MODELS = (
+    f"{_GROUP_SHARDED}.GroupShardedStage2",
+    f"{_GROUP_SHARDED}.GroupShardedStage3",
+)
+_GROUP_SHARDED_OPTIMIZER = f"{_GROUP_SHARDED}.GroupShardedOptimizerStage2"
+
+# The maximum over the ranks of a place in here is what all of them go by.
+_GRAVITY = (FINITE, NAN, INF)
+
+
+def mode() -> str | None:
+    """The name of fleet's ``ParallelMode``; None on one rank, and where fleet was not initialized."""
+    try:
+        groups = paddle.distributed.fleet.get_hybrid_communicate_group()
+    except (AttributeError, AssertionError):  # fleet.init() has not been called
+        return None
+    present = groups.get_parallel_mode()
+    modes = vars(paddle.distributed.ParallelMode).items()
+    return next(
+        (name for name, value in modes if isinstance(value, int) and value == present), None
+    )
+
+
+def gradients_differ() -> bool:
+    """Whether ranks have gradients of their own until the optimizer steps."""
+    return mode() not in (None, DATA)
+
+
+def agree(found: int, optimizer: Optimizer | None) -> int:
+    """See ``Backend.agree``: one int32, reduced with MAX over all ranks that fleet has.
+
+    All, since each of them takes part in every step, and a scale is the same on all.
+    """
+    _check_optimizer(optimizer)
+    if not gradients_differ():
+        return found
+    place = paddle.to_tensor([_GRAVITY.index(found)], dtype="int32")
+    paddle.distributed.all_reduce(place, op=paddle.distributed.ReduceOp.MAX)
+    return _GRAVITY[int(place.item())]
+
+
+# -- what is wrapped
+
+
+def without_wrapper(model: Model) -> Model:
+    """The user's model inside of what an engine has put around it, with the names the user knows."""
+    return method("DataParallel", model, "_layers") if is_wrapped(model) else model
+
+
+def is_wrapped(model: Model) -> bool:
+    """Whether an engine has put something around the user's model."""
+    if isinstance(model, paddle.DataParallel):
+        return True
+    return gradients_differ() and isinstance(model, private(_WRAPPER))
+
+
+def without_wrappers(optimizer: Optimizer) -> Optimizer:
+    """The user's optimizer inside of those that fleet has put around it."""
+    *_, innermost = _inwards(optimizer)
+    return innermost
+
+
+def is_sharded(optimizer: Optimizer) -> bool:
+    """Whether each rank keeps the slots of some parameters only."""
+    return _sharding(optimizer) is not None
+
+
+def _sharding(optimizer: Optimizer) -> Any:
+    """The part of fleet's optimizer that shares the slots out among the ranks, or None."""
+    *wrappers, _ = _inwards(optimizer)
+    if not wrappers:
+        return None
+    kinds = (private(_SHARES_PARAMETERS), private(_SPLITS_PARAMETERS))
+    return next((each for each in wrappers if isinstance(each, kinds)), None)
+
+
+def _inwards(optimizer: Optimizer) -> Iterator[Optimizer]:
+    yield optimizer
+    while not isinstance(optimizer, paddle.optimizer.Optimizer) and hasattr(
+        optimizer, "_inner_opt"
+    ):
+        optimizer = optimizer._inner_opt
+        yield optimizer
+
+
+# -- what is refused
+
+_HINT_SHARDING = (
+    "Hint: strategy.hybrid_configs = {'dp_degree': 1, 'sharding_degree': n}, without "
+    "sharding_configs; then fleet.distributed_model and fleet.distributed_optimizer."
+)
+
+
+def check_model(like: Any) -> None:
+    """Refuse engines that a step cannot serve. ``like`` may be a model.
+
+    Raises:
+        UnsupportedError: for pipelines, which step by themselves, and for ``group_sharded_parallel``.
+    """
+    if mode() == PIPELINE:
+        msg = (
+            "fleet was initialized for pipeline parallelism, where train_batch() runs and steps all "
+            "micro-batches by itself, with a scaler of Paddle's.\n"
+            "Hint: with amp.autocast(policy): model.train_batch([x, y], optimizer, scaler="
+            "fleet.distributed_scaler(amp.GradScaler.like('paddle').to_native('paddle')))"
+        )
+        raise UnsupportedError(msg)
+    if isinstance(like, paddle.nn.Layer) and _is_distributed():
+        _refuse_if_group_sharded(like, *_GROUP_SHARDED_MODELS)
+
+
+def check_clipping() -> None:
+    """Refuse to clip by a rank's own gradients.
+
+    Raises:
+        UnsupportedError: if ranks have gradients of their own.
+    """
+    if gradients_differ():
+        msg = (
+            f"clip_norm under fleet's {mode()}: the optimizer puts the ranks' gradients together "
+            "after that, as it steps.\n"
+            "Hint: paddle.optimizer.AdamW(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)), which "
+            "fleet.distributed_optimizer makes the norm over all ranks."
+        )
+        raise UnsupportedError(msg)
+
+
+def _check_optimizer(optimizer: Optimizer | None) -> None:
+    if optimizer is None or not _is_distributed():
+        return
+    _refuse_if_group_sharded(optimizer, _GROUP_SHARDED_OPTIMIZER)
+    sharding = _sharding(optimizer)
+    if sharding is not None and _has_buffers(sharding):
+        msg = (
+            "sharding_configs with split_param, tensor_fusion or comm_overlap: gradients are in "
+            f"buffers of {type(sharding).__name__}'s own, which a step does not fill.\n"
+        )
+        raise UnsupportedError(msg + _HINT_SHARDING)
+
+
+def _has_buffers(sharding: Any) -> bool:
+    if isinstance(sharding, private(_SPLITS_PARAMETERS)):
+        return True
+    flags = ("tensor_fusion", "comm_overlap")
+    return any(method("DygraphShardingOptimizer", sharding, flag) for flag in flags)
+
+
+def _refuse_if_group_sharded(obj: Any, *names: str) -> None:
+    if isinstance(obj, tuple(private(name) for name in names)):
+        msg = (
+            f"{type(obj).__name__} of group_sharded_parallel: gradients are in buffers of its own, "
+            "which a step does not fill.\n"
+        )
+        raise UnsupportedError(msg + _HINT_SHARDING)
+
+
+def _is_distributed() -> bool:
+    initialized: bool = paddle.distributed.is_initialized()
+    return initialized

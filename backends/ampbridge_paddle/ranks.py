@@ -1,0 +1,29 @@
+"""Models that are the same on several ranks, of which one writes files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+
+from ampbridge.ranks import act_for_all
+from ampbridge_paddle.hybrid_groups import is_wrapped
+
+Model = Any
+
+
+def on_one_rank(model: Model, action: Callable[[], None]) -> None:
+    """See ``Backend.on_one_rank``: on the first rank of the group that an engine gave to ``model``."""
+    if not (is_wrapped(model) and paddle.distributed.is_initialized()):
+        action()
+        return
+    group = getattr(model, "group", None)  # only DataParallel has one that is not all ranks
+    first = 0 if group is None else group.ranks[0]
+
+    def told(text: str | None) -> str | None:
+        texts = [text]
+        paddle.distributed.broadcast_object_list(texts, src=first, group=group)
+        return texts[0]
+
+    act_for_all(action, paddle.distributed.get_rank() == first, told)
