@@ -1,4 +1,4 @@
-"""Write down under which names the installed Paddle looks ops up in its AMP lists.
+"""Write down under which names the installed Paddle looks ops up in its AMP lists, and the lists.
 
     python scripts/write_paddle_names.py            writes ampbridge/data/paddle_names.json
     python scripts/write_paddle_names.py --check    exits with 1 if it is not what stands there
@@ -23,6 +23,7 @@ ABOUT = (
 
 def names() -> dict[str, Any]:
     import paddle
+    from paddle.amp import amp_lists
     from paddle.base import core
 
     old_names: dict[str, list[str]] = {}
@@ -35,7 +36,21 @@ def names() -> dict[str, Any]:
     # Of "transpose" and "transpose2" it is the newer one.
     found = {max(old_names.get(op, [op])): op for op in forward}
     version = ".".join(paddle.__version__.split(".")[:2])
-    return {"about": f"{ABOUT} {version}", "ops": dict(sorted(found.items()))}
+    return {
+        "about": f"{ABOUT} {version}",
+        "white": _listed(amp_lists.white_list()),
+        "black": _listed(amp_lists.black_list()),
+        "ops": dict(sorted(found.items())),
+    }
+
+
+def _listed(lists: dict[str, dict[str, set[str]]]) -> dict[str, list[str]]:
+    """By level and dtype, as in a policy's short form."""
+    return {
+        f"{level}:{dtype}": sorted(lists[dtype][level])
+        for level in ("O1", "O2")
+        for dtype in ("float16", "bfloat16")
+    }
 
 
 def main() -> int:

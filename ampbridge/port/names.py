@@ -3,7 +3,8 @@
 Paddle's ``custom_white_list`` and ``custom_black_list`` take the names that ops had in its old static
 graph: ``matmul_v2``, ``elementwise_add``, ``reduce_sum``. It takes no notice of any other, and a few
 stand for something else than one would think. ``data/paddle_names.json`` holds the names under
-which the dispatcher looks ops up; ``scripts/write_paddle_names.py`` takes them from Paddle.
+which the dispatcher looks ops up, and Paddle's own lists; ``scripts/write_paddle_names.py`` takes
+them from Paddle.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ampbridge import oplists
 from ampbridge.errors import PolicyError, nearest
@@ -79,6 +80,12 @@ _MISLEADING: Mapping[str, _Misleading] = {
     "sum": _Misleading("add_n, the sum of several tensors", "reduce_sum"),
 }
 
+# Names of a part of what a canonical op is, beside the name of the rest.
+_BESIDE: Mapping[str, str] = {
+    "mean": "reduce_mean",  # mean_all
+    "scale": "elementwise_mul",  # x * 2.0
+}
+
 # Whoever names one of these usually means the others too.
 _ALSO_MEANT: Mapping[str, tuple[str, ...]] = {"matmul": ("linear",)}
 
@@ -100,11 +107,13 @@ def paddle_list(
     notes: dict[str, Remark] = {}
     for name in names:
         stands_for_ops = bool(paddle_meaning(name, static=static))
-        if name in _MISLEADING and _MISLEADING[name].instead_of not in names:
+        if _BESIDE.get(name) in names:
+            continue
+        if name in _MISLEADING:
             (notes if stands_for_ops else ignored)[name] = _misleading(name, argument)
         elif not _is_looked_up(name, static):
             ignored[name] = _ignored(name, argument)
-        elif not stands_for_ops and name not in _MISLEADING:
+        elif not stands_for_ops:
             lost[name] = Remark(f"{name!r} is cast by Paddle; no canonical op stands for it.")
     canonical = {op for name in names for op in paddle_meaning(name, static=static)}
     return ListReading(tuple(sorted(canonical)), ignored, lost, notes)
@@ -123,9 +132,13 @@ def paddle_meaning(name: str, *, static: bool = False) -> tuple[str, ...]:
 def paddle_names(op: str) -> tuple[str, ...]:
     """The entries that move a canonical op in Paddle's lists; none where it has no op of its own."""
     names = oplists.ops()[op].names.get("paddle", ())
-    return tuple(
-        name for name in names if op in paddle_meaning(name) or (op, name) == ("mean", "mean")
-    )
+    found = [name for name in names if op in paddle_meaning(name)]
+    return (*found, *(part for part, rest in _BESIDE.items() if rest in found and owns(rest, op)))
+
+
+def owns(name: str, op: str) -> bool:
+    """Whether ``op`` is what a name means first, where it stands for several ops."""
+    return paddle_meaning(name)[0] == op
 
 
 def moved_with(op: str) -> tuple[str, ...]:
@@ -134,20 +147,28 @@ def moved_with(op: str) -> tuple[str, ...]:
     return tuple(sorted(shared - {op}))
 
 
-@cache
-def _paddle_ops() -> Mapping[str, str]:
+def looked_up() -> Mapping[str, str]:
     """Name in Paddle's AMP lists -> the op of ``paddle._C_ops`` that is looked up under it."""
+    ops: Mapping[str, str] = _data()["ops"]
+    return ops
+
+
+def own_list(color: Literal["white", "black"], level: str, dtype: str) -> frozenset[str]:
+    """Paddle's own list, dead entries and all."""
+    return frozenset(_data()[color][f"{level}:{dtype}"])
+
+
+@cache
+def _data() -> Any:
     from importlib.resources import files
 
-    text = (files("ampbridge") / "data" / "paddle_names.json").read_text(encoding="utf-8")
-    ops: dict[str, str] = json.loads(text)["ops"]
-    return ops
+    return json.loads((files("ampbridge") / "data" / "paddle_names.json").read_text("utf-8"))
 
 
 def _is_looked_up(name: str, static: bool) -> bool:
     if name in STATIC_ALONE:
         return static
-    return name in _paddle_ops() and name not in _MADE_OF_OTHERS
+    return name in looked_up() and name not in _MADE_OF_OTHERS
 
 
 # -- what is said of an entry
@@ -173,7 +194,7 @@ def _probably_meant(name: str) -> tuple[str, ...]:
     """Canonical ops: of a static op, of an op so called in Paddle, or of the nearest listed name."""
     op = STATIC_ALONE.get(name) or _resolved(name)
     if op is None:
-        close = nearest(name, (known for known in _paddle_ops() if paddle_meaning(known)), 1)
+        close = nearest(name, (known for known in looked_up() if paddle_meaning(known)), 1)
         op = paddle_meaning(close[0])[0] if close else None
     return () if op is None else (op, *_ALSO_MEANT.get(op, ()))
 

@@ -1,0 +1,248 @@
+"""What becomes of a recipe on a target: what is kept exactly, what changes, what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ampbridge import oplists
+from ampbridge.native_lists import own_policy, own_rules, paddle_rules, wanted_rules
+from ampbridge.native_scaler import NATIVE as NATIVE_SCALERS
+from ampbridge.oplists import Category
+from ampbridge.policy import Policy
+from ampbridge.port.targets import Loss, losses
+from ampbridge.recipe import Recipe, Scaling
+from ampbridge.recipe_file import SECTIONS
+from ampbridge.tables import Table
+
+Kind = Literal["kept", "changes", "lost"]
+_ORDER: Mapping[Kind, int] = {"kept": 0, "changes": 1, "lost": 2}
+
+
+class Row(NamedTuple):
+    """A setting of a recipe on a target; ``key`` as in a recipe file."""
+
+    key: str
+    kind: Kind
+    value: str
+    message: str
+
+
+class OpRow(NamedTuple):
+    """The dtypes of an op: by the recipe, by the target's own lists, and in the code; not all equal."""
+
+    policy: str
+    op: str
+    recipe: str
+    by_default: str
+    code: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the code has it run as the recipe says, which the target by itself would not."""
+        return self.code == self.recipe
+
+
+@dataclass(frozen=True)
+class Report:
+    """``fidelity``'s answer; prints as two tables."""
+
+    recipe: Recipe
+    target: str
+    native: bool
+    rows: tuple[Row, ...]
+    ops: tuple[OpRow, ...]
+    remarks: tuple[str, ...]
+
+    def of(self, kind: Kind) -> tuple[Row, ...]:
+        """The settings that are kept, or change, or are lost."""
+        return tuple(row for row in self.rows if row.kind == kind)
+
+    @property
+    def can_be_expressed(self) -> bool:
+        """Whether nothing is lost; what ``--strict`` asks for."""
+        return not self.of("lost")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "target": self.target,
+            "native": self.native,
+            "can_be_expressed": self.can_be_expressed,
+            "settings": [row._asdict() for row in self.rows],
+            "ops": [row._asdict() for row in self.ops],
+            "remarks": list(self.remarks),
+        }
+
+    def tables(self) -> tuple[Table, ...]:
+        """The settings; and the ops, if there are any."""
+        counts = ", ".join(f"{len(self.of(kind))} {_SAID[kind]}" for kind in _ORDER)
+        words = f"{self.target}, native code" if self.native else f"{self.target}, with ampbridge"
+        settings = Table(
+            f"Fidelity ({words}): {counts}",
+            ("setting", "value", "", "why"),
+            tuple((row.key, row.value, row.kind, row.message) for row in self.rows),
+            self.remarks,
+        )
+        return (settings, self._ops_table()) if self.ops else (settings,)
+
+    def _ops_table(self) -> Table:
+        kept = sum(row.is_kept for row in self.ops)
+        several = len({row.policy for row in self.ops}) > 1
+        header = ("recipe", f"{self.target} by default", "here", "ops")
+        return Table(
+            f"Ops: {len(self.ops) - kept} run in another dtype than by the recipe; {kept} as it says, "
+            f"against {self.target}'s own lists",
+            ("policy", *header) if several else header,
+            tuple(self._groups(several)),
+        )
+
+    def _groups(self, several: bool) -> Iterator[tuple[str, ...]]:
+        """Ops that differ in the same way share a row; those that change come first."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for row in sorted(self.ops, key=lambda row: (row.is_kept, row.policy)):
+            key = (row.recipe, row.by_default, row.code)
+            groups.setdefault((row.policy, *key) if several else key, []).append(row.op)
+        for cells, ops in groups.items():
+            yield (*cells, ", ".join(ops))
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.tables()))
+
+
+_SAID: Mapping[Kind, str] = {
+    "kept": "kept exactly",
+    "changes": "changed",
+    "lost": "that cannot be expressed",
+}
+
+
+def fidelity(recipe: Recipe, target: str, *, native: bool = True) -> Report:
+    """What ``write(recipe, target, native=native)`` keeps of ``recipe``, and what it does not.
+
+    Raises:
+        ArgumentError: for a target that is none.
+    """
+    found = losses(recipe, target, native=native)
+    rows = [_row_of(loss, recipe) for loss in found]
+    rows += _kept(recipe, target, {loss.key for loss in found})
+    by_casting = native and target in NATIVE_SCALERS
+    return Report(
+        recipe,
+        target,
+        native,
+        tuple(sorted(rows, key=lambda row: _ORDER[row.kind])),
+        tuple(_op_rows(recipe, target)) if by_casting else (),
+        tuple(_remarks(recipe, target, native)),
+    )
+
+
+# -- settings
+
+
+def _row_of(loss: Loss, recipe: Recipe) -> Row:
+    return Row(loss.key, loss.kind, _shown(_settings(recipe).get(loss.key, "")), loss.message)
+
+
+def _kept(recipe: Recipe, target: str, lost: set[str]) -> Iterator[Row]:
+    """Every setting that the recipe has or that the target would have otherwise by itself."""
+    written = {f"{section}.{key}" for section, keys in recipe.to_dict().items() for key in keys}
+    defaults = _own_scaling(target) if recipe.scaler is not None else {}
+    for key, value in _settings(recipe).items():
+        differs = key in defaults and defaults[key] != value
+        if key not in lost and (key in written or differs):
+            said = f"written out: {_shown(defaults[key])} by default there" if differs else ""
+            yield Row(key, "kept", _shown(value), said)
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings under the keys of a recipe file; of the scaler those that its preset stands for."""
+    found = {
+        f"{section}.{key}": value
+        for section, keys in recipe.to_dict().items()
+        for key, value in keys.items()
+        if section != "scaler"
+    }
+    if recipe.scaler is None:
+        return {**found, "scaler.enabled": False}
+    arguments = recipe.scaler.arguments()
+    return found | {
+        f"scaler.{key}": arguments[key] for key in SECTIONS["scaler"] if key in arguments
+    }
+
+
+def _own_scaling(target: str) -> dict[str, Any]:
+    """What the target's own scaler does by default."""
+    if target not in NATIVE_SCALERS:
+        return {}
+    usual = Scaling.like(NATIVE_SCALERS[target][0]).arguments()
+    alarms = ("warn_after_skips", "max_consecutive_skips")  # ours alone
+    return {f"scaler.{key}": value for key, value in usual.items() if key not in alarms}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "never"}[value]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float) and np.float32(value) == value:
+        return str(np.float32(value))  # 0.8, as it was written before it was rounded
+    return str(value)
+
+
+# -- ops
+
+
+def _op_rows(recipe: Recipe, target: str) -> Iterator[OpRow]:
+    for policy in recipe.policies:
+        if policy.level == "O0" or policy.lists == "native":
+            continue
+        wanted, own = wanted_rules(target, policy), own_rules(target, policy)
+        code = _rules_of_code(target, policy)
+        for op, rule in wanted.items():
+            if not rule == own[op] == code[op]:
+                rules = (rule, own[op], code[op])
+                yield OpRow(str(policy), op, *(_dtype(each, policy) for each in rules))
+
+
+def _rules_of_code(target: str, policy: Policy) -> Mapping[str, Category]:
+    """What the native code makes of every op."""
+    if target == "paddle":
+        return paddle_rules(policy)
+    if target == "tensorflow":
+        return _rules_of_layers(policy)
+    return own_rules(target, policy)
+
+
+def _rules_of_layers(policy: Policy) -> Mapping[str, Category]:
+    """Layers and their activations have the precision of their op; functions take what arrives."""
+    from ampbridge.port.targets.tensorflow import ACTIVATIONS
+
+    wanted = wanted_rules("tensorflow", policy)
+    if policy == own_policy("tensorflow", policy) and str(policy) == "O1:float16":
+        return wanted  # by TensorFlow's graph optimizer
+    ops = oplists.ops()
+    layers = {op for op in wanted if op in ACTIVATIONS or ops[op].names.get("keras_layers")}
+    return {op: rule if op in layers else "promote" for op, rule in wanted.items()}
+
+
+def _dtype(rule: Category, policy: Policy) -> str:
+    return {"allow": policy.dtype, "deny": "float32", "promote": "its inputs'"}[rule]
+
+
+# -- remarks
+
+
+def _remarks(recipe: Recipe, target: str, native: bool) -> Iterator[str]:
+    """Which backends simulate low precision, of code that uses ampbridge."""
+    policies = [policy for policy in recipe.policies if policy.level != "O0"]
+    if (native and target != "ampbridge") or target == "toml" or not policies:
+        return
+    backend = "torch" if target == "ampbridge" else target
+    yield "numpy: low precision is simulated, by rounding."
+    yield "paddle: native on GPUs; simulated on CPUs, which have no 16-bit kernels there."
+    yield "torch, tensorflow: native on GPUs; on CPUs simulated where native kernels are slower."
+    yield f"Op by op: ampbridge explain {policies[0]} {backend}"

@@ -1,0 +1,202 @@
+"""The fidelity report: expectations by hand, from the frameworks' published lists and defaults."""
+
+import json
+
+import pytest
+
+import ampbridge as amp
+from ampbridge.port import fidelity as module
+from ampbridge.port.fidelity import OpRow, fidelity
+from ampbridge.port.targets import Loss
+from ampbridge.recipe import Recipe, Scaling
+
+PADDLE = Recipe(
+    amp.Policy("O1", lists="paddle", allow=["add"], deny=["sum", "cross_entropy"]),
+    Scaling.like("paddle", init_scale=1024.0, growth_interval=500),
+    accumulate=10,
+)
+
+
+@pytest.fixture
+def target_loses(monkeypatch):
+    """Have every target lose what is named."""
+
+    def lose(*losses):
+        monkeypatch.setattr(module, "losses", lambda recipe, target, native: losses)
+
+    lose()
+    return lose
+
+
+def ops(report):
+    return {row.op: (row.recipe, row.by_default, row.code) for row in report.ops}
+
+
+def settings(report):
+    return {row.key: (row.kind, row.value) for row in report.rows}
+
+
+# -- settings
+
+
+def test_what_the_target_does_not_lose_is_kept(target_loses):
+    target_loses(
+        Loss("step.accumulate", "lost", "no accumulation"),
+        Loss("policy.lists", "changes", "other lists"),
+        Loss("policy.lists", "changes", "and other names"),
+    )
+    report = fidelity(PADDLE, "torch")
+    assert settings(report) == {
+        "policy.level": ("kept", "O1"),
+        "policy.dtype": ("kept", "float16"),
+        "policy.allow": ("kept", "add"),
+        "policy.deny": ("kept", "cross_entropy, sum"),
+        "scaler.init_scale": ("kept", "1024.0"),
+        "scaler.growth_interval": ("kept", "500"),
+        "policy.lists": ("changes", "paddle"),
+        "step.accumulate": ("lost", "10"),
+    }
+    assert [row.message for row in report.of("changes")] == ["other lists", "and other names"]
+    assert not report.can_be_expressed
+    assert str(report).startswith(
+        "Fidelity (torch, native code): 6 kept exactly, 2 changed, 1 that cannot be expressed\n"
+    )
+
+
+def test_what_is_lost_need_not_be_written_in_the_recipe(target_loses):
+    target_loses(Loss("scaler.max_scale", "lost", "no ceiling"))
+    report = fidelity(Recipe("O1"), "torch")
+    assert settings(report)["scaler.max_scale"] == ("lost", "16777216.0")
+
+
+@pytest.mark.parametrize(
+    "target, init_scale, growth_interval",
+    [
+        # keras.optimizers.LossScaleOptimizer, paddle.amp.GradScaler, torch.amp.GradScaler
+        ("tensorflow", 2.0**15, 2000),
+        ("paddle", 2.0**16, 2000),
+        ("torch", 2.0**16, 2000),
+    ],
+)
+def test_defaults_that_differ_are_named(target_loses, target, init_scale, growth_interval):
+    messages = {row.key: row.message for row in fidelity(PADDLE, target).rows}
+    assert messages["scaler.init_scale"] == f"written out: {init_scale} by default there"
+    assert messages["scaler.growth_interval"] == f"written out: {growth_interval} by default there"
+
+
+def test_a_default_that_the_target_has_otherwise_is_a_row_too(target_loses):
+    """Fleet's rule has 1000 steps and a factor of 0.8; the recipe names neither."""
+    report = fidelity(Recipe("O1", Scaling.like("paddle_fleet")), "torch")
+    assert settings(report)["scaler.backoff_factor"] == ("kept", "0.8")
+    assert settings(report)["scaler.growth_interval"] == ("kept", "1000")
+    assert settings(report)["scaler.backoff_interval"] == ("kept", "2")
+
+
+def test_no_scaling_is_a_setting(target_loses):
+    report = fidelity(Recipe("O1", None), "torch")
+    assert settings(report)["scaler.enabled"] == ("kept", "false")
+    assert "scaler.init_scale" not in settings(report)
+
+
+@pytest.mark.parametrize("target", ["toml", "ampbridge"])
+def test_ampbridge_and_toml_keep_everything(target):
+    report = fidelity(PADDLE, target)
+    assert {row.kind for row in report.rows} == {"kept"}
+    assert report.ops == ()
+    assert report.can_be_expressed
+
+
+# -- ops
+
+
+def test_paddle_s_lists_on_torch(target_loses):
+    """Of Paddle's lists torch can be told nothing."""
+    found = ops(fidelity(PADDLE, "torch"))
+    assert found["mean"] == ("float32", "its inputs'", "its inputs'")
+    assert found["conv3d"] == ("its inputs'", "float16", "float16")
+    assert found["log1p"] == ("its inputs'", "float32", "float32")
+    assert found["add"] == ("float16", "its inputs'", "its inputs'")
+    assert not {"matmul", "linear", "conv2d", "softmax", "sum", "cross_entropy"} & found.keys()
+
+
+def test_torch_s_lists_on_paddle(target_loses):
+    """Custom lists move an op to a list, and from one to the other; none moves it from both."""
+    found = ops(fidelity(Recipe("O1"), "paddle"))
+    assert found["bmm"] == ("float16", "its inputs'", "float16")
+    assert found["norm"] == ("float32", "its inputs'", "float32")
+    assert found["mean"] == ("its inputs'", "float32", "float32")
+    assert found["embedding"] == ("its inputs'", "float32", "float32")
+    assert "softmax" not in found
+
+
+def test_paddle_s_custom_lists_on_paddle(target_loses):
+    report = fidelity(PADDLE, "paddle")
+    assert ops(report) == {"add": ("float16", "its inputs'", "float16")}
+    assert report.ops[0].is_kept
+    assert report.tables()[1].title.startswith(
+        "Ops: 0 run in another dtype than by the recipe; 1 as it says, against paddle's own lists"
+    )
+
+
+def test_what_shares_a_name_in_paddle_moves_too(target_loses):
+    recipe = Recipe(amp.Policy(lists="paddle", deny=["conv2d"]))
+    assert ops(fidelity(recipe, "paddle")) == {
+        "conv2d": ("float32", "float16", "float32"),
+        "conv1d": ("float16", "float16", "float32"),
+    }
+
+
+def test_keras_follows_the_lists_by_layers():
+    found = ops(fidelity(PADDLE, "tensorflow"))
+    assert found["softmax"] == ("float32", "its inputs'", "float32")  # keras.layers.Softmax
+    assert found["log_softmax"] == ("float32", "its inputs'", "float32")  # an activation
+    assert found["sum"] == ("float32", "float32", "its inputs'")  # a function
+    assert "layer_norm" not in found
+    assert "matmul" not in found or found["matmul"][0] == "float16"
+
+
+def test_tensorflow_s_graph_optimizer_has_tensorflow_s_lists(target_loses):
+    assert fidelity(Recipe(amp.Policy(lists="tensorflow")), "tensorflow").ops == ()
+    assert fidelity(Recipe(amp.Policy("O1", "bfloat16", lists="tensorflow")), "tensorflow").ops
+
+
+def test_with_ampbridge_no_op_changes(target_loses):
+    report = fidelity(PADDLE, "torch", native=False)
+    assert report.ops == ()
+    assert "numpy: low precision is simulated, by rounding." in report.remarks
+    assert report.remarks[-1] == "Op by op: ampbridge explain O1:float16 torch"
+
+
+def test_float32_and_what_the_framework_decides_have_no_lists(target_loses):
+    for policy in ("O0", amp.Policy(lists="native")):
+        assert fidelity(Recipe(policy), "paddle").ops == ()
+
+
+def test_each_policy_of_a_schedule_has_its_own_ops(target_loses):
+    schedule = amp.Schedule([(0, "O0"), (10, "O1"), (20, "O2:bfloat16")])
+    report = fidelity(Recipe(schedule=schedule), "paddle")
+    assert {row.policy for row in report.ops} == {"O1:float16", "O2:bfloat16"}
+    assert OpRow("O2:bfloat16", "bmm", "bfloat16", "its inputs'", "bfloat16") in report.ops
+    assert report.tables()[1].header[0] == "policy"
+
+
+# -- as data, and wrong calls
+
+
+def test_the_report_is_plain_data(target_loses):
+    data = json.loads(json.dumps(fidelity(PADDLE, "paddle").to_dict()))
+    assert data["can_be_expressed"] is True
+    assert data["ops"] == [
+        {
+            "policy": "O1:float16",
+            "op": "add",
+            "recipe": "float16",
+            "by_default": "its inputs'",
+            "code": "float16",
+        }
+    ]
+
+
+def test_a_target_that_is_none():
+    with pytest.raises(amp.AmpBridgeError, match=r"tensorflwo(?s:.*)Hint: .*'tensorflow'"):
+        fidelity(PADDLE, "tensorflwo")
