@@ -189,7 +189,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, float) and np.float32(value) == value:
-        return str(np.float32(value))  # 0.8, as it was written before it was rounded
+        return repr(float(str(np.float32(value))))  # 0.8, as it was before it was rounded
     return str(value)
 
 
