@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF
+from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge_torch import _private
-from ampbridge_torch.scaling import DeviceStore
+from ampbridge_torch.scaling import DeviceStore, unscale
 
 # Factors that float32 has: ours are rounded to it, torch's kernel takes them in double.
 settings_of = st.fixed_dictionaries(
@@ -194,3 +194,22 @@ def test_a_name_that_moved_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
     optional = _private.Name("torch._gone_too", "nothing", False)
     monkeypatch.setitem(_private.NAMES, "_gone_too", optional)
     assert _private.lookup("_gone_too") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([3e38, 3e38], FINITE),  # their sum overflows
+        ([3e38, 3e38, math.nan], NAN),
+        ([math.inf, -math.inf], INF),  # their sum is NaN
+        ([1.0, math.nan], NAN),
+        ([math.nan, math.inf], INF),
+    ],
+)
+def test_gradients_that_are_not_scaled_are_told_apart_and_stay(
+    values: list[float], found: int
+) -> None:
+    grads = [torch.ones(3), torch.tensor(values)]
+    checked, kind = unscale(grads, None)
+    assert int(kind) == found
+    assert found != FINITE or torch.equal(checked[1], torch.tensor(values))
