@@ -364,6 +364,13 @@ def test_16_bit_gradients_come_back_in_float32(dtype: str) -> None:
     assert (got.dtype, got.tolist(), found) == (paddle.float32, [0.5, 0.125], FINITE)
 
 
+def test_unscaling_multiplies_by_the_inverse_and_keeps_the_sign_of_zero() -> None:
+    given = np.concatenate([normal(1000), np.array([0.0, -0.0, 1e-45], np.float32)])
+    (got,), _ = scaling.unscale([paddle.to_tensor(given)], 3.0)
+    expected = given * np.float32(1 / 3)
+    assert np.array_equal(got.numpy().view(np.uint32), expected.view(np.uint32))
+
+
 def test_unscaling_that_overflows() -> None:
     """Gradients of 1e38 under a scale of 2**-10 are 1e41 in truth."""
     (_,), found = scaling.unscale([paddle.to_tensor([1e38])], 2.0**-10)
