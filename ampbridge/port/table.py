@@ -52,6 +52,10 @@ class Table:
             raise NotKnown(entry.place)
         return entry.value
 
+    def get_raw(self, key: str) -> Any:
+        """What is written under ``key``; None, if nothing is."""
+        return self.entries[key].value if key in self.entries else None
+
     def table(self, key: str) -> Table:
         """The table under ``key``; an empty one, if there is none."""
         entry = self.entries.get(key)
@@ -66,19 +70,20 @@ class Table:
         entry = Entry(value, self.place_of(key))
         return replace(self, entries={**self.entries, key: entry})
 
-    def call(self, name: str, keys: Iterable[str] | Mapping[str, str]) -> Call:
+    def call(self, name: str, keys: Iterable[str] = (), **parameters: str) -> Call:
         """The call of ``name`` that a program makes of this table.
 
         Args:
-            keys: those that it passes on; or parameter name -> key. What the table lacks is not passed.
+            keys: those that it passes on under their own names.
+            parameters: parameter name = key. What the table lacks is not passed.
         """
-        parameters = keys if isinstance(keys, Mapping) else {key: key for key in keys}
+        passed = {**{key: key for key in keys}, **parameters}
         return Call(
             name,
             self.place,
             {
                 parameter: Argument(self.place_of(key), partial(self.get, key))
-                for parameter, key in parameters.items()
+                for parameter, key in passed.items()
                 if key in self.entries
             },
         )

@@ -122,7 +122,7 @@ def _training_precision(call: Call, draft: Draft) -> None:
             tell_of_deepspeed(draft, call.place_of("deepspeed"))
             return
         fp16, bf16 = call.flag("fp16", False), call.flag("bf16", False)
-        backends = {call.value(name, "auto") for name in ("half_precision_backend", "fp16_backend")}
+        backends = [call.value(name, "auto") for name in ("half_precision_backend", "fp16_backend")]
     except NotKnown as error:
         draft.unknown["policy.level"] = draft.unknown["policy.dtype"] = error.place
         return

@@ -51,7 +51,7 @@ def initialize(call: Call, draft: Draft) -> None:
         draft.set("policy.level", "O0")
         scaling.never(draft)
         return
-    if name not in LEVELS:
+    if not isinstance(name, str) or name not in LEVELS:
         draft.find(
             "note", call.place_of("opt_level"), f"apex has no opt_level {name!r}: it refuses."
         )

@@ -1,0 +1,50 @@
+"""A configuration file's text -> what it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ampbridge.port.configs import document, paddle, torch
+from ampbridge.port.configs.way import Format, Way
+from ampbridge.port.dialect import Draft
+from ampbridge.port.reading import Alternative, Finding, Reading
+
+# The first that recognises a file reads it: the more particular ones stand first.
+FORMATS: Sequence[Format] = (*torch.FORMATS, *paddle.FORMATS)
+
+
+def read_config(text: str, file: str) -> Reading:
+    """What the configuration ``text`` says of mixed precision. ``file`` names it; ``.json`` is JSON.
+
+    Raises:
+        SourceError: for what is no JSON and no YAML, holds no table, or is too large or too deep.
+    """
+    root = document.read(text, file)
+    for form in FORMATS:
+        if form.recognises(root):
+            return _reading(file, form.framework, form.ways(root))
+    return Reading(file, None, (), ())
+
+
+def _reading(file: str, framework: str, ways: Iterable[Way]) -> Reading:
+    alternatives: list[Alternative] = []
+    findings: dict[Finding, None] = {}  # each once, in order
+    for conditions, read in ways:
+        draft = Draft()
+        read(draft)
+        alternatives.append(Alternative(conditions, draft.settings, draft.unknown, draft.comments))
+        for finding in (*_unknown(draft), *draft.findings):
+            findings[finding] = None
+    return Reading(file, framework, tuple(alternatives), tuple(findings))
+
+
+def _unknown(draft: Draft) -> list[Finding]:
+    return [
+        Finding(
+            "unknown",
+            place,
+            f"{key} is {place.text}, which this file does not say.",
+            f"--set {key}=...",
+        )
+        for key, place in draft.unknown.items()
+    ]

@@ -1,0 +1,523 @@
+"""The dialects of torch and of what is built on it, call by call; expected settings from their sources."""
+
+import pytest
+
+from ampbridge import Recipe
+from ampbridge.port.dialect import Argument, Call, Draft, Name, NotKnown
+from ampbridge.port.dialects import accelerate, apex, deepspeed, lightning, torch
+from ampbridge.port.reading import Place
+
+DIALECTS = (torch, apex, deepspeed, lightning, accelerate)
+HERE = Place("train.py", 7, 4, "the call")
+ELSEWHERE = Place("train.py", 3, 0, "os.environ['X']")
+
+FLOAT16, BFLOAT16, FLOAT32 = Name("torch.float16"), Name("torch.bfloat16"), Name("torch.float32")
+O1 = {"policy.level": "O1", "policy.dtype": "float16", "policy.lists": "torch"}
+O1_BFLOAT16 = {**O1, "policy.dtype": "bfloat16"}
+O2 = {**O1, "policy.level": "O2"}
+UNSCALED = {"scaler.enabled": False}
+TORCH, APEX = {"scaler.like": "torch"}, {"scaler.like": "apex"}
+APEX_DENY = {"policy.deny": ["ctc_loss", "gelu", "grid_sample", "std", "var"]}
+
+
+class Unknown:
+    """An argument whose value cannot be known."""
+
+
+def argument(name, value):
+    def evaluate():
+        if value is Unknown:
+            raise NotKnown(ELSEWHERE)
+        return value
+
+    return Argument(Place("train.py", 7, 10, f"{value!r}"), evaluate)
+
+
+def read(*calls):
+    """The draft after these calls: ``(name, {parameter: value})``."""
+    draft = Draft()
+    for name, arguments in calls:
+        dialect = next(d.DIALECT for d in DIALECTS if name in d.DIALECT.signatures)
+        unknown = set(arguments) - set(dialect.signatures[name])
+        assert not unknown, f"{name} has no parameter {unknown}"
+        made = {key: argument(key, value) for key, value in arguments.items()}
+        dialect.handlers[name](Call(name, HERE, made), draft)
+    return draft
+
+
+def kinds(draft):
+    return [finding.kind for finding in draft.findings]
+
+
+@pytest.mark.parametrize(
+    "calls, settings",
+    [
+        # torch/amp/autocast_mode.py: the dtype is that of the device
+        ([("torch.autocast", {"device_type": "cuda"})], O1 | UNSCALED),
+        ([("torch.autocast", {"device_type": "cpu"})], O1_BFLOAT16),
+        ([("torch.autocast", {"device_type": "xpu"})], O1 | UNSCALED),
+        ([("torch.autocast", {"device_type": "cuda", "dtype": BFLOAT16})], O1_BFLOAT16),
+        ([("torch.autocast", {"device_type": "cuda", "dtype": Name("torch.half")})], O1 | UNSCALED),
+        ([("torch.cuda.amp.autocast", {})], O1 | UNSCALED),
+        ([("torch.cpu.amp.autocast", {})], O1_BFLOAT16),
+        ([("torch.cuda.amp.autocast", {"enabled": False})], {"policy.level": "O0"}),
+        ([("torch.cuda.amp.autocast", {"dtype": FLOAT32})], {"policy.level": "O0"}),
+        ([("torch.cuda.amp.autocast", {}), ("torch.amp.GradScaler", {})], O1 | TORCH),
+        ([("torch.amp.GradScaler", {}), ("torch.cuda.amp.autocast", {})], O1 | TORCH),
+        (
+            [
+                ("torch.cuda.amp.autocast", {}),
+                ("torch.cuda.amp.GradScaler", {"init_scale": 1024, "growth_interval": 500.0}),
+            ],
+            O1 | TORCH | {"scaler.init_scale": 1024.0, "scaler.growth_interval": 500},
+        ),
+        (
+            [
+                ("torch.amp.GradScaler", {"enabled": False}),
+                ("torch.cuda.amp.autocast", {"enabled": False}),
+            ],
+            {"policy.level": "O0"} | UNSCALED,
+        ),
+        (
+            [
+                ("torch.cuda.amp.autocast", {}),
+                ("torch.amp.GradScaler", {}),
+                ("torch.amp.GradScaler.set_growth_interval", {"new_interval": 100}),
+                ("torch.amp.GradScaler.set_backoff_factor", {"new_factor": 0.25}),
+                ("torch.amp.GradScaler.set_growth_factor", {"new_factor": 4}),
+            ],
+            O1
+            | TORCH
+            | {
+                "scaler.growth_interval": 100,
+                "scaler.backoff_factor": 0.25,
+                "scaler.growth_factor": 4.0,
+            },
+        ),
+        (
+            [
+                ("torch.cuda.amp.autocast", {"dtype": BFLOAT16}),
+                ("torch.nn.utils.clip_grad_norm_", {"max_norm": 1}),
+            ],
+            O1_BFLOAT16 | {"step.clip_norm": 1.0},
+        ),
+        ([("torch.set_autocast_enabled", {"device_type": "cuda", "enabled": True})], O1 | UNSCALED),
+        ([("torch.nn.Module.half", {})], O2 | UNSCALED | {"policy.master_weights": False}),
+        (
+            [("torch.nn.Module.bfloat16", {})],
+            O2 | {"policy.dtype": "bfloat16", "policy.master_weights": False},
+        ),
+        # apex/amp/frontend.py: the table of opt_levels
+        ([("apex.amp.initialize", {})], O1 | APEX | APEX_DENY),
+        ([("apex.amp.initialize", {"opt_level": "O0"})], {"policy.level": "O0"} | UNSCALED),
+        (
+            [("apex.amp.initialize", {"opt_level": "O2"})],
+            O2 | APEX | {"policy.master_weights": True},
+        ),
+        (
+            [("apex.amp.initialize", {"opt_level": "O3"})],
+            O2 | UNSCALED | {"policy.master_weights": False},
+        ),
+        ([("apex.amp.initialize", {"enabled": False})], {"policy.level": "O0"} | UNSCALED),
+        (
+            [("apex.amp.initialize", {"opt_level": "O2", "loss_scale": "128.0"})],
+            O2
+            | APEX
+            | {"policy.master_weights": True, "scaler.init_scale": 128.0, "scaler.dynamic": False},
+        ),
+        (
+            [("apex.amp.initialize", {"max_loss_scale": 2.0**14, "min_loss_scale": 1})],
+            O1
+            | APEX
+            | APEX_DENY
+            | {"scaler.init_scale": 2.0**14, "scaler.max_scale": 2.0**14, "scaler.min_scale": 1.0},
+        ),
+        (
+            [
+                ("apex.amp.register_float_function", {"module": Name("torch"), "name": "sigmoid"}),
+                (
+                    "apex.amp.register_half_function",
+                    {"module": Name("torch.nn.functional"), "name": "gelu"},
+                ),
+                ("apex.amp.initialize", {"cast_model_outputs": FLOAT32}),
+            ],
+            O1
+            | APEX
+            | {
+                "policy.deny": ["ctc_loss", "grid_sample", "sigmoid", "std", "var"],
+                "policy.allow": ["gelu"],
+                "policy.output_dtype": "float32",
+            },
+        ),
+        # lightning/fabric/connector.py: precisions and what older ones became
+        ([("lightning.pytorch.Trainer", {})], {"policy.level": "O0"}),
+        ([("lightning.pytorch.Trainer", {"precision": 16})], O1 | TORCH),
+        ([("lightning.pytorch.Trainer", {"precision": "bf16"})], O1_BFLOAT16),
+        (
+            [("lightning.fabric.Fabric", {"precision": "16-true"})],
+            O2 | UNSCALED | {"policy.master_weights": False},
+        ),
+        (
+            [("lightning.fabric.Fabric", {"precision": "bf16-true"})],
+            O2 | {"policy.dtype": "bfloat16", "policy.master_weights": False},
+        ),
+        (
+            [("lightning.fabric.Fabric", {"precision": "16-mixed", "accelerator": "cpu"})],
+            O1_BFLOAT16,
+        ),
+        (
+            [
+                (
+                    "lightning.pytorch.Trainer",
+                    {
+                        "precision": "16-mixed",
+                        "accumulate_grad_batches": 8,
+                        "gradient_clip_val": 0.5,
+                    },
+                )
+            ],
+            O1 | TORCH | {"step.accumulate": 8, "step.clip_norm": 0.5},
+        ),
+        (
+            [
+                ("torch.amp.GradScaler", {"init_scale": 8192}),
+                (
+                    "lightning.pytorch.plugins.MixedPrecision",
+                    {"precision": "16-mixed", "device": "cuda"},
+                ),
+                ("lightning.pytorch.Trainer", {"plugins": Unknown}),
+            ],
+            O1 | TORCH | {"scaler.init_scale": 8192.0},
+        ),
+        (
+            [
+                (
+                    "lightning.pytorch.Trainer",
+                    {"precision": 16, "amp_backend": "apex", "amp_level": "O1"},
+                )
+            ],
+            O1 | APEX | APEX_DENY,
+        ),
+        # accelerate/accelerator.py, transformers/training_args.py
+        ([("accelerate.Accelerator", {"mixed_precision": "no"})], {"policy.level": "O0"}),
+        ([("accelerate.Accelerator", {"mixed_precision": "fp16"})], O1 | TORCH),
+        (
+            [
+                (
+                    "accelerate.Accelerator",
+                    {"mixed_precision": "bf16", "gradient_accumulation_steps": 4},
+                )
+            ],
+            O1_BFLOAT16 | {"step.accumulate": 4},
+        ),
+        (
+            [
+                ("accelerate.GradScalerKwargs", {"init_scale": 512.0, "growth_interval": 100}),
+                ("accelerate.GradientAccumulationPlugin", {"num_steps": 3}),
+                ("accelerate.Accelerator", {"mixed_precision": "fp16"}),
+                ("accelerate.Accelerator.clip_grad_norm_", {"max_norm": 1.0}),
+            ],
+            O1
+            | TORCH
+            | {
+                "scaler.init_scale": 512.0,
+                "scaler.growth_interval": 100,
+                "step.accumulate": 3,
+                "step.clip_norm": 1.0,
+            },
+        ),
+        (
+            [("transformers.TrainingArguments", {"fp16": True})],
+            O1 | TORCH | {"step.clip_norm": 1.0},
+        ),
+        (
+            [("transformers.TrainingArguments", {"bf16": True, "max_grad_norm": 0.0})],
+            O1_BFLOAT16,
+        ),
+        (
+            [("transformers.TrainingArguments", {"gradient_accumulation_steps": 2})],
+            {"policy.level": "O0", "step.accumulate": 2, "step.clip_norm": 1.0},
+        ),
+        (
+            [
+                (
+                    "transformers.TrainingArguments",
+                    {"fp16": True, "half_precision_backend": "apex", "fp16_opt_level": "O2"},
+                )
+            ],
+            O2 | APEX | {"policy.master_weights": True, "step.clip_norm": 1.0},
+        ),
+    ],
+    ids=lambda value: value[-1][0] if isinstance(value, list) else "",
+)
+def test_settings(calls, settings):
+    draft = read(*calls)
+    assert draft.settings == settings
+    assert draft.unknown == {}
+    sections = {}
+    for key, value in settings.items():
+        sections.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = value
+    Recipe.from_dict(sections)  # what was read can be made
+
+
+@pytest.mark.parametrize(
+    "calls, kind, says",
+    [
+        ([("torch.autocast", {"device_type": "cpu"})], "lost", "softmax, layer_norm, exp, sum"),
+        ([("torch.cuda.amp.autocast", {"dtype": FLOAT32})], "ignored", "switches itself off"),
+        ([("torch.cuda.amp.autocast", {"cache_enabled": False})], "note", "cache_enabled"),
+        (
+            [("torch.cuda.amp.autocast", {}), ("torch.cuda.amp.autocast", {"enabled": False})],
+            "lost",
+            "A region in float32",
+        ),
+        (
+            [("torch.cuda.amp.autocast", {}), ("torch.cuda.amp.autocast", {"dtype": BFLOAT16})],
+            "lost",
+            "An earlier region runs in float16; the recipe has this one's bfloat16.",
+        ),
+        (
+            [("torch.amp.custom_fwd", {"device_type": "cuda", "cast_inputs": FLOAT32})],
+            "note",
+            "to float32",
+        ),
+        ([("torch.set_autocast_gpu_dtype", {"dtype": BFLOAT16})], "lost", "that name none"),
+        ([("torch.amp.GradScaler.update", {"new_scale": 2.0})], "lost", "sets the scale by hand"),
+        ([("torch.nn.utils.clip_grad_value_", {"clip_value": 1.0})], "lost", "by each value"),
+        (
+            [("torch.nn.utils.clip_grad_norm_", {"max_norm": 1.0, "norm_type": "inf"})],
+            "lost",
+            "by the inf-norm",
+        ),
+        ([("torch.nn.Module.half", {})], "lost", "losses in float16 too"),
+        ([("apex.amp.initialize", {"loss_scale": 128.0})], "lost", "applies infinite gradients"),
+        ([("apex.amp.initialize", {"num_losses": 3})], "lost", "3 losses"),
+        (
+            [("apex.amp.initialize", {"opt_level": "O3"})],
+            "lost",
+            "Batch normalization has float16 weights",
+        ),
+        ([("apex.amp.initialize", {"opt_level": "02"})], "note", "no opt_level '02'"),
+        ([("apex.amp.float_function", {})], "lost", "A function of one's own"),
+        (
+            [("apex.amp.register_float_function", {"module": None, "name": "f"})],
+            "lost",
+            "of one's own",
+        ),
+        ([("lightning.fabric.Fabric", {"precision": "transformer-engine"})], "lost", "in 8 bits"),
+        ([("lightning.fabric.Fabric", {"precision": "64-true"})], "lost", "float64"),
+        (
+            [("lightning.fabric.Fabric", {"precision": "16-mixed", "accelerator": "cpu"})],
+            "ignored",
+            "bf16-mixed for 16-mixed",
+        ),
+        (
+            [("lightning.pytorch.Trainer", {"accumulate_grad_batches": {0: 1, 4: 8}})],
+            "lost",
+            "epoch",
+        ),
+        (
+            [
+                (
+                    "lightning.pytorch.Trainer",
+                    {"gradient_clip_val": 1, "gradient_clip_algorithm": "value"},
+                )
+            ],
+            "lost",
+            "each value",
+        ),
+        ([("accelerate.Accelerator", {"mixed_precision": "fp8"})], "lost", "in 8 bits"),
+        ([("accelerate.Accelerator", {})], "note", "accelerate config"),
+        (
+            [("accelerate.Accelerator", {"mixed_precision": "fp16", "cpu": True})],
+            "ignored",
+            "no fp16 on a CPU",
+        ),
+        ([("accelerate.AutocastKwargs", {"enabled": False})], "lost", "in float32"),
+        (
+            [("transformers.TrainingArguments", {"deepspeed": "ds.json"})],
+            "note",
+            "own configuration",
+        ),
+        ([("deepspeed.initialize", {"config": "ds.json"})], "note", "A file has the precision"),
+    ],
+)
+def test_findings(calls, kind, says):
+    found = [f for f in read(*calls).findings if says in f.message]
+    assert [f.kind for f in found] == [kind]
+
+
+@pytest.mark.parametrize(
+    "calls, unknown",
+    [
+        ([("torch.autocast", {"device_type": Unknown})], {"policy.dtype"}),
+        ([("torch.autocast", {"device_type": Unknown, "dtype": FLOAT16})], set()),
+        ([("torch.cuda.amp.autocast", {"enabled": Unknown})], {"policy.level"}),
+        ([("torch.cuda.amp.autocast", {"dtype": Unknown})], {"policy.dtype"}),
+        ([("torch.amp.GradScaler", {})], {"policy.level"}),
+        (
+            [("torch.cuda.amp.autocast", {}), ("torch.amp.GradScaler", {"init_scale": Unknown})],
+            {"scaler.init_scale"},
+        ),
+        (
+            [("torch.cuda.amp.autocast", {}), ("torch.amp.GradScaler", {"enabled": Unknown})],
+            {"scaler.enabled"},
+        ),
+        ([("torch.nn.utils.clip_grad_norm_", {"max_norm": Unknown})], {"step.clip_norm"}),
+        ([("apex.amp.initialize", {"opt_level": Unknown})], {"policy.level", "scaler.enabled"}),
+        (
+            [("apex.amp.initialize", {"loss_scale": Unknown})],
+            {"scaler.init_scale", "scaler.dynamic"},
+        ),
+        ([("lightning.pytorch.Trainer", {"precision": Unknown})], {"policy.level", "policy.dtype"}),
+        ([("lightning.fabric.Fabric", {"precision": "transformer-engine"})], {"policy.level"}),
+        ([("accelerate.Accelerator", {})], {"policy.level", "policy.dtype"}),
+        ([("accelerate.Accelerator", {"mixed_precision": "fp8"})], {"policy.level"}),
+        ([("transformers.TrainingArguments", {"fp16": Unknown})], {"policy.level", "policy.dtype"}),
+        ([("deepspeed.initialize", {"config": Unknown})], {"policy.level"}),
+    ],
+)
+def test_what_cannot_be_known(calls, unknown):
+    draft = read(*calls)
+    assert set(draft.unknown) == unknown
+    assert unknown.isdisjoint(draft.settings)
+
+
+def test_a_region_says_what_the_scaler_alone_does_not():
+    draft = read(("torch.amp.GradScaler", {}), ("torch.cuda.amp.autocast", {}))
+    assert draft.unknown == {}
+
+
+def test_unknown_arguments_may_hold_any_setting():
+    draft = Draft()
+    torch.grad_scaler(Call("torch.amp.GradScaler", HERE, {}, unpacked=ELSEWHERE), draft)
+    expected = {"init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"}
+    assert {f"scaler.{name}" for name in expected} <= set(draft.unknown)
+
+
+DEEPSPEED_O2 = O2 | {"scaler.like": "deepspeed", "step.clip_norm": 1.0}
+DYNAMIC = {
+    "scaler.init_scale": 65536.0,
+    "scaler.growth_interval": 1000,
+    "scaler.min_scale": 1.0,
+    "scaler.backoff_interval": 1,
+    "scaler.at_min_scale": "stay",
+}
+ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
+
+
+@pytest.mark.parametrize(
+    "config, settings",
+    [
+        # deepspeed/runtime/precision_config.py; without ZeRO fused_optimizer.py counts no hysteresis
+        ({"fp16": {"enabled": True}}, DEEPSPEED_O2 | DYNAMIC),
+        (
+            {"fp16": {"enabled": True}, **ZERO},
+            DEEPSPEED_O2
+            | {
+                "scaler.init_scale": 65536.0,
+                "scaler.growth_interval": 1000,
+                "scaler.min_scale": 1.0,
+                "scaler.backoff_interval": 2,
+                "scaler.backoff_count": "until_growth",
+            },
+        ),
+        (
+            {
+                "fp16": {
+                    "enabled": "true",
+                    "initial_scale_power": 12,
+                    "loss_scale_window": 500,
+                    "hysteresis": 4,
+                    "consecutive_hysteresis": True,
+                    "min_loss_scale": 2,
+                },
+                **ZERO,
+            },
+            DEEPSPEED_O2
+            | {
+                "scaler.init_scale": 4096.0,
+                "scaler.growth_interval": 500,
+                "scaler.min_scale": 2.0,
+                "scaler.backoff_interval": 4,
+                "scaler.backoff_count": "until_finite",
+            },
+        ),
+        (
+            {"fp16": {"enabled": True, "loss_scale": 128}},
+            DEEPSPEED_O2 | {"scaler.init_scale": 128.0, "scaler.dynamic": False},
+        ),
+        (
+            {"fp16": {"enabled": True, "loss_scale": 0.5}},
+            DEEPSPEED_O2
+            | {"scaler.init_scale": 0.5, "scaler.dynamic": False, "scaler.min_scale": 0.5},
+        ),
+        (
+            {"bf16": {"enabled": True}, "gradient_clipping": 0, "gradient_accumulation_steps": 8},
+            O2 | {"policy.dtype": "bfloat16", "step.accumulate": 8},
+        ),
+        (
+            {"bfloat16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            O2
+            | {"policy.dtype": "bfloat16", "policy.master_weights": False, "step.clip_norm": 1.0},
+        ),
+        (
+            {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+            O1_BFLOAT16 | {"step.clip_norm": 1.0},
+        ),
+        ({"torch_autocast": {"enabled": True}}, O1 | TORCH | {"step.clip_norm": 1.0}),
+        (
+            {"amp": {"enabled": True, "opt_level": "O1"}},
+            O1 | APEX | APEX_DENY | {"step.clip_norm": 1.0},
+        ),
+        ({"fp16": {"enabled": False}}, {"policy.level": "O0", "step.clip_norm": 1.0}),
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "zero_optimization": True},
+            {"policy.level": "O0", "step.clip_norm": 1.0},
+        ),
+    ],
+)
+def test_deepspeed(config, settings):
+    draft = read(("deepspeed.initialize", {"config": config}))
+    assert draft.settings == settings
+    assert draft.unknown == {}
+
+
+def test_deepspeed_without_zero_ignores_hysteresis():
+    draft = read(("deepspeed.initialize", {"config": {"fp16": {"enabled": True, "hysteresis": 3}}}))
+    ignored = [f for f in draft.findings if f.kind == "ignored"]
+    assert len(ignored) == 1
+    assert "take no notice of hysteresis" in ignored[0].message
+
+
+def test_deepspeed_accumulation_that_depends_on_the_number_of_devices():
+    batches = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}
+    draft = read(("deepspeed.initialize", {"config": {"bf16": {"enabled": True}, **batches}}))
+    assert set(draft.unknown) == {"step.accumulate"}
+
+
+def test_lightning_under_deepspeed_scales_as_deepspeed():
+    draft = read(
+        ("lightning.pytorch.Trainer", {"precision": "16-mixed", "strategy": "deepspeed_stage_2"})
+    )
+    assert draft.settings["policy.level"] == "O2"
+    assert draft.settings["scaler.like"] == "deepspeed"
+    assert draft.settings["scaler.backoff_interval"] == 2
+    assert "step.clip_norm" not in draft.settings
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.DIALECT.framework)
+def test_tables_fit_together(dialect):
+    made = dialect.DIALECT
+    assert set(made.handlers) <= set(made.signatures)
+    assert set(made.aliases.values()) <= set(made.signatures)
+    assert not set(made.aliases) & set(made.signatures)
+
+
+@pytest.mark.parametrize("odd", [None, True, "dynamic", object(), [], {}, float("nan"), 10**400])
+def test_odd_values_are_left_for_the_recipe_to_refuse(odd):
+    """No handler fails on a value that its library would refuse."""
+    for dialect in DIALECTS:
+        for name, handler in dialect.DIALECT.handlers.items():
+            for parameter in dialect.DIALECT.signatures[name]:
+                handler(Call(name, HERE, {parameter: argument(parameter, odd)}), Draft())
