@@ -28,14 +28,11 @@ _OPTIMIZERS = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
 _SHARES_PARAMETERS = f"{_OPTIMIZERS}.DygraphShardingOptimizer"
 _SPLITS_PARAMETERS = f"{_OPTIMIZERS}.dygraph_sharding_optimizer.DygraphShardingOptimizerV2"
 _GROUP_SHARDED = "paddle.distributed.sharding.group_sharded"
-_GROUP_SHARDED_MODELS = (
-    f"{_GROUP_SHARDED}.GroupShardedStage2",
-    f"{_GROUP_SHARDED}.GroupShardedStage3",
-)
-_GROUP_SHARDED_OPTIMIZER = f"{_GROUP_SHARDED}.GroupShardedOptimizerStage2"
+_STAGE_2, _STAGE_3 = f"{_GROUP_SHARDED}.GroupShardedStage2", f"{_GROUP_SHARDED}.GroupShardedStage3"
+_OPTIMIZER_OF_STAGE_2 = f"{_GROUP_SHARDED}.GroupShardedOptimizerStage2"
 
-# The maximum over the ranks of a place in here is what all of them go by.
-_GRAVITY = (FINITE, NAN, INF)
+# What any rank found goes before all that stands ahead of it: the maximum over the ranks' places.
+_PRECEDENCE = (FINITE, NAN, INF)
 
 
 def mode() -> str | None:
@@ -44,11 +41,9 @@ def mode() -> str | None:
         groups = paddle.distributed.fleet.get_hybrid_communicate_group()
     except (AttributeError, AssertionError):  # fleet.init() has not been called
         return None
-    present = groups.get_parallel_mode()
-    modes = vars(paddle.distributed.ParallelMode).items()
-    return next(
-        (name for name, value in modes if isinstance(value, int) and value == present), None
-    )
+    named = vars(paddle.distributed.ParallelMode).items()
+    names = {value: name for name, value in named if isinstance(value, int)}
+    return names.get(groups.get_parallel_mode())
 
 
 def gradients_differ() -> bool:
@@ -57,16 +52,20 @@ def gradients_differ() -> bool:
 
 
 def agree(found: int, optimizer: Optimizer | None) -> int:
-    """See ``Backend.agree``: one int32, reduced with MAX over all ranks that fleet has.
+    """See ``Backend.agree``: one int32, reduced with MAX over all ranks. Reads from the device.
 
-    All, since each of them takes part in every step, and a scale is the same on all.
+    All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
+    their gradients yet.
+
+    Raises:
+        UnsupportedError: for an optimizer that a step cannot serve.
     """
     _check_optimizer(optimizer)
     if not gradients_differ():
         return found
-    place = paddle.to_tensor([_GRAVITY.index(found)], dtype="int32")
+    place = paddle.to_tensor([_PRECEDENCE.index(found)], dtype="int32")
     paddle.distributed.all_reduce(place, op=paddle.distributed.ReduceOp.MAX)
-    return _GRAVITY[int(place.item())]
+    return _PRECEDENCE[int(place.item())]
 
 
 # -- what is wrapped
@@ -106,9 +105,8 @@ def _sharding(optimizer: Optimizer) -> Any:
 
 def _inwards(optimizer: Optimizer) -> Iterator[Optimizer]:
     yield optimizer
-    while not isinstance(optimizer, paddle.optimizer.Optimizer) and hasattr(
-        optimizer, "_inner_opt"
-    ):
+    native = paddle.optimizer.Optimizer
+    while not isinstance(optimizer, native) and hasattr(optimizer, "_inner_opt"):
         optimizer = optimizer._inner_opt
         yield optimizer
 
@@ -135,8 +133,8 @@ def check_model(like: Any) -> None:
             "fleet.distributed_scaler(amp.GradScaler.like('paddle').to_native('paddle')))"
         )
         raise UnsupportedError(msg)
-    if isinstance(like, paddle.nn.Layer) and _is_distributed():
-        _refuse_if_group_sharded(like, *_GROUP_SHARDED_MODELS)
+    if _is_distributed() and isinstance(like, (private(_STAGE_2), private(_STAGE_3))):
+        _refuse_group_sharded(like)
 
 
 def check_clipping() -> None:
@@ -158,7 +156,8 @@ def check_clipping() -> None:
 def _check_optimizer(optimizer: Optimizer | None) -> None:
     if optimizer is None or not _is_distributed():
         return
-    _refuse_if_group_sharded(optimizer, _GROUP_SHARDED_OPTIMIZER)
+    if isinstance(optimizer, private(_OPTIMIZER_OF_STAGE_2)) or _steps_in_stage_3(optimizer):
+        _refuse_group_sharded(optimizer)
     sharding = _sharding(optimizer)
     if sharding is not None and _has_buffers(sharding):
         msg = (
@@ -168,6 +167,12 @@ def _check_optimizer(optimizer: Optimizer | None) -> None:
         raise UnsupportedError(msg + _HINT_SHARDING)
 
 
+def _steps_in_stage_3(optimizer: Optimizer) -> bool:
+    """That stage leaves the user's optimizer as it is, but for its ``step``."""
+    step_is_of = getattr(optimizer.step, "__module__", None)
+    return bool(step_is_of == private(_STAGE_3).__module__)
+
+
 def _has_buffers(sharding: Any) -> bool:
     if isinstance(sharding, private(_SPLITS_PARAMETERS)):
         return True
@@ -175,13 +180,12 @@ def _has_buffers(sharding: Any) -> bool:
     return any(method("DygraphShardingOptimizer", sharding, flag) for flag in flags)
 
 
-def _refuse_if_group_sharded(obj: Any, *names: str) -> None:
-    if isinstance(obj, tuple(private(name) for name in names)):
-        msg = (
-            f"{type(obj).__name__} of group_sharded_parallel: gradients are in buffers of its own, "
-            "which a step does not fill.\n"
-        )
-        raise UnsupportedError(msg + _HINT_SHARDING)
+def _refuse_group_sharded(obj: Any) -> None:
+    msg = (
+        f"{type(obj).__name__} of group_sharded_parallel: gradients are in buffers of its own, which a "
+        "step does not fill.\n"
+    )
+    raise UnsupportedError(msg + _HINT_SHARDING)
 
 
 def _is_distributed() -> bool:

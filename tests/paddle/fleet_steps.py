@@ -127,7 +127,25 @@ def clipped() -> None:
 
 def saved() -> None:
     model, optimizer = training()
-    amp.train_step(loss_fn, model, optimizer).save(f"{folder}/rank{rank}")
+    amp.train_step(loss_fn, model, optimizer).save(f"{folder}/saved")
+
+
+def saved_by_rank() -> list[str]:
+    """What the weights hash to after two steps, and after the second one again."""
+    model, optimizer = training()
+    step = amp.train_step(loss_fn, model, optimizer)
+    path = f"{folder}/rank{paddle.distributed.get_rank()}.pdparams"
+    one, other = factors("1", "0.5")
+    step(one)
+    paddle.save([model.state_dict(), optimizer.state_dict(), step.state_dict()], path)
+    step(other)
+    went_on = digest(model)
+    states = paddle.load(path)
+    for each, state in zip((model, optimizer), states[:2], strict=True):
+        each.set_state_dict(state)
+    step.load_state_dict(states[2])
+    step(other)
+    return [went_on, digest(model)]
 
 
 backend = amp.backend("paddle")
@@ -146,6 +164,7 @@ print(
             "reductions": reductions_of_a_step(),
             "clip_norm": error_of(clipped),
             "save": error_of(saved),
+            "saved by rank": saved_by_rank(),
             "parameters": len(backend.parameters(training()[1])),
         }
     ),

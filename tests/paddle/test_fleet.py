@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import paddle
 import pytest
+from fleet_objects import SHARDING, SPLITTING, never_set_up, sharded
 from launching import TIMEOUT, launch, start
 from paddle import nn
 from paddle.distributed import ParallelMode, fleet
@@ -89,7 +91,9 @@ def test_it_trains_as_one_process_would(tmp_path: Path, parallel: str, streams: 
 
 
 @needs_ranks
-@pytest.mark.parametrize(("parallel", "policy"), [("sharding", "O2"), ("model", "O1")])
+@pytest.mark.parametrize(
+    ("parallel", "policy"), [("data", "O1"), ("sharding", "O2"), ("model", "O1")]
+)
 def test_three_ranks_in_low_precision(tmp_path: Path, parallel: str, policy: str) -> None:
     lines = lines_of_example(tmp_path, 3, parallel, "--policy", policy)
     assert lines[0].startswith(HISTORY)
@@ -174,6 +178,12 @@ class TestTwoRanks:
             assert rank["clip_norm"].startswith(f"clip_norm under fleet's {mode}: ")
             hint = "Hint: paddle.optimizer.AdamW(..., grad_clip=paddle.nn.ClipGradByGlobalNorm("
             assert rank["clip_norm"].splitlines()[-1].startswith(hint)
+
+    def test_what_each_rank_saved_goes_on(self, seen: Seen, axis: str) -> None:
+        """As the refusal of checkpoints advises."""
+        for rank in seen(axis):
+            went_on, came_back = rank["saved by rank"]
+            assert went_on == came_back == seen(axis)[0]["saved by rank"][0]
 
     def test_checkpoints_of_a_part_are_refused(self, seen: Seen, axis: str) -> None:
         expected = {"sharding": "The optimizer is sharded: no rank has", "sep": "none"}[axis]
@@ -260,40 +270,8 @@ def test_a_pipeline_is_refused() -> None:
         amp.GradScaler().scale(paddle.ones([]))
 
 
-def never_set_up(name: str, **attributes: Any) -> Any:
-    """An object of one of Paddle's own classes."""
-    kind = private(name)
-    made = object.__new__(kind)
-    if isinstance(made, nn.Layer):
-        nn.Layer.__init__(made)
-    vars(made).update(attributes)
-    return made
-
-
-SHARDING = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.DygraphShardingOptimizer"
-SPLITTING = (
-    "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
-    ".DygraphShardingOptimizerV2"
-)
-
-
-class Wrapper:
-    """As fleet's outermost one: it has what it holds, by another name."""
-
-    __module__ = "paddle.distributed.fleet"
-
-    def __init__(self, optimizer: Any) -> None:
-        self._inner_opt = optimizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner_opt, name)
-
-
-def wrapped(name: str, **flags: bool) -> tuple[Any, Any]:
-    """A user's optimizer, and what fleet has made of it."""
-    its = paddle.optimizer.SGD(0.1, parameters=nn.Linear(2, 2).parameters())
-    flags = {"tensor_fusion": False, "comm_overlap": False, **flags}
-    return its, Wrapper(never_set_up(name, _inner_opt=its, **flags))
+def sgd() -> paddle.optimizer.Optimizer:
+    return paddle.optimizer.SGD(0.1, parameters=nn.Linear(2, 2).parameters())
 
 
 @pytest.fixture
@@ -312,14 +290,16 @@ class TestRefused:
         ],
     )
     def test_sharding_in_buffers(self, name: str, flags: dict[str, bool]) -> None:
-        its, optimizer = wrapped(name, **flags)
+        its = sgd()
+        optimizer = sharded(its, name, **flags)
         match = r"split_param, tensor_fusion or comm_overlap.*\nHint: strategy.hybrid_configs"
         with pytest.raises(amp.UnsupportedError, match=match):
             hybrid_groups.agree(FINITE, optimizer)
         assert hybrid_groups.without_wrappers(optimizer) is its
 
     def test_other_sharding_is_not(self) -> None:
-        its, optimizer = wrapped(SHARDING)
+        its = sgd()
+        optimizer = sharded(its)
         assert hybrid_groups.agree(INF, optimizer) == INF
         assert hybrid_groups.is_sharded(optimizer)
         assert not hybrid_groups.is_sharded(its)
@@ -334,6 +314,17 @@ class TestRefused:
         name = "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2"
         with pytest.raises(amp.UnsupportedError, match=r"OptimizerStage2 of.*\nHint: "):
             hybrid_groups.agree(FINITE, never_set_up(name))
+
+    def test_optimizers_whose_step_is_that_of_stage_3(self) -> None:
+        def step(optimizer: Any) -> None: ...
+
+        stage_3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
+        step.__module__ = stage_3
+        optimizer = sgd()
+        assert hybrid_groups.agree(NAN, optimizer) == NAN
+        optimizer.step = MethodType(step, optimizer)
+        with pytest.raises(amp.UnsupportedError, match=r"^SGD of group_sharded_parallel.*\nHint: "):
+            hybrid_groups.agree(FINITE, optimizer)
 
     def test_weights_of_which_a_rank_has_a_part(self) -> None:
         model = nn.Linear(2, 2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from fleet_objects import Wrapper, sharded
 from paddle import nn
 from paddle.amp.auto_cast import amp_global_state, amp_initialize
 from paddle_reference import normal, rounded
@@ -156,16 +157,30 @@ def test_another_optimizer_is_decorated_anew(calls: list[dict[str, Any]]) -> Non
 
 
 def test_a_wrapped_optimizer_is_refused(calls: list[dict[str, Any]]) -> None:
-    class Wrapper:
-        __module__ = "paddle.distributed.fleet"
-
-        def __init__(self, optimizer: Any) -> None:
-            self._inner_opt = optimizer
-
     net = model()
     with pytest.raises(amp.UnsupportedError, match=r"Wrapper.*\nHint: decorate before fleet"):
         amp.decorate(net, Wrapper(adam(net)), "O2")
     assert calls == []
+
+
+def test_one_that_is_wrapped_afterwards_is_served(calls: list[dict[str, Any]]) -> None:
+    net = model()
+    optimizer = adam(net)
+    amp.decorate(net, optimizer, "O2")
+    assert amp.backend("paddle").decoration(net, Wrapper(optimizer)) is not None
+    amp.undecorate(net, Wrapper(optimizer))
+
+
+def test_a_sharded_optimizer_is_refused(calls: list[dict[str, Any]]) -> None:
+    """Also one that is sharded after it was decorated."""
+    net = model()
+    optimizer = adam(net)
+    with pytest.raises(amp.UnsupportedError, match=r"on one rank alone.*\nHint: policy='O1'"):
+        amp.decorate(net, sharded(optimizer), "O2")
+    assert calls == []
+    amp.decorate(net, optimizer, "O2")
+    assert amp.backend("paddle").decoration(net, sharded(optimizer)) is None
+    amp.undecorate(net, optimizer)
 
 
 def test_data_parallel_has_to_come_after(calls: list[dict[str, Any]]) -> None:
@@ -181,6 +196,7 @@ def test_gradients_for_optimizers_that_take_float32_ones(kind: Any) -> None:
     p = paddle.create_parameter([2], "float16")
     grad = paddle.to_tensor(np.float32([1e-6, 2]))
     assert gradient_for(kind(parameters=[p]), p, grad) is grad
+    assert gradient_for(Wrapper(kind(parameters=[p])), p, grad) is grad
     assert gradient_for(paddle.optimizer.SGD(parameters=[p]), p, grad).dtype == paddle.float16
     wide = paddle.create_parameter([2], "float32")
     assert gradient_for(paddle.optimizer.SGD(parameters=[wide]), wide, grad) is grad
