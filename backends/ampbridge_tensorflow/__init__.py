@@ -1,6 +1,6 @@
 """Mixed precision for TensorFlow 2 with Keras 3. Importing this imports neither.
 
-For ``Model.fit``: ``LossScaleOptimizer`` and ``PolicySchedule``.
+For ``Model.fit``: ``LossScaleOptimizer``, ``SkipWatch`` and ``PolicySchedule``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
     from ampbridge_tensorflow.policy_schedule import PolicySchedule
+    from ampbridge_tensorflow.skip_watch import SkipWatch
 
-__all__ = ["LossScaleOptimizer", "PolicySchedule"]
+__all__ = ["LossScaleOptimizer", "PolicySchedule", "SkipWatch"]
 
 _MODULES = {
     "LossScaleOptimizer": "ampbridge_tensorflow.loss_scale_optimizer",
     "PolicySchedule": "ampbridge_tensorflow.policy_schedule",
+    "SkipWatch": "ampbridge_tensorflow.skip_watch",
 }
 
 

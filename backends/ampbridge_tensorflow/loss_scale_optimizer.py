@@ -9,12 +9,14 @@ import keras
 import tensorflow as tf
 
 from ampbridge import registry
-from ampbridge.backend import FINITE, INF, Array, Scalar
+from ampbridge.backend import FINITE, INF, NAN, Array, Scalar
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.scale_rule import ScaleState
 from ampbridge.scaler import GradScaler
+from ampbridge.skip_alarm import SkipAlarm, SkippedRun
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.scaling import VariableStore, outside_of_regions, unscale
+from ampbridge_tensorflow.native_values import values_of
+from ampbridge_tensorflow.scaling import VariableStore, divided, outside_of_regions
 
 
 @keras.saving.register_keras_serializable("ampbridge")
@@ -34,6 +36,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
 
     The state lives in the optimizer's variables, so that checkpoints and ``model.save`` hold it, and
     ``scaler`` shows it. ``keras.models.load_model`` finds the class once it has been imported.
+
+    Skipped steps are counted on the device, and nothing of a traced step waits for it. What the scaler
+    has to say of them (``warn_after_skips``, ``max_consecutive_skips``, NaN, its minimum) is said at the
+    end of ``fit``; while it runs if a ``SkipWatch`` is among the callbacks; and at once of eager steps.
 
     Args:
         inner_optimizer: a Keras optimizer that does not scale by itself.
@@ -63,6 +69,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
             **keras_arguments,
         )
         self.scaler = scaler
+        self._alarm = SkipAlarm()
         self.active = True
         """Whether steps that are traced now are scaled at all; see ``PolicySchedule``."""
         scaler.bind(registry.backend("tensorflow"), self)
@@ -75,6 +82,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         self.step_counter = self._scalar("step_counter", "int32", state.good)
         self.bad_steps = self._scalar("bad_steps", "int32", state.bad)
         self.consecutive_skips = self._scalar("consecutive_skips", "int32", state.consecutive_skips)
+        # Of the last run of skipped steps; they mean nothing while there are no consecutive skips.
+        self.nans_in_a_row = self._scalar("nans_in_a_row", "int32", 0)
+        self.skips_at_minimum = self._scalar("skips_at_minimum", "int32", 0)
         return OptimizersStore(self)
 
     def _scalar(self, name: str, dtype: str, value: Scalar) -> keras.Variable:
@@ -108,10 +118,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         """Unscale and step, unless a gradient is inf or NaN; then the rule."""
-        if self._scales():
-            super().apply(grads, trainable_variables)
-        else:
+        if not self._scales():
             self.inner_optimizer.apply(grads, trainable_variables)
+            return
+        try:
+            super().apply(grads, trainable_variables)
+        finally:
+            self._found = None
+        if tf.executing_eagerly():
+            self.sound_alarms()
 
     def check_finite(self, grads: Sequence[Array | None]) -> Array:
         """Whether all gradients are finite, on each replica: they are summed only after this.
@@ -119,11 +134,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         (Keras asks one replica, and another's overflow goes into the weights.)
         """
         finite = super().check_finite(grads)
+        values = [values_of(gradient) for gradient in grads if gradient is not None]
+        infinite = tf.cond(finite, lambda: tf.constant(False), lambda: _has_inf(values))
         replica = tf.distribute.get_replica_context()
-        if replica is None or replica.num_replicas_in_sync == 1:
-            return finite
-        count = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(finite, tf.int32))
-        return tf.equal(count, replica.num_replicas_in_sync)
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            flags = tf.cast(tf.stack([finite, infinite]), tf.int32)
+            counts = replica.all_reduce(tf.distribute.ReduceOp.SUM, flags)
+            finite, infinite = counts[0] == replica.num_replicas_in_sync, counts[1] > 0
+        self._found = tf.where(finite, FINITE, tf.where(infinite, INF, NAN))
+        return finite
 
     def _stateful_handle_finite_grads(
         self,
@@ -131,7 +150,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         trainable_variables: Sequence[keras.Variable] | None,
     ) -> None:
         variables = trainable_variables or self._trainable_variables
-        unscaled, _ = unscale(grads, self.dynamic_scale.value)
+        unscaled = divided(grads, self.dynamic_scale.value)
         # float8's scales, which Keras hands over as gradients, were never multiplied.
         kept = [getattr(v, "overwrite_with_gradient", False) for v in variables]
         chosen = [g if keep else u for g, u, keep in zip(grads, unscaled, kept, strict=True)]
@@ -139,10 +158,41 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         self._adapt(FINITE)
 
     def _stateful_handle_non_finite_grads(self) -> None:
-        self._adapt(INF)
+        before, config = self.scaler.store.read(), self.scaler.config
+        goes_on = tf.cast(before.consecutive_skips > 0, tf.int32)
+        nans = goes_on * self.nans_in_a_row.value + 1
+        self.nans_in_a_row.assign(tf.where(self._found == NAN, nans, 0))
+        due = (before.scale == config.min_scale) & (before.bad + 1 >= config.backoff_interval)
+        stuck = tf.cast(due, tf.int32) if config.dynamic else 0
+        self.skips_at_minimum.assign(goes_on * self.skips_at_minimum.value + stuck)
+        self._adapt(self._found)
 
-    def _adapt(self, found: int) -> None:
+    def _adapt(self, found: Scalar) -> None:
         self.scaler.store.update(found, self.scaler.config)
+
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
+        """Called by ``fit`` at its end.
+
+        Raises:
+            OverflowStuckError: as ``sound_alarms``.
+        """
+        super().finalize_variable_values(var_list)
+        self.sound_alarms()
+
+    @outside_of_regions
+    def sound_alarms(self) -> None:
+        """Say what the scaler has to say of the steps skipped last. Waits for the device.
+
+        Raises:
+            OverflowStuckError: where too many were skipped in a row, or at the minimum of the scale.
+        """
+        if not self._scales():
+            return
+        state = self.scaler.store.read()
+        skips, scale = int(state.consecutive_skips), float(state.scale)
+        counted = (self.nans_in_a_row, self.skips_at_minimum)
+        nans, at_minimum = (int(tf.convert_to_tensor(v.value)) if skips else 0 for v in counted)
+        self._alarm.look(SkippedRun(skips, nans, at_minimum, scale), self.scaler.config)
 
     def stateless_apply(self, *_: Any) -> Any:
         """Refused: this is how Keras trains on JAX.
@@ -190,6 +240,10 @@ class OptimizersStore(VariableStore):
     def _variables(self) -> tuple[keras.Variable, ...]:
         own = self.optimizer
         return own.dynamic_scale, own.step_counter, own.bad_steps, own.consecutive_skips
+
+
+def _has_inf(values: Sequence[Array]) -> Array:
+    return tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
 
 
 @outside_of_regions

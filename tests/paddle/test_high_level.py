@@ -99,6 +99,56 @@ def test_fit_is_train_step(policy: str) -> None:
         assert [result.applied for result in results].count(False) > 5
 
 
+class Poisoned(Digits):
+    """Its first batches are NaN."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.examples = batches * BATCH
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        x, label = super().__getitem__(index)
+        return (x * np.float32(np.nan) if index < self.examples else x), label
+
+
+def fit(poisoned: int, settings: dict[str, Any]) -> tuple[paddle.Model, Recorder]:
+    recorder, model = Recorder(), prepared("O1", amp.GradScaler(8.0, **settings))
+    model.fit(Poisoned(poisoned), batch_size=BATCH, verbose=0, shuffle=False, callbacks=[recorder])
+    return model, recorder
+
+
+def test_fit_warns_of_skipped_steps_once() -> None:
+    with pytest.warns(amp.AmpBridgeWarning, match="2 steps in a row were skipped") as caught:
+        fit(2, {"warn_after_skips": 2})
+    assert len(caught) == 1
+
+
+def test_fit_warns_of_nan_once() -> None:
+    with pytest.warns(amp.AmpBridgeWarning, match="3 steps in a row had NaN .* no inf") as caught:
+        fit(5, {})
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        ({"max_consecutive_skips": 3}, "4 steps in a row were skipped; the loss scale was 1.0"),
+        ({"min_scale": 2.0, "at_min_scale": "raise"}, r"at its minimum, 2\.0"),
+    ],
+)
+def test_fit_stops_where_nothing_is_trained(settings: dict[str, Any], text: str) -> None:
+    """At once, since Paddle decides on the host whether to step."""
+    with pytest.raises(amp.OverflowStuckError, match=text):
+        fit(6, {**settings, "warn_after_skips": None})
+
+
+@pytest.mark.parametrize("poisoned, scale", [(0, 8.0), (2, 2.0)])
+def test_fit_sounds_no_other_alarms(poisoned: int, scale: float) -> None:
+    model, recorder = fit(poisoned, {"warn_after_skips": 3, "max_consecutive_skips": 2})
+    assert model._scaler.get_scale() == scale
+    assert len(recorder.losses) == 6
+
+
 @every_level
 def test_the_scale_follows_the_rule_written_out(level: str) -> None:
     """Overflow is looked for in the gradients, by hand, on the same weights."""

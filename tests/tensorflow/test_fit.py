@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,13 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError  # noqa: E402
-from ampbridge_tensorflow import LossScaleOptimizer, PolicySchedule  # noqa: E402
+from ampbridge.errors import (  # noqa: E402
+    ArgumentError,
+    ArgumentTypeError,
+    CallOrderError,
+    UnsupportedError,
+)
+from ampbridge_tensorflow import LossScaleOptimizer, PolicySchedule, SkipWatch  # noqa: E402
 
 # Keras' own conversion of its variables to NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -40,6 +45,7 @@ SETTINGS: dict[str, Any] = {
     "backoff_interval": 2,
     "min_scale": 64.0,
     "max_scale": 2.0**20,
+    "warn_after_skips": None,
 }
 
 
@@ -249,6 +255,7 @@ def test_keras_wraps_it_in_no_other() -> None:
 def test_an_overflow_on_one_replica_of_several_skips_the_step() -> None:
     """Keras' own optimizer asks the first replica alone, and the weights become NaN."""
     program = """
+import warnings
 import keras, numpy as np, tensorflow as tf
 import ampbridge as amp
 from ampbridge_tensorflow import LossScaleOptimizer
@@ -265,11 +272,156 @@ model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
 state = scaler.state_dict()
 print([state[key] for key in ("scale", "good_steps", "consecutive_skips")])
 print(all(np.isfinite(tf.convert_to_tensor(w.value)).all() for w in model.weights))
+x[8::16] = np.nan  # of every batch, on the second replica
+warnings.simplefilter("error", amp.AmpBridgeWarning)
+try:
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+except amp.AmpBridgeWarning as warning:
+    print(str(warning).split(":")[0])
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[:2] == ["[4.0, 1, 0]", "True"]
+    nans = "4 steps in a row had NaN in their gradients and no inf"
+    assert done.stdout.split("\n")[:3] == ["[4.0, 1, 0]", "True", nans]
+
+
+# -- alarms
+
+
+def fit_on(values: Sequence[float], settings: Mapping[str, Any], **how: Any) -> keras.Model:
+    """Fit at O0, one batch for each of ``values``, which is added to its targets."""
+    model = made()
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler(8.0, **settings))
+    compiling = {name: how.pop(name) for name in set(how) & {"run_eagerly", "jit_compile"}}
+    model.compile(optimizer, "mse", **compiling)
+    count = len(values)
+    x, y = X[:8].repeat(count, 0).reshape(8, count, 8), Y[:8].repeat(count, 0).reshape(8, count, 1)
+    x, y = x.swapaxes(0, 1).reshape(-1, 8), y.swapaxes(0, 1).reshape(-1, 1)
+    added = np.repeat(np.array(values, np.float32), 8)[:, None]
+    model.fit(x, y + added, batch_size=8, shuffle=False, verbose=0, **how)
+    return model
+
+
+INF, NAN = np.inf, np.nan
+# An infinite target makes an infinite gradient, and NaN where zeros meet it; NaN makes NaN alone.
+ALARMS: dict[str, tuple[list[float], dict[str, Any], type, str]] = {
+    "skips": (
+        [0, INF, INF, INF],
+        {"warn_after_skips": 3},
+        amp.AmpBridgeWarning,
+        "3 steps in a row",
+    ),
+    "stuck": (
+        [INF] * 4,
+        {"warn_after_skips": None, "max_consecutive_skips": 3},
+        amp.OverflowStuckError,
+        "4 steps in a row were skipped; the loss scale is 0.5 now",
+    ),
+    "NaN": ([0, NAN, NAN, NAN], {}, amp.AmpBridgeWarning, "3 steps in a row had NaN"),
+    "minimum": (
+        [INF, INF, INF],
+        {"min_scale": 2.0, "at_min_scale": "raise"},
+        amp.OverflowStuckError,
+        "at its minimum, 2.0",
+    ),
+}
+QUIET: dict[str, tuple[list[float], dict[str, Any]]] = {
+    "few skips": ([INF, INF], {"warn_after_skips": 3}),
+    "a run that has ended": ([INF, INF, INF, 0], {"warn_after_skips": 3}),
+    "as many as allowed": ([INF] * 3, {"max_consecutive_skips": 3}),
+    "inf between NaNs": ([NAN, NAN, INF, NAN, NAN], {}),
+    "a finite step between NaNs": ([NAN, NAN, 0, NAN, NAN], {}),
+    "the minimum just reached": ([INF, INF], {"min_scale": 2.0, "at_min_scale": "raise"}),
+    "the minimum, and then finite": (
+        [INF, INF, 0, 0, 0],
+        {"min_scale": 2.0, "at_min_scale": "raise", "growth_interval": 1},
+    ),
+    "switched off": ([NAN] * 5, {"warn_after_skips": None, "max_consecutive_skips": None}),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "tf.function": {},
+    "XLA": {"jit_compile": True},
+    "eager": {"run_eagerly": True},
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("alarm", ALARMS)
+def test_fit_sounds_alarms_at_its_end(alarm: str, how: str) -> None:
+    values, settings, kind, text = ALARMS[alarm]
+    if issubclass(kind, Warning):
+        with pytest.warns(kind, match=text) as caught:
+            fit_on(values, settings, **WAYS[how])
+        assert len(caught) == 1
+    else:
+        with pytest.raises(kind, match=text):
+            fit_on(values, settings, **WAYS[how])
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_fit_sounds_no_other_alarms(case: str) -> None:
+    values, settings = QUIET[case]
+    fit_on(values, settings)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_a_watch_sounds_them_on_the_way(steps_per_execution: int) -> None:
+    settings = {"warn_after_skips": 3, "max_consecutive_skips": 9}
+    model = made()
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler(8.0, **settings))
+    model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+    looks: list[int] = []
+    genuine = optimizer.sound_alarms
+
+    def sound_alarms() -> None:
+        looks.append(int(optimizer.consecutive_skips))
+        genuine()
+
+    optimizer.sound_alarms = sound_alarms
+    x, y = data(inf_at=tuple(range(BATCHES)))
+    with (
+        pytest.warns(amp.AmpBridgeWarning, match="steps in a row were skipped"),
+        pytest.raises(amp.OverflowStuckError, match="steps in a row were skipped"),
+    ):
+        model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[SkipWatch(every=5)])
+    assert looks == {1: [5, 10], 4: [8, 16]}[steps_per_execution]
+
+
+def test_a_watch_looks_at_each_epoch_s_end_and_at_no_batch_s() -> None:
+    model = made()
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler(8.0))
+    model.compile(optimizer, "mse")
+    looks: list[int] = []
+    optimizer.sound_alarms = lambda: looks.append(int(optimizer.iterations))
+    watch = SkipWatch(every=10)
+    # With one of these, Keras reads its metrics from the device after each batch.
+    assert not {"on_batch_end", "on_train_batch_end"} & vars(SkipWatch).keys()
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[watch])
+    assert looks == [10, 20, 24, 34, 44, 48, 48]
+
+
+@pytest.mark.parametrize("every", [0, -1, True, 2.5, None])
+def test_a_watch_looks_every_whole_number_of_batches(every: Any) -> None:
+    with pytest.raises(ArgumentError, match="every="):
+        SkipWatch(every)
+
+
+def test_a_watch_needs_an_optimizer_that_skips() -> None:
+    model = made()
+    model.compile("sgd", "mse")
+    with pytest.raises(ArgumentTypeError, match="SkipWatch for a SGD"):
+        model.fit(X, Y, verbose=0, callbacks=[SkipWatch()])
+
+
+def test_eager_loops_of_one_s_own_hear_them_at_once() -> None:
+    variable = keras.Variable(1.0)
+    settings = {"warn_after_skips": 2}
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler(8.0, **settings))
+    optimizer.apply([tf.constant(np.inf)], [variable])
+    with pytest.warns(amp.AmpBridgeWarning, match="2 steps in a row were skipped"):
+        optimizer.apply([tf.constant(np.inf)], [variable])
+    assert float(optimizer.dynamic_scale) == 2.0
 
 
 # -- saving
@@ -477,7 +629,7 @@ def test_importing_the_package_imports_no_framework() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "['LossScaleOptimizer', 'PolicySchedule'] False"
+    assert done.stdout.strip() == "['LossScaleOptimizer', 'PolicySchedule', 'SkipWatch'] False"
     with contextlib.suppress(AttributeError):
         import ampbridge_tensorflow
 

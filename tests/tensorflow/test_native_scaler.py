@@ -176,7 +176,7 @@ def test_our_optimizer_for_fit_follows_the_pure_rule(
 ) -> None:
     """``LossScaleOptimizer`` of ours by its own ``apply``; and it is read as what it is."""
     scale = min(max(scale, settings_["min_scale"]), settings_["max_scale"])
-    scaler = amp.GradScaler(scale, **settings_)
+    scaler = amp.GradScaler(scale, **settings_, warn_after_skips=None)
     on_host = HostStore(scaler.config.first_state(scale))
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler)
     optimizer.build([keras.Variable(0.0)])
