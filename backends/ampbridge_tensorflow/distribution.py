@@ -159,30 +159,31 @@ def _replace_reduction(original: Any) -> Any:
 
 
 def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
-    """That optimizer and parameters were made in the scope of the strategy whose replica calls.
+    """That optimizer and parameters were made in the scope of the strategy whose replica calls, if any.
 
     (TensorFlow lets each replica write to one and the same counter of steps.)
 
     Raises:
-        CallOrderError: if not; also for a step that is applied in a strategy's scope itself.
+        CallOrderError: if not.
     """
-    if not tf.distribute.has_strategy():
-        return
-    strategy = tf.distribute.get_strategy()
-    if not in_replica():
-        msg = (
-            f"A step in the scope of a {type(strategy).__name__}, and on none of its replicas.\n"
-            "Hint: strategy.run(replica_function, args=(x, y)), and the step in replica_function."
-        )
-        raise CallOrderError(msg)
+    running = tf.distribute.get_strategy() if in_replica() else None
     for variable in (optimizer.iterations, *parameters):
-        if made_under(variable) is not strategy:
+        scope = made_under(variable)
+        if scope is running:
+            continue
+        if running is None:
+            msg = (
+                f"{variable.name!r} was made in the scope of a {type(scope).__name__}; the step runs on "
+                "none of its replicas.\n"
+                "Hint: strategy.run(replica_function, args=(x, y)), and the step in replica_function."
+            )
+        else:
             what = "optimizer" if variable is optimizer.iterations else "model"
             msg = (
-                f"{variable.name!r} was not made in the scope of the {type(strategy).__name__} that "
-                f"runs the step.\nHint: with strategy.scope(): {what} = ..."
+                f"{variable.name!r} was not made in the scope of the {type(running).__name__} that runs "
+                f"the step.\nHint: with strategy.scope(): {what} = ..."
             )
-            raise CallOrderError(msg)
+        raise CallOrderError(msg)
 
 
 # -- from the outside: all replicas
