@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -467,3 +469,24 @@ class Backend(Protocol):
         Raises:
             ArgumentTypeError: if it is no scaler.
         """
+
+    # -- the framework's own words for a policy
+
+    def native_policy(self, policy: Policy) -> Any:
+        """What this framework itself has for ``policy``, of which nothing is beyond it.
+
+        Raises:
+            UnsupportedError: where there is no such thing, as by default.
+        """
+        msg = f"{self.name} has no precision objects of its own.\nHint: amp.autocast({policy!r})"
+        raise UnsupportedError(msg)
+
+    def policy_of_native(self, native: Any) -> Policy:
+        """The policy that the framework's own object stands for.
+
+        Raises:
+            ArgumentTypeError: if it is none, as by default.
+            UnsupportedError: if no policy says the same.
+        """
+        msg = f"{type(native).__name__} of {self.name} says nothing of precision.\n"
+        raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
@@ -236,6 +236,41 @@ class Policy:
             if key not in _FIELDS:
                 raise PolicyError(_unknown_field(key, "Policy.from_dict"))
         return cls(**data)
+
+    def to_native(self, framework: str, *, drop: Sequence[str] = ()) -> Any:
+        """What ``framework`` itself has for this policy, for code that does without ampbridge.
+
+        * "torch": a ``torch.autocast`` region, for CUDA where there is any. On CPUs it has lists of
+          its own, of which a warning tells.
+        * "tensorflow": a ``keras.DTypePolicy``; Keras casts by layers, which is nearest to O2 by
+          TensorFlow's lists.
+        * "paddle": ``{"auto_cast": ..., "decorate": ...}``, the arguments of Paddle's functions; None
+          for ``decorate`` where it is not called. Names in lists are Paddle's.
+
+        What a model returns stays as the framework leaves it.
+
+        Args:
+            drop: fields that may be followed in part, or not at all.
+
+        Raises:
+            ArgumentError: for a framework that has no such thing.
+            UnsupportedError: naming the fields that it cannot follow.
+        """
+        from ampbridge.native_policy import to_native  # it asks backends, which ask policies
+
+        return to_native(self, framework, drop)
+
+    @classmethod
+    def from_native(cls, native: Any) -> Policy:
+        """The policy that a framework's own object stands for: what ``to_native`` returns.
+
+        Raises:
+            BackendNotFoundError, ArgumentTypeError: if it is none.
+            UnsupportedError: if no policy says the same.
+        """
+        from ampbridge.native_policy import from_native
+
+        return from_native(native)
 
     def __str__(self) -> str:
         return self.level if self.level == "O0" else f"{self.level}:{self.dtype}"

@@ -33,6 +33,7 @@ from ampbridge_paddle import (
     decorating,
     gradients,
     hybrid_groups,
+    native_policy,
     native_scaler,
     probing,
     ranks,
@@ -151,3 +152,9 @@ class PaddleBackend(Backend):
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return native_scaler.native_scaler_state(scaler)
+
+    def native_policy(self, policy: Policy) -> Any:
+        return native_policy.native_policy(policy)
+
+    def policy_of_native(self, native: Any) -> Policy:
+        return native_policy.policy_of_native(native)

@@ -34,6 +34,7 @@ from ampbridge_tensorflow import (
     decorating,
     distribution,
     gradients,
+    native_policy,
     native_scaler,
     probing,
     scaling,
@@ -157,3 +158,9 @@ class TensorflowBackend(Backend):
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return native_scaler.native_scaler_state(scaler)
+
+    def native_policy(self, policy: Policy) -> Any:
+        return native_policy.native_policy(policy)
+
+    def policy_of_native(self, native: Any) -> Policy:
+        return native_policy.policy_of_native(native)

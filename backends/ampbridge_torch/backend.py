@@ -31,6 +31,7 @@ from ampbridge_torch import (
     compiling,
     decorating,
     gradients,
+    native_policy,
     native_scaler,
     probing,
     scaling,
@@ -156,3 +157,9 @@ class TorchBackend(Backend):
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return native_scaler.native_scaler_state(scaler)
+
+    def native_policy(self, policy: Policy) -> Any:
+        return native_policy.native_policy(policy)
+
+    def policy_of_native(self, native: Any) -> Policy:
+        return native_policy.policy_of_native(native)

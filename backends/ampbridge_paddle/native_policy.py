@@ -1,0 +1,137 @@
+"""A policy as arguments of ``paddle.amp.auto_cast`` and ``paddle.amp.decorate``, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from inspect import signature
+from typing import Any
+
+import paddle
+
+from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, UnsupportedError, listed
+from ampbridge.native_lists import paddle_lists
+from ampbridge.policy import Policy
+from ampbridge.port.names import PaddleList, paddle_list
+
+_FUNCTIONS = {"auto_cast": paddle.amp.auto_cast, "decorate": paddle.amp.decorate}
+# Of decorate: what it works on, and what a recipe says, not a policy.
+_OBJECTS = frozenset({"models", "optimizers"})
+_OF_RECIPES = frozenset({"save_dtype", "master_grad"})
+
+
+def native_policy(policy: Policy) -> dict[str, dict[str, Any] | None]:
+    """See ``Backend.native_policy``."""
+    if policy.level == "O0":
+        return {"auto_cast": {"enable": False}, "decorate": None}
+    lists = paddle_lists(policy)
+    region = {
+        "custom_white_list": set(lists.white) or None,
+        "custom_black_list": set(lists.black) or None,
+        "level": policy.level,
+        "dtype": policy.dtype,
+    }
+    decoration = {
+        "level": "O2",
+        "dtype": policy.dtype,
+        "master_weight": policy.master_weights,
+    }
+    return {"auto_cast": region, "decorate": decoration if policy.level == "O2" else None}
+
+
+def policy_of_native(native: Any) -> Policy:
+    """See ``Backend.policy_of_native``. Warns of names that Paddle takes no notice of."""
+    region = _arguments("auto_cast", _given(native)["auto_cast"])
+    decoration = _arguments("decorate", native.get("decorate") or {})
+    if not region["enable"]:
+        return Policy("O0")
+    level, dtype = str(region["level"]).upper(), _name(region["dtype"])
+    if level == "O0":
+        return Policy("O0")
+    if level == "O2" and not region["use_promote"]:
+        raise UnsupportedError(_no_policy("use_promote=False", "use_promote=True"))
+    if level not in ("O1", "O2"):
+        raise UnsupportedError(_no_policy(f"level={level!r}", "level='O1'"))
+    return Policy(
+        level,  # type: ignore[arg-type]  # it is one of two
+        dtype,
+        lists="paddle",
+        allow=_read(region, "custom_white_list"),
+        deny=_read(region, "custom_black_list"),
+        **_of_model(native.get("decorate"), decoration, level, dtype),
+    )
+
+
+def _given(native: Any) -> Mapping[str, Any]:
+    if isinstance(native, Mapping) and isinstance(native.get("auto_cast"), Mapping):
+        unknown = sorted(set(native) - set(_FUNCTIONS))
+        if not unknown:
+            return native
+        msg = f"Paddle's functions are {listed(_FUNCTIONS)}, not {unknown[0]!r}.\n"
+    else:
+        msg = (
+            f"Paddle's words for a policy are a dict of its functions' arguments, not {native!r}.\n"
+        )
+    raise ArgumentTypeError(msg + "Hint: Policy.from_native({'auto_cast': {'level': 'O1'}})")
+
+
+def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with the defaults of the rest.
+
+    Raises:
+        ArgumentTypeError: for arguments that the function does not have.
+    """
+    parameters = signature(_FUNCTIONS[function]).parameters
+    unknown = sorted(set(given) - set(parameters))
+    if unknown:
+        msg = (
+            f"paddle.amp.{function} has no argument {unknown[0]!r}; it has {listed(parameters)}.\n"
+        )
+        raise ArgumentTypeError(msg + f"Hint: leave {unknown[0]!r} out.")
+    return {name: p.default for name, p in parameters.items()} | dict(given)
+
+
+def _of_model(
+    given: Mapping[str, Any] | None, decoration: Mapping[str, Any], level: str, dtype: str
+) -> dict[str, Any]:
+    """``keep`` and ``master_weights``, from the arguments of ``decorate``."""
+    if given is None or level != "O2":
+        return {}
+    beyond = sorted(name for name in _OF_RECIPES if decoration[name])
+    if beyond:
+        raise UnsupportedError(_no_policy(f"{beyond[0]}={decoration[beyond[0]]!r}", "amp.Recipe"))
+    if (str(decoration["level"]).upper(), _name(decoration["dtype"])) != (level, dtype):
+        msg = "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."
+        raise UnsupportedError(msg)
+    master_weights = decoration["master_weight"] is not False
+    return {"master_weights": master_weights, "keep": _kept(decoration["excluded_layers"])}
+
+
+def _kept(excluded: Any) -> list[str]:
+    """Class names, of layers that are named by their class."""
+    layers = [] if excluded is None else excluded if isinstance(excluded, list) else [excluded]
+    for layer in layers:
+        if not isinstance(layer, type):
+            raise UnsupportedError(
+                _no_policy(f"excluded_layers={layer!r}", "its class or its name")
+            )
+    return [layer.__name__ for layer in layers]
+
+
+def _read(region: Mapping[str, Any], argument: PaddleList) -> Iterable[str]:
+    reading = paddle_list(region[argument] or (), argument)
+    for remark in (*reading.ignored.values(), *reading.notes.values()):
+        warnings.warn(f"{remark.message}\nHint: {remark.hint}", AmpBridgeWarning, stacklevel=6)
+    if reading.lost:
+        remark = next(iter(reading.lost.values()))
+        raise UnsupportedError(f"{remark.message}\nHint: leave it out of {argument}.")
+    return reading.canonical
+
+
+def _name(dtype: Any) -> str:
+    """Of a dtype, or of its name."""
+    return str(dtype).rpartition(".")[2].lower()
+
+
+def _no_policy(what: str, hint: str) -> str:
+    return f"No policy says what {what} does in Paddle.\nHint: {hint}"

@@ -1,0 +1,43 @@
+"""A policy as a ``torch.autocast`` region, and back."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+import torch
+
+from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, UnsupportedError
+from ampbridge.policy import LOW_DTYPES, Level, Policy
+from ampbridge_torch.casting import DTYPES
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name in LOW_DTYPES}
+
+
+def native_policy(policy: Policy) -> torch.autocast:
+    """See ``Backend.native_policy``: a region that has not been entered."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if policy.level == "O0":
+        return torch.autocast(device, enabled=False)
+    if device == "cpu" and policy.lists != "native":
+        msg = (
+            f"torch.autocast has lists of its own for CPUs; those of {policy!r} are CUDA's, and there "
+            "is no CUDA here.\nHint: amp.autocast(policy) follows them on CPUs too."
+        )
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
+    return torch.autocast(device, dtype=DTYPES[policy.compute_dtype])
+
+
+def policy_of_native(native: Any) -> Policy:
+    """See ``Backend.policy_of_native``. The lists are CUDA's, or for other devices whatever they have."""
+    if not isinstance(native, torch.autocast):
+        msg = f"{type(native).__name__} is no torch.autocast.\n"
+        raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
+    if not native._enabled:
+        return Policy("O0")
+    dtype = native.fast_dtype
+    if dtype not in _NAMES:
+        msg = f"A policy has no O1 in {dtype}.\nHint: torch.autocast('cuda', dtype=torch.float16)"
+        raise UnsupportedError(msg)
+    lists = "torch" if native.device == "cuda" else "native"
+    return Policy(cast(Level, "O1"), _NAMES[dtype], lists=lists)
