@@ -1,11 +1,14 @@
-"""What the loss scaler costs: its share of a step, and its ratio to the framework's own scaler.
+"""What the loss scaler costs: its share of a step, its ratio to the framework's own, host syncs.
 
     python bench/scaler.py                      every framework, one process each
     python bench/scaler.py --framework torch    one of them, in this process
 
-A step is a float32 loop by hand over the "mid" model of overhead.py, forward, backward and AdamW,
-without a scaler, with the framework's own and with ours. Measured as there: all variants take turns,
-a figure is the median of the paired ratios, "again" is the baseline a second time.
+A step is a float32 loop by hand over an MLP of overhead.py, forward, backward and AdamW, without a
+scaler, with the framework's own and with ours. Measured as there: all variants take turns, a figure is
+the median of the paired ratios, "again" is the baseline a second time.
+
+A host sync is counted where Python reads a tensor, which on a device it would wait for. Shown are the
+scaler's: without those of the same loop that has none. (Torch's fused optimizers need none on CUDA.)
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import importlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 from unittest import mock
 
 from overhead import FRAMEWORKS, SHAPES, Shape, Step, batch_of, machine, measure
@@ -26,19 +30,22 @@ import ampbridge as amp
 
 WITHOUT, NATIVE, OURS, AGAIN = "without", "the framework's own", "ampbridge", "without, again"
 
+READS = ("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__")
+"""The methods of tensors that hand values to Python."""
 
-def torch_steps(shape: Shape) -> dict[str, Step]:
-    """Fused AdamW, whose kernel takes part in the scaling on CUDA."""
+
+def torch_steps(shape: Shape, implementation: str) -> dict[str, Step]:
+    """AdamW ``fused=True``, whose kernel takes part in the scaling, or ``foreach=True``."""
     import torch
-    from overhead_torch import DEVICE, loss_fn, model_of
+    from overhead_torch import DEVICE, finished, loss_fn, model_of
 
     x, y = (torch.from_numpy(array).to(DEVICE) for array in batch_of(shape))
 
     def loop(scaler: Any) -> Step:
         model = model_of(shape)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-        return _by_hand(lambda: loss_fn(model, x, y), optimizer, optimizer.zero_grad, scaler)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **{implementation: True})
+        step = _by_hand(lambda: loss_fn(model, x, y), optimizer, optimizer.zero_grad, scaler)
+        return finished(step)
 
     return _variants(loop, native=lambda: torch.amp.GradScaler(DEVICE))
 
@@ -155,29 +162,106 @@ def _variants(loop: Callable[[Any], Step], native: Callable[[], Any]) -> dict[st
     }
 
 
-STEPS = {
-    "torch": torch_steps,
-    "tensorflow": tensorflow_steps,
-    "paddle": paddle_steps,
-    "numpy": numpy_steps,
+STEPS: dict[str, dict[str, Callable[[Shape], dict[str, Step]]]] = {
+    "torch": {
+        "fused=True": partial(torch_steps, implementation="fused"),
+        "foreach=True": partial(torch_steps, implementation="foreach"),
+    },
+    "tensorflow": {"compiled": tensorflow_steps},
+    "paddle": {"eager": paddle_steps},
+    "numpy": {"eager": numpy_steps},
 }
+"""By framework, the cases: makers of the steps to compare."""
 
 
-def times_of(framework: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds a step, round by round, on several copies of the models."""
+# -- measured
+
+
+class Costs(NamedTuple):
+    """Of each variant: seconds a step, round by round, and how often Python read a tensor in one."""
+
+    seconds: dict[str, list[float]]
+    reads: dict[str, float]
+
+
+def costs(
+    framework: str, maker: Callable[[Shape], dict[str, Step]], options: argparse.Namespace
+) -> Costs:
+    """On several copies of the models, whose memory lies differently."""
     merged: dict[str, list[float]] = {}
     for _ in range(options.copies):
-        steps = STEPS[framework](SHAPES["mid"])
-        for name, seconds in measure(
-            steps, options.rounds // options.copies, options.seconds
-        ).items():
+        steps = maker(SHAPES[options.workload])
+        measured = measure(steps, options.rounds // options.copies, options.seconds)
+        for name, seconds in measured.items():
             merged.setdefault(name, []).extend(seconds)
-    return merged
+    return Costs(merged, {name: reads_of(framework, step) for name, step in steps.items()})
 
 
-def paired(over: list[float], under: list[float]) -> float:
-    """The median of the ratios round by round."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+def reads_of(framework: str, step: Step, steps: int = 10) -> float:
+    """How often a step, which has run before, reads a tensor."""
+    kind = tensor_class(framework)
+    if kind is None:
+        return 0.0
+    with counted_reads(kind) as counts:
+        for _ in range(steps):
+            step()
+    return sum(counts) / steps
+
+
+def tensor_class(framework: str) -> type | None:
+    """The class of eager tensors; None where all is on the host."""
+    module = importlib.import_module(framework)
+    if framework == "tensorflow":
+        return type(module.constant(0.0))
+    return getattr(module, "Tensor", None)
+
+
+@contextmanager
+def counted_reads(kind: type) -> Iterator[list[int]]:
+    """A list that gets a 1 for each read of a tensor; a read that is made of others is one."""
+    counts: list[int] = []
+    under_way: list[str] = []
+
+    def counting(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if not under_way:
+                counts.append(1)
+            under_way.append(name)
+            try:
+                return read(*args, **kwargs)
+            finally:
+                under_way.pop()
+
+        return counted
+
+    with ExitStack() as patches:
+        for name in READS:
+            if hasattr(kind, name):
+                read = counting(name, getattr(kind, name))
+                patches.enter_context(mock.patch.object(kind, name, read))
+        yield counts
+
+
+def paired(over: list[float], under: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of the ratios round by round."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return low, median, high
+
+
+def rows(case: str, measured: Costs) -> Iterator[tuple[str, ...]]:
+    """Of one table, a line for each variant."""
+    baseline, native = measured.seconds[WITHOUT], measured.seconds.get(NATIVE)
+    for name, seconds in measured.seconds.items():
+        _, ratio, _ = paired(seconds, baseline)
+        share, over_native, syncs = "", "", ""
+        if name in (NATIVE, OURS):
+            share = f"{100 * (1 - 1 / ratio):.1f} %"
+            syncs = f"{measured.reads[name] - measured.reads[WITHOUT]:g}"
+        if name == OURS and native is not None:
+            over_native = "{1:.3f} ({0:.3f} to {2:.3f})".format(*paired(seconds, native))
+        milliseconds = f"{1000 * statistics.median(seconds):.3f}"
+        yield case, name, milliseconds, f"{ratio:.3f}", share, over_native, syncs
 
 
 def run_here(framework: str, options: argparse.Namespace) -> None:
@@ -185,25 +269,28 @@ def run_here(framework: str, options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    times = times_of(framework, options)
-    table = Table("variant", "ms a step", "over the step without", "its share", "over the own")
-    for name, seconds in times.items():
-        ratio = paired(seconds, times[WITHOUT])
-        table.add_row(
-            name,
-            f"{1000 * statistics.median(seconds):.3f}",
-            f"{ratio:.3f}",
-            f"{100 * (1 - 1 / ratio):.1f} %" if name in (NATIVE, OURS) else "",
-            f"{paired(seconds, times[NATIVE]):.3f}" if name == OURS and NATIVE in times else "",
-        )
     console = Console(width=120)
-    console.print(machine(framework))
+    table = Table(
+        "case",
+        "variant",
+        "ms a step",
+        "over without",
+        "its share",
+        "over theirs (quartiles)",
+        "host syncs",
+    )
+    for case, maker in STEPS[framework].items():
+        for row in rows(case, costs(framework, maker, options)):
+            table.add_row(*row)
+        table.add_section()
+    console.print(f"{machine(framework)}, {options.workload}")
     console.print(table)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
+    parser.add_argument("--workload", choices=("tiny", "mid"), default="mid")
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
