@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+import pytest
+from hypothesis import settings
 
 from ampbridge.testing import import_or_skip
 
 import_or_skip("tensorflow")
-from interrupted_run import run  # noqa: E402
+from interrupted_run import FOREVER, run  # noqa: E402
 
-KILLS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 3
-STEPS = 6 * KILLS
-SCRIPT = Path(__file__).with_name("interrupted_run.py")
+NIGHTLY = settings.default.max_examples > 100
+FURTHER = 15  # steps of the last run, which is not killed
 
-
-def started(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), str(STEPS)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 
 
-def test_a_run_that_is_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "compiled, kills", [(True, 20 if NIGHTLY else 5), (False, 20 if NIGHTLY else 2)]
+)
+def test_a_run_that_is_killed_ends_as_one_that_is_not(
+    tmp_path: Path, compiled: bool, kills: int
+) -> None:
     seed = random.randrange(2**32)
     draw = random.Random(seed)
-    steps_done = []
-    for _ in range(KILLS):
-        with started(tmp_path / "killed") as process:
-            assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(draw.randint(1, 3))]
-            time.sleep(draw.uniform(0.0, 0.1))  # a step and its save take about so long
-            process.kill()
-            lines += process.stdout.readlines()
-            steps_done += [int(line) for line in lines if line.endswith("\n")]
-        assert process.returncode == -signal.SIGKILL, f"seed {seed}: {lines}"
-    with started(tmp_path / "killed") as process:
-        assert process.stdout is not None
-        *rest, digest = process.stdout.read().split()
-    assert digest == run(tmp_path / "whole", STEPS), f"seed {seed}"
-    # One that was killed after its save and before it said so is not done again.
-    assert len({*steps_done, *map(int, rest)}) >= STEPS - KILLS, f"seed {seed}"
+    # Its children are copies of a process that has imported what takes long, and done nothing else.
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["ampbridge_tensorflow.backend", "safetensors.numpy"])
+    saved, resumed, unbroken = (tmp_path / name for name in ("saved", "resumed", "unbroken"))
+    reached = [0]
+    while len(reached) <= kills:
+        process = processes.Process(target=run, args=(saved, FOREVER, None, compiled))
+        process.start()
+        wait_for_step(saved, after=reached[-1])
+        time.sleep(draw.uniform(0.0, 0.2))  # most of it goes into saving
+        assert process.is_alive(), f"seed {seed}"
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        reached.append(steps_of(saved))
+    last = reached[-1] + FURTHER
+    for folder, result in ((saved, resumed), (tmp_path / "whole", unbroken)):
+        process = processes.Process(target=run, args=(folder, last, result, compiled))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    assert resumed.read_text() == unbroken.read_text(), f"seed {seed}, killed after {reached}"
+
+
+def steps_of(checkpoint: Path) -> int:
+    file = checkpoint / "state.json"
+    steps: int = json.loads(file.read_text())["state"]["training"]["step"] if file.exists() else 0
+    return steps
+
+
+def wait_for_step(checkpoint: Path, after: int) -> None:
+    deadline = time.monotonic() + 120
+    while steps_of(checkpoint) <= after:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
