@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,51 @@ def test_other_presets_arrive_or_are_refused(preset: str) -> None:
     else:
         with pytest.raises(amp.UnsupportedError, match="cannot follow"):
             scaler.to_native("torch")
+
+
+class InAccelerate:
+    """A loop of Accelerate's; on a CPU it makes no scaler by itself, so it is given torch's."""
+
+    def __init__(self) -> None:
+        accelerate = pytest.importorskip("accelerate")
+        self.weight = nn.Parameter(torch.ones(2))
+        self.accelerator = accelerate.Accelerator(cpu=True)
+        self.accelerator.scaler = torch.amp.GradScaler("cpu", 2.0**10, 3.0, 0.25, 4)
+        self.optimizer = self.accelerator.prepare(optim.SGD([self.weight], 0.25))
+
+    def iterate(self, kind: str) -> float:
+        self.optimizer.zero_grad()
+        self.accelerator.backward((self.weight * VALUES[kind]).sum())
+        self.optimizer.step()
+        return float(self.accelerator.scaler.get_scale())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:accelerate")
+def test_what_accelerate_saves_goes_on(tmp_path: Path) -> None:
+    """Its ``scaler.pt``, written by ``save_state``; and ours, read by ``load_state``."""
+    loop = InAccelerate()
+    for kind in ("finite", "finite", "inf", "finite", "finite", "finite"):
+        loop.iterate(kind)
+    loop.accelerator.save_state(str(tmp_path))
+    state = torch.load(tmp_path / "scaler.pt", weights_only=True)
+    ours = Trained(GradScaler())
+    ours.scaler.load_state_dict(state)
+    assert (ours.scaler.get_scale(), ours.scaler.state_dict()["good_steps"]) == (2.0**8, 3)
+    history = ["finite", "nan", *["finite"] * 5, "inf", *["finite"] * 4]
+    scales = [loop.iterate(kind) for kind in history]
+    assert scales == [768.0, *[192.0] * 4, *[576.0] * 2, *[144.0] * 4, 432.0]
+    for kind, scale in zip(history, scales, strict=True):
+        ours.iterate([kind], [kind], False)
+        assert ours.scaler.get_scale() == scale
+
+    dropped = ["min_scale", "max_scale", "at_max_scale"]
+    back = ours.scaler.to_native("torch", drop=dropped).state_dict()
+    torch.save(back, tmp_path / "scaler.pt")
+    other = InAccelerate()
+    other.accelerator.load_state(str(tmp_path))
+    for kind in history:
+        ours.iterate([kind], [kind], False)
+        assert other.iterate(kind) == ours.scaler.get_scale()
 
 
 @pytest.mark.parametrize("other", [nn.Linear(1, 1), torch.ones(1)], ids=["a model", "a tensor"])
