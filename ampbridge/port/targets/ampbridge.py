@@ -103,7 +103,7 @@ RECIPE = $recipe
 
 
 def make_model():
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
 
 
 def make_optimizer(model):

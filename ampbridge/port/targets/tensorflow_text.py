@@ -105,7 +105,7 @@ def kept_layers(layers, patterns):
 
 def is_named(layer, pattern):
     """Whether ``pattern`` is the layer's class, or matches its name or its dotted path."""
-    names = (layer.name, layer.path.replace("/", "."))
+    names = (layer.name, (layer.path or "").replace("/", "."))
     return pattern == type(layer).__name__ or any(fnmatchcase(name, pattern) for name in names)
 
 
@@ -491,6 +491,7 @@ RECIPE = $recipe
 
 
 $trained
+
 
 def loss_fn(model, x, y):
     return make_loss()(y, model(x, training=True))
