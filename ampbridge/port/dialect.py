@@ -103,6 +103,8 @@ class Draft:
         self.unknown: dict[str, Place] = {}
         self.comments: dict[str, str] = {}
         self.findings: list[Finding] = []
+        self.seen: dict[str, Place] = {}
+        """What handlers leave for ``Dialect.finish`` to know."""
 
     def take(
         self,

@@ -42,11 +42,8 @@ def read(*calls):
         assert not unknown, f"{name} has no parameter {unknown}"
         made = {key: argument(key, value) for key, value in arguments.items()}
         dialect.handlers[name](Call(name, HERE, made), draft)
+    dialect.finish(draft)
     return draft
-
-
-def kinds(draft):
-    return [finding.kind for finding in draft.findings]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +104,12 @@ def kinds(draft):
             [("torch.nn.Module.bfloat16", {})],
             O2 | {"policy.dtype": "bfloat16", "policy.master_weights": False},
         ),
+        # torch/distributed/fsdp/api.py: float32 shards, low copies
+        (
+            [("torch.distributed.fsdp.MixedPrecision", {"param_dtype": BFLOAT16})],
+            O2 | {"policy.dtype": "bfloat16"},
+        ),
+        ([("torch.distributed.fsdp.MixedPrecisionPolicy", {"reduce_dtype": FLOAT32})], {}),
         # apex/amp/frontend.py: the table of opt_levels
         ([("apex.amp.initialize", {})], O1 | APEX | APEX_DENY),
         ([("apex.amp.initialize", {"opt_level": "O0"})], {"policy.level": "O0"} | UNSCALED),
@@ -272,9 +275,18 @@ def test_settings(calls, settings):
             "A region in float32",
         ),
         (
-            [("torch.cuda.amp.autocast", {}), ("torch.cuda.amp.autocast", {"dtype": BFLOAT16})],
+            [("torch.cuda.amp.autocast", {"enabled": False}), ("torch.cuda.amp.autocast", {})],
             "lost",
-            "An earlier region runs in float16; the recipe has this one's bfloat16.",
+            "A region in float32",
+        ),
+        (
+            [
+                ("torch.cuda.amp.autocast", {}),
+                ("torch.amp.GradScaler", {}),
+                ("torch.nn.utils.clip_grad_norm_", {"max_norm": 1.0}),
+            ],
+            "lost",
+            "It clips gradients that are still scaled",
         ),
         (
             [("torch.amp.custom_fwd", {"device_type": "cuda", "cast_inputs": FLOAT32})],
@@ -381,6 +393,17 @@ def test_what_cannot_be_known(calls, unknown):
     draft = read(*calls)
     assert set(draft.unknown) == unknown
     assert unknown.isdisjoint(draft.settings)
+
+
+def test_nothing_is_lost_where_it_is_all_float32_or_unscaled_first():
+    off = read(("torch.cuda.amp.autocast", {"enabled": False}))
+    clipped = read(
+        ("torch.cuda.amp.autocast", {}),
+        ("torch.amp.GradScaler", {}),
+        ("torch.amp.GradScaler.unscale_", {}),
+        ("torch.nn.utils.clip_grad_norm_", {"max_norm": 1.0}),
+    )
+    assert off.findings == clipped.findings == []
 
 
 def test_a_region_says_what_the_scaler_alone_does_not():

@@ -72,6 +72,12 @@ def test_the_dtype_of_a_region_that_names_none(device):
     assert torch.get_autocast_dtype(device) == getattr(torch, usual)
 
 
+@pytest.mark.parametrize("name", ["MixedPrecision", "MixedPrecisionPolicy"])
+def test_the_first_parameters_of_fsdps_precisions(name):
+    qualified = f"torch.distributed.fsdp.{name}"
+    assert list(SIGNATURES[qualified]) == parameters(found(qualified))[:3]
+
+
 def test_autocast_to_float32_is_switched_off():
     with (
         pytest.warns(UserWarning, match="Disabling autocast"),

@@ -34,6 +34,8 @@ def dtype_name(value: Any) -> Any:
 
 # -- regions
 
+FLOAT32_REGION = "A region in float32: a recipe has one policy for all of a step."
+
 
 def autocast(call: Call, draft: Draft) -> None:
     """``torch.autocast(device_type, dtype=None, enabled=True, cache_enabled=None)``."""
@@ -56,19 +58,8 @@ def cpu_autocast(call: Call, draft: Draft) -> None:
 
 def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
     """A region of autocast, which runs in ``usual_dtype()`` where no other is said."""
-    try:
-        level = "O1" if call.flag("enabled", True) else "O0"
-    except NotKnown as error:
-        draft.set("policy.level", None)
-        draft.unknown["policy.level"] = error.place
-    else:
-        if level == "O0" and "policy.lists" in draft.settings:
-            _tell_of_float32_region(call, draft)
-            return
-        draft.set("policy.level", level)
-        if level == "O0":
-            return
-    earlier = draft.settings.get("policy.dtype") if "policy.lists" in draft.settings else None
+    if not _take_switch(call, draft):
+        return
     draft.take("policy.dtype", call, "dtype", None, lambda written: _dtype(written, usual_dtype))
     dtype = draft.settings.get("policy.dtype")
     if dtype == "float32":
@@ -79,34 +70,31 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
     draft.set("policy.lists", "torch")
     if dtype != "bfloat16":
         scaling.never_unless_known(draft)
-    if earlier is not None and dtype not in (earlier, None):
-        _tell_of_other_dtype(call, draft, earlier, dtype)
     _tell_of_cpu_lists(call, draft)
     if "cache_enabled" in call.arguments:
         message = "cache_enabled is a matter of memory and speed, not of what is computed."
         draft.find("note", call.place_of("cache_enabled"), message)
 
 
+def _take_switch(call: Call, draft: Draft) -> bool:
+    """Set the level by ``enabled``; whether the region has something to say besides."""
+    try:
+        enabled = call.flag("enabled", True)
+    except NotKnown as error:
+        draft.set("policy.level", None)
+        draft.unknown["policy.level"] = error.place
+        return True
+    if enabled or "policy.lists" not in draft.settings:
+        draft.set("policy.level", "O1" if enabled else "O0")
+    if not enabled:
+        draft.find(
+            "lost", call.place, FLOAT32_REGION, "name its ops under deny, or its layers under keep."
+        )
+    return enabled
+
+
 def _dtype(written: Any, usual: Callable[[], str]) -> Any:
     return usual() if written is None else dtype_name(written)
-
-
-def _tell_of_float32_region(call: Call, draft: Draft) -> None:
-    draft.find(
-        "lost",
-        call.place,
-        "A region in float32: a recipe has one policy for all of a step.",
-        "name its ops under deny, or its layers under keep.",
-    )
-
-
-def _tell_of_other_dtype(call: Call, draft: Draft, earlier: str, dtype: str) -> None:
-    draft.find(
-        "lost",
-        call.place,
-        f"An earlier region runs in {earlier}; the recipe has this one's {dtype}.",
-        "give each training a recipe of its own.",
-    )
 
 
 def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
@@ -175,6 +163,25 @@ def module_cast(call: Call, draft: Draft) -> None:
     pure(draft, call, {"half": "float16", "bfloat16": "bfloat16"}[call.name.rpartition(".")[2]])
 
 
+def sharded(call: Call, draft: Draft) -> None:
+    """FSDP's ``MixedPrecision(param_dtype=None, reduce_dtype=None, ...)``: low copies of float32 shards."""
+    draft.take("policy.dtype", call, "param_dtype", None, dtype_name)
+    dtype = draft.settings.get("policy.dtype")
+    if dtype in ("float32", None) and "policy.dtype" not in draft.unknown:
+        draft.set("policy.dtype", None)
+        return
+    draft.set("policy.level", "O2")
+    draft.set("policy.lists", "torch")
+    if dtype != "bfloat16":
+        scaling.never_unless_known(draft)
+    tell_of_pure(draft, call, dtype or "it")
+    if "reduce_dtype" in call.arguments:
+        place = call.place_of("reduce_dtype")
+        draft.find(
+            "note", place, "In which dtype gradients are communicated is no part of a recipe."
+        )
+
+
 def pure(draft: Draft, call: Call, dtype: str) -> None:
     """A model cast as a whole, its optimizer too."""
     draft.set("policy.level", "O2")
@@ -230,6 +237,11 @@ _SCALER_DEFAULTS: Mapping[str, float] = {
 }
 
 
+def unscale(call: Call, draft: Draft) -> None:
+    """``scaler.unscale_(optimizer)``: what is clipped are the gradients themselves."""
+    draft.seen["unscale"] = call.place
+
+
 def set_growth_factor(call: Call, draft: Draft) -> None:
     """``scaler.set_growth_factor(new_factor)``."""
     draft.take("scaler.growth_factor", call, "new_factor", None, scaling.number)
@@ -270,6 +282,7 @@ def clip_grad_norm(call: Call, draft: Draft) -> None:
         tell_of_clipping(call, draft, f"the {norm}-norm")
         return
     draft.take("step.clip_norm", call, "max_norm", None, finite)
+    draft.seen["clip"] = call.place
 
 
 def finite(value: Any) -> Any:
@@ -288,12 +301,30 @@ def tell_of_clipping(call: Call, draft: Draft, by: str) -> None:
     draft.find("lost", call.place, f"It clips by {by}; a recipe clips by the joint 2-norm alone.")
 
 
+# -- all of a file
+
+
+def finish(draft: Draft) -> None:
+    """What can be said when all calls have been seen."""
+    if draft.settings.get("policy.level") == "O0":
+        draft.findings[:] = [f for f in draft.findings if f.message != FLOAT32_REGION]
+    scaled = draft.settings.get("scaler.like") == "torch"
+    if scaled and "clip" in draft.seen and "unscale" not in draft.seen:
+        draft.find(
+            "lost",
+            draft.seen["clip"],
+            "It clips gradients that are still scaled, so that the largest norm is max_norm / scale; "
+            "the recipe clips them unscaled.",
+            "scaler.unscale_(optimizer) before it, as was probably meant.",
+        )
+
+
 _SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
 _SHARDED = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
 _NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 _METHODS: Mapping[str, tuple[tuple[str, ...], Handler | None]] = {
     "scale": (("outputs",), None),
-    "unscale_": (("optimizer",), None),
+    "unscale_": (("optimizer",), unscale),
     "step": (("optimizer",), None),
     "update": (("new_scale",), update),
     "set_growth_factor": (("new_factor",), set_growth_factor),
@@ -328,6 +359,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
         for scaler in (*_SCALERS, _SHARDED)
         for method, (parameters, _) in _METHODS.items()
     },
+    "torch.distributed.fsdp.MixedPrecision": ("param_dtype", "reduce_dtype", "buffer_dtype"),
+    "torch.distributed.fsdp.MixedPrecisionPolicy": ("param_dtype", "reduce_dtype", "output_dtype"),
     "torch.nn.Module.half": (),
     "torch.nn.Module.bfloat16": (),
     "torch.nn.utils.clip_grad_norm_": (
@@ -357,6 +390,8 @@ HANDLERS: Mapping[str, Handler] = {
         for method, (_, handler) in _METHODS.items()
         if handler is not None
     },
+    "torch.distributed.fsdp.MixedPrecision": sharded,
+    "torch.distributed.fsdp.MixedPrecisionPolicy": sharded,
     "torch.nn.Module.half": module_cast,
     "torch.nn.Module.bfloat16": module_cast,
     "torch.nn.utils.clip_grad_norm_": clip_grad_norm,
@@ -377,10 +412,15 @@ DIALECT = Dialect(
         "torch.cpu.amp.grad_scaler.GradScaler": "torch.cpu.amp.GradScaler",
         "torch.amp.autocast_mode.custom_fwd": "torch.amp.custom_fwd",
         "torch.cuda.amp.autocast_mode.custom_fwd": "torch.cuda.amp.custom_fwd",
+        "torch.distributed.fsdp.api.MixedPrecision": "torch.distributed.fsdp.MixedPrecision",
+        "torch.distributed.fsdp.fully_sharded_data_parallel.MixedPrecision": (
+            "torch.distributed.fsdp.MixedPrecision"
+        ),
         "torch.nn.utils.clip_grad_norm": "torch.nn.utils.clip_grad_norm_",
         "torch.nn.utils.clip_grad.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_",
         "torch.nn.utils.clip_grad.clip_grad_value_": "torch.nn.utils.clip_grad_value_",
     },
     handlers=HANDLERS,
-    words=("autocast", "GradScaler", ".half()", ".bfloat16()"),
+    finish=finish,
+    words=("autocast", "GradScaler", "MixedPrecision", ".half()", ".bfloat16()"),
 )
