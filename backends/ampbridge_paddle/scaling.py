@@ -63,8 +63,9 @@ def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
 
 def _divide(values: list[Tensor], scale: float) -> None:
     """In place; on a GPU by one kernel for all of them, which on CPU takes four times as long."""
-    if not values[0].place.is_cpu_place():
-        factor = paddle.full([1], scale, values[0].dtype)
+    place = values[0].place
+    if not place.is_cpu_place():
+        factor = paddle.to_tensor([scale], dtype=values[0].dtype, place=place)
         private("paddle._C_ops.check_finite_and_unscale_")(values, factor)
         return
     scale_in_place = private("paddle._C_ops.scale_")
