@@ -29,7 +29,7 @@ class _Seen:
 
     policies: dict[str, Any] = field(default_factory=dict)
     """Policy objects by what they are bound to; the last under "" too."""
-    layers: list[Call] = field(default_factory=list)
+    float32_layers: list[Call] = field(default_factory=list)
     compiled: Call | None = None
     accumulates: bool = False
     is_keras_2: bool = False
@@ -367,9 +367,29 @@ def compile_model(call: Call, draft: Draft) -> None:
 
 
 def layer(call: Call, draft: Draft) -> None:
-    """A layer of Keras with a dtype of its own."""
-    if "dtype" in call.extra or "dtype" in call.arguments:
-        _seen(draft).layers.append(call)
+    """A layer of Keras with a dtype of its own: kept in float32, or the first that is low."""
+    passed = Call(call.name, call.place, {**call.arguments, **call.extra})
+    if "dtype" not in passed.arguments:
+        return
+    try:
+        dtype = str(_policy_name(passed, "dtype", draft))
+    except NotKnown:
+        return  # tensors have dtypes as well, and a layer may be of any
+    if dtype == "float32":
+        _seen(draft).float32_layers.append(passed)
+    elif dtype.removeprefix("mixed_") in LOW_DTYPES and not _is_low(draft):
+        take_policy(dtype, passed, draft)
+        draft.find(
+            "lost",
+            call.place,
+            f"Layers without a dtype are float32 there; a recipe runs all in {dtype.removeprefix('mixed_')} but for keep.",
+            "name the others under keep.",
+        )
+
+
+def _is_low(draft: Draft) -> bool:
+    level = "policy.level"
+    return level in draft.unknown or draft.settings.get(level, "O0") != "O0"
 
 
 # -- when all has been seen
@@ -378,8 +398,9 @@ def layer(call: Call, draft: Draft) -> None:
 def finish(draft: Draft) -> None:
     """What layers and ``compile`` mean under the policy of the file."""
     seen = _seen(draft)
-    for each in seen.layers:
-        _take_layer(each, draft)
+    if _is_low(draft):
+        for each in seen.float32_layers:
+            _keep(each, draft)
     if draft.settings.get("policy.dtype") == "float16" and not scaling.known(draft):
         _take_keras_own_scaling(seen, draft)
     moves = "scaler.like" in draft.settings and draft.settings.get("scaler.dynamic", True)
@@ -406,26 +427,6 @@ def _take_keras_own_scaling(seen: _Seen, draft: Draft) -> None:
         "mixed_float16: 2**15 at first, doubled after 2000 finite steps.",
         "compile(auto_scale_loss=False) does not.",
     )
-
-
-def _take_layer(call: Call, draft: Draft) -> None:
-    passed = Call(call.name, call.place, {**call.arguments, **call.extra})
-    try:
-        dtype = str(_policy_name(passed, "dtype", draft))
-    except NotKnown as error:
-        draft.find("unknown", error.place, "The dtype of this layer cannot be known.")
-        return
-    low = draft.settings.get("policy.level", "O0") != "O0"
-    if dtype == "float32" and low:
-        _keep(passed, draft)
-    elif dtype.removeprefix("mixed_") in LOW_DTYPES and not low:
-        take_policy(dtype, passed, draft)
-        draft.find(
-            "lost",
-            call.place,
-            f"Layers without a dtype are float32 there; a recipe runs all in {dtype} but for keep.",
-            "name the others under keep.",
-        )
 
 
 def _keep(call: Call, draft: Draft) -> None:
