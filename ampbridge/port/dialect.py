@@ -30,14 +30,16 @@ class NotKnown(Exception):
 class Argument:
     """An argument as it was written, and its value under the present decisions.
 
-    ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``),
-    or raises ``NotKnown``. ``truth()``, where there is one, never does: what cannot be known is a
-    condition, and the file is read once for each way it may go.
+    ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``; for
+    an object that a known call made, that ``Call``), or raises ``NotKnown``. ``truth()``, where there is one, never does: what cannot be known is a
+    condition, and the file is read once for each way it may go. ``parts``: the items of a list or the
+    values of a dictionary, each an argument; None where there is no telling.
     """
 
     place: Place
     evaluate: Callable[[], Any]
     truth: Callable[[], bool] | None = None
+    parts: Callable[[], Mapping[Any, Argument] | None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,223 @@
+"""Conditions that cannot be known, and reading once for each way they may go.
+
+A reading asks ``Decisions`` where it depends on one. What has not been decided is taken to hold,
+and the reading is done again for the other way: replayed, not resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+MOST = 16
+"""As many readings of a file, at most."""
+
+T = TypeVar("T")
+
+
+class Condition:
+    """A formula over what cannot be known."""
+
+
+@dataclass(frozen=True)
+class Truth(Condition):
+    """What is known after all."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
+class Atom(Condition):
+    """An expression of the file that is true or not. ``subject == value``, where it says that."""
+
+    text: str
+    subject: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Not(Condition):
+    """The opposite."""
+
+    of: Condition
+
+
+@dataclass(frozen=True)
+class And(Condition):
+    """Both."""
+
+    left: Condition
+    right: Condition
+
+
+@dataclass(frozen=True)
+class Cycle(Condition):
+    """True each ``period``-th time: ``(i + 1) % period == 0``. ``period`` is a value of the file."""
+
+    period: Any
+    text: str
+
+
+TRUE, FALSE = Truth(True), Truth(False)
+
+
+def negation(condition: Condition) -> Condition:
+    """What holds where ``condition`` does not."""
+    if isinstance(condition, Truth):
+        return Truth(not condition.value)
+    return condition.of if isinstance(condition, Not) else Not(condition)
+
+
+def both(left: Condition, right: Condition) -> Condition:
+    """What holds where both do."""
+    if FALSE in (left, right):
+        return FALSE
+    if TRUE in (left, right):
+        return right if left == TRUE else left
+    return left if left == right else And(left, right)
+
+
+def either(left: Condition, right: Condition) -> Condition:
+    """What holds where one does."""
+    return negation(both(negation(left), negation(right)))
+
+
+Answer = Callable[[Condition], "bool | None"]
+
+
+def truth(condition: Condition, answer: Answer) -> bool | None:
+    """What ``condition`` is where ``answer`` says what its atoms are; None where that is not enough."""
+    if isinstance(condition, Truth):
+        return condition.value
+    if isinstance(condition, Not):
+        known = truth(condition.of, answer)
+        return None if known is None else not known
+    if isinstance(condition, And):
+        left = truth(condition.left, answer)
+        if left is False:
+            return False
+        right = truth(condition.right, answer)
+        return False if right is False else True if left and right else None
+    return answer(condition)
+
+
+class Decision(NamedTuple):
+    """An atom, and which way it goes."""
+
+    atom: Atom
+    holds: bool
+
+    def __str__(self) -> str:
+        if self.holds:
+            return self.atom.text
+        if self.atom.subject and self.atom.text == f"{self.atom.subject} == {self.atom.value!r}":
+            return f"{self.atom.subject} != {self.atom.value!r}"
+        plain = self.atom.text.replace(".", "").replace("_", "").isalnum()
+        return f"not {self.atom.text}" if plain else f"not ({self.atom.text})"
+
+
+class Decisions:
+    """Which way the conditions go, this time."""
+
+    def __init__(self, given: Sequence[Decision] = ()) -> None:
+        self._given = {each.atom.text: each.holds for each in given}
+        self.made: list[Decision] = []
+
+    def decide(self, condition: Condition) -> bool:
+        """Whether ``condition`` holds; decides atoms that have not been."""
+        known = truth(condition, self._decide_atom)
+        return bool(known)
+
+    def decided(self, condition: Condition) -> bool | None:
+        """Whether ``condition`` holds, by what has been decided; None if that is not enough."""
+        return truth(condition, self._known)
+
+    def value_of(self, subject: str) -> tuple[Any] | None:
+        """What a ``subject == value`` that holds says about it."""
+        for atom, holds in self.made:
+            if holds and atom.subject == subject:
+                return (atom.value,)
+        return None
+
+    def _known(self, atom: Condition) -> bool | None:
+        if not isinstance(atom, Atom):
+            return None
+        for made in self.made:
+            if made.atom.text == atom.text:
+                return made.holds
+        if atom.subject:
+            equal = self.value_of(atom.subject)
+            if equal is not None:
+                return bool(equal[0] == atom.value)
+        return None
+
+    def _decide_atom(self, atom: Condition) -> bool:
+        if not isinstance(atom, Atom):  # each n-th time: it does happen
+            return True
+        known = self._known(atom)
+        if known is None:
+            known = self._given.get(atom.text, True)
+            self.made.append(Decision(atom, known))
+        return known
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What a reading gave, under which decisions."""
+
+    decisions: tuple[Decision, ...]
+    result: T
+
+
+def explore(
+    read: Callable[[Decisions], T], same: Callable[[T, T], bool], most: int = MOST
+) -> tuple[list[Outcome[T]], bool]:
+    """``read`` under every way the conditions may go that it asks for, up to ``most`` of them.
+
+    Decisions that make no difference (``same``) are left out. Second is whether that was all.
+    """
+    queue: list[tuple[Decision, ...]] = [()]
+    outcomes: list[Outcome[T]] = []
+    while queue and len(outcomes) < most:
+        given = queue.pop()
+        decisions = Decisions(given)
+        outcomes.append(Outcome((), read(decisions)))
+        made = tuple(decisions.made)
+        outcomes[-1] = Outcome(made, outcomes[-1].result)
+        queue.extend(
+            (*made[:n], Decision(made[n].atom, False))
+            for n in range(len(given), len(made))
+        )
+    return _merged(outcomes, 0, same), not queue
+
+
+def _merged(
+    outcomes: list[Outcome[T]], depth: int, same: Callable[[T, T], bool]
+) -> list[Outcome[T]]:
+    """The outcomes that share their first ``depth`` decisions, from there on without idle ones."""
+    if len(outcomes) == 1:
+        only = outcomes[0]
+        return [Outcome(only.decisions[depth:], only.result)]
+    ways = {
+        holds: _merged([o for o in outcomes if o.decisions[depth].holds is holds], depth + 1, same)
+        for holds in (True, False)
+        if any(o.decisions[depth].holds is holds for o in outcomes)
+    }
+    if len(ways) == 2 and _alike(ways[True], ways[False], same):
+        return ways[True]
+    atom = outcomes[0].decisions[depth].atom
+    return [
+        Outcome((Decision(atom, holds), *each.decisions), each.result)
+        for holds, way in ways.items()
+        for each in way
+    ]
+
+
+def _alike(
+    left: list[Outcome[T]], right: list[Outcome[T]], same: Callable[[T, T], bool]
+) -> bool:
+    return len(left) == len(right) and all(
+        a.decisions == b.decisions and same(a.result, b.result)
+        for a, b in zip(left, right, strict=True)
+    )

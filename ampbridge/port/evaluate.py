@@ -1,0 +1,246 @@
+"""What values come to: as conditions, under decisions as plain Python values, and in operations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.port.decisions import (
+    TRUE,
+    Atom,
+    Condition,
+    Cycle,
+    Decisions,
+    Truth,
+    both,
+    either,
+    negation,
+)
+from ampbridge.port.dialect import Name, NotKnown
+from ampbridge.port.memory import Memory
+from ampbridge.port.source import Source
+from ampbridge.port.values import (
+    Argument,
+    Choice,
+    Class,
+    Constant,
+    Container,
+    Formula,
+    Function,
+    Items,
+    Library,
+    Made,
+    Option,
+    Partial,
+    Remainder,
+    Table,
+    Unknown,
+    Value,
+)
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+LARGEST_POWER = 2**12
+LONGEST = 10**5
+
+NUMPY_DTYPES = {f"numpy.{name}": name for name in ("float16", "float32", "float64")}
+
+
+# -- as a condition
+
+
+def condition_of(value: Value, memory: Memory) -> Condition:
+    """The condition under which ``value`` is true."""
+    if isinstance(value, Constant):
+        return Truth(bool(value.value))
+    if isinstance(value, Formula):
+        return value.condition
+    if isinstance(value, Choice):
+        yes, no = condition_of(value.yes, memory), condition_of(value.no, memory)
+        return either(both(value.condition, yes), both(negation(value.condition), no))
+    if isinstance(value, Argument):
+        asks = value.default is None or isinstance(value.default, bool)
+        return Atom(value.text) if asks else Truth(bool(value.default))
+    if isinstance(value, Unknown):
+        return Atom(value.text)
+    if isinstance(value, Remainder):
+        return negation(Cycle(value.period, value.text))
+    content = memory.get(value, "content") if isinstance(value, Container) else value
+    if isinstance(content, Items):
+        return Truth(bool(content.items))
+    if isinstance(content, Table):
+        return Truth(bool(content.items)) if content.rest is None else Atom(content.rest.text)
+    if isinstance(content, Unknown):
+        return Atom(content.text)
+    return TRUE
+
+
+def equality(subject: Value, constant: Any, text: str) -> Condition:
+    """``subject == constant``."""
+    if isinstance(subject, (Unknown, Argument)):
+        return Atom(f"{subject.text} == {constant!r}", subject.text, constant)
+    return Atom(text)
+
+
+# -- as a plain value
+
+
+class Plain:
+    """Plain values under ``decisions``; ``options`` collects the command-line defaults that went in."""
+
+    def __init__(self, memory: Memory, source: Source, decisions: Decisions) -> None:
+        self._memory, self._source, self._decisions = memory, source, decisions
+        self.options: list[Option] = []
+        self.calls: Callable[[Made], Any] = lambda made: Name(made.qualified)
+
+    def truth(self, value: Value) -> bool:
+        """Whether ``value`` is true; where that cannot be known, it is decided."""
+        return self._decisions.decide(condition_of(value, self._memory))
+
+    def of(self, value: Value) -> Any:
+        """The value itself.
+
+        Raises:
+            NotKnown: if it cannot be known.
+        """
+        if isinstance(value, Constant):
+            self.options.extend(value.options)
+            return value.value
+        if isinstance(value, Choice):
+            return self.of(value.yes if self._decisions.decide(value.condition) else value.no)
+        if isinstance(value, Formula):
+            return self._decisions.decide(value.condition)
+        if isinstance(value, (Unknown, Argument)):
+            return self._unknown(value)
+        if isinstance(value, (Container, Items, Table)):
+            return self._content(value)
+        if isinstance(value, Library):
+            return NUMPY_DTYPES.get(value.qualified) or Name(value.qualified)
+        if isinstance(value, (Class, Function)):
+            return Name(value.name)
+        if isinstance(value, Partial):
+            return self.of(value.function)
+        if isinstance(value, Made):
+            return self.calls(value)
+        raise NotKnown(self._source.place(self._source.module))
+
+    def parts(self, value: Value) -> Mapping[Any, Value] | None:
+        """The items of a collection, or the values of a dictionary; None where there is no telling."""
+        if isinstance(value, Choice):
+            return self.parts(value.yes if self._decisions.decide(value.condition) else value.no)
+        content = self._memory.get(value, "content") if isinstance(value, Container) else value
+        if isinstance(content, Items):
+            return dict(enumerate(content.items))
+        return content.items if isinstance(content, Table) and content.rest is None else None
+
+    def _unknown(self, value: Unknown | Argument) -> Any:
+        equal = self._decisions.value_of(value.text)
+        if equal is not None:
+            return equal[0]
+        if isinstance(value, Argument):
+            if isinstance(value.default, bool):
+                return self._decisions.decide(Atom(value.text))
+            excluded = Atom(f"{value.text} == {value.default!r}", value.text, value.default)
+            if value.default is not None and self._decisions.decided(excluded) is not False:
+                self.options.append(Option(value.flag, value.node))
+                return value.default
+        elif value.boolean:
+            return self._decisions.decide(Atom(value.text))
+        raise NotKnown(self._source.place(value.node))
+
+    def _content(self, value: Value) -> Any:
+        content = self._memory.get(value, "content") if isinstance(value, Container) else value
+        if isinstance(content, Items):
+            made: Mapping[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "list": list}
+            plain = [self.of(item) for item in content.items]
+            return _set(plain) if content.kind == "set" else made[content.kind](plain)
+        if isinstance(content, Table):
+            if content.rest is not None:
+                raise NotKnown(self._source.place(content.rest.node))
+            return {key: self.of(item) for key, item in content.items.items()}
+        if content is None:
+            raise NotKnown(self._source.place(value.node))  # type: ignore[attr-defined]
+        return self.of(content)
+
+
+def _set(items: list[Any]) -> Any:
+    """A set in the order of the file; of what cannot be hashed, a list."""
+    try:
+        return set(items)
+    except TypeError:
+        return items
+
+
+# -- operations
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if abs(exponent) > LARGEST_POWER or abs(base) > LARGEST_POWER:
+        raise OverflowError
+    return base**exponent
+
+
+def _shift(number: Any, places: Any) -> Any:
+    if places > LARGEST_POWER:
+        raise OverflowError
+    return number << places
+
+
+def _times(left: Any, right: Any) -> Any:
+    for text, count in ((left, right), (right, left)):
+        if isinstance(text, (str, bytes)) and len(text) * count > LONGEST:
+            raise OverflowError
+    return left * right
+
+
+BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Subtract": operator.sub,
+    "Multiply": _times,
+    "Divide": operator.truediv,
+    "FloorDivide": operator.floordiv,
+    "Modulo": operator.mod,
+    "Power": _power,
+    "LeftShift": _shift,
+    "RightShift": operator.rshift,
+    "BitOr": operator.or_,
+    "BitAnd": operator.and_,
+    "BitXor": operator.xor,
+}
+
+UNARY: Mapping[str, Callable[[Any], Any]] = {
+    "Minus": operator.neg,
+    "Plus": operator.pos,
+    "BitInvert": operator.invert,
+}
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Equal": operator.eq,
+    "NotEqual": operator.ne,
+    "LessThan": operator.lt,
+    "LessThanEqual": operator.le,
+    "GreaterThan": operator.gt,
+    "GreaterThanEqual": operator.ge,
+    "Is": operator.is_,
+    "IsNot": operator.is_not,
+    "In": lambda left, right: left in right,
+    "NotIn": lambda left, right: left not in right,
+}
+
+IMPOSSIBLE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+
+
+def settled(value: Value) -> Value:
+    """A command-line argument as its default, where it has one to compute with."""
+    if isinstance(value, Argument) and value.default is not None:
+        if not isinstance(value.default, bool):
+            return Constant(value.default, (Option(value.flag, value.node),))
+    return value
+
+
+def combined(value: Any, *parts: Value) -> Constant:
+    """The constant that comes of ``parts``, which were settled."""
+    options = [option for part in parts if isinstance(part, Constant) for option in part.options]
+    return Constant(value, tuple(dict.fromkeys(options)))

@@ -1,0 +1,74 @@
+"""Reading files, one or many: each for itself, so that one that cannot be read stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+
+from ampbridge.errors import SourceError
+from ampbridge.port import python, source
+from ampbridge.port.reading import Reading
+
+CONFIGURATIONS = frozenset({".json", ".yaml", ".yml"})
+TEXT = "<source>"
+"""What a source that was passed as text is called in places and messages."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a file: its reading, or the error that says why there is none."""
+
+    file: str
+    reading: Reading | None
+    error: SourceError | None = None
+
+
+def read(path_or_source: str | PathLike[str]) -> Reading:
+    """What a script or configuration file says of mixed precision. Nothing of it is run.
+
+        reading = amp.port.read("train.py")
+        reading.recipe.save("recipe.toml", comments=reading.alternatives[0].comments)
+
+    Args:
+        path_or_source: a file (``.py``, or DeepSpeed's, Accelerate's, ... JSON and YAML), or Python
+            source: text of several lines.
+
+    Raises:
+        SourceError: if it cannot be read: no such file, no text, no Python 3, too large or too
+            deeply nested; or if LibCST, or PyYAML, is not installed.
+    """
+    if isinstance(path_or_source, str) and "\n" in path_or_source:
+        return _read_python(path_or_source.encode(), TEXT)
+    file = fspath(path_or_source)
+    if Path(file).suffix.lower() in CONFIGURATIONS:
+        from ampbridge.port.configs import read_config
+
+        return read_config(source.decoded(source.load(file), file), file)
+    return _read_python(source.load(file), file)
+
+
+def read_many(paths: Iterable[str | PathLike[str]]) -> Iterator[Outcome]:
+    """``read`` for each file, and for each ``.py`` file under a folder, in order."""
+    for path in paths:
+        for file in _files(Path(path)):
+            try:
+                yield Outcome(str(file), read(file))
+            except SourceError as error:
+                yield Outcome(str(file), None, error)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _read_python(data: bytes, file: str) -> Reading:
+    if not python.concerns(data):
+        source.check(data, file)
+        return Reading(file, None, (), ())
+    parsed = source.parse(data, file)
+    try:
+        return python.read_module(parsed)
+    except RecursionError as error:
+        raise source.too_deep(file) from error

@@ -1,0 +1,276 @@
+"""A Python file -> its reading: the known calls in it, handled by the dialects that know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.port import loops
+from ampbridge.port.decisions import Decisions, explore
+from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown
+from ampbridge.port.dialects import DIALECTS
+from ampbridge.port.evaluate import IMPOSSIBLE, Plain
+from ampbridge.port.reading import Alternative, Finding, Reading
+from ampbridge.port.source import Source
+from ampbridge.port.values import Event, Made, Option, Value
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from ampbridge.port.interpreter import Interpreter
+
+
+def concerns(data: bytes, dialects: Iterable[Dialect] = DIALECTS) -> bool:
+    """Whether a file's bytes hold a word of any dialect: the quick pre-check."""
+    return any(word.encode() in data for dialect in dialects for word in dialect.words)
+
+
+def read_module(source: Source, dialects: Sequence[Dialect] = DIALECTS) -> Reading:
+    """What a module says of mixed precision.
+
+    Raises:
+        SourceError: if it is nested too deeply to be followed.
+    """
+    from ampbridge.port.interpreter import Interpreter  # LibCST, where it is needed
+
+    interpreter = Interpreter(source, _Vocabulary(dialects))
+    interpreter.run()
+    return _Reader(interpreter, dialects).read()
+
+
+# -- which names are known
+
+
+def resolve(dialect: Dialect, qualified: str) -> str | None:
+    """The name in a dialect's signatures that a qualified name stands for; methods by their class."""
+    name = dialect.aliases.get(qualified, qualified)
+    if name in dialect.signatures:
+        return name
+    owner, _, method = qualified.rpartition(".")
+    if not owner:
+        return None
+    if owner in dialect.aliases:
+        name = f"{dialect.aliases[owner]}.{method}"
+        return name if name in dialect.signatures else None
+    return None
+
+
+class _Vocabulary:
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        self._dialects = dialects
+        self._known: dict[str, bool] = {}
+
+    def knows(self, qualified: str) -> bool:
+        if qualified not in self._known:
+            self._known[qualified] = any(resolve(each, qualified) for each in self._dialects)
+        return self._known[qualified]
+
+    def names_of(self, module: str) -> list[str]:
+        names = [name for each in self._dialects for name in (*each.signatures, *each.aliases)]
+        heads = [name.rpartition(".") for name in names]
+        return sorted({last for head, _, last in heads if head == module})
+
+
+# -- reading under decisions
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What a file comes to under one set of decisions."""
+
+    framework: str | None
+    draft: Draft
+
+    def same_as(self, other: _Draft) -> bool:
+        a, b = self.draft, other.draft
+        return (a.settings, a.unknown) == (b.settings, b.unknown)
+
+
+class _Reader:
+    def __init__(self, interpreter: Interpreter, dialects: Sequence[Dialect]) -> None:
+        self._interpreter, self._dialects = interpreter, dialects
+        self._source: Source = interpreter.source
+        self._events = loops.in_order(interpreter.events)
+
+    def read(self) -> Reading:
+        outcomes, all_of_them = explore(self._draft, _Draft.same_as)
+        used = [each for each in outcomes if each.result.framework]
+        findings = [f for each in outcomes for f in self._findings(each.result.draft)]
+        framework = used[0].result.framework if used else None
+        alternatives = [
+            Alternative(
+                tuple(map(str, each.decisions)),
+                each.result.draft.settings if each.result.framework else {"policy.level": "O0"},
+                each.result.draft.unknown if each.result.framework else {},
+                each.result.draft.comments if each.result.framework else {},
+            )
+            for each in (outcomes if used else ())
+        ]
+        if used and not all_of_them:
+            place = self._source.place(self._source.module)
+            findings.append(
+                Finding(
+                    "unknown",
+                    place,
+                    f"More than {len(outcomes)} ways that the conditions may go; these are the first.",
+                    "port the branch that you train with, --where CONDITION",
+                )
+            )
+        return Reading(
+            self._source.file, framework, tuple(alternatives), tuple(dict.fromkeys(findings))
+        )
+
+    def _findings(self, draft: Draft) -> list[Finding]:
+        unknown = [
+            Finding(
+                "unknown",
+                place,
+                f"{key} is {place.text}, which cannot be known without running the file.",
+                f"--set {key}=...",
+            )
+            for key, place in draft.unknown.items()
+        ]
+        return unknown + draft.findings
+
+    def _draft(self, decisions: Decisions) -> _Draft:
+        drafts = {dialect.framework: Draft() for dialect in self._dialects}
+        plain = Plain(self._interpreter.memory, self._source, decisions)
+        plain.calls = partial(self._of_made, plain)
+        origins: dict[str, tuple[str, Event]] = {}
+        for event in self._events:
+            for dialect in self._dialects:
+                name = resolve(dialect, event.qualified)
+                if name in dialect.handlers and self._happens(event, decisions):
+                    draft = drafts[dialect.framework]
+                    before = dict(draft.settings)
+                    self._handle(dialect, name, event, draft, plain)
+                    self._tell_of_changes(before, draft, name, event, origins)
+        return self._chosen(drafts, plain)
+
+    def _happens(self, event: Event, decisions: Decisions) -> bool:
+        return all(decisions.decide(loops.sometimes(guard)) for guard in event.guards)
+
+    def _handle(
+        self, dialect: Dialect, name: str, event: Event, draft: Draft, plain: Plain
+    ) -> None:
+        call = self._call(dialect, name, event, plain)
+        plain.options.clear()
+        try:
+            dialect.handlers[name](call, draft)
+        except NotKnown as error:
+            draft.find("unknown", error.place, f"{name} takes what cannot be known here.")
+        except IMPOSSIBLE:
+            draft.find("unknown", call.place, f"{name} cannot be called with these arguments.")
+        for option in dict.fromkeys(plain.options):
+            self._tell_of(option, draft)
+
+    def _tell_of(self, option: Option, draft: Draft) -> None:
+        place = self._source.place(option.node)
+        message = f"Its default is taken; the command line's {option.flag} may change it."
+        draft.find("note", place, message, f"port the script as it is run: the value of {option.flag}")
+
+    def _tell_of_changes(
+        self,
+        before: Mapping[str, Any],
+        draft: Draft,
+        name: str,
+        event: Event,
+        origins: dict[str, tuple[str, Event]],
+    ) -> None:
+        """Two calls of the same kind that say different things: the recipe follows the last."""
+        for key, value in draft.settings.items():
+            if key in before and before[key] == value:
+                continue
+            earlier = origins.get(key)
+            if earlier and earlier[0] == name and earlier[1].node is not event.node:
+                here, there = (self._source.place(e.node) for e in (earlier[1], event))
+                if before.get(key) is not None:
+                    draft.find(
+                        "note",
+                        here,
+                        f"{key} is {before[key]!r} here; the recipe follows line {there.line}, "
+                        f"where it is {value!r}.",
+                    )
+            origins[key] = (name, event)
+
+    def _call(self, dialect: Dialect, name: str, event: Event, plain: Plain) -> Call:
+        parameters = dialect.signatures[name]
+        arguments: dict[str, Argument] = {}
+        extra: dict[str, Argument] = {}
+        unpacked = None
+        position = 0
+        for each in event.passed:
+            if each.star:
+                unpacked = self._source.place(each.node)
+                continue
+            argument = self._argument(each.value, each.node, plain)
+            key = each.name
+            if key is None:
+                known = position < len(parameters) and not (unpacked and position == 0)
+                key = parameters[position] if known else str(position)
+                position += 1
+            (arguments if key in parameters else extra)[key] = argument
+        stack = event.entry.stack
+        return Call(
+            name,
+            self._source.place(event.node),
+            arguments,
+            extra,
+            unpacked,
+            stack[-1] if stack else "",
+            event.target,
+        )
+
+    def _argument(self, value: Value, node: cst.CSTNode, plain: Plain) -> Argument:
+        return Argument(
+            self._source.place(node),
+            partial(plain.of, value),
+            partial(plain.truth, value),
+            partial(self._parts, value, node, plain),
+        )
+
+    def _parts(
+        self, value: Value, node: cst.CSTNode, plain: Plain
+    ) -> Mapping[Any, Argument] | None:
+        parts = plain.parts(value)
+        if parts is None:
+            return None
+        return {key: self._argument(each, node, plain) for key, each in parts.items()}
+
+    def _of_made(self, plain: Plain, made: Made) -> Any:
+        """An object that a known call made, as that call."""
+        for dialect in self._dialects:
+            name = resolve(dialect, made.qualified)
+            if name is not None:
+                return self._call(dialect, name, made.event, plain)
+        raise NotKnown(self._source.place(made.event.node))
+
+    # -- of several frameworks, one
+
+    def _chosen(self, drafts: Mapping[str, Draft], plain: Plain) -> _Draft:
+        used = [name for name, draft in drafts.items() if _sets_precision(draft)]
+        chosen = Draft()
+        framework = used[0] if used else None
+        if framework is not None:
+            chosen = drafts[framework]
+            dialect = next(each for each in self._dialects if each.framework == framework)
+            for name, draft in drafts.items():
+                if name not in used:
+                    self._add(draft, chosen)
+            loops.accumulate(self._events, chosen, plain, self._source)
+            dialect.finish(chosen)
+        return _Draft(framework, chosen)
+
+    def _add(self, draft: Draft, chosen: Draft) -> None:
+        """What another dialect says of the step, such as torch's clipping beside apex."""
+        chosen.settings = {**draft.settings, **chosen.settings}
+        chosen.unknown = {**draft.unknown, **chosen.unknown}
+        chosen.comments = {**draft.comments, **chosen.comments}
+        chosen.findings.extend(draft.findings)
+
+
+def _sets_precision(draft: Draft) -> bool:
+    keys = (*draft.settings, *draft.unknown)
+    return any(key.startswith(("policy.", "scaler.")) for key in keys)

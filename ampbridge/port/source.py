@@ -1,0 +1,168 @@
+"""A Python file's bytes -> its syntax tree, or an error that says why there is none.
+
+Nothing of the file is imported or executed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.errors import SourceError
+from ampbridge.port.reading import Place
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+# Generated tables aside, nobody writes a larger module; parsing one takes minutes.
+LARGEST = 4 * 2**20
+# LibCST's parser is recursive: from some 2000 brackets, or operators in a row, it overflows the
+# stack and takes the process along. Python itself stops at 200 brackets.
+DEEPEST = 400
+
+PYTHON_2 = re.compile(r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)", re.M)
+
+
+@dataclass
+class Source:
+    """The text of a file and its tree. ``file`` names it in places and messages."""
+
+    file: str
+    text: str
+    module: cst.Module
+    _texts: dict[Any, str] = field(default_factory=dict)
+
+    @cached_property
+    def _positions(self) -> Mapping[cst.CSTNode, Any]:
+        from libcst.metadata import MetadataWrapper, PositionProvider
+
+        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
+        return wrapper.resolve(PositionProvider)
+
+    def place(self, node: cst.CSTNode) -> Place:
+        """Where ``node`` stands, and its text."""
+        start = self._positions[node].start
+        return Place(self.file, start.line, start.column, self.text_of(node))
+
+    def text_of(self, node: cst.CSTNode) -> str:
+        """The code of ``node``, on one line."""
+        if node not in self._texts:
+            self._texts[node] = " ".join(self.module.code_for_node(node).split())
+        return self._texts[node]
+
+
+def load(path: str | PathLike[str]) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        SourceError: if it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        msg = f"Cannot read {str(path)!r}: {error.strerror or error}.\n"
+        raise SourceError(msg + "Hint: amp.port.read('train.py')") from error
+
+
+def parse(data: bytes, file: str) -> Source:
+    """The tree of a module's bytes.
+
+    Raises:
+        SourceError: if it is no text, no Python 3, too large or too deeply nested.
+        ImportError: as a SourceError that says what to install, without LibCST.
+    """
+    text = decoded(data, file)
+    if len(data) > LARGEST:
+        raise _no_source(file, f"has {len(data) / 2**20:.1f} MB, more than {LARGEST / 2**20:.0f}")
+    if _depth(text) > DEEPEST:
+        raise _no_source(file, f"is nested more than {DEEPEST} levels deep")
+    try:
+        import libcst as cst
+    except ImportError as error:
+        msg = "Reading Python source needs LibCST, which is not installed.\n"
+        raise SourceError(msg + "Hint: pip install 'ampbridge[port]'") from error
+    try:
+        return Source(file, text, cst.parse_module(text))
+    except cst.ParserSyntaxError as error:
+        if PYTHON_2.search(text):
+            msg = f"{file} is Python 2 (line {error.raw_line}), which is not read.\n"
+            raise SourceError(msg + f"Hint: 2to3 -w {file}") from error
+        where = f"line {error.raw_line}, column {error.raw_column}"
+        msg = f"{file} is no Python: {error.message.splitlines()[0]} at {where}.\n"
+        raise SourceError(msg + f"Hint: python -m py_compile {file}") from error
+    except (RecursionError, ValueError, UnicodeError) as error:
+        raise _no_source(file, f"cannot be parsed ({type(error).__name__})") from error
+
+
+def check(data: bytes, file: str) -> None:
+    """Whether a module's bytes are text at all, for those that are not parsed.
+
+    Raises:
+        SourceError: if they are not.
+    """
+    if b"\0" in data:
+        raise _no_source(file, "is binary, not text")
+
+
+def too_deep(file: str) -> SourceError:
+    """What to raise where following a file exceeds Python's own recursion limit."""
+    return _no_source(file, "is nested too deeply to be followed")
+
+
+def decoded(data: bytes, file: str) -> str:
+    """The text of a file's bytes, in the encoding that it declares, else UTF-8.
+
+    Raises:
+        SourceError: if it is no text.
+    """
+    check(data, file)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise _no_source(file, f"is not text in the encoding that it declares: {error}") from error
+
+
+def _no_source(file: str, why: str) -> SourceError:
+    return SourceError(f"{file} {why}.\nHint: leave it out, or pass the training script alone.")
+
+
+# Everything that a parser nests by: brackets, operators, keywords of expressions, adjacent strings.
+_TOKEN = re.compile(
+    r"""\#[^\n]*|(?P<string>[rbuftRBUFT]{0,3}(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))"""
+    r"""|(?P<open>[([{])|(?P<close>[)\]}])|(?P<stop>[,;])|(?P<line>\n)|(?P<elif>\belif\b)"""
+    r"""|(?P<operator>[-+*/%@&|^~<>=!.:]+|\b(?:not|and|or|if|else|lambda|await|in|is)\b)""",
+    re.S,
+)
+
+
+def _depth(text: str) -> int:
+    """A bound on how deep the tree of ``text`` is: operators in a row count, at each bracket."""
+    deepest, levels, branches = 0, [0], 0
+    for token in _TOKEN.finditer(text):
+        kind = token.lastgroup
+        if kind == "open":
+            levels.append(1)
+        elif kind == "close":
+            if len(levels) > 1:
+                levels.pop()
+                levels[-1] += 1
+        elif kind == "stop" or (kind == "line" and len(levels) == 1):
+            levels[-1] = 0
+        elif kind == "elif":
+            branches += 1
+            deepest = max(deepest, branches // 2)
+        elif kind in ("operator", "string"):
+            levels[-1] += 1
+        else:
+            continue
+        if levels[-1] > 150 or len(levels) > 100:
+            deepest = max(deepest, sum(levels))
+    return deepest

@@ -1,0 +1,235 @@
+"""What an expression of a file may stand for, as far as it is known without running it.
+
+Some of it depends on conditions (``Choice``, ``Formula``): ``evaluate.plain`` says what a value is once
+these have been decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.port.decisions import Condition
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+
+@dataclass(frozen=True)
+class Option:
+    """A command-line option that a value comes from: ``--level``, and where it is used."""
+
+    flag: str
+    node: cst.CSTNode
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The base of all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Value):
+    """A plain Python value that cannot be changed. ``options``: defaults that it was made from."""
+
+    value: Any
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown(Value):
+    """What cannot be known. ``text`` says what it is, in the words of the file.
+
+    ``boolean``: that it is true or false is known. ``holds``: objects that it was made from, as
+    a wrapper holds what it wraps.
+    """
+
+    text: str
+    node: cst.CSTNode
+    boolean: bool = False
+    holds: tuple[Made, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Argument(Value):
+    """An option of the command line: ``args.level``. Its default stands in where a value is needed."""
+
+    text: str
+    node: cst.CSTNode
+    flag: str
+    default: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Value):
+    """One of two values, by a condition."""
+
+    condition: Condition
+    yes: Value
+    no: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Formula(Value):
+    """True or False, by a condition."""
+
+    condition: Condition
+
+
+@dataclass(frozen=True, eq=False)
+class Remainder(Value):
+    """``count % period``, of a count that is not known: of batches or steps."""
+
+    period: Value
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Items(Value):
+    """The content of a tuple, list or set."""
+
+    kind: str
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Value):
+    """The content of a dictionary. ``rest``: where it was merged from what cannot be known."""
+
+    items: Mapping[Any, Value]
+    rest: Unknown | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Container(Value):
+    """A list, set or dictionary that may be changed; its content is a cell of the memory."""
+
+    node: cst.CSTNode
+
+
+@dataclass(frozen=True, eq=False)
+class Library(Value):
+    """Something that an import brings, by its qualified name."""
+
+    qualified: str
+    node: cst.CSTNode
+
+
+@dataclass(frozen=True, eq=False)
+class Made(Value):
+    """What a known call gave."""
+
+    qualified: str
+    event: Event
+
+
+@dataclass(eq=False)
+class Frame:
+    """Where names are bound: a module, a class body, or one run of a function of ``owner``."""
+
+    parent: Frame | None
+    owner: Class | None = None
+    is_class: bool = False
+    outer_names: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Value):
+    """A function of the file."""
+
+    name: str
+    node: cst.FunctionDef | cst.Lambda
+    frame: Frame
+    defaults: Mapping[str, Value]
+    owner: Class | None = None
+    kind: str = "function"
+
+
+@dataclass(frozen=True, eq=False)
+class Class(Value):
+    """A class of the file; its names are cells under ``frame``."""
+
+    name: str
+    node: cst.ClassDef
+    frame: Frame
+    bases: tuple[Value, ...]
+    is_dataclass: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Instance(Value):
+    """An object of a class of the file, or a plain namespace (``cls`` None); its attributes are cells."""
+
+    cls: Class | None
+    made: list[Made] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Method(Value):
+    """A method of ``receiver``: a function of the file, or one of a library or a built-in type."""
+
+    receiver: Value
+    name: str
+    function: Function | None = None
+    qualified: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Partial(Value):
+    """``functools.partial``: a call whose first arguments are given."""
+
+    function: Value
+    passed: tuple[Passed, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Super(Value):
+    """``super()`` in a method of ``cls``."""
+
+    cls: Class
+    receiver: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Parser(Value):
+    """An ``argparse.ArgumentParser``, or what it made of the command line; its options are cells."""
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """An argument of a call; ``star`` for ``*args`` and ``**kwargs`` that cannot be known."""
+
+    name: str | None
+    value: Value
+    node: cst.CSTNode
+    star: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a context was entered: the functions around, outermost first, and the contexts."""
+
+    stack: tuple[str, ...]
+    inside: tuple[Event, ...]
+    without_gradients: bool
+
+
+@dataclass(eq=False)
+class Event:
+    """A call that was met, in the order in which they would run.
+
+    ``qualified`` is the name of what was called; "" for a method of an object of unknown kind, whose
+    name is ``method`` and which ``on`` is the text of. ``guards``: what holds there.
+    """
+
+    qualified: str
+    method: str
+    on: str
+    node: cst.CSTNode
+    passed: tuple[Passed, ...]
+    guards: tuple[Condition, ...]
+    entry: Entry
+    target: str
+    receiver: Event | None = None
+    entered: list[Entry] = field(default_factory=list)
