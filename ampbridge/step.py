@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +37,7 @@ from ampbridge.errors import (
 )
 from ampbridge.policy import Policy
 from ampbridge.recipe import Recipe
-from ampbridge.scale_rule import ScaleState
+from ampbridge.scale_rule import ScalerConfig, ScaleState
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.scaler_state import LoadedState
 from ampbridge.schedule import Schedule, from_dict, parse, single
@@ -191,7 +192,10 @@ class TrainStep:
             if each is not None and each.enabled:
                 each.bind(backend, model)
         build = self._build_on_replicas
-        self._program = backend.compile(build, loss_fn) if compiled else build(loss_fn)
+        self._make_program = (
+            partial(backend.compile, build, loss_fn) if compiled else partial(build, loss_fn)
+        )
+        self._program, self._settings = self._make_program(), self._scaler_settings()
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
@@ -208,7 +212,7 @@ class TrainStep:
         final = self._micro_steps + 1 == self.accumulate
         policy = self.policy
         fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
-        output = self._program(policy, final, self._total, batch)
+        output = self._present_program()(policy, final, self._total, batch)
         if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
             return self._result(output, policy)
         if not final:
@@ -223,6 +227,16 @@ class TrainStep:
         if isinstance(self._plan, Schedule):
             self._schedule_state = self._plan.next_state(self._schedule_state, result)
         return result
+
+    def _present_program(self) -> Program:
+        """The step's program, made anew where the scaler's settings, which a trace holds, have changed."""
+        settings = self._scaler_settings()
+        if settings != self._settings:
+            self._program, self._settings = self._make_program(), settings
+        return self._program
+
+    def _scaler_settings(self) -> tuple[ScalerConfig, bool] | None:
+        return None if self.scaler is None else (self.scaler.config, self.scaler.enabled)
 
     def _result(
         self, output: StepOutput, policy: Policy, *, accumulating: bool = False

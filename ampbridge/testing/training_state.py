@@ -127,6 +127,14 @@ class TrainingStateConformance(TrainStepConformance):
         self.run(step), self.run(other)
         assert same_bits(two.state(h), one.state(h))
 
+    def test_settings_that_are_loaded_hold_from_the_next_step_on(self, compiled: bool) -> None:
+        step = self.train_step(self.new_training(), compiled, scaler=GradScaler(2.0**4))
+        self.run(step)
+        state = step.state_dict()
+        state["scaler"] |= {"growth_interval": 1, "growth_factor": 4.0}
+        step.load_state_dict(state)
+        assert [self.run(step).scale for _ in range(3)] == [2.0**4, 2.0**6, 2.0**8]
+
     def test_weights_are_saved_as_their_masters(self, tmp_path: Path) -> None:
         """Of a step far under a unit in the last place of bfloat16."""
         training = self.new_training("sgd", rate=2.0**-20)
