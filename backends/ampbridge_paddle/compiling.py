@@ -17,6 +17,7 @@ from typing import Any
 import paddle
 
 from ampbridge.backend import LossFn, Program
+from ampbridge.errors import UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_paddle import casting
 from ampbridge_paddle._private import private
@@ -47,11 +48,21 @@ class _TracedLoss:
         modes = tuple(layer.training for layer in model.sublayers(include_self=True))
         key = (id(model), modes)
         if key not in self._traced:
+            _check_that_it_can_be_traced(model)
             self._traced[key] = trace(self._loss_fn, model, self._policy)
         with warnings.catch_warnings():
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
             return self._traced[key](list(batch))
+
+
+def _check_that_it_can_be_traced(model: Any) -> None:
+    if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
+        msg = (
+            "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
+            "gradients, and a program that is being traced has none.\nHint: compile=False"
+        )
+        raise UnsupportedError(msg)
 
 
 def trace(loss_fn: LossFn, model: Any, policy: Policy) -> Traced:

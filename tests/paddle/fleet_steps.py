@@ -155,6 +155,7 @@ print(
         {
             "agreed": [[*pair, backend.agree(pair[rank], None)] for pair in pairs],
             "steps": steps("1", "inf", "nan", "1"),
+            "compiled": steps("1", "inf", "nan", "1", compile=True),
             "two finite steps": steps("1", "1"),
             "by hand": by_hand("1", "inf", "1"),
             "by values": by_values("1", "inf", "1"),

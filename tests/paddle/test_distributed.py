@@ -10,6 +10,7 @@ import pytest
 from launching import TIMEOUT, launch, start
 from paddle import nn
 
+import ampbridge as amp
 from ampbridge import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_data_parallel.py"
@@ -98,3 +99,15 @@ def test_a_rank_that_dies_ends_the_other_one(tmp_path: Path) -> None:
     assert printed.split("\n")[:2] == ["step 0", "step 1"]
     assert "step 2" not in printed
     assert "gloo" in errors
+
+
+def test_compiling_a_call_that_needs_the_eager_tracer_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.warns(UserWarning, match="single-card"):
+        model = paddle.DataParallel(nn.Linear(2, 2))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    step = amp.train_step(lambda m, x: m(x).sum(), model, optimizer, policy="O0", compile=True)
+    monkeypatch.setattr(paddle.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(amp.UnsupportedError, match=r"eager tracer.*\nHint: compile=False"):
+        step(np.ones([1, 2], np.float32))

@@ -145,6 +145,9 @@ class TestTwoRanks:
             # As if the skipped ones had not been; on both ranks.
             assert weights == rank["two finite steps"][1] == seen(axis)[0]["steps"][1]
 
+    def test_compiled_steps(self, seen: Seen, axis: str) -> None:
+        assert all(rank["compiled"] == rank["steps"] for rank in seen(axis))
+
     @pytest.mark.parametrize("loop", ["by hand", "by values"])
     def test_loops_of_ones_own(self, seen: Seen, axis: str, loop: str) -> None:
         for rank in seen(axis):
