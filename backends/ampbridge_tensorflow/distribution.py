@@ -28,11 +28,7 @@ from ampbridge.ranks import act_for_all
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.native_values import made_under, on_values
 
-STRATEGIES = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.OneDeviceStrategy,
-)
+STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 Strategy = tf.distribute.Strategy
 
@@ -41,12 +37,11 @@ def strategy_of(owner: Any) -> Strategy | None:
     """The strategy under which a model's variables were made; of what has none, that of the caller.
 
     Raises:
-        UnsupportedError: for one whose replicas do not hold the same variables, or is not known.
+        UnsupportedError: for one that does not give every replica its own copy of each variable.
     """
+    present = _checked(tf.distribute.get_strategy() if tf.distribute.has_strategy() else None)
     variables = getattr(owner, "trainable_variables", None)
-    if variables:
-        return _checked(made_under(variables[0]))
-    return _checked(tf.distribute.get_strategy() if tf.distribute.has_strategy() else None)
+    return _checked(made_under(variables[0])) if variables else present
 
 
 def _checked(strategy: Strategy | None) -> Strategy | None:
@@ -55,7 +50,7 @@ def _checked(strategy: Strategy | None) -> Strategy | None:
     allowed = listed([known.__name__ for known in STRATEGIES])
     msg = (
         f"Training in mixed precision under {type(strategy).__name__}; allowed are {allowed}.\n"
-        "Hint: strategy = tf.distribute.MirroredStrategy()"
+        "Hint: strategy = tf.distribute.MirroredStrategy(), of one device or of several"
     )
     raise UnsupportedError(msg)
 
@@ -166,23 +161,24 @@ def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
     Raises:
         CallOrderError: if not.
     """
+    variables = (optimizer.iterations, *parameters)
+    scopes = [made_under(variable) for variable in variables]
     running = tf.distribute.get_strategy() if in_replica() else None
-    for variable in (optimizer.iterations, *parameters):
-        scope = made_under(variable)
-        if scope is running:
-            continue
-        if running is None:
-            msg = (
-                f"{variable.name!r} was made in the scope of a {type(scope).__name__}; the step runs on "
-                "none of its replicas.\n"
-                "Hint: strategy.run(replica_function, args=(x, y)), and the step in replica_function."
-            )
-        else:
+    strategy = running or next((scope for scope in scopes if scope is not None), None)
+    for variable, scope in zip(variables, scopes, strict=True):
+        if scope is not strategy:
             what = "optimizer" if variable is optimizer.iterations else "model"
             msg = (
-                f"{variable.name!r} was not made in the scope of the {type(running).__name__} that runs "
-                f"the step.\nHint: with strategy.scope(): {what} = ..."
+                f"{variable.name!r} was not made in the scope of the {type(strategy).__name__}.\n"
+                f"Hint: with strategy.scope(): {what} = ..."
             )
+            raise CallOrderError(msg)
+    if running is not strategy:
+        msg = (
+            f"Model and optimizer were made in the scope of a {type(strategy).__name__}; the step runs "
+            "on none of its replicas.\n"
+            "Hint: strategy.run(replica_function, args=(x, y)), and the step in replica_function."
+        )
         raise CallOrderError(msg)
 
 

@@ -101,8 +101,8 @@ def apply(
     are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
     Gradients that are unchecked have not been through ``unscale``, where replicas average theirs.
     """
+    distribution.check_scope(checked_optimizer(optimizer), parameters)
     optimizer = built_optimizer(optimizer, parameters)
-    distribution.check_scope(optimizer, parameters)
     trained = [p for g, p in zip(grads, parameters, strict=True) if g is not None]
     present = [g for g in grads if g is not None]
 

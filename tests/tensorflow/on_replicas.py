@@ -250,12 +250,17 @@ def refusals(strategy: Strategy) -> dict[str, str]:
     astray = amp.train_step(loss_fn, model, outside_optimizer, policy="O0")
 
     def on_no_replica() -> None:
-        _, grads = amp.value_and_grad(loss_fn, outside, np.ones((4, 6), np.float32), 1.0)
-        GradScaler().step(optimizer, grads)
+        grads = [tf.zeros(variable.shape) for variable in model.trainable_variables]
+        GradScaler().step(optimizer, amp.Gradients(grads, model.trainable_variables))
+
+    def in_the_scope_alone() -> None:
+        with strategy.scope():
+            step = amp.train_step(loss_fn, outside, optimizer, policy="O0")
+        step(np.ones((4, 6), np.float32), factor)
 
     def another_strategy() -> None:
-        with tf.distribute.experimental.CentralStorageStrategy().scope():
-            GradScaler().scale(tf.constant(1.0))
+        with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+            amp.train_step(loss_fn, dense(), keras.optimizers.SGD(0.1), policy="O1")
 
     def of_a_model_outside() -> None:
         def on_replica(x: Any) -> None:
@@ -270,6 +275,7 @@ def refusals(strategy: Strategy) -> dict[str, str]:
         "the same for all": said(lambda: step(np.ones((4, 6), np.float32), factor)),
         "optimizer outside": said(lambda: astray(x, factor)),
         "model outside": said(of_a_model_outside),
+        "no replica at all": said(in_the_scope_alone),
         "on no replica": said(on_no_replica),
         "another strategy": said(another_strategy),
     }

@@ -235,8 +235,9 @@ def test_what_cannot_work_is_refused(mirrored: dict[str, Any]) -> None:
         "the same for all": "ArgumentError: Each of 2 replicas would train on the same batch",
         "optimizer outside": "CallOrderError: 'iteration' was not made in the scope of the Mirrored",
         "model outside": "CallOrderError: 'kernel' was not made in the scope of the Mirrored",
-        "on no replica": "CallOrderError: 'iteration' was made in the scope of a MirroredStrategy",
-        "another strategy": "UnsupportedError: Training in mixed precision under CentralStorage",
+        "no replica at all": "CallOrderError: 'kernel' was not made in the scope of the Mirrored",
+        "on no replica": "CallOrderError: Model and optimizer were made in the scope of a Mirrored",
+        "another strategy": "UnsupportedError: Training in mixed precision under OneDeviceStrategy",
     }
     assert refused.keys() == expected.keys()
     for name, beginning in expected.items():
