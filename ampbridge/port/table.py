@@ -13,10 +13,14 @@ from ampbridge.port.reading import Place
 
 @dataclass(frozen=True)
 class Entry:
-    """A value under a key: a plain one, a list of plain ones, or a ``Table``."""
+    """A value under a key: a plain one, a list of plain ones, or a ``Table``.
+
+    ``argument``: in Python, what it comes from, which may not be known.
+    """
 
     value: Any
     place: Place
+    argument: Argument | None = None
 
 
 @dataclass(frozen=True)
@@ -39,18 +43,38 @@ class Table:
             place,
         )
 
+    @classmethod
+    def of_argument(cls, argument: Argument) -> Table:
+        """A dictionary of a Python file; empty, where there is no telling what it holds."""
+        return cls(
+            {str(key): _entry(part) for key, part in (argument.parts() or {}).items()},
+            argument.place,
+        )
+
     def get(self, key: str, default: Any = None) -> Any:
         """The value under ``key``.
 
         Raises:
-            NotKnown: if it stands for what is filled in elsewhere: ``auto``, ``${name}``.
+            NotKnown: if it cannot be known: ``auto``, ``${name}``, an expression.
         """
         if key not in self.entries:
             return default
         entry = self.entries[key]
-        if is_filled_in(entry.value):
+        value = entry.value if entry.argument is None else entry.argument.evaluate()
+        if is_filled_in(value):
             raise NotKnown(entry.place)
-        return entry.value
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Whether ``key`` is true; text counts as what it says.
+
+        Raises:
+            NotKnown: as ``get``.
+        """
+        argument = self.entries[key].argument if key in self.entries else None
+        if argument is not None and argument.truth is not None:
+            return argument.truth()
+        return str(self.get(key, default)).lower() == "true"
 
     def get_raw(self, key: str) -> Any:
         """What is written under ``key``; None, if nothing is."""
@@ -87,6 +111,13 @@ class Table:
                 if key in self.entries
             },
         )
+
+
+def _entry(argument: Argument) -> Entry:
+    parts = argument.parts()
+    if parts is not None and all(isinstance(key, str) for key in parts):
+        return Entry(Table.of_argument(argument), argument.place)
+    return Entry(None, argument.place, argument)
 
 
 def is_filled_in(value: Any) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from ampbridge import Recipe
-from ampbridge.port.dialect import Argument, Call, Draft, Name, NotKnown
+from ampbridge.port.dialect import Argument, Call, Draft, Name, NotKnown, Object
 from ampbridge.port.dialects import accelerate, apex, deepspeed, lightning, torch
 from ampbridge.port.reading import Place
 
@@ -30,7 +30,20 @@ def argument(name, value):
             raise NotKnown(ELSEWHERE)
         return value
 
-    return Argument(Place("train.py", 7, 10, f"{value!r}"), evaluate)
+    def parts():
+        return (
+            {key: argument(key, each) for key, each in value.items()}
+            if isinstance(value, dict)
+            else None
+        )
+
+    return Argument(Place("train.py", 7, 10, f"{value!r}"), evaluate, parts=parts)
+
+
+SCALER = Object(
+    "torch.amp.GradScaler",
+    Call("torch.amp.GradScaler", HERE, {"init_scale": argument("init_scale", 8192)}),
+)
 
 
 def read(*calls):
@@ -504,6 +517,16 @@ def test_deepspeed(config, settings):
     draft = read(("deepspeed.initialize", {"config": config}))
     assert draft.settings == settings
     assert draft.unknown == {}
+
+
+def test_a_deepspeed_configuration_that_is_known_in_part():
+    config = {
+        "fp16": {"enabled": True, "initial_scale_power": Unknown},
+        "gradient_clipping": "auto",
+    }
+    draft = read(("deepspeed.initialize", {"config": config}))
+    assert set(draft.unknown) == {"scaler.init_scale", "step.clip_norm"}
+    assert draft.settings["policy.level"] == "O2"
 
 
 def test_deepspeed_without_zero_ignores_hysteresis():

@@ -8,7 +8,6 @@ deepspeed/runtime/fp16/fused_optimizer.py without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
@@ -48,7 +47,7 @@ def is_on(mode: Table) -> bool:
     Raises:
         NotKnown: if that is filled in elsewhere.
     """
-    return str(mode.get("enabled", False)).lower() == "true"
+    return mode.flag("enabled", False)
 
 
 def zero_stage(config: Table) -> Any:
@@ -230,17 +229,18 @@ def whole(value: Any) -> Any:
 
 def initialize(call: Call, draft: Draft) -> None:
     """``deepspeed.initialize(args=None, model=None, ..., config=None, config_params=None)``."""
-    name = "config" if "config" in call.arguments else "config_params"
+    argument = call.arguments.get("config") or call.arguments.get("config_params")
+    if argument is not None and argument.parts() is not None:
+        configure(Table.of_argument(argument), draft)
+        return
+    draft.unknown["policy.level"] = call.place if argument is None else argument.place
+    file = "FILE.json, which --deepspeed_config names"
     try:
-        config = call.value(name, None)
+        config = None if argument is None else argument.evaluate()
     except NotKnown as error:
         draft.unknown["policy.level"] = error.place
-        return
-    if isinstance(config, Mapping):
-        configure(Table.of(config, call.place_of(name)), draft)
-        return
-    draft.unknown["policy.level"] = call.place_of(name)
-    file = config if isinstance(config, str) else "FILE.json, which --deepspeed_config names"
+        config = None
+    file = config if isinstance(config, str) else file
     draft.find("note", call.place, "A file has the precision.", f"ampbridge port {file}")
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
+from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown, Object
 from ampbridge.port.dialects import apex, deepspeed, scaling
 from ampbridge.port.dialects.deepspeed import whole
-from ampbridge.port.dialects.torch import finite, pure, tell_of_clipping
+from ampbridge.port.dialects.torch import finite, pure, take_scaler, tell_of_clipping
 from ampbridge.port.reading import Place
 from ampbridge.port.table import Table, passing
 
@@ -158,8 +158,15 @@ def accumulation_by_epoch(call: Call, draft: Draft) -> None:
 
 
 def mixed_plugin(call: Call, draft: Draft) -> None:
-    """``MixedPrecision("16-mixed", "cuda", scaler=None)``; the scaler is read as such."""
+    """``MixedPrecision("16-mixed", "cuda", scaler=None)``."""
     _precision(call, draft)
+    try:
+        scaler = call.value("scaler", None)
+    except NotKnown as error:
+        draft.unknown["scaler.init_scale"] = error.place
+        return
+    if isinstance(scaler, Object):
+        take_scaler(scaler.call, draft)
 
 
 def clip_gradients(call: Call, draft: Draft) -> None:
