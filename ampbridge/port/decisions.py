@@ -6,6 +6,7 @@ and the reading is done again for the other way: replayed, not resumed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,6 +15,8 @@ MOST = 16
 """As many readings of a file, at most."""
 
 T = TypeVar("T")
+
+_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 
 
 class Condition:
@@ -113,8 +116,10 @@ class Decision(NamedTuple):
             return self.atom.text
         if self.atom.subject and self.atom.text == f"{self.atom.subject} == {self.atom.value!r}":
             return f"{self.atom.subject} != {self.atom.value!r}"
-        plain = self.atom.text.replace(".", "").replace("_", "").isalnum()
-        return f"not {self.atom.text}" if plain else f"not ({self.atom.text})"
+        outside, brackets = _BRACKETS.subn("", self.atom.text)
+        while brackets:
+            outside, brackets = _BRACKETS.subn("", outside)
+        return f"not ({self.atom.text})" if " " in outside else f"not {self.atom.text}"
 
 
 class Decisions:

@@ -31,7 +31,7 @@ class Argument:
     """An argument as it was written, and its value under the present decisions.
 
     ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``; for
-    an object that a known call made, that ``Call``), or raises ``NotKnown``. ``truth()``, where there is one, never does: what cannot be known is a
+    an object that a known call made, an ``Object``), or raises ``NotKnown``. ``truth()``, where there is one, never does: what cannot be known is a
     condition, and the file is read once for each way it may go. ``parts``: the items of a list or the
     values of a dictionary, each an argument; None where there is no telling.
     """
@@ -95,6 +95,13 @@ class Call:
     def place_of(self, name: str) -> Place:
         """Where an argument stands; the call, if it was not passed."""
         return self.arguments[name].place if name in self.arguments else self.place
+
+
+@dataclass(frozen=True)
+class Object(Name):
+    """What a known call made, by the name of that call."""
+
+    call: Call = field(compare=False, repr=False)
 
 
 class Draft:

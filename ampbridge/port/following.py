@@ -28,6 +28,7 @@ from ampbridge.port.values import (
     Frame,
     Items,
     Library,
+    Loop,
     Made,
     Table,
     Unknown,
@@ -71,6 +72,7 @@ class Following:
         self.guards: list[Condition] = []
         self.stack: list[str] = []
         self.regions: list[Event] = []
+        self.loops: list[Loop] = []
         self.without_gradients = 0
         self.counters = {text.rpartition(".")[2] for text in COUNTED.findall(source.text)}
         self._statements = 0
@@ -236,7 +238,9 @@ class Following:
 
     def entry(self) -> Entry:
         """Where we are."""
-        return Entry(tuple(self.stack), tuple(self.regions), self.without_gradients > 0)
+        return Entry(
+            tuple(self.stack), tuple(self.regions), tuple(self.loops), self.without_gradients > 0
+        )
 
 
 BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)

@@ -8,6 +8,7 @@ followed at last, with parameters unknown. The calls met on the way are ``events
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -29,6 +30,7 @@ from ampbridge.port.values import (
     Instance,
     Items,
     Library,
+    Loop,
     Made,
     Passed,
     Table,
@@ -202,14 +204,22 @@ class Interpreter(Calls):
     def _set_item(self, target: cst.Subscript, value: Value) -> None:
         base = self.value(target.value)
         content = self.content(base)
+        if isinstance(base, Library) and self.known.knows(f"{base.qualified}.__setitem__"):
+            key = self._key(target)
+            passed = (Passed(None, key, target), Passed(None, value, target))
+            self.event(f"{base.qualified}.__setitem__", passed, target, "")
         if not isinstance(base, Container) or not isinstance(target.slice[0].slice, cst.Index):
             return
-        key = self.value(target.slice[0].slice.value)
+        key = self._key(target)
         if isinstance(content, Table) and isinstance(key, Constant):
             content = Table({**content.items, key.value: value}, content.rest)
         else:
             content = self.unknown(target)
         self.memory.set(base, "content", content)
+
+    def _key(self, node: cst.Subscript) -> Value:
+        index = node.slice[0].slice
+        return self.value(index.value) if isinstance(index, cst.Index) else self.unknown(node)
 
     def _on_Import(self, node: cst.Import) -> None:
         for alias in node.names:
@@ -310,12 +320,25 @@ class Interpreter(Calls):
 
     def _loop(self, node: cst.For | cst.While) -> None:
         """The body of a loop once, for any turn; what it fills is not known afterwards."""
+        loops = len(self.loops)
+        if isinstance(node, cst.For):
+            self.loops.append(Loop(node, self._turns(node.iter)))
         with self.memory.watched() as before:
             if isinstance(node, cst.For):
                 self._any_item(node.target)
             self._block([node.body])
+        del self.loops[loops:]
         filled = {key: old for key, old in before.items() if key[1] == "content" and old is not None}
         self.memory.restore(dict.fromkeys(filled, self.unknown(node)))
+
+    def _turns(self, node: cst.BaseExpression) -> Value | None:
+        """How often a loop over ``range(...)`` runs."""
+        if not isinstance(node, cst.Call) or self.text(node.func) != "range":
+            return None
+        bounds = [self.value(each.value) for each in node.args if not each.star]
+        if len(bounds) == 1:
+            return bounds[0]
+        return self.apply(lambda *all: len(range(*all)), node, *bounds)
 
     def _any_item(self, target: cst.BaseExpression) -> None:
         if isinstance(target, (cst.Tuple, cst.List)):
@@ -405,9 +428,7 @@ class Interpreter(Calls):
         for value in decorators:
             for made in self.made_in(value):
                 entry = self.entry()
-                made.event.entered.append(
-                    Entry((*entry.stack, node.name.value), entry.inside, entry.without_gradients)
-                )
+                made.event.entered.append(replace(entry, stack=(*entry.stack, node.name.value)))
         self.bind(node.name.value, function)
 
     def _defaults(self, parameters: cst.Parameters) -> dict[str, Value]:

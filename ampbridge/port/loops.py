@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from ampbridge.port.decisions import FALSE, TRUE, And, Condition, Cycle, Decisions, Not, both, negation
 from ampbridge.port.dialect import Draft, NotKnown
 from ampbridge.port.evaluate import Plain
-from ampbridge.port.source import Source
 from ampbridge.port.values import Event, Value
 
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
@@ -52,25 +51,40 @@ def sometimes(condition: Condition, holds: bool = True) -> Condition:
     return condition
 
 
-def accumulate(events: Sequence[Event], draft: Draft, plain: Plain, source: Source) -> None:
-    """Set ``step.accumulate``, where steps are taken each n-th time only."""
+def accumulate(events: Sequence[Event], draft: Draft, plain: Plain) -> None:
+    """Set ``step.accumulate``: where steps are taken each n-th time, or after n backward passes."""
     if "step.accumulate" in draft.settings or "step.accumulate" in draft.unknown:
         return
-    for event in events:
-        if event.method not in STEPS or not (event.qualified or OPTIMIZER.search(event.on)):
-            continue
-        period = next((found for guard in event.guards if (found := _period(guard))), None)
-        if period is None:
-            continue
-        try:
-            count = plain.of(period.period)
-        except NotKnown as error:
-            draft.unknown["step.accumulate"] = error.place
-            return
-        if isinstance(count, int) and count > 1:
-            draft.set("step.accumulate", count)
-            draft.comments["step.accumulate"] = period.text
+    steps = [event for event in events if _is_step(event)]
+    turns = next((found for step in steps if (found := _turns(step, events))), None)
+    if turns is None:
         return
+    try:
+        count = plain.of(turns)
+    except NotKnown as error:
+        draft.unknown["step.accumulate"] = error.place
+        return
+    if isinstance(count, int) and count > 1:
+        draft.set("step.accumulate", count)
+
+
+def _is_step(event: Event) -> bool:
+    known = bool(event.qualified) or OPTIMIZER.search(event.on) is not None
+    return event.method in STEPS and known
+
+
+def _turns(step: Event, events: Sequence[Event]) -> Value | None:
+    """How many backward passes are made for a step."""
+    cycle = next((found for guard in step.guards if (found := _period(guard))), None)
+    if cycle is not None:
+        return cycle.period  # type: ignore[no-any-return]
+    around = step.entry.loops
+    for event in events:
+        loops = event.entry.loops
+        within = event.method == "backward" and event.entry.stack[:1] == step.entry.stack[:1]
+        if within and len(loops) == len(around) + 1 and loops[: len(around)] == around:
+            return loops[-1].turns
+    return None
 
 
 def _period(condition: Condition) -> Cycle | None:

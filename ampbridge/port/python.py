@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.port import loops
 from ampbridge.port.decisions import Decisions, explore
-from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown
-from ampbridge.port.dialects import DIALECTS
+from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown, Object
+from ampbridge.port.dialects import DIALECTS, scaling
 from ampbridge.port.evaluate import IMPOSSIBLE, Plain
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.source import Source
@@ -244,33 +244,34 @@ class _Reader:
         for dialect in self._dialects:
             name = resolve(dialect, made.qualified)
             if name is not None:
-                return self._call(dialect, name, made.event, plain)
+                return Object(name, self._call(dialect, name, made.event, plain))
         raise NotKnown(self._source.place(made.event.node))
 
     # -- of several frameworks, one
 
     def _chosen(self, drafts: Mapping[str, Draft], plain: Plain) -> _Draft:
-        used = [name for name, draft in drafts.items() if _sets_precision(draft)]
+        used = [name for name, draft in drafts.items() if _sets(draft, "policy.", "scaler.")]
         chosen = Draft()
         framework = used[0] if used else None
         if framework is not None:
             chosen = drafts[framework]
             dialect = next(each for each in self._dialects if each.framework == framework)
             for name, draft in drafts.items():
-                if name not in used:
+                if name != framework and not _sets(draft, "policy."):
                     self._add(draft, chosen)
-            loops.accumulate(self._events, chosen, plain, self._source)
+            loops.accumulate(self._events, chosen, plain)
             dialect.finish(chosen)
         return _Draft(framework, chosen)
 
     def _add(self, draft: Draft, chosen: Draft) -> None:
-        """What another dialect says of the step, such as torch's clipping beside apex."""
+        """What another dialect says beside it: torch's clipping under apex, its scaler in Lightning."""
+        if _sets(draft, "scaler."):
+            scaling.forget(chosen)
         chosen.settings = {**draft.settings, **chosen.settings}
         chosen.unknown = {**draft.unknown, **chosen.unknown}
         chosen.comments = {**draft.comments, **chosen.comments}
         chosen.findings.extend(draft.findings)
 
 
-def _sets_precision(draft: Draft) -> bool:
-    keys = (*draft.settings, *draft.unknown)
-    return any(key.startswith(("policy.", "scaler.")) for key in keys)
+def _sets(draft: Draft, *sections: str) -> bool:
+    return any(key.startswith(sections) for key in (*draft.settings, *draft.unknown))

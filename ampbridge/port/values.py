@@ -206,12 +206,23 @@ class Passed:
     star: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A ``for`` loop over what is not known one by one; ``turns`` of ``range(turns)``."""
+
+    node: cst.For
+    turns: Value | None
+
+
 @dataclass(frozen=True)
 class Entry:
-    """Where a context was entered: the functions around, outermost first, and the contexts."""
+    """Where a call stands, or a context is entered: what is around it, outermost first."""
 
     stack: tuple[str, ...]
+    """The functions."""
     inside: tuple[Event, ...]
+    """The contexts."""
+    loops: tuple[Loop, ...]
     without_gradients: bool
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampbridge.port import names
-from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Handler, Name, NotKnown
+from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Handler, Name, NotKnown, Object
 from ampbridge.port.dialects import scaling
 
 NUMBERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
@@ -240,7 +240,7 @@ def _kept(entry: Argument, model: str) -> list[str] | None:
         inside = model and text.startswith(f"{model}.")
         name = text.removeprefix(f"{model}.")
         return [name] if inside and name.replace(".", "").isidentifier() else None
-    if isinstance(value, Name):
+    if isinstance(value, Name) and not isinstance(value, Object):
         return [value.last]
     return [] if value is None else None
 
@@ -389,8 +389,9 @@ def take_amp_lists(call: Call, draft: Draft) -> None:
     except NotKnown as error:
         draft.unknown.update(dict.fromkeys(("policy.allow", "policy.deny"), error.place))
         return
-    if not isinstance(lists, Call):
+    if not isinstance(lists, Object):
         return
+    lists = lists.call
     renamed = {"custom_bf16_list": "custom_white_list", "custom_fp32_list": "custom_black_list"}
     arguments = {renamed.get(key, key): each for key, each in lists.arguments.items()}
     lists = replace(lists, arguments=arguments)

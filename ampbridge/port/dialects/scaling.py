@@ -15,7 +15,7 @@ def known(draft: Draft) -> bool:
 
 def like(draft: Draft, name: str) -> None:
     """A scaler by the rule of preset ``name``, in the place of what was said before."""
-    _forget(draft)
+    forget(draft)
     draft.set("scaler.like", name)
 
 
@@ -38,7 +38,7 @@ def within(draft: Draft, name: str, scale: Any) -> None:
 
 def never(draft: Draft) -> None:
     """No loss scaling."""
-    _forget(draft)
+    forget(draft)
     draft.set("scaler.enabled", False)
 
 
@@ -72,7 +72,8 @@ def whole(value: Any) -> Any:
     return value
 
 
-def _forget(draft: Draft) -> None:
+def forget(draft: Draft) -> None:
+    """Take back what was said of a scaler."""
     for noted in (draft.settings, draft.unknown, draft.comments):
         for key in [key for key in noted if key.startswith("scaler.")]:
             del noted[key]
