@@ -1,5 +1,8 @@
 """Mixed precision written once: one policy and one training loop for every framework."""
 
+from importlib import import_module
+from types import ModuleType
+
 from ampbridge.autocast import autocast
 from ampbridge.backend import Backend
 from ampbridge.decorate import decorate, undecorate
@@ -67,3 +70,10 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "port":  # whoever ports nothing does not load it
+        return import_module("ampbridge.port")
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

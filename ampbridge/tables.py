@@ -32,7 +32,7 @@ class Table:
         console = Console(file=file, highlight=False)
         console.print(Text(self.title, "bold"))
         if self.rows:
-            table = RichTable(*self.header, row_styles=["", "dim"])
+            table = RichTable(*self.header)
             for row in self.rows:
                 table.add_row(*map(Text, row))
             console.print(table)

@@ -1,6 +1,48 @@
-"""Porting: read a recipe written for one framework, write it for another."""
+"""Porting: read a recipe written for one framework, write it for another.
 
-from ampbridge.port.files import Outcome, read, read_many
-from ampbridge.port.reading import Alternative, Finding, Place, Reading
+Modules are loaded when something of theirs is first asked for: adapters need the names in lists alone.
+"""
 
-__all__ = ["Alternative", "Finding", "Outcome", "Place", "Reading", "read", "read_many"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ampbridge.port.fidelity_report import Report, fidelity
+    from ampbridge.port.files import Outcome, read, read_many
+    from ampbridge.port.reading import Alternative, Finding, Place, Reading
+    from ampbridge.port.targets import write
+
+_MODULES = {
+    "Alternative": "reading",
+    "Finding": "reading",
+    "Outcome": "files",
+    "Place": "reading",
+    "Reading": "reading",
+    "Report": "fidelity_report",
+    "fidelity": "fidelity_report",
+    "read": "files",
+    "read_many": "files",
+    "write": "targets",
+}
+
+__all__ = [
+    "Alternative",
+    "Finding",
+    "Outcome",
+    "Place",
+    "Reading",
+    "Report",
+    "fidelity",
+    "read",
+    "read_many",
+    "write",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import ampbridge as amp
-from ampbridge.port import fidelity as module
-from ampbridge.port.fidelity import OpRow, fidelity
+from ampbridge.port import fidelity_report as module
+from ampbridge.port.fidelity_report import OpRow, fidelity
 from ampbridge.port.targets import Loss
 from ampbridge.recipe import Recipe, Scaling
 

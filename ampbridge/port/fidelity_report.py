@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ from ampbridge.recipe_file import SECTIONS
 from ampbridge.tables import Table
 
 Kind = Literal["kept", "changes", "lost"]
+WIDEST = 88
+"""Lists of ops go on in the next line."""
+
 _ORDER: Mapping[Kind, int] = {"kept": 0, "changes": 1, "lost": 2}
 
 
@@ -107,7 +111,9 @@ class Report:
             key = (row.recipe, row.by_default, row.code)
             groups.setdefault((row.policy, *key) if several else key, []).append(row.op)
         for cells, ops in groups.items():
-            yield (*cells, ", ".join(ops))
+            first, *others = wrap(", ".join(ops), WIDEST)
+            yield (*cells, first)
+            yield from ((*("" for _ in cells), line) for line in others)
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.tables()))
