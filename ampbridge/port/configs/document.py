@@ -77,7 +77,7 @@ class _JsonPlaces:
     def __init__(self, text: str, file: str) -> None:
         self._text, self._file = text, file
         self._tokens = self._TOKEN.finditer(text)
-        self._line, self._counted = 1, 0  # newlines up to there
+        self._line, self._newline, self._counted = 1, -1, 0  # the last newline up to there
 
     def table(self, values: Mapping[str, Any]) -> Table:
         return self._table(values, next(self._tokens), 1)
@@ -117,9 +117,9 @@ class _JsonPlaces:
 
     def _place(self, start: int, shown: str) -> Place:
         self._line += self._text.count("\n", self._counted, start)
+        self._newline = max(self._newline, self._text.rfind("\n", self._counted, start))
         self._counted = start
-        newline = self._text.rfind("\n", 0, start)
-        return Place(self._file, self._line, start - newline - 1, shown)
+        return Place(self._file, self._line, start - self._newline - 1, shown)
 
 
 # -- YAML

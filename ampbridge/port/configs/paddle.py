@@ -120,12 +120,21 @@ def _read_clas_amp(section: Table, draft: Draft) -> None:
 
 # -- PaddleDetection
 
+_DETECTION_KEYS: Mapping[str, type] = {
+    "amp": bool,
+    "amp_level": str,
+    "master_grad": bool,
+    "init_loss_scaling": int,
+    "custom_black_list": list,
+}
+
 
 def is_detection(root: Table) -> bool:
-    """An ``architecture`` with its trainer's sections, or its trainer's keys."""
-    keys = ("amp", "amp_level", "master_grad", "init_loss_scaling", "custom_black_list")
-    sections = ("TrainReader", "TrainDataset", "OptimizerBuilder", "LearningRate", "_BASE_")
-    return has_any(root, *keys) or ("architecture" in root.entries and has_any(root, *sections))
+    """An ``architecture`` with its trainer's sections, its trainer's keys, or ``_BASE_``."""
+    sections = ("TrainReader", "TrainDataset", "OptimizerBuilder", "LearningRate")
+    whole = "architecture" in root.entries and has_any(root, *sections)
+    keyed = any(isinstance(root.get_raw(key), kind) for key, kind in _DETECTION_KEYS.items())
+    return whole or keyed or "_BASE_" in root.entries
 
 
 def detection_ways(root: Table) -> Sequence[Way]:
@@ -186,8 +195,10 @@ SEG_BLACK = ["bilinear_interp_v2"]
 
 
 def is_seg(root: Table) -> bool:
-    """What PaddleSeg builds a training from; ``iters`` are its own."""
-    return "iters" in root.entries and has_any(root, "train_dataset", "model", "_base_")
+    """What PaddleSeg builds a training from: ``iters`` are its own, and ``_base_`` in small letters."""
+    return "_base_" in root.entries or (
+        "iters" in root.entries and has_any(root, "train_dataset", "model")
+    )
 
 
 def seg_ways(root: Table) -> Sequence[Way]:
