@@ -33,7 +33,6 @@ from ampbridge.port.values import (
     Choice,
     Class,
     Constant,
-    Container,
     Formula,
     Function,
     Instance,
@@ -193,7 +192,9 @@ class Expressions(Following):
 
     def _Attribute(self, node: cst.Attribute) -> Value:
         name = node.attr.value
-        return self.over(self.value(node.value), lambda base: self.attribute(base, name, node), node)
+        return self.over(
+            self.value(node.value), lambda base: self.attribute(base, name, node), node
+        )
 
     def attribute(self, base: Value, name: str, node: cst.CSTNode) -> Value:
         """``base.name``."""
@@ -313,8 +314,7 @@ class Expressions(Following):
             if isinstance(part, Choice):
                 before, after = parts[:index], parts[index + 1 :]
                 yes, no = (
-                    self.apply(compute, node, *before, each, *after)
-                    for each in (part.yes, part.no)
+                    self.apply(compute, node, *before, each, *after) for each in (part.yes, part.no)
                 )
                 return self.choice(part.condition, yes, no, node)
         settled_parts = [settled(self.resolved(part)) for part in parts]
@@ -334,6 +334,8 @@ class Expressions(Following):
             return self.of_collections(kind, contents[0], contents[1], node)
         if kind == "Modulo" and isinstance(left, (Unknown, Argument)):
             return Remainder(right, self.text(node))
+        if kind == "Divide" and not isinstance(left, Constant):
+            self.divisors.append(right)
         if kind not in BINARY:
             return self.unknown(node, left, right)
         return self.apply(BINARY[kind], node, left, right)
@@ -350,7 +352,9 @@ class Expressions(Following):
         plain = [each.value for each in left.items if isinstance(each, Constant)]
         if kind != "Subtract" or (len(plain), len(out)) != (len(left.items), len(right.items)):
             return self.unknown(node)
-        kept = tuple(each for each, value in zip(left.items, plain, strict=True) if value not in out)
+        kept = tuple(
+            each for each, value in zip(left.items, plain, strict=True) if value not in out
+        )
         return self.container(node, Items(left.kind, kept))
 
     def _UnaryOperation(self, node: cst.UnaryOperation) -> Value:
@@ -515,4 +519,3 @@ def _hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
-

@@ -12,7 +12,6 @@ from ampbridge.port.decisions import (
     Atom,
     Condition,
     Not,
-    both,
     negation,
     truth,
 )
@@ -73,6 +72,8 @@ class Following:
         self.stack: list[str] = []
         self.regions: list[Event] = []
         self.loops: list[Loop] = []
+        self.divisors: list[Value] = []
+        """What something unknown is divided by: of a loss, the number of micro-batches."""
         self.without_gradients = 0
         self.counters = {text.rpartition(".")[2] for text in COUNTED.findall(source.text)}
         self._statements = 0
@@ -131,7 +132,10 @@ class Following:
             return use(value)
         yes, no = value.yes, value.no
         return self.either_way(
-            value.condition, lambda: self.over(yes, use, node), lambda: self.over(no, use, node), node
+            value.condition,
+            lambda: self.over(yes, use, node),
+            lambda: self.over(no, use, node),
+            node,
         )
 
     def either_way(
@@ -258,4 +262,3 @@ def _facts(condition: Condition, holds: bool) -> Iterator[tuple[Condition, bool]
 
 def _leaves(value: Value) -> int:
     return _leaves(value.yes) + _leaves(value.no) if isinstance(value, Choice) else 1
-

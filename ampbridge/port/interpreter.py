@@ -16,22 +16,17 @@ import libcst as cst
 
 from ampbridge.port.calls import Calls
 from ampbridge.port.decisions import TRUE, Atom, Condition, Cycle, Not, both, either, negation
-from ampbridge.port.evaluate import BINARY, equality
-from ampbridge.port.expressions import library_base
+from ampbridge.port.evaluate import BINARY
 from ampbridge.port.values import (
-    Choice,
     Class,
     Constant,
     Container,
-    Entry,
-    Formula,
     Frame,
     Function,
     Instance,
     Items,
     Library,
     Loop,
-    Made,
     Passed,
     Table,
     Unknown,
@@ -167,6 +162,8 @@ class Interpreter(Calls):
     def _on_AugAssign(self, node: cst.AugAssign) -> None:
         left, right = self.value(node.target), self.value(node.value)
         kind = type(node.operator).__name__.removesuffix("Assign")
+        if kind == "Divide":
+            self.divisors.append(right)
         contents = [self.content(each) for each in (left, right)]
         if isinstance(left, Container):
             changed: Value
@@ -279,9 +276,7 @@ class Interpreter(Calls):
             no = lambda: self._block([orelse.body])  # noqa: E731
         return self._fork(condition, lambda: self._block([node.body]), no)
 
-    def _fork(
-        self, condition: Condition, yes: Callable[[], Flow], no: Callable[[], Flow]
-    ) -> Flow:
+    def _fork(self, condition: Condition, yes: Callable[[], Flow], no: Callable[[], Flow]) -> Flow:
         known = self.known_truth(condition)
         if known is not None:
             return yes() if known else no()
@@ -328,7 +323,9 @@ class Interpreter(Calls):
                 self._any_item(node.target)
             self._block([node.body])
         del self.loops[loops:]
-        filled = {key: old for key, old in before.items() if key[1] == "content" and old is not None}
+        filled = {
+            key: old for key, old in before.items() if key[1] == "content" and old is not None
+        }
         self.memory.restore(dict.fromkeys(filled, self.unknown(node)))
 
     def _turns(self, node: cst.BaseExpression) -> Value | None:
@@ -472,4 +469,3 @@ class Interpreter(Calls):
             self.frame = outer
         self._classes.append(cls)
         self.bind(node.name.value, cls)
-

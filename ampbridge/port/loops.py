@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ampbridge.port.decisions import FALSE, TRUE, And, Condition, Cycle, Decisions, Not, both, negation
+from ampbridge.port.decisions import (
+    FALSE,
+    TRUE,
+    And,
+    Condition,
+    Cycle,
+    Not,
+    both,
+    negation,
+)
 from ampbridge.port.dialect import Draft, NotKnown
 from ampbridge.port.evaluate import Plain
+from ampbridge.port.source import Source
 from ampbridge.port.values import Event, Value
 
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
@@ -51,13 +61,15 @@ def sometimes(condition: Condition, holds: bool = True) -> Condition:
     return condition
 
 
-def accumulate(events: Sequence[Event], draft: Draft, plain: Plain) -> None:
+def accumulate(
+    events: Sequence[Event], divisors: Sequence[Value], draft: Draft, plain: Plain, source: Source
+) -> None:
     """Set ``step.accumulate``: where steps are taken each n-th time, or after n backward passes."""
     if "step.accumulate" in draft.settings or "step.accumulate" in draft.unknown:
         return
-    steps = [event for event in events if _is_step(event)]
-    turns = next((found for step in steps if (found := _turns(step, events))), None)
-    if turns is None:
+    steps = ((event, _turns(event, events)) for event in events if _is_step(event))
+    step, turns = next(((step, turns) for step, turns in steps if turns is not None), (None, None))
+    if step is None or turns is None:
         return
     try:
         count = plain.of(turns)
@@ -66,6 +78,20 @@ def accumulate(events: Sequence[Event], draft: Draft, plain: Plain) -> None:
         return
     if isinstance(count, int) and count > 1:
         draft.set("step.accumulate", count)
+        if not any(_is(each, count, plain) for each in divisors):
+            draft.find(
+                "lost",
+                source.place(step.node),
+                f"The gradients of {count} micro-batches are summed here; a recipe averages them.",
+                f"multiply the loss by {count}, or with plain SGD the learning rate",
+            )
+
+
+def _is(value: Value, count: int, plain: Plain) -> bool:
+    try:
+        return bool(plain.of(value) == count)
+    except NotKnown:
+        return False
 
 
 def _is_step(event: Event) -> bool:

@@ -40,6 +40,19 @@ def read_module(source: Source, dialects: Sequence[Dialect] = DIALECTS) -> Readi
     return _Reader(interpreter, dialects).read()
 
 
+def known_calls(source: Source, dialects: Sequence[Dialect] = DIALECTS) -> list[Call]:
+    """Every call in a module that a dialect knows, each once, in the order of the text.
+
+    Raises:
+        SourceError: if it is nested too deeply to be followed.
+    """
+    from ampbridge.port.interpreter import Interpreter
+
+    interpreter = Interpreter(source, _Vocabulary(dialects))
+    interpreter.run()
+    return _Reader(interpreter, dialects).calls()
+
+
 # -- which names are known
 
 
@@ -122,6 +135,17 @@ class _Reader:
             self._source.file, framework, tuple(alternatives), tuple(dict.fromkeys(findings))
         )
 
+    def calls(self) -> list[Call]:
+        """The known calls, whatever the conditions; where one is met several times, as at first."""
+        plain = Plain(self._interpreter.memory, self._source, Decisions())
+        found: dict[int, Call] = {}
+        for event in self._events:
+            for dialect in self._dialects:
+                name = resolve(dialect, event.qualified)
+                if name is not None:
+                    found.setdefault(id(event.node), self._call(dialect, name, event, plain))
+        return sorted(found.values(), key=lambda call: (call.place.line, call.place.column))
+
     def _findings(self, draft: Draft) -> list[Finding]:
         unknown = [
             Finding(
@@ -169,7 +193,9 @@ class _Reader:
     def _tell_of(self, option: Option, draft: Draft) -> None:
         place = self._source.place(option.node)
         message = f"Its default is taken; the command line's {option.flag} may change it."
-        draft.find("note", place, message, f"port the script as it is run: the value of {option.flag}")
+        draft.find(
+            "note", place, message, f"port the script as it is run: the value of {option.flag}"
+        )
 
     def _tell_of_changes(
         self,
@@ -259,7 +285,8 @@ class _Reader:
             for name, draft in drafts.items():
                 if name != framework and not _sets(draft, "policy."):
                     self._add(draft, chosen)
-            loops.accumulate(self._events, chosen, plain)
+            divisors = self._interpreter.divisors
+            loops.accumulate(self._events, divisors, chosen, plain, self._source)
             dialect.finish(chosen)
         return _Draft(framework, chosen)
 

@@ -55,7 +55,9 @@ def dtype_name(value: Any) -> Any:
     """``paddle.float16`` as ``"float16"``; what is no dtype stays, for the recipe to refuse it."""
     text = value.last if isinstance(value, Name) else value
     text = text.lower() if isinstance(text, str) else text
-    return {"fp16": "float16", "bf16": "bfloat16"}.get(text, text) if isinstance(text, str) else text
+    return (
+        {"fp16": "float16", "bf16": "bfloat16"}.get(text, text) if isinstance(text, str) else text
+    )
 
 
 def take_level(call: Call, draft: Draft) -> None:
@@ -82,9 +84,7 @@ def take_list(call: Call, draft: Draft, argument: str, key: str, *, static: bool
     if argument not in call.arguments and call.unpacked is None:
         return
     place = call.place_of(argument)
-    kind: names.PaddleList = (
-        "custom_white_list" if key == "policy.allow" else "custom_black_list"
-    )
+    kind: names.PaddleList = "custom_white_list" if key == "policy.allow" else "custom_black_list"
 
     def canonical(entries: Any) -> Any:
         if not entries or isinstance(entries, str):
@@ -190,7 +190,9 @@ def decorate(call: Call, draft: Draft) -> None:
     if "policy.lists" not in draft.settings:  # a region says it, wherever it stands
         draft.set("policy.level", "O2" if "policy.level" not in draft.unknown else None)
         draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
-    draft.take("policy.master_weights", call, "master_weight", None, lambda value: value is not False)
+    draft.take(
+        "policy.master_weights", call, "master_weight", None, lambda value: value is not False
+    )
     take_save_dtype(call, draft)
     draft.take("decorate.master_grad", call, "master_grad", False, bool)
     take_kept(call, draft)
@@ -434,7 +436,9 @@ def prepare(call: Call, draft: Draft) -> None:
             draft.set("policy.lists", "paddle")
             draft.unknown["policy.level"] = error.place
             return
-        parts = {"level": argument} if value else {"level": replace(argument, evaluate=lambda: "O0")}
+        parts = (
+            {"level": argument} if value else {"level": replace(argument, evaluate=lambda: "O0")}
+        )
     configs = replace(call, arguments={str(key): part for key, part in parts.items()})
     take_level(configs, draft)
     draft.set("policy.lists", "paddle")
@@ -522,6 +526,8 @@ def finish(draft: Draft) -> None:
     settings = draft.settings
     level = settings.get("policy.level")
     if level == "O0":
+        for key in [key for key in settings if key.startswith(("policy.", "decorate."))]:
+            draft.set(key, "O0" if key == "policy.level" else None)
         return
     draft.set("policy.lists", "paddle")
     if settings.get("policy.dtype") == "bfloat16":
@@ -651,7 +657,18 @@ DIALECT = Dialect(
     signatures=SIGNATURES,
     aliases=ALIASES,
     handlers=HANDLERS,
-    words=("auto_cast", "amp_guard", "amp_decorate", "paddle.amp", "paddle import amp", "AmpScaler",
-           "GradScaler", "mixed_precision", "static.amp", "amp_configs", "strategy.amp"),
+    words=(
+        "auto_cast",
+        "amp_guard",
+        "amp_decorate",
+        "paddle.amp",
+        "paddle import amp",
+        "AmpScaler",
+        "GradScaler",
+        "mixed_precision",
+        "static.amp",
+        "amp_configs",
+        "strategy.amp",
+    ),
     finish=finish,
 )
