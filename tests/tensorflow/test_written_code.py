@@ -233,7 +233,7 @@ def test_scales_and_skips_follow_the_rule(load: Load, name: str) -> None:
 
 
 @pytest.mark.parametrize("on_overflow", ("drop_step", "drop_microbatch"))
-@pytest.mark.parametrize("scaling", ("keras", "torch", "paddle, twice"))
+@pytest.mark.parametrize("scaling", ("keras", "torch", "fleet"))
 def test_accumulation_drops_what_the_recipe_says(
     load: Load, on_overflow: Any, scaling: str
 ) -> None:
@@ -438,6 +438,7 @@ def test_a_schedule_by_the_loss(load: Load) -> None:
 def test_what_keras_expresses_loses_nothing() -> None:
     recipe = amp.Recipe(amp.Policy("O2", lists="tensorflow"), amp.Scaling.like("keras"), 4, 1.0)
     assert losses(recipe, "tensorflow") == ()
+    assert losses(recipe.replace(scaler=amp.Scaling()), "tensorflow") == ()
     assert losses(recipe, "tensorflow", native=False) == ()
 
 
@@ -451,6 +452,7 @@ def test_what_keras_expresses_loses_nothing() -> None:
         (amp.Recipe(amp.Policy("O2", master_weights=False)), "policy.master_weights", "changes"),
         (amp.Recipe(amp.Policy("O2", execution="simulated")), "policy.execution", "lost"),
         (amp.Recipe("O2", save_dtype="float16"), "decorate.save_dtype", "lost"),
+        (amp.Recipe(accumulate=2, on_overflow="drop_microbatch"), "step.accumulate", "changes"),
     ),
 )
 def test_what_keras_cannot_express_is_said(recipe: amp.Recipe, key: str, kind: str) -> None:

@@ -372,17 +372,18 @@ def layer(call: Call, draft: Draft) -> None:
     if "dtype" not in passed.arguments:
         return
     try:
-        dtype = str(_policy_name(passed, "dtype", draft))
+        name = str(_policy_name(passed, "dtype", draft))
     except NotKnown:
         return  # tensors have dtypes as well, and a layer may be of any
-    if dtype == "float32":
+    dtype = name.removeprefix("mixed_")
+    if name == "float32":
         _seen(draft).float32_layers.append(passed)
-    elif dtype.removeprefix("mixed_") in LOW_DTYPES and not _is_low(draft):
-        take_policy(dtype, passed, draft)
+    elif dtype in LOW_DTYPES and not _is_low(draft):
+        take_policy(name, passed, draft)
         draft.find(
             "lost",
             call.place,
-            f"Layers without a dtype are float32 there; a recipe runs all in {dtype.removeprefix('mixed_')} but for keep.",
+            f"Layers without a dtype are float32 there; the recipe runs all in {dtype} but for keep.",
             "name the others under keep.",
         )
 
@@ -407,8 +408,7 @@ def finish(draft: Draft) -> None:
     if seen.is_keras_2 and moves:
         draft.set("scaler.min_scale", 1.0)
         draft.comments["scaler.min_scale"] = "the floor of Keras 2"
-    scales = "scaler.like" in draft.settings
-    if seen.accumulates and scales and draft.settings.get("step.accumulate") != 1:
+    if seen.accumulates and draft.settings.get("step.accumulate") != 1:
         draft.set("step.on_overflow", "drop_microbatch")
         draft.comments["step.on_overflow"] = "as Keras accumulates"
 

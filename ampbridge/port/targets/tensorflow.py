@@ -101,7 +101,7 @@ def _is_keras_scaling(recipe: Recipe) -> bool:
             "max_consecutive_skips": scaling.max_consecutive_skips,
         }
     )
-    return scaling == keras and (recipe.accumulate == 1 or recipe.on_overflow == "drop_microbatch")
+    return scaling == keras and not _accumulates(recipe)
 
 
 def _listed(policy: Policy) -> Policy:
@@ -330,19 +330,28 @@ def _assigning(scaling: Scaling) -> str:
 
 
 def _trained_section(recipe: Recipe) -> str:
+    return fill(text.TRAINED, optimizer=_optimizer(recipe), batch_note=_batch_note(recipe))
+
+
+def _optimizer(recipe: Recipe) -> str:
+    """Keras' optimizers are given unscaled gradients; they clip what they have accumulated."""
     arguments = ["learning_rate"]
-    if _is_keras_scaling(recipe):
-        # The inner optimizer sees unscaled gradients; it clips what it has accumulated.
-        if recipe.clip_norm is not None:
-            arguments.append(f"global_clipnorm={number(recipe.clip_norm)}")
-        if recipe.accumulate > 1:
-            arguments.append(f"gradient_accumulation_steps={recipe.accumulate}")
-    several = f"one of {recipe.accumulate} micro-batches a step"
-    return fill(
-        text.TRAINED,
-        optimizer=f"return {call('keras.optimizers.SGD', arguments, room=88)}",
-        batch_note="each a batch" if recipe.accumulate == 1 else f"each {several}",
-    )
+    if recipe.clip_norm is not None:
+        arguments.append(f"global_clipnorm={number(recipe.clip_norm)}")
+    if _keras_accumulates(recipe):
+        arguments.append(f"gradient_accumulation_steps={recipe.accumulate}")
+    return f"return {call('keras.optimizers.SGD', arguments, room=88)}"
+
+
+def _batch_note(recipe: Recipe) -> str:
+    if recipe.accumulate == 1:
+        return "each a batch"
+    return f"each one of {recipe.accumulate} micro-batches a step"
+
+
+def _keras_accumulates(recipe: Recipe) -> bool:
+    """Whether Keras' optimizers accumulate as it says: an overflow drops a micro-batch."""
+    return recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch"
 
 
 # -- the step
@@ -352,6 +361,7 @@ def _step_section(recipe: Recipe, comments: Comments) -> str:
     if _is_keras_scaling(recipe):
         assert recipe.scaler is not None
         return program(
+            "# -- The step\n",
             text.RESULT,
             fill(
                 text.KERAS_STEP,
@@ -368,75 +378,65 @@ def _step_section(recipe: Recipe, comments: Comments) -> str:
         set_precision="self.set_precision(precision)" if recipe.schedule else "",
         set_precision_method=_set_precision_method(recipe),
         call=_call(recipe),
-        share="" if recipe.accumulate == 1 else ", one micro-batch's share of them",
+        share=", one micro-batch's share of them" if _accumulates(recipe) else "",
         output_dtype=_output_dtype(recipe),
         scaled_loss=_scaled_loss(recipe),
         present_scale=_present_scale_method(recipe),
     )
     numbers = {}
-    if recipe.accumulate > 1:
+    if _accumulates(recipe):
         numbers["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
-    if recipe.clip_norm is not None:
-        numbers["CLIP_NORM"] = (number(recipe.clip_norm), comments.get("step.clip_norm", ""))
-    return program(constants(numbers), text.RESULT, step, text.ALL_FINITE)
+    return program("# -- The step\n", constants(numbers), text.RESULT, step, text.ALL_FINITE)
 
 
 def _output_dtype(recipe: Recipe) -> str:
     return f"tf.{recipe.policy.output_dtype}"
 
 
+def _accumulates(recipe: Recipe) -> bool:
+    """Whether gradients are added up by the program: an overflow drops the whole step."""
+    return recipe.accumulate > 1 and not _keras_accumulates(recipe)
+
+
 def _state(recipe: Recipe) -> str:
-    lines = "" if recipe.scaler is None else "self.loss_scale = LossScale()\n"
-    if recipe.accumulate > 1:
-        lines += (
-            "self.totals = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]\n"
-        )
-        counter = "added = tf.Variable(0)" if _drops_microbatch(recipe) else "micro_batches = 0"
-        lines += f"self.{counter}\n"
-    return lines
-
-
-def _drops_microbatch(recipe: Recipe) -> bool:
-    return recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch"
+    lines = [] if recipe.scaler is None else ["self.loss_scale = LossScale()"]
+    if _accumulates(recipe):
+        totals = "[tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]"
+        lines += [f"self.totals = {totals}", "self.micro_batches = 0"]
+    return "\n".join(lines)
 
 
 def _set_precision_method(recipe: Recipe) -> str:
     if recipe.schedule is None:
         return ""
-    names = ["add", "last"] if _in_two_functions(recipe) else ["run"]
+    names = ["add", "last"] if _accumulates(recipe) else ["run"]
     retrace = "\n".join(f"self.{name} = tf.function(self.{name}_batch)" for name in names)
     return fill(text.SET_PRECISION_METHOD, retrace=retrace)
-
-
-def _in_two_functions(recipe: Recipe) -> bool:
-    return recipe.accumulate > 1 and not _drops_microbatch(recipe)
 
 
 def _call(recipe: Recipe) -> str:
     """The methods that run a batch: traced by decorator, or anew for each precision of a schedule."""
     scheduled = recipe.schedule is not None
-    suffix = "_batch" if scheduled else ""
     parts = {
         "decorator": "" if scheduled else "@tf.function",
         "scale": _scale(recipe),
         "update": _update(recipe),
     }
-    clip = "{0}, _ = tf.clip_by_global_norm({0}, CLIP_NORM)"
-    clip = "" if recipe.clip_norm is None else clip
-    if _in_two_functions(recipe):
-        return fill(
-            text.ACCUMULATING_CALL,
-            **parts,
-            add_name=f"add{suffix}",
-            last_name=f"last{suffix}",
-            present_scale=_present_scale(recipe),
-            clip=clip.format("gradients"),
-        )
-    template = text.DROPPING_CALL if _drops_microbatch(recipe) else text.CALL
-    clip = clip.format("sums" if _drops_microbatch(recipe) else "gradients")
-    if not scheduled:
-        return fill(template, **parts, name="__call__", clip=clip)
-    return text.SCHEDULED_CALL + "\n" + fill(template, **parts, name="run_batch", clip=clip)
+    if _accumulates(recipe):
+        suffix = "_batch" if scheduled else ""
+        names = {"add_name": f"add{suffix}", "last_name": f"last{suffix}"}
+        scale = _present_scale(recipe)
+        return fill(text.ACCUMULATING_CALL, **parts, **names, present_scale=scale)
+    waits = _keras_accumulates(recipe)
+    run = fill(
+        text.CALL,
+        **parts,
+        name="run_batch" if scheduled else "__call__",
+        before="steps = tf.identity(self.optimizer.iterations)" if waits else "",
+        after="applied = self.optimizer.iterations > steps" if waits else "",
+        applied="applied" if waits else "applied=finite",
+    )
+    return f"{text.SCHEDULED_CALL}\n{run}" if scheduled else run
 
 
 def _present_scale(recipe: Recipe) -> str:
@@ -460,8 +460,8 @@ def _scale(recipe: Recipe) -> str:
 def _scaled_loss(recipe: Recipe) -> str:
     scale = "self.present_scale()" if recipe.schedule else "self.loss_scale.value"
     if recipe.scaler is None:
-        return "loss" if recipe.accumulate == 1 else "loss / ACCUMULATE"
-    return f"loss * {scale}" if recipe.accumulate == 1 else f"loss * ({scale} / ACCUMULATE)"
+        return "loss / ACCUMULATE" if _accumulates(recipe) else "loss"
+    return f"loss * ({scale} / ACCUMULATE)" if _accumulates(recipe) else f"loss * {scale}"
 
 
 def _update(recipe: Recipe) -> str:
@@ -484,7 +484,7 @@ def _train_section(recipe: Recipe) -> str:
         watch.append(fill(text.RAISE, steps=str(scaling.max_consecutive_skips)))
     watched = len(watch) > 1
     whole_step = (
-        "result.applied" if _drops_microbatch(recipe) else "result.applied or result.overflowed"
+        "result.applied" if _keras_accumulates(recipe) else "result.applied or result.overflowed"
     )
     after = f"if {whole_step}:\n    schedule.after(result)" if recipe.schedule else ""
     before_step = text.CHANGE_PRECISION if recipe.schedule else ""
@@ -501,8 +501,7 @@ def _train_section(recipe: Recipe) -> str:
 
 def _watch(recipe: Recipe) -> str:
     """How skipped steps in a row are counted; micro-batches that wait do not count."""
-    waits = recipe.accumulate > 1 and not _drops_microbatch(recipe)
-    rest = "0 if result.applied else skipped" if waits else "0"
+    rest = "0 if result.applied else skipped" if _accumulates(recipe) else "0"
     return f"skipped = skipped + 1 if result.overflowed else {rest}\n"
 
 
@@ -549,7 +548,7 @@ def _native_losses(recipe: Recipe) -> tuple[Loss, ...]:
     for policy in recipe.policies:
         if policy.level != "O0" and not _is_graph_optimizer(recipe):
             found += _policy_losses(policy)
-    found += _settings_losses(recipe)
+    found += [*_accumulation_loss(recipe), *_settings_losses(recipe)]
     return tuple(dict.fromkeys(found))
 
 
@@ -597,10 +596,21 @@ def _function_loss(key: str, listed: Iterable[str]) -> Loss | None:
 
 
 def _settings_losses(recipe: Recipe) -> list[Loss]:
-    if recipe.save_dtype in (None, "float32"):
+    found = []
+    if recipe.save_dtype not in (None, "float32"):
+        msg = "Keras saves the float32 variables"
+        found.append(Loss("decorate.save_dtype", "lost", msg))
+    return found
+
+
+def _accumulation_loss(recipe: Recipe) -> list[Loss]:
+    if recipe.scaler is None or not _keras_accumulates(recipe):
         return []
-    msg = "Keras saves the float32 variables"
-    return [Loss("decorate.save_dtype", "lost", msg)]
+    msg = (
+        "Keras scales the loss of a micro-batch before it averages, where a recipe scales its share: "
+        f"gradients overflow from a {recipe.accumulate}th of the scale on"
+    )
+    return [Loss("step.accumulate", "changes", msg)]
 
 
 # -- with ampbridge
@@ -614,7 +624,7 @@ def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
         trained=fill(
             text.TRAINED,
             optimizer="return keras.optimizers.SGD(learning_rate)",
-            batch_note="each a batch" if recipe.accumulate == 1 else "each a micro-batch",
+            batch_note=_batch_note(recipe),
         ),
     )
 

@@ -353,11 +353,12 @@ def $name(self, x, y):
     loss, gradients = self.scaled_gradients(x, y)
     $scale
     finite = all_finite(gradients)
-    $clip
+    $before
     if finite:
         self.optimizer.apply(gradients, self.model.trainable_variables)
     $update
-    return Result(loss, scale, applied=finite, overflowed=tf.logical_not(finite))
+    $after
+    return Result(loss, scale, $applied, overflowed=tf.logical_not(finite))
 """
 
 ACCUMULATING_CALL = '''\
@@ -382,36 +383,12 @@ def $last_name(self, x, y):
     gradients = [total + gradient for total, gradient in zip(self.totals, gradients)]
     $scale
     finite = all_finite(gradients)  # an overflow in one micro-batch drops the whole step
-    $clip
     if finite:
         self.optimizer.apply(gradients, self.model.trainable_variables)
     for total in self.totals:
         total.assign(tf.zeros_like(total))
     $update
     return Result(loss, scale, applied=finite, overflowed=tf.logical_not(finite))
-'''
-
-DROPPING_CALL = '''\
-$decorator
-def $name(self, x, y):
-    """Adds up finite gradients; the optimizer runs once there are those of ``ACCUMULATE``."""
-    loss, gradients = self.scaled_gradients(x, y)
-    $scale
-    finite = all_finite(gradients)  # an overflow drops this micro-batch alone
-    if finite:
-        for total, gradient in zip(self.totals, gradients):
-            total.assign_add(gradient)
-        self.added.assign_add(1)
-    applied = tf.logical_and(finite, tf.equal(self.added, ACCUMULATE))
-    if applied:
-        sums = [tf.identity(total) for total in self.totals]
-        $clip
-        self.optimizer.apply(sums, self.model.trainable_variables)
-        for total in self.totals:
-            total.assign(tf.zeros_like(total))
-        self.added.assign(0)
-    $update
-    return Result(loss, scale, applied, overflowed=tf.logical_not(finite))
 '''
 
 SCHEDULED_CALL = """\
