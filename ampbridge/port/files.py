@@ -49,6 +49,18 @@ def read(path_or_source: str | PathLike[str]) -> Reading:
     return _read_python(source.load(file), file)
 
 
+def parsed(path_or_source: str | PathLike[str]) -> source.Source:
+    """The tree of a Python file, or of source passed as text.
+
+    Raises:
+        SourceError: as ``read``.
+    """
+    if isinstance(path_or_source, str) and "\n" in path_or_source:
+        return source.parse(path_or_source.encode(), TEXT)
+    file = fspath(path_or_source)
+    return source.parse(source.load(file), file)
+
+
 def read_many(paths: Iterable[str | PathLike[str]]) -> Iterator[Outcome]:
     """``read`` for each file, and for each ``.py`` file under a folder, in order."""
     for path in paths:

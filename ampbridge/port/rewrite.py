@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
 from ampbridge.errors import SourceError
 from ampbridge.port.dialect import Call
+from ampbridge.port.files import parsed
+from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
 from ampbridge.port.replacements import REPLACEMENTS, NoReplacement
+from ampbridge.port.source import Source
 
 IMPORTS = {
     "ampbridge.": "import ampbridge",
@@ -20,11 +29,33 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The new text, and the calls that have no replacement and were left as they are."""
+    """The new text, the calls that were replaced, and those that have no replacement and were left."""
 
+    file: str
+    before: str
     text: str
+    encoding: str
     replaced: tuple[Place, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def difference(self) -> str:
+        """A unified diff; empty where nothing was replaced."""
+        before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
+        lines = unified_diff(before, after, self.file, f"{self.file} with ampbridge")
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+    def save(self) -> None:
+        """Put the new text in the file's place, in its own encoding.
+
+        Raises:
+            SourceError: if it cannot be written.
+        """
+        try:
+            Path(self.file).write_bytes(self.text.encode(self.encoding))
+        except OSError as error:
+            msg = f"Cannot write {self.file!r}: {error.strerror or error}.\n"
+            raise SourceError(msg + "Hint: --out another.py") from error
 
 
 @dataclass(frozen=True)
@@ -35,32 +66,51 @@ class _Edit:
     place: Place | None = None
 
 
-def rewrite(text: str, calls: Sequence[Call]) -> Rewriting:
-    """``text`` with each of ``calls`` replaced; ``calls`` are those that were found in it.
+def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
+    """A script with its AMP calls replaced. Nothing of it is run, and the file stays as it is.
 
-        for each call:  its text -> our call, made of its own expressions
-        if any:         import ampbridge, behind the first import
+        for each known call:  its text -> our call, made of its own expressions
+        if any:               import ampbridge, behind the first import
+
+    Args:
+        path_or_source: as for ``read``; Python alone.
 
     Raises:
-        SourceError: if a call does not stand where it says.
+        SourceError: as ``read``.
     """
-    starts = _line_starts(text)
+    source = _Verbatim(**vars(parsed(path_or_source)))
     edits: list[_Edit] = []
     findings: list[Finding] = []
-    for call in calls:
-        replacement = REPLACEMENTS.get(call.name, _without_replacement)
+    for call in known_calls(source):
         try:
-            new = replacement(call)
+            new = REPLACEMENTS.get(call.name, _without_replacement)(call)
         except NoReplacement as error:
             findings.append(Finding("lost", call.place, error.message, error.hint))
             continue
         if new is not None:
-            edits.append(_edit(text, starts, call.place, new))
+            edits.append(_edit(source, call.place, new))
     kept = _outermost(edits)
     findings += [_inside_another(edit) for edit in edits if edit not in kept]
-    added = _imports(text, starts, "".join(edit.text for edit in kept))
+    added = _imports(source, kept)
     replaced = tuple(edit.place for edit in kept if edit.place is not None)
-    return Rewriting(_applied(text, [*kept, *added]), replaced, tuple(findings))
+    text = _applied(source.text, [*kept, *added])
+    return Rewriting(source.file, source.text, text, source.encoding, replaced, tuple(findings))
+
+
+class _Verbatim(Source):
+    """A source whose places hold the text as it stands in the file, line breaks and all."""
+
+    @cached_property
+    def line_starts(self) -> list[int]:
+        """Of Python's lines: form feeds and Unicode's separators end none."""
+        return [0, *(end.end() for end in re.finditer(r"\r\n|\n|\r", self.text))]
+
+    def offset(self, line: int, column: int) -> int:
+        return self.line_starts[line - 1] + column
+
+    def text_of(self, node: Any) -> str:
+        start, end = self.range_of(node)
+        return self.text[self.offset(*start) : self.offset(*end)]
 
 
 def _without_replacement(call: Call) -> str | None:
@@ -72,22 +122,9 @@ def _without_replacement(call: Call) -> str | None:
 # -- places in the text
 
 
-def _lines(text: str) -> Iterator[re.Match[str]]:
-    """Python's lines: form feeds and Unicode's separators end none."""
-    return re.finditer(r"[^\r\n]*(?:\r\n|\n|\r|\Z)", text)
-
-
-def _line_starts(text: str) -> list[int]:
-    return [line.start() for line in _lines(text)]
-
-
-def _edit(text: str, starts: Sequence[int], place: Place, new: str) -> _Edit:
-    start = starts[place.line - 1] + place.column
-    end = start + len(place.text)
-    if text[start:end] != place.text:
-        msg = f"{place}: the file has changed since it was read.\nHint: read it again."
-        raise SourceError(msg)
-    return _Edit(start, end, new, place)
+def _edit(source: _Verbatim, place: Place, new: str) -> _Edit:
+    start = source.offset(place.line, place.column)
+    return _Edit(start, start + len(place.text), new, place)
 
 
 def _inside_another(edit: _Edit) -> Finding:
@@ -107,7 +144,7 @@ def _outermost(edits: Sequence[_Edit]) -> list[_Edit]:
 
 def _applied(text: str, edits: Sequence[_Edit]) -> str:
     pieces, done = [], 0
-    for edit in sorted(edits, key=lambda edit: edit.start):
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
         pieces += [text[done : edit.start], edit.text]
         done = edit.end
     return "".join([*pieces, text[done:]])
@@ -116,42 +153,40 @@ def _applied(text: str, edits: Sequence[_Edit]) -> str:
 # -- imports
 
 
-def _imports(text: str, starts: Sequence[int], written: str) -> list[_Edit]:
-    """The imports that ``written`` needs and ``text`` lacks, on lines of their own."""
-    tree = ast.parse(text)
-    present = {
-        ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))
-    }
+def _imports(source: _Verbatim, edits: Sequence[_Edit]) -> list[_Edit]:
+    """The imports that ``edits`` need and the module lacks, on lines of their own."""
+    body = ast.parse(source.text).body
+    written = "".join(edit.text for edit in edits)
+    present = {ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))}
     lines = [line for used, line in IMPORTS.items() if used in written and line not in present]
     if not lines:
         return []
-    newline = next((m[0] for m in re.finditer(r"\r\n|\n|\r", text)), "\n")
-    at, ends_a_line = _place_of_imports(tree, text, starts)
+    newline = next(iter(re.findall(r"\r\n|\n|\r", source.text)), "\n")
     block = "".join(line + newline for line in lines)
-    return [_Edit(at, at, block if ends_a_line else newline + block)]
-
-
-def _place_of_imports(tree: ast.Module, text: str, starts: Sequence[int]) -> tuple[int, bool]:
-    """Behind the first import at the top; before the first statement that may use it otherwise.
-
-    Returns:
-        The offset, and whether it is at the beginning of a line.
-    """
-    body = tree.body
-    first = next(
-        (i for i, node in enumerate(body) if not _is_docstring(node, i) and not _is_future(node)),
-        len(body),
-    )
-    imports = (ast.Import, ast.ImportFrom)
-    behind = body[first] if first < len(body) and isinstance(body[first], imports) else None
-    if behind is None and first > 0:
-        behind = body[first - 1]
+    behind = _statement_before_imports(body)
     if behind is None:
-        return (starts[body[0].lineno - 1] if body else 0), True
-    assert behind.end_lineno is not None
-    if behind.end_lineno < len(starts):
-        return starts[behind.end_lineno], True
-    return len(text), False
+        at = source.offset(body[0].lineno, 0)
+    elif _line_of(source, edits[0]) == behind.lineno:  # import torch; torch.autocast(...)
+        at = source.offset(behind.lineno, 0)
+    elif behind.end_lineno is not None and behind.end_lineno < len(source.line_starts):
+        at = source.offset(behind.end_lineno + 1, 0)
+    else:
+        at, block = len(source.text), newline + block
+    return [_Edit(at, at, block)]
+
+
+def _line_of(source: _Verbatim, edit: _Edit) -> int:
+    return bisect_right(source.line_starts, edit.start)
+
+
+def _statement_before_imports(body: Sequence[ast.stmt]) -> ast.stmt | None:
+    """The first import, or what must stand before any: a docstring, imports of the future."""
+    last = None
+    for index, node in enumerate(body):
+        if not (_is_docstring(node, index) or _is_future(node)):
+            return node if isinstance(node, (ast.Import, ast.ImportFrom)) else last
+        last = node
+    return last
 
 
 def _is_docstring(node: ast.stmt, index: int) -> bool:

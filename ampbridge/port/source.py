@@ -27,7 +27,9 @@ LARGEST = 4 * 2**20
 # stack and takes the process along. Python itself stops at 200 brackets.
 DEEPEST = 400
 
-PYTHON_2 = re.compile(r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)", re.M)
+PYTHON_2 = re.compile(
+    r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)", re.M
+)
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Source:
     file: str
     text: str
     module: cst.Module
+    encoding: str = "utf-8"
     _texts: dict[Any, str] = field(default_factory=dict)
 
     @cached_property
@@ -50,6 +53,11 @@ class Source:
         """Where ``node`` stands, and its text."""
         start = self._positions[node].start
         return Place(self.file, start.line, start.column, self.text_of(node))
+
+    def range_of(self, node: cst.CSTNode) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Line and column where ``node`` begins and where it ends, without parentheses around it."""
+        found = self._positions[node]
+        return (found.start.line, found.start.column), (found.end.line, found.end.column)
 
     def text_of(self, node: cst.CSTNode) -> str:
         """The code of ``node``, on one line."""
@@ -89,7 +97,7 @@ def parse(data: bytes, file: str) -> Source:
         msg = "Reading Python source needs LibCST, which is not installed.\n"
         raise SourceError(msg + "Hint: pip install 'ampbridge[port]'") from error
     try:
-        return Source(file, text, cst.parse_module(text))
+        return Source(file, text, cst.parse_module(text), encoding_of(data))
     except cst.ParserSyntaxError as error:
         if PYTHON_2.search(text):
             msg = f"{file} is Python 2 (line {error.raw_line}), which is not read.\n"
@@ -124,10 +132,14 @@ def decoded(data: bytes, file: str) -> str:
     """
     check(data, file)
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding)
+        return data.decode(encoding_of(data))
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise _no_source(file, f"is not text in the encoding that it declares: {error}") from error
+
+
+def encoding_of(data: bytes) -> str:
+    """The encoding that a module declares, else UTF-8; with a byte order mark, where there is one."""
+    return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
 
 
 def _no_source(file: str, why: str) -> SourceError:
