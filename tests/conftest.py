@@ -1,6 +1,8 @@
 """Settings of every test process."""
 
 import os
+import sys
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -10,3 +12,5 @@ settings.register_profile(
     "nightly", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+sys.path.insert(0, str(Path(__file__).parent))  # for histories.py; pytest adds no paths
