@@ -66,3 +66,46 @@ def test_gradients_as_values_are_agreed_upon_as_well(ranks, toy):
     _, grads = amp.value_and_grad(lambda model: (np.float32(2.0), None), model, scaler=scaler)
     assert not scaler.step(optimizer, grads)
     assert asked == [(FINITE, optimizer)]
+
+
+def test_each_replica_of_a_process_goes_through_a_loop_of_its_own(toy, monkeypatch):
+    """One scaler, which threads of an engine share; they run side by side."""
+    calling = [0]
+    monkeypatch.setattr(toy.Backend, "replica", lambda self: calling[0])
+    model = toy.Model(1.0)
+    optimizer, scaler = toy.Optimizer(model), GradScaler(8.0)
+    for replica in (0, 1):
+        calling[0] = replica
+        optimizer.gradient = toy.array([8.0])
+        assert scaler.step(optimizer)
+    for replica in (0, 1):
+        calling[0] = replica
+        assert not scaler.found_inf(optimizer)
+        scaler.update()
+        with pytest.raises(amp.CallOrderError, match="nothing was checked"):
+            scaler.update()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_is_run_on_all_replicas(toy, monkeypatch, compiled):
+    def twice(self, program, model):
+        def both(policy, final, total, batch):
+            program(policy, final, total, batch)
+            return program(policy, final, total, batch)
+
+        wrapped.append(model)
+        return both
+
+    wrapped = []
+    monkeypatch.setattr(toy.Backend, "on_replicas", twice)
+    monkeypatch.setattr(toy.Backend, "compile", lambda self, build, loss_fn: build(loss_fn))
+    model = toy.Model(1.0)
+    seen = []
+
+    def loss_fn(model):
+        seen.append(model)
+        return np.float32(2.0)
+
+    amp.train_step(loss_fn, model, toy.Optimizer(model), compile=compiled)()
+    assert wrapped == [model]
+    assert seen == [model, model]
