@@ -7,6 +7,9 @@ from typing import Any
 from ampbridge.port.dialect import Draft
 from ampbridge.presets import preset
 
+ELSEWHERE = "a scaler from elsewhere"
+"""Where a file uses a scaler that it does not make, in ``Draft.seen``."""
+
 
 def known(draft: Draft) -> bool:
     """Whether something has been said of a scaler."""
@@ -48,10 +51,16 @@ def unless_known(draft: Draft, name: str) -> None:
         like(draft, name)
 
 
-def never_unless_known(draft: Draft) -> None:
-    """No loss scaling, if nothing has been said of it."""
-    if not known(draft):
+def settle(draft: Draft, name: str) -> None:
+    """Once a file is read: no scaling, if nothing has been said of it, and no other file does it."""
+    if known(draft):
+        return
+    if ELSEWHERE in draft.seen:
+        like(draft, name)
+        draft.unknown["scaler.enabled"] = draft.seen[ELSEWHERE]
+    else:
         never(draft)
+        draft.comments["scaler.enabled"] = "no GradScaler in this file"
 
 
 def number(value: Any) -> Any:

@@ -68,8 +68,6 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
         draft.find("ignored", call.place, "torch.autocast switches itself off with dtype float32.")
         return
     draft.set("policy.lists", "torch")
-    if dtype != "bfloat16":
-        scaling.never_unless_known(draft)
     _tell_of_cpu_lists(call, draft)
     if "cache_enabled" in call.arguments:
         message = "cache_enabled is a matter of memory and speed, not of what is computed."
@@ -127,7 +125,6 @@ def set_enabled(call: Call, draft: Draft) -> None:
         draft.set("policy.level", "O1")
         draft.set("policy.dtype", "float16")
         draft.set("policy.lists", "torch")
-        scaling.never_unless_known(draft)
 
 
 def set_dtype(call: Call, draft: Draft) -> None:
@@ -172,8 +169,6 @@ def sharded(call: Call, draft: Draft) -> None:
         return
     draft.set("policy.level", "O2")
     draft.set("policy.lists", "torch")
-    if dtype != "bfloat16":
-        scaling.never_unless_known(draft)
     tell_of_pure(draft, call, dtype or "it")
     if "reduce_dtype" in call.arguments:
         place = call.place_of("reduce_dtype")
@@ -189,8 +184,6 @@ def pure(draft: Draft, call: Call, dtype: str) -> None:
     draft.set("policy.lists", "torch")
     draft.set("policy.master_weights", False)
     draft.comments["policy.level"] = call.place.text
-    if dtype == "float16":
-        scaling.never_unless_known(draft)
     tell_of_pure(draft, call, dtype)
 
 
@@ -210,8 +203,7 @@ def tell_of_pure(draft: Draft, call: Call, dtype: str) -> None:
 def grad_scaler(call: Call, draft: Draft) -> None:
     """``GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, ..., enabled=True)``."""
     take_scaler(call, draft)
-    if "policy.level" not in {*draft.settings, *draft.unknown}:
-        draft.unknown["policy.level"] = call.place  # until a region says it
+    draft.seen["scaler"] = call.place
 
 
 def take_scaler(call: Call, draft: Draft) -> None:
@@ -306,10 +298,26 @@ def tell_of_clipping(call: Call, draft: Draft, by: str) -> None:
 
 def finish(draft: Draft) -> None:
     """What can be said when all calls have been seen."""
+    if "policy.level" not in {*draft.settings, *draft.unknown}:
+        _settle_level(draft)
     if draft.settings.get("policy.level") == "O0":
         draft.findings[:] = [f for f in draft.findings if f.message != FLOAT32_REGION]
-    scaled = draft.settings.get("scaler.like") == "torch"
-    if scaled and "clip" in draft.seen and "unscale" not in draft.seen:
+    elif "policy.lists" in draft.settings and draft.settings.get("policy.dtype") != "bfloat16":
+        scaling.settle(draft, "torch")
+    if draft.settings.get("scaler.like") == "torch":
+        _tell_of_scaled_clipping(draft)
+
+
+def _settle_level(draft: Draft) -> None:
+    """A scaler alone: regions do not open here, or are in another file."""
+    if not draft.seen.keys().isdisjoint(_REGIONS):
+        draft.set("policy.level", "O0")
+    elif "scaler" in draft.seen:
+        draft.unknown["policy.level"] = draft.seen["scaler"]
+
+
+def _tell_of_scaled_clipping(draft: Draft) -> None:
+    if "clip" in draft.seen and "unscale" not in draft.seen:
         draft.find(
             "lost",
             draft.seen["clip"],
@@ -319,6 +327,7 @@ def finish(draft: Draft) -> None:
         )
 
 
+_REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
 _SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
 _SHARDED = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
 _NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
