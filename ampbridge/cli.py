@@ -1,4 +1,4 @@
-"""The command line: ``ampbridge doctor``, ``explain`` and ``lists``."""
+"""The command line: ``ampbridge doctor``, ``explain``, ``lists`` and ``port``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ampbridge import lists_command, registry
 from ampbridge.diagnosis import FrameworkReport, Report, inspect, not_probed
 from ampbridge.errors import AmpBridgeError
 from ampbridge.explain import explain
+from ampbridge.port import command as port_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     explained.set_defaults(run=_explain)
 
     lists_command.add_to(commands)
+    port_command.add_to(commands)
     return parser
 
 

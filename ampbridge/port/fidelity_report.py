@@ -84,14 +84,18 @@ class Report:
     def tables(self) -> tuple[Table, ...]:
         """The settings; and the ops, if there are any."""
         counts = ", ".join(f"{len(self.of(kind))} {_SAID[kind]}" for kind in _ORDER)
-        words = f"{self.target}, native code" if self.native else f"{self.target}, with ampbridge"
         settings = Table(
-            f"Fidelity ({words}): {counts}",
+            f"Fidelity ({self._form()}): {counts}",
             ("setting", "value", "", "why"),
             tuple((row.key, row.value, row.kind, row.message) for row in self.rows),
             self.remarks,
         )
         return (settings, self._ops_table()) if self.ops else (settings,)
+
+    def _form(self) -> str:
+        if self.target not in NATIVE_SCALERS:
+            return self.target
+        return f"{self.target}, {'native code' if self.native else 'with ampbridge'}"
 
     def _ops_table(self) -> Table:
         kept = sum(row.is_kept for row in self.ops)
@@ -247,7 +251,7 @@ def _remarks(recipe: Recipe, target: str, native: bool) -> Iterator[str]:
     policies = [policy for policy in recipe.policies if policy.level != "O0"]
     if (native and target != "ampbridge") or target == "toml" or not policies:
         return
-    backend = "torch" if target == "ampbridge" else target
+    backend = "torch, or tensorflow, paddle, numpy" if target == "ampbridge" else target
     yield "numpy: low precision is simulated, by rounding."
     yield "paddle: native on GPUs; simulated on CPUs, which have no 16-bit kernels there."
     yield "torch, tensorflow: native on GPUs; on CPUs simulated where native kernels are slower."

@@ -1,0 +1,267 @@
+"""The command ``ampbridge port``: what files say of mixed precision, and the same for another framework.
+
+The result goes to standard output or ``--out``; what was found on the way and the fidelity report go
+to standard error. With ``--json`` all of it is one value on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
+from ampbridge.port import Alternative, Outcome, Reading, read_many
+from ampbridge.port.ported import Ported, Wish, port
+from ampbridge.port.targets import TARGETS
+from ampbridge.recipe import Recipe
+from ampbridge.recipe_file import SECTIONS, unknown
+from ampbridge.tables import Table
+
+Commands = Any  # what argparse's add_subparsers returns has no public name
+
+FAILED = 1
+NOT_EXPRESSIBLE = 3
+"""The exit code of ``--strict`` where something is lost; argparse has 2."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add ``port`` to the commands of a parser."""
+    says = "read mixed precision out of scripts and configurations; write it for another framework"
+    parser = commands.add_parser("port", help=says, description=says)
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="Python, JSON, YAML, or a recipe in TOML; a directory for all scripts below",
+    )
+    parser.add_argument("--to", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument(
+        "--ampbridge",
+        action="store_true",
+        help="the target's code uses ampbridge; else native code",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where the result goes, instead of being printed"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="--to ampbridge: change the scripts, show no differences",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a value that the file does not say: scaler.init_scale=1024.0",
+    )
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="of several recipes, the one under this condition",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help=f"exit with {NOT_EXPRESSIBLE} if something is lost"
+    )
+    parser.add_argument("--json", action="store_true", help="as data")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    several = len(options.files) > 1 or any(Path(file).is_dir() for file in options.files)
+    wish = _wish(options, several)
+    results = [port(outcome, wish) for outcome in _outcomes(options.files)]
+    for result in results:
+        _store(result, options)
+    if options.json:
+        data = [result.to_dict() for result in results]
+        print(json.dumps(data if several else data[0]))
+    else:
+        for result in results:
+            _tell(result)
+        if several:
+            _show_several(results, options)
+        else:
+            _show(results[0], options)
+    if any(result.error for result in results):
+        return FAILED
+    lost = options.strict and any(result.has_lost for result in results)
+    return NOT_EXPRESSIBLE if lost else 0
+
+
+# -- what is asked for
+
+
+def _wish(options: argparse.Namespace, several: bool) -> Wish:
+    """What the options ask for.
+
+    Raises:
+        ArgumentError: for options that cannot be, or not together.
+    """
+    _check_target(options.to)
+    _check_together(options)
+    if several:
+        _check_for_several(options)
+    return Wish(
+        options.to, not options.ampbridge, dict(map(_known, options.set)), tuple(options.where)
+    )
+
+
+def _check_target(target: str | None) -> None:
+    if target is not None and target not in TARGETS:
+        close = nearest(target, TARGETS, 1) or ["tensorflow"]
+        msg = f"Cannot write for {target!r}; allowed are {listed(TARGETS)}.\n"
+        raise ArgumentError(msg + f"Hint: --to {close[0]}")
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    if options.ampbridge and options.to not in ("paddle", "tensorflow", "torch"):
+        msg = "--ampbridge is a form of a framework's code.\n"
+        raise ArgumentError(msg + "Hint: --to tensorflow --ampbridge")
+    if options.write and options.to != "ampbridge":
+        msg = "--write changes scripts, as --to ampbridge does; other results are new files.\n"
+        raise ArgumentError(msg + f"Hint: --to {options.to or 'toml'} --out FILE")
+    if options.write and options.out:
+        msg = "--write changes the script itself, --out leaves it as it is.\n"
+        raise ArgumentError(msg + "Hint: leave one of them out.")
+
+
+def _check_for_several(options: argparse.Namespace) -> None:
+    if options.out:
+        msg = "--out takes the result of one file, and there are several.\n"
+        raise ArgumentError(msg + "Hint: ampbridge port train.py --out FILE")
+    if options.to not in (None, "ampbridge"):
+        msg = f"--to {options.to} writes a program for one file, and there are several.\n"
+        raise ArgumentError(msg + f"Hint: ampbridge port train.py --to {options.to}")
+
+
+def _known(text: str) -> tuple[str, Any]:
+    """``scaler.init_scale=1024.0`` as a key of a recipe file and a value of TOML, or else text."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    key, equals, value = (part.strip() for part in text.partition("="))
+    section, _, name = key.partition(".")
+    if not equals or not value:
+        msg = f"Cannot read --set {text!r}.\nHint: --set scaler.init_scale=1024.0"
+        raise ArgumentError(msg)
+    if section not in SECTIONS or name not in SECTIONS[section]:
+        keys = [f"{section}.{name}" for section, names in SECTIONS.items() for name in names]
+        raise ArgumentError(unknown("A recipe", key, keys))
+    try:
+        return key, tomlkit.parse(f"value = {value}").unwrap()["value"]
+    except TOMLKitError:
+        return key, value
+
+
+# -- what is read
+
+
+def _outcomes(paths: Sequence[str]) -> Iterator[Outcome]:
+    """What each file says; TOML is a recipe."""
+    for path in paths:
+        if Path(path).suffix == ".toml":
+            yield _recipe_file(path)
+        else:
+            yield from read_many([path])
+
+
+def _recipe_file(path: str) -> Outcome:
+    try:
+        recipe = Recipe.load(path)
+    except RecipeError as error:
+        return Outcome(path, None, SourceError(str(error)))
+    settings = {
+        f"{section}.{key}": value
+        for section, keys in recipe.to_dict().items()
+        for key, value in keys.items()
+    }
+    return Outcome(path, Reading(path, "ampbridge", (Alternative((), settings, {}, {}),), ()))
+
+
+# -- where results go
+
+
+def _store(result: Ported, options: argparse.Namespace) -> None:
+    """Write what is to be written to a file."""
+    if result.error is not None:
+        return
+    if options.out is not None:
+        _save(Path(options.out), result.text)
+    elif options.write and result.rewriting is not None:
+        result.rewriting.save()
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_bytes(text.encode())  # line ends as they are
+    except OSError as error:
+        msg = f"Cannot write {str(path)!r}: {error.strerror or error}.\n"
+        raise ArgumentError(msg + "Hint: --out in a directory that exists.") from error
+
+
+def _tell(result: Ported) -> None:
+    """What was found on the way, or went wrong."""
+    for finding in result.findings:
+        print(f"{finding.kind}: {finding}", file=sys.stderr)
+    if result.error:
+        print(f"{type(result.error).__name__}: {result.error}", file=sys.stderr)
+
+
+def _show(result: Ported, options: argparse.Namespace) -> None:
+    """The result of one file; the fidelity report on standard error."""
+    if result.error:
+        return
+    if result.framework is None:
+        print(f"{result.file} uses no mixed precision that is known here.", file=sys.stderr)
+        return
+    if not options.write and options.out is None:
+        print(result.rewriting.difference if result.rewriting else result.text, end="")
+    if result.report:
+        for table in result.report.tables():
+            print(file=sys.stderr)
+            table.print(sys.stderr)
+
+
+def _show_several(results: Sequence[Ported], options: argparse.Namespace) -> None:
+    """The differences of scripts; then a row for each file that has something to say."""
+    for result in results:
+        if result.rewriting and not options.write:
+            print(result.rewriting.difference, end="")
+    summary(results).print(sys.stderr if options.to else sys.stdout)
+
+
+def summary(results: Sequence[Ported]) -> Table:
+    """A row for each file that uses mixed precision or could not be read."""
+    using = sum(result.framework is not None for result in results)
+    failed = sum(result.error is not None for result in results)
+    rows = [_row(result) for result in results if result.framework or result.error]
+    return Table(
+        f"Files: {len(results)} read, {using} with mixed precision, {failed} failed",
+        ("file", "framework", "recipes", "unknown", "ignored", "lost"),
+        tuple(rows),
+    )
+
+
+def _row(result: Ported) -> tuple[str, ...]:
+    if result.error:
+        return (result.file, "", f"failed: {str(result.error).splitlines()[0]}", "", "", "")
+    kinds = [finding.kind for finding in result.findings]
+    recipes = [_short(alternative) for alternative in result.alternatives]
+    counts = (str(kinds.count(kind) or "") for kind in ("unknown", "ignored", "lost"))
+    return (result.file, result.framework or "", ", ".join(dict.fromkeys(recipes)), *counts)
+
+
+def _short(alternative: Alternative) -> str:
+    """``O1:float16``, as far as it is known."""
+    shown = [
+        "?" if key in alternative.unknown else str(alternative.settings.get(key, usual))
+        for key, usual in (("policy.level", "O1"), ("policy.dtype", "float16"))
+    ]
+    return "O0" if shown[0] == "O0" else ":".join(shown)

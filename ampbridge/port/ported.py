@@ -1,0 +1,208 @@
+"""What becomes of a file that is ported: the recipe in it, and the same in other words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ampbridge.errors import AmpBridgeError, ArgumentError, SourceError, listed, nearest
+from ampbridge.port.fidelity_report import Report, fidelity
+from ampbridge.port.files import Outcome
+from ampbridge.port.reading import Alternative, Finding, Reading
+from ampbridge.port.rewrite import Rewriting, rewrite
+from ampbridge.port.targets import write
+from ampbridge.recipe import Recipe
+from ampbridge.recipe_file import SECTIONS, text_of
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a file is to become.
+
+    Args:
+        target: as for ``write``; None for what the file says, as TOML.
+        native: as for ``write``.
+        known: values that the file does not say, by key.
+        where: conditions of the recipe that is meant.
+    """
+
+    target: str | None
+    native: bool
+    known: Mapping[str, Any]
+    where: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ported:
+    """What became of one file.
+
+    ``text`` is TOML, a program, or the script as it was rewritten. ``recipe`` is None where it was not
+    asked for, or is not one.
+    """
+
+    file: str
+    reading: Reading | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    recipe: Recipe | None = None
+    text: str = ""
+    rewriting: Rewriting | None = None
+    report: Report | None = None
+    findings: tuple[Finding, ...] = ()
+    error: AmpBridgeError | None = None
+
+    @property
+    def framework(self) -> str | None:
+        """Whose words the file was written in."""
+        return None if self.reading is None else self.reading.framework
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether something cannot be expressed in a recipe, or on the target."""
+        beyond = any(finding.kind == "lost" for finding in self.findings)
+        return beyond or (self.report is not None and not self.report.can_be_expressed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "file": self.file,
+            "error": None if self.error is None else str(self.error),
+            "framework": self.framework,
+            "alternatives": [_alternative_as_data(each) for each in self.alternatives],
+            "recipe": None if self.recipe is None else self.recipe.to_dict(),
+            "findings": [_finding_as_data(finding) for finding in self.findings],
+            "text": self.text,
+            "difference": None if self.rewriting is None else self.rewriting.difference,
+            "fidelity": None if self.report is None else self.report.to_dict(),
+        }
+
+
+def _alternative_as_data(alternative: Alternative) -> dict[str, Any]:
+    return {
+        "conditions": list(alternative.conditions),
+        "settings": dict(alternative.settings),
+        "unknown": {
+            key: {"file": at.file, "line": at.line, "text": at.text}
+            for key, at in alternative.unknown.items()
+        },
+        "comments": dict(alternative.comments),
+    }
+
+
+def _finding_as_data(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "file": finding.place.file,
+        "line": finding.place.line,
+        "text": finding.place.text,
+        "message": finding.message,
+        "hint": finding.hint,
+    }
+
+
+def port(outcome: Outcome, wish: Wish) -> Ported:
+    """Make of what was read in a file what is wished for. Errors are part of the result."""
+    if outcome.reading is None:
+        return Ported(outcome.file, error=outcome.error)
+    try:
+        return _made(outcome.reading, wish)
+    except AmpBridgeError as error:
+        found = outcome.reading.findings
+        return Ported(outcome.file, outcome.reading, findings=found, error=error)
+
+
+def _made(reading: Reading, wish: Wish) -> Ported:
+    alternatives = _selected(reading, wish.where)
+    if wish.target is None:
+        text = "\n".join(as_toml(each, wish.known) for each in alternatives)
+        return Ported(reading.file, reading, alternatives, None, text, findings=reading.findings)
+    if wish.target == "ampbridge" and Path(reading.file).suffix == ".py":
+        return _rewritten(reading, alternatives, wish)
+    recipe, comments = _the_recipe(reading, alternatives, wish.known)
+    return Ported(
+        reading.file,
+        reading,
+        alternatives,
+        recipe,
+        write(recipe, wish.target, native=wish.native, comments=comments),
+        None,
+        fidelity(recipe, wish.target, native=wish.native),
+        reading.findings,
+    )
+
+
+def _selected(reading: Reading, where: Sequence[str]) -> tuple[Alternative, ...]:
+    """The alternatives under the given conditions.
+
+    Raises:
+        SourceError: if there is none.
+    """
+    found = tuple(each for each in reading.alternatives if set(where) <= set(each.conditions))
+    if where and not found:
+        conditions = dict.fromkeys(c for each in reading.alternatives for c in each.conditions)
+        close = nearest(where[0], conditions, 1) or list(conditions)
+        known = f"its conditions are {listed(conditions)}" if conditions else "it has no conditions"
+        msg = f"{reading.file} has no recipe where {' and '.join(where)}; {known}.\n"
+        hint = f"Hint: --where {close[0]!r}" if close else "Hint: leave --where out."
+        raise SourceError(msg + hint)
+    return found
+
+
+def _the_recipe(
+    reading: Reading, alternatives: Sequence[Alternative], known: Mapping[str, Any]
+) -> tuple[Recipe, Mapping[str, str]]:
+    """The one recipe, and what its keys were called in the source.
+
+    Raises:
+        SourceError: if there is none, or several, or something of it is unknown.
+    """
+    if len(alternatives) != 1:
+        return Reading(reading.file, reading.framework, tuple(alternatives), ()).recipe, {}
+    return alternatives[0].recipe_with(known), alternatives[0].comments
+
+
+def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
+    """A recipe as TOML, under its conditions; what is unknown of it stands at the end, commented out."""
+    above = "".join(f"# where {condition}\n" for condition in alternative.conditions)
+    missing = {key: at for key, at in alternative.unknown.items() if key not in known}
+    if not missing:
+        return above + alternative.recipe_with(known).to_toml(alternative.comments)
+    settings = {**alternative.settings, **known}
+    sections = {
+        section: {
+            key: settings[f"{section}.{key}"] for key in keys if f"{section}.{key}" in settings
+        }
+        for section, keys in SECTIONS.items()
+    }
+    written = {section: keys for section, keys in sections.items() if keys}
+    below = "".join(f"# {key} = ...  is {at.text} ({at})\n" for key, at in missing.items())
+    return f"{above}{text_of(written, alternative.comments)}\n{below}"
+
+
+# -- scripts that stay scripts
+
+
+def _rewritten(reading: Reading, alternatives: tuple[Alternative, ...], wish: Wish) -> Ported:
+    """The script with its calls replaced; with a report where it stands for one recipe."""
+    if wish.where:
+        msg = "A script is rewritten with all its conditions, and --where chooses one.\n"
+        raise ArgumentError(msg + f"Hint: --to toml --where {wish.where[0]!r}")
+    if wish.known:
+        msg = "A script is rewritten with its own expressions, and --set gives values.\n"
+        raise ArgumentError(msg + "Hint: --to toml --set KEY=VALUE, or change the script.")
+    if reading.framework is None:
+        return Ported(reading.file, reading)
+    rewriting = rewrite(Path(reading.file))
+    is_one = len(alternatives) == 1 and not alternatives[0].unknown
+    recipe = alternatives[0].recipe if is_one else None
+    return Ported(
+        reading.file,
+        reading,
+        alternatives,
+        recipe,
+        rewriting.text,
+        rewriting,
+        None if recipe is None else fidelity(recipe, "ampbridge"),
+        (*reading.findings, *rewriting.findings),
+    )

@@ -1,0 +1,392 @@
+"""``ampbridge port`` as a command: files in, results out, exit codes."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tomlkit
+
+import ampbridge as amp
+from ampbridge.cli import main
+
+PADDLE = """\
+import paddle
+
+scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=500)
+for x, y in loader:
+    with paddle.amp.auto_cast(
+        custom_white_list={"elementwise_add"}, custom_black_list={"matmul"}, level="O1"
+    ):
+        loss = loss_fn(model(x), y)
+    scaled = scaler.scale(loss)
+    scaled.backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.clear_grad()
+"""
+
+EITHER = """\
+import sys
+import paddle
+
+fast = len(sys.argv) > 1
+scaler = paddle.amp.GradScaler()
+with paddle.amp.auto_cast(level="O2" if fast else "O1"):
+    pass
+"""
+
+UNKNOWN = """\
+import paddle
+
+scale = float(open("scale").read())
+scaler = paddle.amp.GradScaler(init_loss_scaling=scale)
+with paddle.amp.auto_cast():
+    pass
+"""
+
+TORCH = """\
+import torch
+
+scaler = torch.amp.GradScaler("cuda")
+with torch.autocast("cuda", dtype=torch.float16):
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Write a file into an empty directory, which is the present one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name="train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write
+
+
+@pytest.fixture
+def port(capsys):
+    """Run the command: exit code, standard output, standard error."""
+
+    def run(*arguments):
+        code = main(["port", *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+# -- what a file says
+
+
+def test_without_a_target_the_recipe_is_shown(file, port):
+    code, out, err = port(file(PADDLE))
+    assert code == 0
+    assert amp.Recipe.from_toml(out) == amp.Recipe(
+        amp.Policy("O1", lists="paddle", allow=["add"]),
+        amp.Scaling.like("paddle", init_scale=1024.0, growth_interval=500),
+    )
+    assert "init_loss_scaling=1024" in out  # in the words of the source
+    assert "ignored: train.py:" in err
+    assert "'matmul' in custom_black_list has no effect" in err
+
+
+def test_each_alternative_stands_under_its_conditions(file, port):
+    code, out, _ = port(file(EITHER))
+    assert code == 0
+    levels = [line for line in out.splitlines() if line.startswith(("# where", "level"))]
+    assert len(levels) == 4
+    assert {line.split("#")[0].strip() for line in levels[1::2]} == {'level = "O1"', 'level = "O2"'}
+
+
+def test_what_is_unknown_is_not_guessed(file, port):
+    code, out, err = port(file(UNKNOWN))
+    assert code == 0
+    assert "init_scale" not in tomlkit.parse(out).get("scaler", {})
+    assert '# scaler.init_scale = ...  is float(open("scale").read()) (train.py:3)' in out
+    assert "unknown: train.py:3: " in err
+
+
+def test_what_is_unknown_can_be_said(file, port):
+    code, out, _ = port(file(UNKNOWN), "--set", "scaler.init_scale=512.0")
+    assert code == 0
+    assert amp.Recipe.from_toml(out).scaler.init_scale == 512.0
+
+
+def test_a_file_without_mixed_precision(file, port):
+    code, out, err = port(file("import paddle\n"))
+    assert (code, out) == (0, "")
+    assert err == "train.py uses no mixed precision that is known here.\n"
+
+
+def test_as_data(file, port):
+    code, out, err = port(file(EITHER), "--json")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (data["file"], data["framework"], data["error"]) == ("train.py", "paddle", None)
+    assert [each["settings"]["policy.level"] for each in data["alternatives"]] in (
+        ["O1", "O2"],
+        ["O2", "O1"],
+    )
+    assert all(each["conditions"] for each in data["alternatives"])
+
+
+# -- written for a target
+
+
+def test_toml_can_be_read_and_ported_again(file, port):
+    code, out, err = port(file(PADDLE), "--to", "toml", "--out", "recipe.toml")
+    assert (code, out) == (0, "")
+    assert "Fidelity (toml" in err
+    again, text, _ = port("recipe.toml", "--to", "toml")
+    assert again == 0
+    assert amp.Recipe.from_toml(text) == amp.Recipe.load("recipe.toml")
+
+
+def test_a_program_goes_to_standard_output_and_the_report_to_standard_error(file, port):
+    code, out, err = port(file(PADDLE), "--to", "tensorflow")
+    assert code == 0
+    compile(out, "program.py", "exec")
+    assert "import ampbridge" not in out
+    assert "1024.0" in out
+    assert "Fidelity (tensorflow, native code): " in err
+
+
+def test_the_form_that_uses_ampbridge(file, port):
+    code, out, err = port(file(PADDLE), "--to", "tensorflow", "--ampbridge")
+    assert code == 0
+    assert "import ampbridge as amp" in out
+    assert "Fidelity (tensorflow, with ampbridge): " in err
+
+
+def test_one_of_several_recipes_is_chosen_by_its_condition(file, port):
+    name = file(EITHER)
+    code, _, err = port(name, "--to", "toml")
+    assert code == 1
+    assert "stands for 2 recipes" in err
+    _, out, _ = port(name, "--json")
+    for each in json.loads(out)["alternatives"]:
+        (condition,) = each["conditions"]
+        code, out, _ = port(name, "--to", "toml", "--where", condition)
+        assert code == 0
+        assert amp.Recipe.from_toml(out).policy.level == each["settings"]["policy.level"]
+
+
+def test_a_condition_that_is_none(file, port):
+    code, out, err = port(file(EITHER), "--to", "toml", "--where", "len(sys.argv) > 2")
+    assert (code, out) == (1, "")
+    assert "has no recipe where len(sys.argv) > 2; its conditions are " in err
+    assert "Hint: --where 'len(sys.argv) > 1'" in err
+
+
+def test_unknown_values_are_asked_for(file, port):
+    code, out, err = port(file(UNKNOWN), "--to", "tensorflow")
+    assert (code, out) == (1, "")
+    assert "scaler.init_scale is 'float(open(" in err
+    assert "Hint: say it, --set scaler.init_scale=..." in err
+    code, out, _ = port(file(UNKNOWN), "--to", "tensorflow", "--set", "scaler.init_scale=512.0")
+    assert code == 0
+    assert "512.0" in out
+
+
+def test_the_result_as_data(file, port):
+    code, out, err = port(file(PADDLE), "--to", "tensorflow", "--json")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert data["recipe"]["scaler"]["init_scale"] == 1024.0
+    assert data["fidelity"]["target"] == "tensorflow"
+    assert [f["kind"] for f in data["findings"]].count("ignored") == 1
+    compile(data["text"], "program.py", "exec")
+
+
+# -- strict
+
+
+def test_strict_says_by_its_exit_code_that_something_is_lost(file, port):
+    text = PADDLE.replace('level="O1"', 'level="OD"')
+    assert port(file(text))[0] == 0
+    assert port(file(text), "--strict")[0] == 3
+    assert port(file(PADDLE), "--strict")[0] == 0
+
+
+def test_strict_asks_the_fidelity_report(file, port):
+    recipe = amp.Recipe(amp.Policy("O2", lists="paddle"), save_dtype="float16")
+    recipe.save(file("", "recipe.toml"))
+    assert port("recipe.toml", "--to", "tensorflow")[0] == 0
+    code, out, err = port("recipe.toml", "--to", "tensorflow", "--strict")
+    assert code == 3
+    assert out  # written all the same
+    assert "decorate.save_dtype" in err
+
+
+# -- several files
+
+
+def test_several_files_are_summed_up(file, port):
+    names = [file(PADDLE), file(TORCH, "other.py"), file("x = 1\n", "plain.py")]
+    code, out, err = port(*names)
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert out.startswith("Files: 3 read, 2 with mixed precision, 0 failed\n")
+    assert ["train.py", "paddle", "O1:float16", "1"] in lines
+    assert ["other.py", "torch", "O1:float16"] in lines
+    assert "plain.py" not in out
+    assert "'matmul' in custom_black_list has no effect" in err
+
+
+def test_a_file_that_fails_fails_alone(file, port):
+    names = [file("import paddle.amp\ndef broken(:\n", "broken.py"), file(PADDLE)]
+    code, out, err = port(*names)
+    assert code == 1
+    assert "1 with mixed precision, 1 failed" in out
+    assert "failed: broken.py is no Python" in out
+    assert err.count("SourceError: ") == 1
+
+
+def test_directories(file, port):
+    for name in ("a/train.py", "a/b/c.py", "a/readme.md"):
+        file(PADDLE, name)
+    code, out, _ = port("a", "--json")
+    assert code == 0
+    found = {each["file"]: each["framework"] for each in json.loads(out)}
+    assert found == {"a/train.py": "paddle", "a/b/c.py": "paddle"}
+
+
+def test_a_file_that_is_not_there(port):
+    code, out, err = port("nowhere.py")
+    assert (code, out) == (1, "")
+    assert err.startswith("SourceError: Cannot read 'nowhere.py'")
+
+
+# -- wrong options
+
+MISTAKES = {
+    "a target": (["--to", "tensorflw"], "Cannot write for 'tensorflw'", "--to tensorflow"),
+    "a form": (["--ampbridge"], "a form of a framework's code", "--to tensorflow --ampbridge"),
+    "the form of TOML": (["--to", "toml", "--ampbridge"], "a form", "--to tensorflow --ampbridge"),
+    "writing programs": (
+        ["--to", "torch", "--write"],
+        "--write changes scripts",
+        "--to torch --out",
+    ),
+    "writing twice": (["--to", "ampbridge", "--write", "--out", "x"], "as it is", "one of them"),
+    "a key": (["--set", "scaler.init=1"], "no 'scaler.init'", "did you mean 'scaler.init_scale'?"),
+    "a section": (["--set", "scalar.init_scale=1"], "no 'scalar.init_scale'", "scaler.init_scale"),
+    "a value": (["--set", "scaler.init_scale"], "Cannot read --set", "scaler.init_scale=1024.0"),
+    "out of several": (["b.py", "--out", "x"], "there are several", "train.py --out FILE"),
+    "a program of several": (["b.py", "--to", "torch"], "there are several", "--to torch"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_wrong_options(mistake, file, port):
+    arguments, says, hint = MISTAKES[mistake]
+    code, out, err = port(file(PADDLE), *arguments)
+    assert (code, out) == (1, "")
+    assert says in err
+    *_, last = err.splitlines()
+    assert last.startswith("Hint: ")
+    assert hint in last
+
+
+def test_a_place_that_cannot_be_written(file, port):
+    code, _, err = port(file(PADDLE), "--to", "toml", "--out", "nowhere/recipe.toml")
+    assert code == 1
+    assert "Cannot write 'nowhere/recipe.toml'" in err
+
+
+# -- the same in Python
+
+
+def test_the_package_is_loaded_when_it_is_asked_for():
+    code = (
+        "import sys, ampbridge as amp; assert 'ampbridge.port' not in sys.modules; "
+        "import ampbridge.port.command; "  # submodules take no function's place
+        "assert all(map(callable, (amp.port.read, amp.port.write, amp.port.fidelity))); "
+        "assert 'libcst' not in sys.modules and 'yaml' not in sys.modules; "
+        "amp.port.nothing"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "AttributeError: module 'ampbridge.port' has no attribute 'nothing'"
+    )
+
+
+# -- scripts that stay scripts
+
+
+def test_a_script_is_rewritten_as_a_difference(file, port, tmp_path):
+    name = file(PADDLE)
+    code, out, err = port(name, "--to", "ampbridge")
+    assert code == 0
+    assert out.startswith("--- train.py\n+++ ")
+    assert "+import ampbridge\n" in out
+    assert (
+        "-scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=500)\n" in out
+    )
+    assert "Fidelity (ampbridge" in err
+    assert (tmp_path / name).read_text() == PADDLE
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="there is no patch to apply it with")
+def test_the_difference_is_a_patch(file, port, tmp_path):
+    name = file(PADDLE.replace("\n", "\r\n"))
+    _, out, _ = port(name, "--to", "ampbridge")
+    patch = subprocess.run(
+        ["patch", "--binary", "-o", "patched.py", name],
+        input=out.encode(),
+        check=True,
+        capture_output=True,
+    )
+    assert b"read from train.py" in patch.stdout
+    port(name, "--to", "ampbridge", "--write")
+    assert (tmp_path / "patched.py").read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_a_script_is_changed_in_its_own_encoding(file, port, tmp_path):
+    name = file("")
+    text = "# coding: latin-1\n# café\n" + PADDLE
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    code, out, _ = port(name, "--to", "ampbridge", "--write")
+    assert (code, out) == (0, "")
+    changed = (tmp_path / name).read_bytes().decode("latin-1")
+    assert changed.startswith("# coding: latin-1\n# café\n")
+    assert "import ampbridge" in changed
+    assert "paddle.amp.GradScaler" not in changed
+
+
+def test_the_whole_script_goes_to_a_file(file, port, tmp_path):
+    name = file(PADDLE)
+    code, out, _ = port(name, "--to", "ampbridge", "--out", "new.py")
+    assert (code, out) == (0, "")
+    port(name, "--to", "ampbridge", "--write")
+    assert (tmp_path / "new.py").read_text() == (tmp_path / name).read_text()
+
+
+def test_several_scripts_are_rewritten_at_once(file, port, tmp_path):
+    names = [file(PADDLE), file(TORCH, "other.py"), file("x = 1\n", "plain.py")]
+    code, out, err = port(*names, "--to", "ampbridge")
+    assert code == 0
+    assert out.count("\n+++ ") == 2
+    assert "Files: 3 read, 2 with mixed precision, 0 failed" in err
+    assert port(*names, "--to", "ampbridge", "--write", "--json")[0] == 0
+    assert "import ampbridge" in (tmp_path / "other.py").read_text()
+    assert (tmp_path / "plain.py").read_text() == "x = 1\n"
+
+
+@pytest.mark.parametrize("option", [["--where", "x"], ["--set", "scaler.init_scale=1.0"]])
+def test_a_script_is_rewritten_as_it_is(file, port, option):
+    code, out, err = port(file(EITHER), "--to", "ampbridge", *option)
+    assert (code, out) == (1, "")
+    assert "Hint: " in err.splitlines()[-1]
+
+
+def test_of_a_configuration_ampbridge_is_a_program(file, port):
+    name = file('{"fp16": {"enabled": true}}', "deepspeed.json")
+    code, out, _ = port(name, "--to", "ampbridge")
+    assert code == 0
+    assert "amp.train_step(" in out
+    compile(out, "program.py", "exec")
