@@ -206,7 +206,8 @@ class Calls(Expressions):
         if qualified == "typing.cast" and len(values) == 2:
             return values[1]
         if not qualified.startswith("builtins."):
-            self.event("", passed, node, target, on=owner, method=method)
+            event = self.event("", passed, node, target, on=owner, method=method)
+            event.library = qualified
         return self.unknown(node, *values)
 
     def _initialized(
@@ -321,7 +322,9 @@ class Calls(Expressions):
             return self._of_container(receiver, method.name, passed, node)
         if isinstance(receiver, Constant) and method.name in OF_TEXT:
             values = [each.value for each in passed]
-            return self.apply(lambda text, *a: getattr(text, method.name)(*a), node, receiver, *values)
+            return self.apply(
+                lambda text, *a: getattr(text, method.name)(*a), node, receiver, *values
+            )
         return self._of_foreign_method(method, passed, node, target)
 
     def _of_foreign_method(
@@ -479,7 +482,9 @@ class Calls(Expressions):
 
     def _changed(self, content: Value, name: str, values: list[Value], node: cst.CSTNode) -> Value:
         if isinstance(content, Choice):
-            yes, no = (self._changed(each, name, values, node) for each in (content.yes, content.no))
+            yes, no = (
+                self._changed(each, name, values, node) for each in (content.yes, content.no)
+            )
             return Choice(content.condition, yes, no)
         if name == "clear":
             return Items("list", ())
@@ -493,7 +498,11 @@ class Calls(Expressions):
                 return self.unknown(node)
             return Items(content.kind, content.items + items)
         plain = [each.value for each in content.items if isinstance(each, Constant)]
-        if name == "insert" or len(plain) != len(content.items) or not isinstance(values[0], Constant):
+        if (
+            name == "insert"
+            or len(plain) != len(content.items)
+            or not isinstance(values[0], Constant)
+        ):
             return self.unknown(node)
         out = values[0].value
         kept = (each for each, value in zip(content.items, plain, strict=True) if value != out)
@@ -515,6 +524,8 @@ class Calls(Expressions):
             return Constant(None)
         if name == "copy":
             return self.container(node, content)
+        if name == "get" and isinstance(key, Argument):
+            return self.looked_up(content, key, values[1] if len(values) > 1 else None, node)
         if name in ("get", "pop", "setdefault") and isinstance(key, Constant):
             found = content.items.get(key.value)
             if name == "pop":
@@ -577,7 +588,9 @@ class Calls(Expressions):
         text = f"args.{name}"
         if isinstance(kind, Library) and isinstance(default.value, (str, int)):
             default = self._converted(kind.qualified, default)
-        return Argument(text, node, flag, default.value)
+        items = self.iterated(given["choices"]) if "choices" in given else None
+        choices = tuple(each.value for each in items or () if isinstance(each, Constant))
+        return Argument(text, node, flag, default.value, choices)
 
     def _converted(self, kind: str, default: Constant) -> Constant:
         """A default as the option's type has it: a text is converted, a number need not be."""

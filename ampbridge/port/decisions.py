@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 MOST = 16
@@ -32,11 +32,15 @@ class Truth(Condition):
 
 @dataclass(frozen=True)
 class Atom(Condition):
-    """An expression of the file that is true or not. ``subject == value``, where it says that."""
+    """An expression of the file that is true or not. ``subject == value``, where it says that.
+
+    ``choices``: all that ``subject`` may be, if that is known.
+    """
 
     text: str
     subject: str = ""
     value: Any = None
+    choices: tuple[Any, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -139,11 +143,14 @@ class Decisions:
         return truth(condition, self._known)
 
     def value_of(self, subject: str) -> tuple[Any] | None:
-        """What a ``subject == value`` that holds says about it."""
-        for atom, holds in self.made:
-            if holds and atom.subject == subject:
+        """What has been decided that ``subject`` equals, or what alone is left."""
+        about = [each for each in self.made if each.atom.subject == subject]
+        for atom, holds in about:
+            if holds:
                 return (atom.value,)
-        return None
+        excluded = [atom.value for atom, _ in about]
+        left = [each for each in (about[0].atom.choices if about else ()) if each not in excluded]
+        return (left[0],) if len(left) == 1 else None
 
     def _known(self, atom: Condition) -> bool | None:
         if not isinstance(atom, Atom):
@@ -165,6 +172,18 @@ class Decisions:
             known = self._given.get(atom.text, True)
             self.made.append(Decision(atom, known))
         return known
+
+
+def described(decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Conditions in the file's words; what a variable equals says all that it does not equal."""
+    made = Decisions()
+    made.made.extend(decisions)
+    texts: dict[str, None] = {}
+    for each in decisions:
+        subject = each.atom.subject
+        equal = made.value_of(subject) if subject else None
+        texts[f"{subject} == {equal[0]!r}" if equal else str(each)] = None
+    return tuple(texts)
 
 
 @dataclass(frozen=True)
@@ -191,8 +210,7 @@ def explore(
         made = tuple(decisions.made)
         outcomes[-1] = Outcome(made, outcomes[-1].result)
         queue.extend(
-            (*made[:n], Decision(made[n].atom, False))
-            for n in range(len(given), len(made))
+            (*made[:n], Decision(made[n].atom, False)) for n in range(len(given), len(made))
         )
     return _merged(outcomes, 0, same), not queue
 
@@ -219,9 +237,7 @@ def _merged(
     ]
 
 
-def _alike(
-    left: list[Outcome[T]], right: list[Outcome[T]], same: Callable[[T, T], bool]
-) -> bool:
+def _alike(left: list[Outcome[T]], right: list[Outcome[T]], same: Callable[[T, T], bool]) -> bool:
     return len(left) == len(right) and all(
         a.decisions == b.decisions and same(a.result, b.result)
         for a, b in zip(left, right, strict=True)

@@ -30,6 +30,7 @@ from ampbridge.port.values import (
     Function,
     Items,
     Library,
+    Lookup,
     Made,
     Option,
     Partial,
@@ -40,7 +41,7 @@ from ampbridge.port.values import (
 )
 
 if TYPE_CHECKING:
-    import libcst as cst
+    pass
 
 LARGEST_POWER = 2**12
 LONGEST = 10**5
@@ -80,7 +81,8 @@ def condition_of(value: Value, memory: Memory) -> Condition:
 def equality(subject: Value, constant: Any, text: str) -> Condition:
     """``subject == constant``."""
     if isinstance(subject, (Unknown, Argument)):
-        return Atom(f"{subject.text} == {constant!r}", subject.text, constant)
+        choices = subject.choices if isinstance(subject, Argument) else ()
+        return Atom(f"{subject.text} == {constant!r}", subject.text, constant, choices)
     return Atom(text)
 
 
@@ -114,6 +116,8 @@ class Plain:
             return self._decisions.decide(value.condition)
         if isinstance(value, (Unknown, Argument)):
             return self._unknown(value)
+        if isinstance(value, Lookup):
+            return self._found(value)
         if isinstance(value, (Container, Items, Table)):
             return self._content(value)
         if isinstance(value, Library):
@@ -149,6 +153,12 @@ class Plain:
         elif value.boolean:
             return self._decisions.decide(Atom(value.text))
         raise NotKnown(self._source.place(value.node))
+
+    def _found(self, value: Lookup) -> Any:
+        found = value.table.items.get(self.of(value.key), value.default)
+        if found is None:
+            raise NotKnown(self._source.place(value.key.node))
+        return self.of(found)
 
     def _content(self, value: Value) -> Any:
         content = self._memory.get(value, "content") if isinstance(value, Container) else value

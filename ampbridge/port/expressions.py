@@ -38,6 +38,7 @@ from ampbridge.port.values import (
     Instance,
     Items,
     Library,
+    Lookup,
     Made,
     Method,
     Parser,
@@ -273,9 +274,12 @@ class Expressions(Following):
 
     def item(self, base: Value, key: Value, node: cst.CSTNode) -> Value:
         """``base[key]``."""
-        content, key = self.content(base), settled(key)
+        content = self.content(base)
         if isinstance(content, Choice):
             return self.over(content, lambda each: self.item(each, key, node), node)
+        if isinstance(content, Table) and isinstance(key, Argument):
+            return self.looked_up(content, key, None, node)
+        key = settled(key)
         if not isinstance(key, Constant):
             if isinstance(content, Table) and content.rest is None:
                 return self._by_cases(content, key, node)
@@ -293,9 +297,15 @@ class Expressions(Following):
             pass
         return self.unknown(node)
 
+    def looked_up(
+        self, content: Table, key: Argument, default: Value | None, node: cst.CSTNode
+    ) -> Value:
+        """``table[key]``, of a key that the command line says."""
+        return Lookup(content, key, default) if content.rest is None else self.unknown(node)
+
     def _by_cases(self, content: Table, key: Value, node: cst.CSTNode) -> Value:
         """``{"a": 1, "b": 2}[unknown]``: one of its values, by what the key equals."""
-        asks_text = isinstance(key, (Unknown, Argument)) and all(
+        asks_text = isinstance(key, Unknown) and all(
             isinstance(each, str) for each in content.items
         )
         if not asks_text or len(content.items) > MOST_ITEMS // 8:

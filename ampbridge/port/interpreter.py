@@ -326,7 +326,8 @@ class Interpreter(Calls):
         filled = {
             key: old for key, old in before.items() if key[1] == "content" and old is not None
         }
-        self.memory.restore(dict.fromkeys(filled, self.unknown(node)))
+        what = node.iter if isinstance(node, cst.For) else node.test
+        self.memory.restore(dict.fromkeys(filled, self.unknown(what)))
 
     def _turns(self, node: cst.BaseExpression) -> Value | None:
         """How often a loop over ``range(...)`` runs."""

@@ -18,16 +18,21 @@ from ampbridge.port.decisions import (
 from ampbridge.port.dialect import Draft, NotKnown
 from ampbridge.port.evaluate import Plain
 from ampbridge.port.source import Source
-from ampbridge.port.values import Event, Value
+from ampbridge.port.values import Entry, Event, Value
 
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
 STEPS = frozenset({"step", "minimize", "apply_gradients"})
 EVALUATES = re.compile(r"eval|valid|test|infer|predict|generate|sample|export|bench", re.I)
+SCALES = frozenset({"scale", "unscale_", "step", "minimize"})
+SCALER = re.compile(r"scaler", re.I)
+LOSS_SCALER = re.compile(r"(loss|grad)_?scaler$|^scaler$", re.I)
 OPTIMIZER = re.compile(r"optim|opt\b|scaler|sgd|adam", re.I)
 
 
 def in_order(events: Sequence[Event]) -> list[Event]:
-    """The events in the order in which they are handled: training regions last."""
+    """The events in the order in which they are handled: of regions, those of an evaluation first,
+    then those of the training, then those within another.
+    """
     training = {event.entry.stack[-1:] for event in events if event.method in TRAINS}
     return sorted(events, key=lambda event: _weight(event, training))
 
@@ -39,14 +44,11 @@ def _weight(event: Event, training: set[tuple[str, ...]]) -> int:
     return max(_of_entry(entry, training) for entry in event.entered)
 
 
-def _of_entry(entry: object, training: set[tuple[str, ...]]) -> int:
-    from ampbridge.port.values import Entry
-
-    assert isinstance(entry, Entry)
+def _of_entry(entry: Entry, training: set[tuple[str, ...]]) -> int:
     if entry.without_gradients or any(EVALUATES.search(name) for name in entry.stack):
         return 0
     if entry.inside:
-        return 1
+        return 4
     return 3 if any(entry.stack[n : n + 1] in training for n in range(len(entry.stack))) else 2
 
 
@@ -59,6 +61,15 @@ def sometimes(condition: Condition, holds: bool = True) -> Condition:
     if isinstance(condition, And):
         return both(sometimes(condition.left, holds), sometimes(condition.right, holds))
     return condition
+
+
+def scales_elsewhere(event: Event) -> bool:
+    """Whether a scaler is used that the file does not make: ``scaler.scale(loss)``, ``loss_scaler(loss)``."""
+    if event.qualified:
+        return False
+    return LOSS_SCALER.search(event.method) is not None or (
+        event.method in SCALES and SCALER.search(event.on) is not None
+    )
 
 
 def accumulate(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.port import loops
-from ampbridge.port.decisions import Decisions, explore
+from ampbridge.port.decisions import Decisions, described, explore
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown, Object
 from ampbridge.port.dialects import DIALECTS, scaling
 from ampbridge.port.evaluate import IMPOSSIBLE, Plain
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.source import Source
-from ampbridge.port.values import Event, Made, Option, Value
+from ampbridge.port.values import Event, Made, Value
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -114,7 +116,7 @@ class _Reader:
         framework = used[0].result.framework if used else None
         alternatives = [
             Alternative(
-                tuple(map(str, each.decisions)),
+                described(each.decisions),
                 each.result.draft.settings if each.result.framework else {"policy.level": "O0"},
                 each.result.draft.unknown if each.result.framework else {},
                 each.result.draft.comments if each.result.framework else {},
@@ -131,6 +133,7 @@ class _Reader:
                     "port the branch that you train with, --where CONDITION",
                 )
             )
+        findings += self._wrappers()
         return Reading(
             self._source.file, framework, tuple(alternatives), tuple(dict.fromkeys(findings))
         )
@@ -145,6 +148,22 @@ class _Reader:
                 if name is not None:
                     found.setdefault(id(event.node), self._call(dialect, name, event, plain))
         return sorted(found.values(), key=lambda call: (call.place.line, call.place.column))
+
+    def _wrappers(self) -> list[Finding]:
+        """Calls of modules that no dialect knows, and that look like mixed precision."""
+        roots = {name.partition(".")[0] for d in self._dialects for name in d.signatures}
+        return [
+            Finding(
+                "unknown",
+                self._source.place(event.node),
+                f"What {event.library} does stands in another file.",
+                "read that file too, amp.port.read(...), and say here what it comes to, --set ...",
+            )
+            for event in self._interpreter.events
+            if event.library
+            and event.library.partition(".")[0] not in roots | sys.stdlib_module_names
+            and _looks_like_amp(event)
+        ]
 
     def _findings(self, draft: Draft) -> list[Finding]:
         unknown = [
@@ -166,15 +185,49 @@ class _Reader:
         for event in self._events:
             for dialect in self._dialects:
                 name = resolve(dialect, event.qualified)
-                if name in dialect.handlers and self._happens(event, decisions):
-                    draft = drafts[dialect.framework]
+                if name not in dialect.handlers:
+                    continue
+                draft = drafts[dialect.framework]
+                if not self._happens(event, decisions):
+                    draft.seen.setdefault(name, self._source.place(event.node))
+                elif self._is_nested(event, origins):
+                    self._handle_nested(dialect, name, event, draft, plain)
+                else:
                     before = dict(draft.settings)
                     self._handle(dialect, name, event, draft, plain)
                     self._tell_of_changes(before, draft, name, event, origins)
-        return self._chosen(drafts, plain)
+        return self._chosen(drafts, plain, decisions)
 
     def _happens(self, event: Event, decisions: Decisions) -> bool:
         return all(decisions.decide(loops.sometimes(guard)) for guard in event.guards)
+
+    def _is_nested(self, event: Event, origins: Mapping[str, tuple[str, Event]]) -> bool:
+        """Whether a region is only ever entered within the one that the recipe follows."""
+        policy = [origin for key, (_, origin) in origins.items() if key.startswith("policy.")]
+        return bool(event.entered) and all(
+            any(each in policy and each is not event for each in entry.inside)
+            for entry in event.entered
+        )
+
+    def _handle_nested(
+        self, dialect: Dialect, name: str, event: Event, draft: Draft, plain: Plain
+    ) -> None:
+        """A region within another: what it changes is told, and does not change the draft."""
+        settings, unknown, comments = (
+            dict(draft.settings),
+            dict(draft.unknown),
+            dict(draft.comments),
+        )
+        told = len(draft.findings)
+        self._handle(dialect, name, event, draft, plain)
+        differs = draft.settings != settings or draft.unknown != unknown
+        if differs and all(finding.kind != "lost" for finding in draft.findings[told:]):
+            message = (
+                "A region within another is different: a recipe has one policy for all of a step."
+            )
+            hint = "enter amp.autocast around that part by yourself"
+            draft.find("lost", self._source.place(event.node), message, hint)
+        draft.settings, draft.unknown, draft.comments = settings, unknown, comments
 
     def _handle(
         self, dialect: Dialect, name: str, event: Event, draft: Draft, plain: Plain
@@ -187,15 +240,14 @@ class _Reader:
             draft.find("unknown", error.place, f"{name} takes what cannot be known here.")
         except IMPOSSIBLE:
             draft.find("unknown", call.place, f"{name} cannot be called with these arguments.")
-        for option in dict.fromkeys(plain.options):
-            self._tell_of(option, draft)
+        self._tell_of_options(plain, draft)
 
-    def _tell_of(self, option: Option, draft: Draft) -> None:
-        place = self._source.place(option.node)
-        message = f"Its default is taken; the command line's {option.flag} may change it."
-        draft.find(
-            "note", place, message, f"port the script as it is run: the value of {option.flag}"
-        )
+    def _tell_of_options(self, plain: Plain, draft: Draft) -> None:
+        """The defaults of the command line that were taken."""
+        for option in dict.fromkeys(plain.options):
+            place = self._source.place(option.node)
+            message = f"Its default is taken; the command line's {option.flag} may change it."
+            draft.find("note", place, message, f"--set, if the script is run with {option.flag}")
 
     def _tell_of_changes(
         self,
@@ -275,7 +327,7 @@ class _Reader:
 
     # -- of several frameworks, one
 
-    def _chosen(self, drafts: Mapping[str, Draft], plain: Plain) -> _Draft:
+    def _chosen(self, drafts: Mapping[str, Draft], plain: Plain, decisions: Decisions) -> _Draft:
         used = [name for name, draft in drafts.items() if _sets(draft, "policy.", "scaler.")]
         chosen = Draft()
         framework = used[0] if used else None
@@ -286,9 +338,19 @@ class _Reader:
                 if name != framework and not _sets(draft, "policy."):
                     self._add(draft, chosen)
             divisors = self._interpreter.divisors
+            plain.options.clear()
             loops.accumulate(self._events, divisors, chosen, plain, self._source)
+            if not scaling.known(chosen):
+                self._note_foreign_scaler(chosen, decisions)
+            self._tell_of_options(plain, chosen)
             dialect.finish(chosen)
         return _Draft(framework, chosen)
+
+    def _note_foreign_scaler(self, draft: Draft, decisions: Decisions) -> None:
+        for event in self._events:
+            if loops.scales_elsewhere(event) and self._happens(event, decisions):
+                draft.seen[scaling.ELSEWHERE] = self._source.place(event.node)
+                return
 
     def _add(self, draft: Draft, chosen: Draft) -> None:
         """What another dialect says beside it: torch's clipping under apex, its scaler in Lightning."""
@@ -298,6 +360,18 @@ class _Reader:
         chosen.unknown = {**draft.unknown, **chosen.unknown}
         chosen.comments = {**draft.comments, **chosen.comments}
         chosen.findings.extend(draft.findings)
+
+
+_AMP_NAME = re.compile(
+    r"(?:^|_)(?:amp|auto_?cast|grad_?scaler|loss_?scal\w*|mixed_?precision|fp16|bf16|float16)(?:$|_)"
+    r"|Amp[A-Z]|AMP|GradScaler|LossScal|MixedPrecision|FP16|BF16"
+)
+
+
+def _looks_like_amp(event: Event) -> bool:
+    """By the name of what is called, or of an argument."""
+    names = [event.method, *(each.name for each in event.passed if each.name)]
+    return any(_AMP_NAME.search(name) for name in names)
 
 
 def _sets(draft: Draft, *sections: str) -> bool:

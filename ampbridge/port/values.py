@@ -59,6 +59,16 @@ class Argument(Value):
     node: cst.CSTNode
     flag: str
     default: Any
+    choices: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Value):
+    """``table[key]`` of a key that the command line says."""
+
+    table: Table
+    key: Argument
+    default: Value | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,4 +253,6 @@ class Event:
     entry: Entry
     target: str
     receiver: Event | None = None
+    library: str = ""
+    """The qualified name of what was called, where no dialect knows it."""
     entered: list[Entry] = field(default_factory=list)

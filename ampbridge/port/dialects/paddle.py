@@ -139,6 +139,7 @@ def auto_cast(call: Call, draft: Draft) -> None:
     if "policy.level" not in draft.unknown:
         take_level(call, draft)
     draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
+    draft.seen["region"] = call.place
     take_lists(call, draft)
     take_promotion(call, draft)
 
@@ -187,6 +188,7 @@ def decorate(call: Call, draft: Draft) -> None:
                 message = f"decorate(level={level!r}) changes nothing; {argument} has no effect."
                 draft.find("ignored", call.place_of(argument), message, "decorate(level='O2')")
         return
+    draft.seen["decorated"] = call.place
     if "policy.lists" not in draft.settings:  # a region says it, wherever it stands
         draft.set("policy.level", "O2" if "policy.level" not in draft.unknown else None)
         draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
@@ -530,13 +532,35 @@ def finish(draft: Draft) -> None:
             draft.set(key, "O0" if key == "policy.level" else None)
         return
     draft.set("policy.lists", "paddle")
+    _tell_of_decoration(draft)
     if settings.get("policy.dtype") == "bfloat16":
         if settings.get("scaler.like") and settings.get("scaler.dynamic", True):
             scaling.never(draft)
             draft.comments["scaler.enabled"] = "dynamic scaling switches itself off with bfloat16"
-    elif not scaling.known(draft):
-        scaling.never(draft)
-        draft.comments["scaler.enabled"] = "no GradScaler in this file"
+    else:
+        scaling.settle(draft, "paddle")
+
+
+def _tell_of_decoration(draft: Draft) -> None:
+    """Regions at O2 over a model that nothing here has decorated, or at O1 over one that was."""
+    region, decorated = draft.seen.get("region"), draft.seen.get("decorated")
+    level = draft.settings.get("policy.level")
+    if region is not None and decorated is None and level == "O2":
+        draft.find(
+            "lost",
+            region,
+            "Nothing in this file decorates the model: unless another does, its parameters stay in "
+            "float32 under regions of O2. The recipe's O2 casts them.",
+            "level = 'O1' in the recipe, if nothing calls paddle.amp.decorate(level='O2')",
+        )
+    if region is not None and decorated is not None and level == "O1":
+        draft.find(
+            "lost",
+            decorated,
+            f"The model is decorated at O2, the region of line {region.line} is of O1: low parameters "
+            "under the lists of O1. The recipe's O1 leaves parameters in float32.",
+            "paddle.amp.auto_cast(level='O2')",
+        )
 
 
 _SCALER_METHODS: Mapping[str, tuple[str, ...]] = {
