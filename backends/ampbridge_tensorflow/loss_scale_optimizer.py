@@ -11,7 +11,7 @@ import tensorflow as tf
 from ampbridge import registry
 from ampbridge.backend import FINITE, INF, NAN, Array, Scalar
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
-from ampbridge.scale_rule import ScaleState
+from ampbridge.scale_rule import ScalerConfig, ScaleState
 from ampbridge.scaler import GradScaler
 from ampbridge.skip_alarm import SkipAlarm, SkippedRun
 from ampbridge_tensorflow import _private
@@ -70,6 +70,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         )
         self.scaler = scaler
         self._alarm = SkipAlarm()
+        self._traced_with: ScalerConfig | None = None
+        self._found: Scalar = None  # while a step is being applied
         self.active = True
         """Whether steps that are traced now are scaled at all; see ``PolicySchedule``."""
         scaler.bind(registry.backend("tensorflow"), self)
@@ -127,6 +129,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
             self._found = None
         if tf.executing_eagerly():
             self.sound_alarms()
+        else:
+            self._traced_with = self.scaler.config
 
     def check_finite(self, grads: Sequence[Array | None]) -> Array:
         """Whether all gradients are finite, on each replica: they are summed only after this.
@@ -158,14 +162,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         self._adapt(FINITE)
 
     def _stateful_handle_non_finite_grads(self) -> None:
-        before, config = self.scaler.store.read(), self.scaler.config
-        goes_on = tf.cast(before.consecutive_skips > 0, tf.int32)
-        nans = goes_on * self.nans_in_a_row.value + 1
-        self.nans_in_a_row.assign(tf.where(self._found == NAN, nans, 0))
-        due = (before.scale == config.min_scale) & (before.bad + 1 >= config.backoff_interval)
-        stuck = tf.cast(due, tf.int32) if config.dynamic else 0
-        self.skips_at_minimum.assign(goes_on * self.skips_at_minimum.value + stuck)
+        self._count_skip()
         self._adapt(self._found)
+
+    def _count_skip(self) -> None:
+        """For the alarms: NaN in a row, and overflows that should have lowered a scale at its minimum."""
+        before, config = self.scaler.store.read(), self.scaler.config
+        goes_on = before.consecutive_skips > 0
+        nans = tf.where(goes_on, self.nans_in_a_row.value, 0) + 1
+        self.nans_in_a_row.assign(tf.where(self._found == NAN, nans, 0))
+        due = before.bad + 1 >= config.backoff_interval
+        stuck = (before.scale == config.min_scale) & due & config.dynamic
+        before_it = tf.where(goes_on, self.skips_at_minimum.value, 0)
+        self.skips_at_minimum.assign(before_it + tf.cast(stuck, tf.int32))
 
     def _adapt(self, found: Scalar) -> None:
         self.scaler.store.update(found, self.scaler.config)
@@ -185,9 +194,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
 
         Raises:
             OverflowStuckError: where too many were skipped in a row, or at the minimum of the scale.
+            CallOrderError: where the scaler's settings have changed since the steps were traced.
         """
         if not self._scales():
             return
+        if self._traced_with not in (None, self.scaler.config):
+            raise CallOrderError(_TRACED)
         state = self.scaler.store.read()
         skips, scale = int(state.consecutive_skips), float(state.scale)
         counted = (self.nans_in_a_row, self.skips_at_minimum)
@@ -271,6 +283,11 @@ def _check_arguments(inner: Any, scaler: Any) -> None:
         )
         raise ArgumentTypeError(msg)
 
+
+_TRACED = (
+    "The scaler's settings have changed since Keras traced the training step, which goes on with those "
+    "before.\nHint: scaler.load_state_dict(state); model.make_train_function(force=True)"
+)
 
 _BOUND = (
     "The state of this GradScaler lives elsewhere: with another optimizer, or in a train_step.\n"

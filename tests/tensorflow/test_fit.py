@@ -414,6 +414,20 @@ def test_a_watch_needs_an_optimizer_that_skips() -> None:
         model.fit(X, Y, verbose=0, callbacks=[SkipWatch()])
 
 
+def test_settings_that_a_trace_does_not_know_are_told_of() -> None:
+    model = made()
+    ours = amp.GradScaler(8.0)
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), ours), "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    ours.load_state_dict({**ours.state_dict(), "growth_interval": 6})
+    with pytest.raises(CallOrderError, match=r"make_train_function\(force=True\)"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    ours.load_state_dict({**ours.state_dict(), "good_steps": 0})
+    model.make_train_function(force=True)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert ours.get_scale() == 8.0 * 2 ** (BATCHES // 6)
+
+
 def test_eager_loops_of_one_s_own_hear_them_at_once() -> None:
     variable = keras.Variable(1.0)
     settings = {"warn_after_skips": 2}
