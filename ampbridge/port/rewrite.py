@@ -83,7 +83,7 @@ def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
     findings: list[Finding] = []
     for call in known_calls(source):
         try:
-            new = REPLACEMENTS.get(call.name, _without_replacement)(call)
+            new = REPLACEMENTS.get(call.name, _unchanged)(call)
         except NoReplacement as error:
             findings.append(Finding("lost", call.place, error.message, error.hint))
             continue
@@ -113,10 +113,8 @@ class _Verbatim(Source):
         return self.text[self.offset(*start) : self.offset(*end)]
 
 
-def _without_replacement(call: Call) -> str | None:
-    msg = f"{call.place.text.splitlines()[0]}: no single call of ampbridge's does what {call.name} does."
-    hint = "write the recipe with --to toml, and the step as amp.train_step(..., recipe=recipe)."
-    raise NoReplacement(msg, hint)
+def _unchanged(call: Call) -> str | None:
+    return None
 
 
 # -- places in the text

@@ -8,12 +8,16 @@ A replacement is made of the call's own expressions, so that what they mean at r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
-from ampbridge.port.replacements import paddle, torch
+from ampbridge.port.replacements import paddle, refused, torch
 from ampbridge.port.replacements.expressions import NoReplacement, Replacement
 
 __all__ = ["REPLACEMENTS", "NoReplacement", "Replacement"]
 
-# Qualified name, as the dialects spell it -> its replacement. What is not here has none.
-REPLACEMENTS: Mapping[str, Replacement] = {**paddle.REPLACEMENTS, **torch.REPLACEMENTS}
+# Qualified name, as the dialects spell it -> its replacement. What is not here is no AMP, and stays.
+REPLACEMENTS: MutableMapping[str, Replacement] = {
+    **paddle.REPLACEMENTS,
+    **torch.REPLACEMENTS,
+    **refused.REPLACEMENTS,
+}

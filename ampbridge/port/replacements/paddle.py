@@ -136,23 +136,43 @@ def unsupported(call: Call) -> None:
     raise NoReplacement(msg, "scaler = ampbridge.GradScaler(...); load_state_dict of the old one.")
 
 
-_SCALER = "paddle.amp.GradScaler"
+def distributed_scaler(call: Call) -> str:
+    """``fleet.distributed_scaler``: ours finds the groups of ranks by itself."""
+    check_plain(call)
+    (scaler_text,) = (argument.place.text for argument in call.arguments.values())
+    return scaler_text
+
+
+def prepare(call: Call) -> None:
+    """``paddle.Model.prepare`` with ``amp_configs``: of ours it is a function of the model."""
+    if text(call, "amp_configs") is None:
+        return
+    msg = f"{call.place.text.splitlines()[0]}: amp_configs are Paddle's own mixed precision."
+    hint = "ampbridge_paddle.prepare(model, optimizer, loss, metrics, policy='O1')"
+    raise NoReplacement(msg, hint)
+
+
 _GETTERS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf")
+_SCALERS = ("paddle.amp.GradScaler", "paddle.amp.AmpScaler")
+
+_METHODS: Mapping[str, Replacement] = {
+    **dict.fromkeys(
+        ("scale", "step", "update", "minimize", "state_dict", "load_state_dict"), unchanged
+    ),
+    "unscale_": partial(renamed, "unscale"),
+    "is_enable": partial(attribute, "enabled"),
+    "is_use_dynamic_loss_scaling": partial(attribute, "config.dynamic"),
+    **{f"get_{name}": partial(attribute, f"config.{SETTINGS[name]}") for name in _GETTERS},
+    **{f"set_{name}": unsupported for name in SETTINGS},
+}
 
 REPLACEMENTS: Mapping[str, Replacement] = {
     "paddle.amp.auto_cast": auto_cast,
+    "paddle.amp.autocast": auto_cast,
     "paddle.amp.decorate": decorate,
-    _SCALER: grad_scaler,
+    "paddle.amp.GradScaler": grad_scaler,
     "paddle.amp.AmpScaler": amp_scaler,
-    **{
-        f"{_SCALER}.{name}": unchanged
-        for name in ("scale", "step", "update", "minimize", "state_dict", "load_state_dict")
-    },
-    f"{_SCALER}.unscale_": partial(renamed, "unscale"),
-    f"{_SCALER}.is_enable": partial(attribute, "enabled"),
-    f"{_SCALER}.is_use_dynamic_loss_scaling": partial(attribute, "config.dynamic"),
-    **{
-        f"{_SCALER}.get_{name}": partial(attribute, f"config.{SETTINGS[name]}") for name in _GETTERS
-    },
-    **{f"{_SCALER}.set_{name}": unsupported for name in SETTINGS},
+    "paddle.distributed.fleet.distributed_scaler": distributed_scaler,
+    "paddle.Model.prepare": prepare,
+    **{f"{scaler}.{name}": each for scaler in _SCALERS for name, each in _METHODS.items()},
 }

@@ -96,19 +96,8 @@ _METHODS: Mapping[str, Replacement] = {
     ),
 }
 
-# What works on inside of our regions, which are torch's, and beside our scaler.
-_AS_BEFORE = (
-    "torch.amp.custom_fwd",
-    "torch.cuda.amp.custom_fwd",
-    "torch.nn.Module.half",
-    "torch.nn.Module.bfloat16",
-    "torch.nn.utils.clip_grad_norm_",
-    "torch.nn.utils.clip_grad_value_",
-)
-
 REPLACEMENTS: Mapping[str, Replacement] = {
     **dict.fromkeys(_REGIONS, autocast),
     **dict.fromkeys(_SCALERS, grad_scaler),
     **{f"{scaler}.{name}": each for scaler in _SCALERS for name, each in _METHODS.items()},
-    **dict.fromkeys(_AS_BEFORE, lambda call: None),
 }
