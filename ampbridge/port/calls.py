@@ -50,6 +50,8 @@ NAMESPACES = frozenset(
 AS_THEIR_ARGUMENT = frozenset(
     {"copy.copy", "copy.deepcopy", "builtins.reversed", "ml_collections.FrozenConfigDict"}
 )
+RETURN_THE_MODEL = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "apply"})
+"""Methods of a torch module that return the module."""
 DICTIONARIES = frozenset({"builtins.dict", "collections.OrderedDict"})
 COLLECTIONS: Mapping[str, str] = {
     "builtins.list": "list",
@@ -185,6 +187,8 @@ class Calls(Expressions):
         if method == "__init__" and passed and self.known.knows(owner):
             return self._initialized(owner, passed[0].value, passed[1:], node)
         values = [each.value for each in passed]
+        if qualified == "torch.device" and values:
+            return self._device(values[0], node)
         if qualified == "functools.partial" and values:
             return Partial(values[0], passed[1:])
         if qualified == "argparse.ArgumentParser":
@@ -231,6 +235,14 @@ class Calls(Expressions):
         table = self.content(self._dictionary(passed, node))
         for key, value in table.items.items() if isinstance(table, Table) else ():
             self.memory.set(instance, key, value)
+        return instance
+
+    def _device(self, name: Value, node: cst.CSTNode) -> Value:
+        """``torch.device("cuda:0")``, whose ``type`` is ``"cuda"``."""
+        instance = Instance(None)
+        self.memory.own(instance)
+        kind = self.apply(lambda text: str(text).partition(":")[0], node, name)
+        self.memory.set(instance, "type", kind)
         return instance
 
     def _dictionary(self, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:
@@ -344,6 +356,8 @@ class Calls(Expressions):
                 self.event(method.qualified, passed, node, target, *events[:1], on=on)
             )
         self.event("", passed, node, target, on=self._receiver_text(node), method=method.name)
+        if isinstance(receiver, Instance) and method.name in RETURN_THE_MODEL:
+            return receiver
         return self.unknown(node, receiver, *(each.value for each in passed))
 
     def _of_unknown(

@@ -25,7 +25,7 @@ STEPS = frozenset({"step", "minimize", "apply_gradients"})
 EVALUATES = re.compile(r"eval|valid|test|infer|predict|generate|sample|export|bench", re.I)
 SCALES = frozenset({"scale", "unscale_", "step", "minimize"})
 SCALER = re.compile(r"scaler", re.I)
-LOSS_SCALER = re.compile(r"(loss|grad)_?scaler$|^scaler$", re.I)
+LOSS_SCALER = re.compile(r"(loss|grad|native|apex)_?scaler|^scaler$", re.I)
 OPTIMIZER = re.compile(r"optim|opt\b|scaler|sgd|adam", re.I)
 
 

@@ -337,6 +337,8 @@ class _Reader:
             for name, draft in drafts.items():
                 if name != framework and not _sets(draft, "policy."):
                     self._add(draft, chosen)
+                elif name != framework:
+                    chosen.findings.extend(draft.findings)
             divisors = self._interpreter.divisors
             plain.options.clear()
             loops.accumulate(self._events, divisors, chosen, plain, self._source)

@@ -233,14 +233,13 @@ def initialize(call: Call, draft: Draft) -> None:
     if argument is not None and argument.parts() is not None:
         configure(Table.of_argument(argument), draft)
         return
-    draft.unknown["policy.level"] = call.place if argument is None else argument.place
-    file = "FILE.json, which --deepspeed_config names"
     try:
         config = None if argument is None else argument.evaluate()
     except NotKnown as error:
         draft.unknown["policy.level"] = error.place
-        config = None
-    file = config if isinstance(config, str) else file
+        return
+    draft.unknown["policy.level"] = call.place if argument is None else argument.place
+    file = config if isinstance(config, str) else "FILE.json, which --deepspeed_config names"
     draft.find("note", call.place, "A file has the precision.", f"ampbridge port {file}")
 
 

@@ -60,6 +60,8 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
     """A region of autocast, which runs in ``usual_dtype()`` where no other is said."""
     if not _take_switch(call, draft):
         return
+    if draft.settings.pop("policy.master_weights", None) is False:
+        _tell_of_cast(call, draft)
     draft.take("policy.dtype", call, "dtype", None, lambda written: _dtype(written, usual_dtype))
     dtype = draft.settings.get("policy.dtype")
     if dtype == "float32":
@@ -157,7 +159,19 @@ def custom_fwd(call: Call, draft: Draft) -> None:
 
 def module_cast(call: Call, draft: Draft) -> None:
     """``model.half()`` and ``model.bfloat16()``: every parameter and every op in low precision."""
+    if "policy.lists" in draft.settings:
+        _tell_of_cast(call, draft)
+        return
     pure(draft, call, {"half": "float16", "bfloat16": "bfloat16"}[call.name.rpartition(".")[2]])
+
+
+def _tell_of_cast(call: Call, draft: Draft) -> None:
+    draft.find(
+        "note",
+        call.place,
+        "A model is cast as a whole in this file, and there is autocast too: the recipe has the latter.",
+        "level = 'O2' with master_weights = false, if it is the model that is trained.",
+    )
 
 
 def sharded(call: Call, draft: Draft) -> None:
@@ -339,6 +353,10 @@ _METHODS: Mapping[str, tuple[tuple[str, ...], Handler | None]] = {
     "set_growth_factor": (("new_factor",), set_growth_factor),
     "set_backoff_factor": (("new_factor",), set_backoff_factor),
     "set_growth_interval": (("new_interval",), set_growth_interval),
+    **dict.fromkeys(
+        ("is_enabled", "get_scale", "get_growth_factor", "get_backoff_factor"), ((), None)
+    ),
+    "get_growth_interval": ((), None),
 }
 
 SIGNATURES: Mapping[str, tuple[str, ...]] = {
