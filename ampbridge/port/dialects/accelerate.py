@@ -196,5 +196,5 @@ DIALECT = Dialect(
         "accelerate.GradientAccumulationPlugin": accumulation_plugin,
         "transformers.TrainingArguments": training_arguments,
     },
-    words=("accelerate", "TrainingArguments"),
+    words=("import accelerate", "accelerate import", "from accelerate.", "TrainingArguments"),
 )

@@ -176,14 +176,16 @@ def _tell_of_cast(call: Call, draft: Draft) -> None:
 
 def sharded(call: Call, draft: Draft) -> None:
     """FSDP's ``MixedPrecision(param_dtype=None, reduce_dtype=None, ...)``: low copies of float32 shards."""
-    draft.take("policy.dtype", call, "param_dtype", None, dtype_name)
-    dtype = draft.settings.get("policy.dtype")
-    if dtype in ("float32", None) and "policy.dtype" not in draft.unknown:
-        draft.set("policy.dtype", None)
+    try:
+        dtype = dtype_name(call.value("param_dtype", None))
+    except NotKnown:
+        dtype = "a dtype that cannot be known"
+    if dtype in (None, "float32"):
         return
+    draft.take("policy.dtype", call, "param_dtype", None, dtype_name)
     draft.set("policy.level", "O2")
     draft.set("policy.lists", "torch")
-    tell_of_pure(draft, call, dtype or "it")
+    tell_of_pure(draft, call, dtype)
     if "reduce_dtype" in call.arguments:
         place = call.place_of("reduce_dtype")
         draft.find(
