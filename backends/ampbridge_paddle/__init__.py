@@ -28,8 +28,8 @@ def prepare(
 
     ``fit``, ``train_batch``, ``evaluate``, ``predict``, ``save`` and ``load`` are Paddle's own from then on.
     The network is decorated (see ``ampbridge.decorate``) wherever it is called, and ``scaler`` follows
-    ampbridge's rule in full; ``save`` and ``load`` keep its state. The loss is computed in float32, from
-    outputs in ``policy.output_dtype``. ``policy="O0"`` takes it all back.
+    ampbridge's rule in full, its alarms included; ``save`` and ``load`` keep its state. The loss is
+    computed in float32, from outputs in ``policy.output_dtype``. ``policy="O0"`` takes it all back.
 
     Args:
         model, optimizer, loss, metrics: as Paddle's own ``prepare`` takes them.
