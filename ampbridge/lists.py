@@ -14,7 +14,7 @@ from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
 from ampbridge.oplists import PREFIXES, Op, OpList
 from ampbridge.policy import LOW_DTYPES, Policy
 from ampbridge.port.names import paddle_list, paddle_names
-from ampbridge.tables import Table
+from ampbridge.printing import Table
 
 WITH_LISTS = tuple(name for name in oplists.LIST_SETS if name != "native")
 _LEVELS = ("O1", "O2")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ampbridge.lists import FRAMEWORKS, Difference, ListedOps, Lists, translate, why
-from ampbridge.tables import Table
+from ampbridge.printing import Table
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 

@@ -17,9 +17,9 @@ from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, ne
 from ampbridge.port import Alternative, Outcome, Reading, read_many
 from ampbridge.port.ported import Ported, Wish, port
 from ampbridge.port.targets import TARGETS
+from ampbridge.printing import Table
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, unknown
-from ampbridge.tables import Table
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 

@@ -15,9 +15,9 @@ from ampbridge.native_scaler import NATIVE as NATIVE_SCALERS
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge.port.targets import Loss, losses
+from ampbridge.printing import Table
 from ampbridge.recipe import Recipe, Scaling
 from ampbridge.recipe_file import SECTIONS
-from ampbridge.tables import Table
 
 Kind = Literal["kept", "changes", "lost"]
 WIDEST = 88

@@ -11,7 +11,7 @@ import pytest
 import ampbridge as amp
 from ampbridge import lists
 from ampbridge.cli import main
-from ampbridge.tables import Table
+from ampbridge.printing import Table
 
 DATA = json.loads((files("ampbridge") / "data" / "lists.json").read_text())
 OPS = {

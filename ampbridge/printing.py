@@ -1,0 +1,41 @@
+"""Tables: plain text where they are piped, rich ones on a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TextIO
+
+from ampbridge.tables import aligned
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header, between a title and remarks; ``str`` is its plain form."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = (self.title, aligned(self.header, self.rows) if self.rows else "")
+        return "\n".join([*filter(None, parts), *self.remarks])
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``: wrapped and ruled on a terminal, elsewhere a line a row."""
+        if not file.isatty():
+            print(self, file=file)
+            return
+        from rich.console import Console  # a tenth of a second, for terminals alone
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        console = Console(file=file, highlight=False)
+        console.print(Text(self.title, "bold"))
+        if self.rows:
+            table = RichTable(*self.header)
+            for row in self.rows:
+                table.add_row(*map(Text, row))
+            console.print(table)
+        for remark in self.remarks:
+            console.print(Text(remark))
