@@ -1636,6 +1636,17 @@ class ForgetsTheTotal(NumpyBackend):
         return list(grads)
 
 
+def keep_the_first_settings(self, found, config):
+    """As a trace does that is not made anew."""
+    self.settings = getattr(self, "settings", config)
+    HostStore.update(self, found, self.settings)
+
+
+@caught_by("test_settings_that_are_loaded_hold_from_the_next_step_on")
+class KeepsTheFirstSettings(NumpyBackend):
+    scale_store = with_store(update=keep_the_first_settings)
+
+
 @caught_by("test_a_loaded_step_goes_on_bit_by_bit", "test_what_was_there_before_is_replaced")
 class LoadsNoSlots(NumpyBackend):
     def write_optimizer(self, optimizer, model, state):
