@@ -62,29 +62,49 @@ def fabric(call: Call, draft: Draft) -> None:
 def _precision(call: Call, draft: Draft) -> None:
     try:
         written = call.value("precision", None)
-        strategy, accelerator = call.value("strategy", None), call.value("accelerator", None)
+        if isinstance(written, bool):
+            raise NotKnown(call.place_of("precision"))  # of ``precision or ...`` the truth alone
+        if written is None and "policy.level" in draft.settings:
+            return  # a plugin has said it
+        if written is None and call.value("plugins", None):
+            raise NotKnown(call.place_of("plugins"))  # a plugin that says it otherwise
         backend = call.value("amp_backend", "native")
     except NotKnown as error:
         draft.unknown["policy.level"] = draft.unknown["policy.dtype"] = error.place
         return
-    if written is None and "policy.level" in draft.settings:
-        return  # a plugin has said it
     name = str(written if written is not None else "32-true")
     precision = ALIASES.get(name, name)
     place = call.place_of("precision")
+    stage = DEEPSPEED_STAGES.get(_word(call, "strategy"))
     if backend == "apex":
         _apex(call, draft, precision)
-    elif (
-        isinstance(strategy, str)
-        and strategy in DEEPSPEED_STAGES
-        and precision not in ("32-true", "64-true")
-    ):
-        _deepspeed(call, draft, precision, DEEPSPEED_STAGES[strategy])
-    elif accelerator == "cpu" and precision == "16-mixed":
+    elif stage is not None and precision not in ("32-true", "64-true"):
+        _deepspeed(call, draft, precision, stage)
+    elif _word(call, "accelerator") == "cpu" and precision == "16-mixed":
         draft.find("ignored", place, "Lightning takes bf16-mixed for 16-mixed on a CPU.")
         _mixed(draft, "bfloat16", place)
     else:
         _take(call, draft, precision, place)
+        _tell_of_strategy(call, draft)
+
+
+def _word(call: Call, argument: str) -> str:
+    """An argument that is a word; "" for an object, and for what cannot be known."""
+    try:
+        value = call.value(argument, None)
+    except NotKnown:
+        return ""
+    return value if isinstance(value, str) else ""
+
+
+def _tell_of_strategy(call: Call, draft: Draft) -> None:
+    if "DeepSpeed" in call.place_of("strategy").text:
+        draft.find(
+            "lost",
+            call.place_of("strategy"),
+            "DeepSpeed casts the model and has a scaler of its own, by its own settings.",
+            "read its configuration: ampbridge port ds_config.json",
+        )
 
 
 def _take(call: Call, draft: Draft, precision: str, place: Place) -> None:
