@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import libcst as cst
@@ -30,6 +31,7 @@ from ampbridge.port.values import (
     Table,
     Unknown,
     Value,
+    Words,
 )
 
 DEEPEST_CALL = 12
@@ -158,7 +160,7 @@ class Calls(Expressions):
         node: cst.CSTNode,
         target: str,
         receiver: Event | None = None,
-        on: str = "",
+        on: Words = "",
         method: str = "",
     ) -> Event:
         """A call that dialects, or the reading of loops, want to know of."""
@@ -353,7 +355,7 @@ class Calls(Expressions):
             events = [each.event for each in made if isinstance(each, Made)]
             on = self._receiver_text(node)
             return self._made(
-                self.event(method.qualified, passed, node, target, *events[:1], on=on)
+                self.event(method.qualified, passed, node, target, next(iter(events), None), on)
             )
         self.event("", passed, node, target, on=self._receiver_text(node), method=method.name)
         if isinstance(receiver, Instance) and method.name in RETURN_THE_MODEL:
@@ -363,18 +365,17 @@ class Calls(Expressions):
     def _of_unknown(
         self, function: Value, passed: tuple[Passed, ...], node: cst.CSTNode, target: str
     ) -> Value:
-        name = function.text if isinstance(function, Unknown) else self.text(node)
-        on, _, method = name.rpartition(".")
+        on, method = self._receiver_text(node), name_of(node)
         for held in function.holds if isinstance(function, Unknown) else ():
             qualified = f"{held.qualified}.{method}"
-            if on and self.known.knows(qualified):
+            if self.known.knows(qualified):
                 return self._made(self.event(qualified, passed, node, target, held.event, on))
         self.event("", passed, node, target, on=on, method=method)
         return self.unknown(node, function, *(each.value for each in passed))
 
-    def _receiver_text(self, node: cst.CSTNode) -> str:
+    def _receiver_text(self, node: cst.CSTNode) -> Words:
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-            return self.text(node.func.value)
+            return partial(self.text, node.func.value)
         return ""
 
     def _super(self, node: cst.Call) -> Value:
@@ -590,9 +591,7 @@ class Calls(Expressions):
             value = self._option(flag, str(name.value), given, node)
             self.memory.set(parser, str(name.value), value)
 
-    def _option(
-        self, flag: str, name: str, given: Mapping[str | None, Value], node: cst.CSTNode
-    ) -> Value:
+    def _option(self, flag: str, name: str, given: Mapping[str, Value], node: cst.CSTNode) -> Value:
         default = given.get("default", Constant(None))
         action, kind = given.get("action"), given.get("type")
         if isinstance(action, Constant) and action.value in ("store_true", "store_false"):
@@ -615,3 +614,10 @@ class Calls(Expressions):
         except IMPOSSIBLE:
             return default
         return Constant(made)
+
+
+def name_of(node: cst.CSTNode) -> str:
+    """``step`` of ``optimizer.step()``, and of ``step()``."""
+    called = node.func if isinstance(node, cst.Call) else node
+    name = called.attr if isinstance(called, cst.Attribute) else called
+    return name.value if isinstance(name, cst.Name) else ""

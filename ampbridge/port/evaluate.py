@@ -244,9 +244,9 @@ IMPOSSIBLE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeErro
 
 def settled(value: Value) -> Value:
     """A command-line argument as its default, where it has one to compute with."""
-    if isinstance(value, Argument) and value.default is not None:
-        if not isinstance(value.default, bool):
-            return Constant(value.default, (Option(value.flag, value.node),))
+    computes = isinstance(value, Argument) and not isinstance(value.default, (bool, type(None)))
+    if isinstance(value, Argument) and computes:
+        return Constant(value.default, (Option(value.flag, value.node),))
     return value
 
 

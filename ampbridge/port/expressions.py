@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -210,21 +211,21 @@ class Expressions(Following):
         if isinstance(base, Super):
             return self._of_super(base, name, node)
         if isinstance(base, Unknown):
-            return Unknown(f"{base.text}.{name}", node, holds=base.holds)
+            return Unknown(lambda: f"{base.text}.{name}", node, holds=base.holds)
         if isinstance(base, Constant) and name == "value":  # of an enumeration's member
             return base
         return Method(base, name)
 
     def _of_object(self, base: Instance | Made, name: str, node: cst.CSTNode) -> Value:
         if name in self.counters:
-            return Unknown(self.text(node), node)
+            return self.unknown(node)
         found = self.memory.get(base, name)
         if found is not None:
             return self.resolved(found)
         if isinstance(base, Made):
             return Method(base, name, qualified=f"{base.qualified}.{name}")
         if base.cls is None:
-            return Unknown(self.text(node), node)
+            return self.unknown(node)
         inherited = self.in_class(base.cls, name)
         if inherited is None:
             return self._of_base(base.cls, base, name, node)
@@ -251,7 +252,7 @@ class Expressions(Following):
         """A name that only a library's base class can have."""
         base = library_base(cls)
         if base is None:
-            return Unknown(self.text(node), node)
+            return self.unknown(node)
         qualified = f"{base}.{name}"
         return Method(receiver, name, qualified=qualified) if base else self.unknown(node)
 
@@ -285,14 +286,14 @@ class Expressions(Following):
                 return self._by_cases(content, key, node)
             return self.unknown(node)
         if isinstance(content, Unknown):
-            return Unknown(f"{content.text}[{key.value!r}]", node)
+            return Unknown(lambda: f"{content.text}[{key.value!r}]", node)
         if isinstance(content, Parser):
             return self.attribute(content, str(key.value), node)
         try:
             if isinstance(content, Table):
                 return content.items[key.value]
             if isinstance(content, Items) and content.kind != "set":
-                return content.items[key.value]
+                return content.items[operator.index(key.value)]
         except IMPOSSIBLE:
             pass
         return self.unknown(node)
@@ -311,7 +312,7 @@ class Expressions(Following):
         if not asks_text or len(content.items) > MOST_ITEMS // 8:
             return self.unknown(node)
         value: Value = self.unknown(node)
-        for each, item in reversed(content.items.items()):
+        for each, item in reversed(list(content.items.items())):
             value = self.choice(equality(key, each, ""), item, value, node)
         return value
 

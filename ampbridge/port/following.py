@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ampbridge.port.decisions import (
@@ -105,9 +106,8 @@ class Following:
             for fact, holds in _facts(guard, True):
                 if fact == atom:
                     return holds
-                if isinstance(fact, Atom) and isinstance(atom, Atom):
-                    if holds and atom.subject and fact.subject == atom.subject:
-                        return bool(fact.value == atom.value)
+                if holds and isinstance(fact, Atom) and _same_subject(fact, atom):
+                    return False
         return None
 
     def resolved(self, value: Value) -> Value:
@@ -123,7 +123,7 @@ class Following:
         """Either by ``condition``; unknown, if that makes it too many."""
         made = joined(condition, yes, no)
         assert made is not None
-        return Unknown(self.text(node), node) if _leaves(made) > MOST_LEAVES else made
+        return self.unknown(node) if _leaves(made) > MOST_LEAVES else made
 
     def over(self, value: Value, use: Callable[[Value], Value], node: cst.CSTNode) -> Value:
         """``use`` of each value that ``value`` may be, where it is."""
@@ -172,7 +172,7 @@ class Following:
     def unknown(self, node: cst.CSTNode, *parts: Value) -> Unknown:
         """What ``node`` stands for, made of ``parts``."""
         held = [made for part in parts for made in self.made_in(part)]
-        return Unknown(self.text(node), node, holds=tuple(dict.fromkeys(held)))
+        return Unknown(partial(self.text, node), node, holds=tuple(dict.fromkeys(held)))
 
     def made_in(self, value: Value) -> list[Made]:
         """The objects of known calls in ``value``."""
@@ -189,7 +189,7 @@ class Following:
     def content(self, value: Value) -> Value:
         """What is in a container, now."""
         if isinstance(value, Container):
-            return self.memory.get(value, "content") or Unknown(self.text(value.node), value.node)
+            return self.memory.get(value, "content") or self.unknown(value.node)
         return value
 
     def container(self, node: cst.CSTNode, content: Value) -> Container:
@@ -248,6 +248,11 @@ class Following:
 
 
 BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
+
+
+def _same_subject(fact: Atom, atom: Condition) -> bool:
+    """Whether both say what the same thing equals."""
+    return isinstance(atom, Atom) and atom.subject != "" and fact.subject == atom.subject
 
 
 def _facts(condition: Condition, holds: bool) -> Iterator[tuple[Condition, bool]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import libcst as cst
 
-from ampbridge.port.calls import Calls
+from ampbridge.port.calls import Calls, name_of
 from ampbridge.port.decisions import TRUE, Atom, Condition, Cycle, Not, both, either, negation
 from ampbridge.port.evaluate import BINARY
 from ampbridge.port.values import (
@@ -36,7 +37,7 @@ from ampbridge.port.values import (
 LONGEST_UNROLLED = 8
 # What the result of a command line's parser is usually passed on as.
 OPTIONS = ("args", "opt", "opts", "options", "flags", "FLAGS")
-WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "no_grad_")
+WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
 
 
 class Flow(Enum):
@@ -78,7 +79,7 @@ class Interpreter(Calls):
         if instance is None:
             initialize = self.in_class(cls, "__init__")
             passed = self._any_arguments(initialize)[1:] if isinstance(initialize, Function) else ()
-            made = self.instantiate(cls, passed, cls, "")
+            made = self.instantiate(cls, passed, cls.node, "")
             assert isinstance(made, Instance)
             instance = made
         for function in self._functions:
@@ -115,7 +116,7 @@ class Interpreter(Calls):
 
     # -- blocks
 
-    def _block(self, statements: Sequence[cst.BaseStatement | cst.BaseSmallStatement]) -> Flow:
+    def _block(self, statements: Sequence[cst.CSTNode]) -> Flow:
         guards = len(self.guards)
         try:
             for statement in statements:
@@ -196,7 +197,7 @@ class Interpreter(Calls):
 
     def _part_of(self, value: Value, target: cst.BaseExpression) -> Value:
         held = tuple(self.made_in(value))
-        return Unknown(self.text(target), target, holds=held)
+        return Unknown(partial(self.text, target), target, holds=held)
 
     def _set_item(self, target: cst.Subscript, value: Value) -> None:
         base = self.value(target.value)
@@ -343,7 +344,7 @@ class Interpreter(Calls):
             for element in target.elements:
                 self._any_item(element.value)
         else:
-            self.assign(target, Unknown(self.text(target), target))
+            self.assign(target, self.unknown(target))
 
     def _on_While(self, node: cst.While) -> Flow:
         self.value(node.test)
@@ -365,11 +366,11 @@ class Interpreter(Calls):
         regions, plain = len(self.regions), self.without_gradients
         for item in node.items:
             value = self.value(item.item)
-            if self.text(item.item).partition("(")[0].endswith(WITHOUT_GRADIENTS):
+            if name_of(item.item) in WITHOUT_GRADIENTS:
                 self.without_gradients += 1
             self.enter(value)
             if item.asname is not None:
-                self.assign(item.asname.name, value)  # type: ignore[arg-type]
+                self.assign(item.asname.name, value)
         flow = self._block([node.body])
         del self.regions[regions:]
         self.without_gradients = plain

@@ -185,7 +185,7 @@ class _Reader:
         for event in self._events:
             for dialect in self._dialects:
                 name = resolve(dialect, event.qualified)
-                if name not in dialect.handlers:
+                if name is None or name not in dialect.handlers:
                     continue
                 draft = drafts[dialect.framework]
                 if not self._happens(event, decisions):

@@ -44,10 +44,17 @@ class Source:
 
     @cached_property
     def _positions(self) -> Mapping[cst.CSTNode, Any]:
-        from libcst.metadata import MetadataWrapper, PositionProvider
+        from libcst.metadata import PositionProvider
 
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        return wrapper.resolve(PositionProvider)
+        class Positions(PositionProvider):
+            """The provider alone: resolving it visits the whole tree once more."""
+
+            def of(self, module: cst.Module) -> Mapping[cst.CSTNode, Any]:
+                self._computed = {}
+                self._gen_impl(module)
+                return self._computed
+
+        return Positions().of(self.module)
 
     def place(self, node: cst.CSTNode) -> Place:
         """Where ``node`` stands, and its text."""

@@ -6,14 +6,19 @@ these have been decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ampbridge.port.decisions import Condition
 
 if TYPE_CHECKING:
     import libcst as cst
+
+
+Words: TypeAlias = str | Callable[[], str]
+"""A text of the file, or what finds it: most are never asked for."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,14 @@ class Unknown(Value):
     a wrapper holds what it wraps.
     """
 
-    text: str
+    words: Words
     node: cst.CSTNode
     boolean: bool = False
     holds: tuple[Made, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        return self.words if isinstance(self.words, str) else self.words()
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +255,7 @@ class Event:
 
     qualified: str
     method: str
-    on: str
+    owner: Words
     node: cst.CSTNode
     passed: tuple[Passed, ...]
     guards: tuple[Condition, ...]
@@ -256,3 +265,8 @@ class Event:
     library: str = ""
     """The qualified name of what was called, where no dialect knows it."""
     entered: list[Entry] = field(default_factory=list)
+
+    @cached_property
+    def on(self) -> str:
+        """The text of the object that a method is called of, or "" for a function."""
+        return self.owner if isinstance(self.owner, str) else self.owner()
