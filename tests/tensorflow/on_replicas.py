@@ -82,7 +82,7 @@ def held(strategy: Strategy, *owners: Any) -> list[list[Any]]:
 
 
 def native(variable: Any) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def scaler_on(strategy: Strategy, scaler: GradScaler) -> list[Any]:

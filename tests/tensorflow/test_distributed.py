@@ -38,7 +38,8 @@ Batch = tuple[np.ndarray, ...]
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **more}
+    settings = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {**os.environ, **settings, **more}
 
 
 def run(script: Path, *arguments: str) -> str:
