@@ -92,10 +92,10 @@ def test_values_and_places_in_yaml():
         ("a.yml", "a: 1\n---\nb: 2\n", "is no YAML"),
         ("a.yml", "[" * 100_000, "more than 100"),
         ("a.yml", "- " * 100_000, "more than 100"),
-        ("a.yml", "{a: " * 100_000, "more than 100"),
+        ("a.yml", "{a: " * 60_000, "more than 100"),
         ("a.yml", "&a {b: *a}", "stands for itself"),
         ("a.yml", "a: &a\n  <<: *a\n", "stands for itself"),
-        ("a.yml", "a" * (2**20 + 1), "at most 1048576 are read"),
+        ("a.yml", "a" * (2**18 + 1), "at most 262144 are read"),
     ],
 )
 def test_hostile_files_are_refused(file, text, says):
@@ -104,6 +104,7 @@ def test_hostile_files_are_refused(file, text, says):
         read_config(text, file)
     assert file in str(caught.value)
     assert says in str(caught.value)
+    assert str(caught.value).count(file) == 1
     assert "\nHint: " in str(caught.value)
     assert len(str(caught.value)) < 500
     assert time.monotonic() - begin < 5

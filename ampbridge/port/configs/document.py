@@ -18,7 +18,7 @@ from ampbridge.port.table import Entry, Table
 if TYPE_CHECKING:
     import yaml
 
-LARGEST = 2**20  # characters
+LARGEST = 2**18  # characters: ten times the longest that anybody writes; PyYAML is slow
 DEEPEST = 100  # tables in tables
 
 _SHOWN = 80  # characters of a value, in messages
@@ -131,6 +131,8 @@ def _yaml_table(text: str, file: str) -> Table:
     try:
         _check_depth(yaml.parse(text, Loader=loader), file)
         node = yaml.compose(text, Loader=loader)
+    except SourceError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _refused(file, f"is no YAML: {_one_line(error)}") from error
     if not isinstance(node, yaml.MappingNode):
