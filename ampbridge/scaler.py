@@ -97,7 +97,7 @@ class GradScaler:
             ``OverflowStuckError`` ("raise").
         warn_after_skips, max_consecutive_skips: steps skipped in a row after which to warn, and to
             raise an ``OverflowStuckError``; None for never. NaN without inf, which no scale cures, is
-            warned of after three. Seen when the count is on the host:
+            warned of after eight. Seen when the count is on the host:
             at once on the CPU, elsewhere when a result is read.
 
     Raises:

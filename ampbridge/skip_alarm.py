@@ -9,7 +9,9 @@ from ampbridge.backend import FINITE, NAN
 from ampbridge.errors import AmpBridgeWarning, OverflowStuckError
 from ampbridge.scale_rule import ScalerConfig, ScaleState
 
-NANS_BEFORE_WARNING = 3
+# inf times 0, and inf minus inf, are NaN: a scale that is merely too high may show as NaN alone. By
+# then it has fallen by a factor of 256.
+NANS_BEFORE_WARNING = 8
 
 
 class SkippedRun(NamedTuple):
@@ -102,8 +104,8 @@ def _stuck(skips: int, scale: str) -> str:
 
 def _warn_of_nan(steps: int) -> None:
     msg = (
-        f"{steps} steps in a row had NaN in their gradients and no inf: lowering the loss scale cannot "
-        "help.\nHint: look for 0/0, log(0) or inf - inf in the loss; train_step(..., "
+        f"{steps} steps in a row had NaN in their gradients and no inf: lowering the loss scale has "
+        "not helped.\nHint: look for 0/0, log(0) or inf - inf in the loss; train_step(..., "
         "name_overflows=True) says which parameters' gradients are NaN."
     )
     warnings.warn(msg, AmpBridgeWarning, stacklevel=5)

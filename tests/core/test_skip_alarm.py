@@ -78,9 +78,9 @@ def test_what_is_seen_late_is_said_once_for_each_run(looks, texts):
 def test_what_a_look_says():
     alarm = SkipAlarm()
     with pytest.warns(amp.AmpBridgeWarning) as caught:
-        alarm.look(SkippedRun(7, 4, 0, 2.0), CONFIG)
+        alarm.look(SkippedRun(9, 8, 0, 2.0), CONFIG)
     nans, skips = (str(each.message) for each in caught)
-    assert nans.startswith("4 steps in a row had NaN in their gradients and no inf")
-    assert skips.startswith("7 steps in a row were skipped; the loss scale is 2.0 now.")
+    assert nans.startswith("8 steps in a row had NaN in their gradients and no inf")
+    assert skips.startswith("9 steps in a row were skipped; the loss scale is 2.0 now.")
     with pytest.raises(amp.OverflowStuckError, match=r"10 steps in a row .* is 1\.0 now"):
         alarm.look(SkippedRun(10, 0, 0, 1.0), CONFIG)
