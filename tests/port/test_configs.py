@@ -247,7 +247,10 @@ OptimizerBuilder: {clip_grad_by_norm: 35.}
 LearningRate: {schedulers: [!PiecewiseDecay {gamma: 0.1}]}
 """
     reading = read_config(text, "a.yml")
-    assert [a.conditions for a in reading.alternatives] == [("--amp",), ("not --amp",)]
+    assert [a.conditions for a in reading.alternatives] == [
+        ("train.py --amp",),
+        ("train.py without --amp",),
+    ]
     amp, off = (a.settings for a in reading.alternatives)
     assert amp["policy.deny"] == ["mean"]
     assert amp["scaler.init_scale"] == 32752.0

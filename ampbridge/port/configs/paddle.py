@@ -140,8 +140,8 @@ def is_detection(root: Table) -> bool:
 def detection_ways(root: Table) -> Sequence[Way]:
     """tools/train.py: ``--amp`` decides, and overwrites what the file says of it."""
     return [
-        Way(("--amp",), partial(_read_detection, root, True)),
-        Way(("not --amp",), partial(_read_detection, root, False)),
+        Way(("train.py --amp",), partial(_read_detection, root, True)),
+        Way(("train.py without --amp",), partial(_read_detection, root, False)),
     ]
 
 
@@ -204,9 +204,9 @@ def is_seg(root: Table) -> bool:
 def seg_ways(root: Table) -> Sequence[Way]:
     """tools/train.py: ``--precision`` and ``--amp_level`` decide; the file says nothing of it."""
     return [
-        Way(("--precision fp16",), partial(_read_seg, root, "O1")),
-        Way(("--precision fp16 --amp_level O2",), partial(_read_seg, root, "O2")),
-        Way(("--precision fp32",), partial(_read_seg, root, "O0")),
+        Way(("train.py --precision fp16",), partial(_read_seg, root, "O1")),
+        Way(("train.py --precision fp16 --amp_level O2",), partial(_read_seg, root, "O2")),
+        Way(("train.py --precision fp32",), partial(_read_seg, root, "O0")),
     ]
 
 
