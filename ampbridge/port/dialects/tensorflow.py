@@ -21,6 +21,7 @@ from ampbridge import oplists
 from ampbridge.policy import LOW_DTYPES
 from ampbridge.port.dialect import Call, Dialect, Draft, Handler, Name, NotKnown
 from ampbridge.port.dialects import scaling
+from ampbridge.port.reading import Place
 
 
 @dataclass
@@ -30,6 +31,8 @@ class _Seen:
     policies: dict[str, Any] = field(default_factory=dict)
     """Policy objects by what they are bound to; the last under "" too."""
     float32_layers: list[Call] = field(default_factory=list)
+    policy: Place | None = None
+    """Where the policy of the program is set."""
     compiled: Call | None = None
     accumulates: bool = False
     is_keras_2: bool = False
@@ -104,6 +107,7 @@ def take_policy(name: Any, call: Call, draft: Draft) -> None:
         draft.set("policy.lists", "tensorflow")
         draft.set("policy.master_weights", None if text.startswith("mixed_") else False)
         draft.comments["policy.level"] = call.place.text
+        _seen(draft).policy = call.place
         _tell_of_layers(text, call, draft)
     elif text in ("float32", "None"):
         _take_float32(call, draft)
@@ -414,9 +418,16 @@ def finish(draft: Draft) -> None:
 
 
 def _take_keras_own_scaling(seen: _Seen, draft: Draft) -> None:
-    graph_rewrite = draft.settings.get("policy.level") == "O1"
-    if seen.compiled is None or graph_rewrite:
+    if seen.compiled is None or draft.settings.get("policy.level") == "O1":
         scaling.never(draft)
+        if seen.policy is not None:
+            draft.find(
+                "note",
+                seen.policy,
+                "No LossScaleOptimizer, and no compile() that would add one: Keras scales no loss then. "
+                "A scale of the file's own making cannot be read.",
+                "say it: scaler.init_scale, scaler.growth_interval, ...",
+            )
         return
     scaling.like(draft, "keras")
     draft.comments["scaler.like"] = "compile() scales the loss by itself"

@@ -3,86 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from textwrap import indent
 from typing import Any
 
 from ampbridge.policy import Policy
 from ampbridge.port.targets import Comments, Form, Loss, Target
 from ampbridge.port.targets.code import (
-    INDENT,
-    call,
+    Group,
+    Item,
     fill,
     float32_number,
-    indented,
+    laid_out,
     literal,
+    named,
     recipe_comment,
 )
 from ampbridge.recipe import Recipe, Scaling
 from ampbridge.schedule import Schedule
 
 
-def recipe_code(recipe: Recipe) -> str:
-    """``amp.Recipe(...)``, which makes an equal one."""
-    usual = Recipe(recipe.policy)
-    first = policy_code(recipe.policy) if recipe.schedule is None else None
-    arguments = {
-        "scaler": None if recipe.scaler == usual.scaler else _scaling_code(recipe.scaler),
-        "schedule": None if recipe.schedule is None else _schedule_code(recipe.schedule),
-    }
+def recipe_code(recipe: Recipe, before: str = "") -> str:
+    """``amp.Recipe(...)``, which makes an equal one, as it stands after ``before`` on its line."""
+    usual = Recipe(recipe.policy, schedule=recipe.schedule)
+    arguments: list[Item] = []
+    if recipe.schedule is None:
+        arguments.append(_policy(recipe.policy))
+    if recipe.scaler != usual.scaler:
+        arguments.append(_scaling(recipe.scaler))
+    if recipe.schedule is not None:
+        arguments.append(_schedule(recipe.schedule))
     for name in ("accumulate", "clip_norm", "on_overflow", "save_dtype", "master_grad"):
         value = getattr(recipe, name)
-        arguments[name] = None if value == getattr(usual, name) else literal(value)
-    named = [f"{name}={code}" for name, code in arguments.items() if code is not None]
-    return call("amp.Recipe", [*([first] if first else []), *named], room=80)
+        if value != getattr(usual, name):
+            arguments.append(named(name, value))
+    return laid_out(Group("amp.Recipe(", tuple(arguments)), column=len(before))
 
 
-def policy_code(policy: Policy) -> str:
-    """``amp.Policy(...)``, which makes an equal one."""
-    usual = Policy(policy.level, policy.dtype)
+def _policy(policy: Policy, name: str = "") -> Group:
+    usual = Policy(policy.level, policy.dtype).to_dict()
     placed = [literal(policy.level)] + ([literal(policy.dtype)] if policy.level != "O0" else [])
-    named = _named(
-        {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in policy.to_dict().items()
-            if name not in ("level", "dtype") and value != usual.to_dict()[name]
-        }
-    )
-    return call("amp.Policy", [*placed, *named], room=88)
+    changed = {k: v for k, v in policy.to_dict().items() if v != usual[k]}
+    return Group(f"{name}amp.Policy(", (*placed, *_named(changed)))
 
 
-def _scaling_code(scaling: Scaling | None) -> str:
+def _scaling(scaling: Scaling | None) -> Item:
     if scaling is None:
-        return "None"
+        return "scaler=None"
     changes = scaling.changes()
     like = changes.pop("like", None)
-    named = [
+    numbers = tuple(
         f"{name}={float32_number(value) if isinstance(value, float) else literal(value)}"
         for name, value in changes.items()
-    ]
+    )
     if like is None:
-        return call("amp.Scaling", named, room=72)
-    return call("amp.Scaling.like", [literal(like), *named], room=72)
+        return Group("scaler=amp.Scaling(", numbers)
+    return Group("scaler=amp.Scaling.like(", (literal(like), *numbers))
 
 
-def _schedule_code(schedule: Schedule) -> str:
+def _schedule(schedule: Schedule) -> Group:
     data = schedule.to_dict()
     if "steps" in data:
-        steps = [(first, policy_code(Policy.from_dict(policy))) for first, policy in data["steps"]]
-        pairs = [_pair(str(first), code) for first, code in steps]
-        return f"amp.Schedule(\n{INDENT}[\n{indent(indented(pairs), INDENT)}{INDENT}]\n)"
-    policies = {k: policy_code(Policy.from_dict(data[k])) for k in ("use", "otherwise")}
-    rest = {k: v for k, v in data.items() if k not in policies and v is not None}
-    named = [f"{k}={code}" for k, code in policies.items()]
-    return call("amp.Schedule.when", [*named, *_named(rest)], room=72)
+        steps = [(first, Policy.from_dict(policy)) for first, policy in data["steps"]]
+        pairs = tuple(Group("(", (str(first), _policy(policy))) for first, policy in steps)
+        return Group("schedule=amp.Schedule(", (Group("[", pairs, "]"),))
+    policies = [_policy(Policy.from_dict(data[k]), f"{k}=") for k in ("use", "otherwise")]
+    rest = {k: v for k, v in data.items() if k not in ("use", "otherwise") and v is not None}
+    return Group("schedule=amp.Schedule.when(", (*policies, *_named(rest)))
 
 
-def _pair(first: str, second: str) -> str:
-    """A tuple of two, on three lines where the second has several."""
-    return f"(\n{indented([first, second])})" if "\n" in second else f"({first}, {second})"
-
-
-def _named(arguments: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={literal(value)}" for name, value in arguments.items()]
+def _named(arguments: Mapping[str, Any]) -> list[Item]:
+    return [named(name, value) for name, value in arguments.items()]
 
 
 PROGRAM = '''\
@@ -96,7 +85,7 @@ from ampbridge_numpy import nn, optim
 # The recipe, as `ampbridge port --to toml` has it:
 #
 $recipe_comment
-RECIPE = $recipe
+$recipe
 
 
 # What is trained: put your own in place of these four.
@@ -135,7 +124,9 @@ if __name__ == "__main__":
 
 def _program(recipe: Recipe, comments: Comments) -> str:
     return fill(
-        PROGRAM, recipe_comment=recipe_comment(recipe, comments), recipe=recipe_code(recipe)
+        PROGRAM,
+        recipe_comment=recipe_comment(recipe, comments),
+        recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
     )
 
 

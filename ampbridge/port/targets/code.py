@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from string import Template
 from textwrap import indent, wrap
+from typing import TypeAlias
 
 import numpy as np
 
@@ -55,55 +57,64 @@ def float32_number(value: float) -> str:
 
 
 def literal(value: object) -> str:
-    """A str, bool, number, None or sequence of them, as ruff formats it."""
+    """A str, bool, number or None, as ruff writes it."""
     if isinstance(value, str):
         return repr(value) if '"' in value else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, float):
-        return number(value)
+    return number(value) if isinstance(value, float) else repr(value)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items between brackets: ``Group("amp.Policy(", ('"O1"',))``; ``closed`` ends what ``opened`` began."""
+
+    opened: str
+    items: tuple[Item, ...]
+    closed: str = ")"
+
+
+Item: TypeAlias = "str | Group"
+
+
+def named(name: str, value: object) -> Item:
+    """An argument by keyword; a list or tuple as a group."""
     if isinstance(value, (list, tuple)):
-        return sequence(
-            [literal(item) for item in value], "[]" if isinstance(value, list) else "()"
-        )
-    return repr(value)
+        return Group(f"{name}=[", tuple(literal(item) for item in value), "]")
+    return f"{name}={literal(value)}"
 
 
-def sequence(items: Sequence[str], brackets: str = "()") -> str:
-    """Items in brackets on one line; a tuple of one gets its comma."""
-    comma = "," if brackets == "()" and len(items) == 1 else ""
-    return f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+def laid_out(item: Item, column: int = 0, after: int = 0) -> str:
+    """Code on one line where there is room from ``column`` on, else with one item a line.
 
-
-def call(function: str, arguments: Iterable[str], room: int = LINE_LENGTH) -> str:
-    """``function(arguments)`` on one line where there is room, else one argument a line."""
-    arguments = list(arguments)
-    line = f"{function}({', '.join(arguments)})"
-    if len(line) <= room and "\n" not in line:
+    ``after``: how many characters follow it on its last line. Further lines are indented from column 0.
+    """
+    line = _on_one_line(item)
+    fits = "\n" not in line and column + len(line) + after <= LINE_LENGTH
+    if isinstance(item, str) or fits:
         return line
-    return f"{function}(\n{indented(arguments)})"
+    lines = [laid_out(each, column + len(INDENT), after=1) + "," for each in item.items]
+    return "\n".join([item.opened, *(indent(each, INDENT) for each in lines), item.closed])
 
 
-def indented(items: Iterable[str]) -> str:
-    """Items one a line, or more where they have several, each with a comma."""
-    return indent("".join(f"{item},\n" for item in items), INDENT)
+def _on_one_line(item: Item) -> str:
+    if isinstance(item, str):
+        return item
+    comma = "," if item.opened.endswith("= (") and len(item.items) == 1 else ""
+    return f"{item.opened}{', '.join(map(_on_one_line, item.items))}{comma}{item.closed}"
 
 
-def exploded(items: Sequence[str], before: str = "") -> str:
-    """A tuple on one line after ``before`` where there is room, else one item a line."""
-    line = sequence(items)
-    if len(before) + len(line) <= LINE_LENGTH:
-        return line
-    return f"(\n{indented(items)})"
-
-
-def words(names: Sequence[str]) -> str:
-    """A list of names; many of them as one string that is split."""
+def words(name: str, names: Sequence[str]) -> Item:
+    """An argument of an indented call: names without blanks; many of them as text that is split."""
     if len(names) <= 4:
-        return literal(list(names))
-    lines = wrap(" ".join(names), LINE_LENGTH - 12, break_long_words=False, break_on_hyphens=False)
-    strings = [literal(line + " ") for line in lines[:-1]] + [literal(lines[-1])]
-    if len(strings) == 1:
-        return f"{strings[0]}.split()"
-    return f"(\n{indent(chr(10).join(strings), INDENT)}\n).split()"
+        return named(name, names)
+    text = " ".join(names)
+    line = f"{name}={literal(text)}.split()"
+    if len(INDENT) + len(line) + 1 <= LINE_LENGTH:
+        return line
+    room = LINE_LENGTH - 2 * len(INDENT) - 2
+    lines = [text] if len(text) <= room else [f"{each} " for each in wrap(text, room - 1)]
+    lines[-1] = lines[-1].rstrip()
+    strings = "\n".join(literal(each) for each in lines)
+    return f"{name}=(\n{indent(strings, INDENT)}\n).split()"
 
 
 def constants(values: Mapping[str, tuple[str, str]]) -> str:

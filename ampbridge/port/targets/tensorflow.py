@@ -19,12 +19,14 @@ from ampbridge.port.targets import Comments, Form, Loss, Target
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.ampbridge import recipe_code
 from ampbridge.port.targets.code import (
-    call,
+    Group,
+    Item,
     constants,
-    exploded,
     fill,
     float32_number,
+    laid_out,
     literal,
+    named,
     number,
     program,
     recipe_comment,
@@ -133,20 +135,20 @@ def _float32_activations(policy: Policy) -> list[str]:
     return sorted(name for op, name in ACTIVATIONS.items() if policy.category(op) == "deny")
 
 
-def _precision(policy: Policy, scales_loss: bool | None) -> str:
-    """``Precision(...)`` of one policy."""
-    arguments = [literal(_dtype_policy(policy))]
+def _precision(name: str, policy: Policy, scales_loss: bool | None) -> str:
+    """``name = Precision(...)`` of one policy."""
+    arguments: list[Item] = [literal(_dtype_policy(policy))]
     if policy.level != "O0":
         groups = {
             "float32_layers": _float32_layers(policy),
             "following_layers": _following_layers(policy),
             "float32_activations": _float32_activations(policy),
-            "kept": list(policy.keep),
         }
-        arguments += [f"{name}={words(group)}" for name, group in groups.items() if group]
+        arguments += [words(name, group) for name, group in groups.items() if group]
+        arguments += [named("kept", policy.keep)] if policy.keep else []
     if scales_loss is not None:
-        arguments.append(f"scales_loss={scales_loss}")
-    return call("Precision", arguments, room=80)
+        arguments.append(named("scales_loss", scales_loss))
+    return laid_out(Group(f"{name} = Precision(", tuple(arguments)))
 
 
 def _dtype_policy(policy: Policy) -> str:
@@ -160,7 +162,7 @@ def _dtype_policy(policy: Policy) -> str:
 def _precision_section(recipe: Recipe) -> str:
     if _is_graph_optimizer(recipe):
         return text.GRAPH_OPTIMIZER + "\n\n" + text.CAST
-    if all(policy.level == "O0" for policy in recipe.policies):
+    if recipe.schedule is None and recipe.policy.level == "O0":
         return text.FLOAT32_POLICY + "\n\n" + text.CAST
     precision = fill(
         text.PRECISION,
@@ -175,12 +177,11 @@ def _precision_section(recipe: Recipe) -> str:
 
 def _precisions(recipe: Recipe) -> str:
     if recipe.schedule is None:
-        return f"PRECISION = {_precision(recipe.policy, None)}"
+        return _precision("PRECISION", recipe.policy, None)
     names = _precision_names(recipe)
     scales = recipe.scaler is not None
     return "\n".join(
-        f"{name} = {_precision(policy, scales and policy.needs_scaling)}"
-        for policy, name in names.items()
+        _precision(name, policy, scales and policy.needs_scaling) for policy, name in names.items()
     )
 
 
@@ -202,7 +203,8 @@ def _schedule_section(recipe: Recipe) -> str:
     data, names = recipe.schedule.to_dict(), _precision_names(recipe)
     if "steps" in data:
         steps = [f"({first}, {names[Policy.from_dict(policy)]})" for first, policy in data["steps"]]
-        return fill(text.SCHEDULE_BY_STEPS, steps=exploded(steps, before="    STEPS = "))
+        group = Group("STEPS = (", tuple(steps))
+        return fill(text.SCHEDULE_BY_STEPS, steps=laid_out(group, column=4))
     use, otherwise = (names[Policy.from_dict(data[key])] for key in ("use", "otherwise"))
     if "loss_below" in data:
         return fill(
@@ -340,7 +342,7 @@ def _optimizer(recipe: Recipe) -> str:
         arguments.append(f"global_clipnorm={number(recipe.clip_norm)}")
     if _keras_accumulates(recipe):
         arguments.append(f"gradient_accumulation_steps={recipe.accumulate}")
-    return f"return {call('keras.optimizers.SGD', arguments, room=88)}"
+    return laid_out(Group("return keras.optimizers.SGD(", tuple(arguments)), column=4)
 
 
 def _batch_note(recipe: Recipe) -> str:
@@ -548,7 +550,7 @@ def _native_losses(recipe: Recipe) -> tuple[Loss, ...]:
     for policy in recipe.policies:
         if policy.level != "O0" and not _is_graph_optimizer(recipe):
             found += _policy_losses(policy)
-    found += [*_accumulation_loss(recipe), *_settings_losses(recipe)]
+    found += [*_schedule_loss(recipe), *_accumulation_loss(recipe), *_settings_losses(recipe)]
     return tuple(dict.fromkeys(found))
 
 
@@ -603,6 +605,15 @@ def _settings_losses(recipe: Recipe) -> list[Loss]:
     return found
 
 
+def _schedule_loss(recipe: Recipe) -> list[Loss]:
+    if len({policy.output_dtype for policy in recipe.policies}) == 1:
+        return []
+    msg = (
+        f"under every policy of the schedule it is {recipe.policy.output_dtype}, that of the first"
+    )
+    return [Loss("policy.output_dtype", "changes", msg)]
+
+
 def _accumulation_loss(recipe: Recipe) -> list[Loss]:
     if recipe.scaler is None or not _keras_accumulates(recipe):
         return []
@@ -620,7 +631,7 @@ def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
     return fill(
         text.WITH_AMPBRIDGE,
         recipe_comment=recipe_comment(recipe, comments),
-        recipe=recipe_code(_honoured(recipe)),
+        recipe=f"RECIPE = {recipe_code(_honoured(recipe), before='RECIPE = ')}",
         trained=fill(
             text.TRAINED,
             optimizer="return keras.optimizers.SGD(learning_rate)",

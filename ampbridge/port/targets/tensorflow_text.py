@@ -130,7 +130,7 @@ SCHEDULE_BY_STEPS = '''\
 class Schedule:
     """The precision of the next step: from these steps on, that one."""
 
-    STEPS = $steps
+    $steps
 
     def __init__(self):
         self.steps = 0
@@ -464,7 +464,7 @@ import ampbridge as amp
 # The recipe, as `ampbridge port --to toml` has it:
 #
 $recipe_comment
-RECIPE = $recipe
+$recipe
 
 
 $trained

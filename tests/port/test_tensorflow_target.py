@@ -1,0 +1,202 @@
+"""Programs for TensorFlow as text: read back, in form, and with the recipe's numbers in them.
+
+``tests/tensorflow/test_written_code.py`` runs them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import ampbridge as amp
+from ampbridge import port
+from ampbridge.port.targets import write
+
+SCRIPTS = Path(__file__).parent / "scripts"
+POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
+FEW = settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+)
+
+
+# -- what TensorFlow and Keras express by themselves
+
+
+@st.composite
+def recipes_of_keras(draw: st.DrawFn) -> amp.Recipe:
+    """Policies of Keras, the graph optimizer, LossScaleOptimizer, clipping, Keras' accumulation."""
+    policy = draw(
+        st.sampled_from(
+            (
+                amp.Policy("O0"),
+                amp.Policy("O1", "float16", lists="tensorflow"),
+                amp.Policy("O2", "float16", lists="tensorflow"),
+                amp.Policy("O2", "bfloat16", lists="tensorflow"),
+            )
+        )
+    )
+    scaling = amp.Scaling.like(
+        "keras", init_scale=draw(POWERS_OF_TWO), growth_interval=draw(st.integers(1, 10**6))
+    )
+    micro_batches = draw(st.sampled_from((1, 2, 10)))
+    return amp.Recipe(
+        policy,
+        draw(st.sampled_from((None, scaling))),
+        micro_batches,
+        draw(st.none() | st.floats(1e-3, 1e3)),
+        on_overflow="drop_microbatch" if micro_batches > 1 else "drop_step",
+    )
+
+
+@FEW
+@given(recipe=recipes_of_keras())
+def test_what_was_written_is_read_as_it_was(recipe: amp.Recipe, tmp_path: Path) -> None:
+    file = tmp_path / "written.py"
+    file.write_text(write(recipe, "tensorflow"), encoding="utf-8")
+    reading = port.read(file)
+    assert reading.framework == "tensorflow"
+    assert reading.recipe == recipe
+
+
+def test_a_scale_of_one_s_own_making_is_not_read_but_told(tmp_path: Path) -> None:
+    file = tmp_path / "written.py"
+    file.write_text(write(amp.Recipe("O2"), "tensorflow"), encoding="utf-8")
+    reading = port.read(file)
+    assert reading.recipe.scaler is None
+    assert any("own making cannot be read" in finding.message for finding in reading.findings)
+
+
+# -- any recipe
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> amp.Recipe:
+    """Policies, schedules and scalers of all kinds."""
+    names = ("softmax", "sum", "layer_norm", "relu", "conv2d", "embedding")
+    allow = draw(st.sets(st.sampled_from(names), max_size=2))
+    policies = st.builds(
+        amp.Policy,
+        st.sampled_from(("O0", "O1", "O2")),
+        st.sampled_from(("float16", "bfloat16")),
+        lists=st.sampled_from(("torch", "paddle", "tensorflow", "safe")),
+        allow=st.just(allow),
+        deny=st.sets(st.sampled_from(names), max_size=3).map(lambda found: found - allow),
+        keep=st.sampled_from(((), ("head", "decoder.*"), ('a"b\\',))),
+        output_dtype=st.sampled_from(("float32", "float16")),
+    )
+    schedules = st.builds(lambda a, b: amp.Schedule([(0, a), (100, b)]), policies, policies)
+    presets = st.sampled_from(("torch", "paddle_fleet", "keras", "deepspeed", "megatron", "apex"))
+    scalings = st.builds(amp.Scaling.like, presets, growth_interval=st.integers(1, 3000))
+    by_hand = st.builds(
+        amp.Scaling,
+        init_scale=POWERS_OF_TWO,
+        backoff_factor=st.floats(0.125, 1.0, width=32),
+        backoff_count=st.sampled_from(("consecutive", "until_finite", "until_growth")),
+        backoff_interval=st.integers(1, 4),
+        dynamic=st.booleans(),
+    )
+    scaler = draw(st.none() | scalings | by_hand)
+    accumulate, clip_norm = draw(st.integers(1, 3)), draw(st.none() | st.just(0.1))
+    if draw(st.booleans()):
+        schedule = draw(schedules)
+        return amp.Recipe(
+            scaler=scaler, schedule=schedule, accumulate=accumulate, clip_norm=clip_norm
+        )
+    return amp.Recipe(draw(policies), scaler, accumulate, clip_norm)
+
+
+@pytest.mark.parametrize("native", (True, False))
+@FEW
+@given(recipe=recipes())
+def test_programs_are_in_good_form(recipe: amp.Recipe, native: bool, tmp_path: Path) -> None:
+    """As ruff formats and checks them; line lengths are ours."""
+    code = write(recipe, "tensorflow", native=native)
+    assert _ruff("format", "-", code=code) == code
+    assert "All checks passed" in _ruff(
+        "check", "--select=F,I,B,UP", "--ignore=B028,B905", "-", code=code
+    )
+
+
+def _ruff(*arguments: str, code: str) -> str:
+    command = [sys.executable, "-m", "ruff", arguments[0], "--isolated", "--line-length=100"]
+    done = subprocess.run(
+        [*command, *arguments[1:]], input=code, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@FEW
+@given(recipe=recipes())
+def test_a_recipe_as_code_makes_an_equal_one(recipe: amp.Recipe) -> None:
+    namespace: dict[str, Any] = {"__name__": "written"}
+    exec(write(recipe, "ampbridge"), namespace)
+    assert namespace["RECIPE"] == recipe
+
+
+# -- by hand
+
+
+def test_the_source_s_words_stand_behind_its_numbers() -> None:
+    recipe = amp.Recipe(
+        amp.Policy("O1", lists="paddle", deny=["sum"]),
+        amp.Scaling.like("paddle", init_scale=1024.0, backoff_interval=2),
+    )
+    comments: Mapping[str, str] = {
+        "policy.deny": "custom_black_list: reduce_sum",
+        "scaler.backoff_interval": "decr_every_n_nan_or_inf=2",
+    }
+    code = write(recipe, "tensorflow", comments=comments)
+    assert '#     deny = ["sum"] # custom_black_list: reduce_sum\n' in code
+    assert "BACKOFF_INTERVAL = 2  # decr_every_n_nan_or_inf=2\n" in code
+    assert "INIT_SCALE = 1024.0\n" in code
+
+
+def test_float32_numbers_are_as_one_writes_them() -> None:
+    code = write(amp.Recipe("O1", amp.Scaling.like("paddle_fleet")), "tensorflow")
+    assert "BACKOFF_FACTOR = 0.8\n" in code
+    assert "MAX_SCALE = 2.0**127\n" in code
+
+
+def test_a_target_that_is_none() -> None:
+    with pytest.raises(amp.ArgumentError, match=r"'tensorflw'.*\n.*'tensorflow'"):
+        write(amp.Recipe(), "tensorflw")
+
+
+@pytest.mark.parametrize(
+    "script, recipe",
+    (
+        (
+            "o1",
+            amp.Recipe(
+                amp.Policy("O1", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
+            ),
+        ),
+        (
+            "o2",
+            amp.Recipe(
+                amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
+            ),
+        ),
+        (
+            "accumulation",
+            amp.Recipe(
+                amp.Policy("O1", lists="paddle"),
+                amp.Scaling.like("paddle", init_scale=1024.0),
+                accumulate=10,
+            ),
+        ),
+    ),
+)
+def test_the_guide_s_scripts_are_its_recipes(script: str, recipe: amp.Recipe) -> None:
+    """The recipes that ``tests/tensorflow/test_written_code.py`` trains with."""
+    assert port.read(SCRIPTS / f"paddle_guide_{script}.py").recipe == recipe
