@@ -218,8 +218,10 @@ Optimizer: {clip_norm_global: 5.0}
 
 def test_paddle_ocr_by_its_defaults():
     """tools/train.py: O2 with masters, a fixed scale of 1.0."""
-    found = settings("Global: {use_amp: true}\nArchitecture: {}\n")
+    reading = read_config("Global: {use_amp: true}\nArchitecture: {}\n", "a.yml")
+    found = reading.alternatives[0].settings
     assert found["policy.level"] == "O2"
+    assert reading.findings == ()  # it decorates the model as well
     assert (found["scaler.init_scale"], found["scaler.dynamic"]) == (1.0, False)
     off = settings("Global: {}\nArchitecture: {}\n")
     assert off["policy.level"] == "O0"
