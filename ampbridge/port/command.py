@@ -11,15 +11,17 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
-from ampbridge.port import Alternative, Outcome, Reading, read_many
-from ampbridge.port.ported import Ported, Wish, port
 from ampbridge.port.targets import TARGETS
 from ampbridge.printing import Table
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, unknown
+
+if TYPE_CHECKING:  # readers and dialects are loaded by who ports, not by every command
+    from ampbridge.port import Alternative, Outcome
+    from ampbridge.port.ported import Ported, Wish
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 
@@ -57,7 +59,7 @@ def add_to(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a value that the file does not say: scaler.init_scale=1024.0",
+        help="a value that the file does not say, or another: scaler.init_scale=1024.0",
     )
     parser.add_argument(
         "--where",
@@ -74,6 +76,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ampbridge.port.ported import port
+
     several = len(options.files) > 1 or any(Path(file).is_dir() for file in options.files)
     wish = _wish(options, several)
     results = [port(outcome, wish) for outcome in _outcomes(options.files)]
@@ -104,6 +108,8 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
     Raises:
         ArgumentError: for options that cannot be, or not together.
     """
+    from ampbridge.port.ported import Wish
+
     _check_target(options.to)
     _check_together(options)
     if several:
@@ -165,6 +171,8 @@ def _known(text: str) -> tuple[str, Any]:
 
 def _outcomes(paths: Sequence[str]) -> Iterator[Outcome]:
     """What each file says; TOML is a recipe."""
+    from ampbridge.port import read_many
+
     for path in paths:
         if Path(path).suffix == ".toml":
             yield _recipe_file(path)
@@ -173,6 +181,8 @@ def _outcomes(paths: Sequence[str]) -> Iterator[Outcome]:
 
 
 def _recipe_file(path: str) -> Outcome:
+    from ampbridge.port import Alternative, Outcome, Reading
+
     try:
         recipe = Recipe.load(path)
     except RecipeError as error:
