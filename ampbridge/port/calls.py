@@ -198,6 +198,7 @@ class Calls(Expressions):
         if qualified in NAMESPACES:
             return self._namespace(passed, node)
         if qualified in DICTIONARIES:
+            self._described(passed, node, target)
             return self._dictionary(passed, node)
         if qualified in COLLECTIONS:
             return self._collection(COLLECTIONS[qualified], values, node)
@@ -246,6 +247,16 @@ class Calls(Expressions):
         kind = self.apply(lambda text: str(text).partition(":")[0], node, name)
         self.memory.set(instance, "type", kind)
         return instance
+
+    def _described(self, passed: tuple[Passed, ...], node: cst.CSTNode, target: str) -> None:
+        """``dict(type="AmpOptimWrapper", ...)``, of which OpenMMLab's registry makes an object."""
+        made = next((each.value for each in passed if each.name == "type"), None)
+        qualified = made.qualified if isinstance(made, Library) else ""
+        if isinstance(made, Constant) and isinstance(made.value, str):
+            qualified = f"mmengine.{made.value}"
+        if self.known.knows(qualified):
+            arguments = tuple(each for each in passed if each.name != "type")
+            self.event(qualified, arguments, node, target)
 
     def _dictionary(self, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:
         content = Table({})

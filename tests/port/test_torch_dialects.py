@@ -4,10 +4,10 @@ import pytest
 
 from ampbridge import Recipe
 from ampbridge.port.dialect import Argument, Call, Draft, Name, NotKnown, Object
-from ampbridge.port.dialects import accelerate, apex, deepspeed, lightning, torch
+from ampbridge.port.dialects import accelerate, apex, deepspeed, lightning, mmengine, torch
 from ampbridge.port.reading import Place
 
-DIALECTS = (torch, apex, deepspeed, lightning, accelerate)
+DIALECTS = (torch, apex, deepspeed, lightning, accelerate, mmengine)
 HERE = Place("train.py", 7, 4, "the call")
 ELSEWHERE = Place("train.py", 3, 0, "os.environ['X']")
 
@@ -263,6 +263,25 @@ def read(*calls):
             ],
             O2 | APEX | {"policy.master_weights": True, "step.clip_norm": 1.0},
         ),
+        # mmengine/optim/optimizer/amp_optimizer_wrapper.py
+        ([("mmengine.AmpOptimWrapper", {})], O1 | TORCH),
+        (
+            [("mmengine.AmpOptimWrapper", {"loss_scale": 512.0, "dtype": BFLOAT16})],
+            O1_BFLOAT16 | TORCH | {"scaler.init_scale": 512.0, "scaler.dynamic": False},
+        ),
+        (
+            [
+                (
+                    "mmengine.AmpOptimWrapper",
+                    {
+                        "loss_scale": {"init_scale": 8},
+                        "clip_grad": {"max_norm": 35},
+                        "accumulative_counts": 2,
+                    },
+                )
+            ],
+            O1 | TORCH | {"scaler.init_scale": 8.0, "step.clip_norm": 35.0, "step.accumulate": 2},
+        ),
     ],
     ids=lambda value: value[-1][0] if isinstance(value, list) else "",
 )
@@ -363,6 +382,11 @@ def test_settings(calls, settings):
             [("transformers.TrainingArguments", {"deepspeed": "ds.json"})],
             "note",
             "own configuration",
+        ),
+        (
+            [("mmengine.AmpOptimWrapper", {"clip_grad": {"type": "value", "clip_value": 1.0}})],
+            "lost",
+            "each value",
         ),
         ([("deepspeed.initialize", {"config": "ds.json"})], "note", "A file has the precision"),
     ],

@@ -12,6 +12,7 @@ from ampbridge.port.dialects import (
     apex,
     deepspeed,
     lightning,
+    mmengine,
     paddle,
     tensorflow,
     torch,
@@ -23,6 +24,7 @@ DIALECTS: tuple[Dialect, ...] = (
     deepspeed.DIALECT,
     apex.DIALECT,
     torch.DIALECT,
+    mmengine.DIALECT,
     tensorflow.DIALECT,
     paddle.DIALECT,
 )
