@@ -10,7 +10,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core $(FRAMEWORKS:%=test-%) test-examples nightly bench docs format clean
+.PHONY: help demo test lint types test-core test-port $(FRAMEWORKS:%=test-%) test-examples nightly bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ help: ## this list
 demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone (a minute)
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.test lint types test-core $(FRAMEWORKS:%=test-%) test-examples ## lint, types and every test, one process per framework
+test: $(VENV)/.test lint types test-core test-port $(FRAMEWORKS:%=test-%) test-examples ## lint, types and every test, one process per framework
 
 lint: $(VENV)/.test ## ruff, formatting included
 	$(BIN)/ruff check .
@@ -29,6 +29,9 @@ types: $(VENV)/.test ## mypy, strict on the core
 
 test-core: $(VENV)/.test ## the core alone, no framework loaded
 	$(BIN)/python -m pytest -q tests/core tests/conformance
+
+test-port: $(VENV)/.test ## porting: what scripts and configurations are read as, and what is written
+	$(BIN)/python -m pytest -q tests/port
 
 # A static pattern: make looks for no implicit rule for phony targets, and would run nothing.
 $(FRAMEWORKS:%=test-%): test-%: $(VENV)/.test
@@ -47,6 +50,7 @@ bench: $(VENV)/.bench ## what ampbridge, simulation and the scaler cost, as rati
 
 docs: $(VENV)/.test ## write the tables that are made from code
 	$(BIN)/python scripts/write_tables.py
+	$(BIN)/python scripts/write_porting.py
 
 format: $(VENV)/.test ## ruff's formatter and its safe fixes
 	$(BIN)/ruff check --fix .

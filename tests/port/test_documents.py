@@ -1,0 +1,54 @@
+"""What is made from code about porting is what the code says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import ampbridge as amp
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs/recipe.schema.json").read_text())
+
+
+def test_the_documents_are_up_to_date():
+    command = [sys.executable, str(ROOT / "scripts/write_porting.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"run `make docs` and look at what changed\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        amp.Recipe(),
+        amp.Recipe("O1:bfloat16", accumulate=4, clip_norm=1.0),
+        amp.Recipe(
+            amp.Policy("O2", lists="paddle", allow=["add"], keep=["head.*"]),
+            amp.Scaling.like("deepspeed", init_scale=1024.0, max_consecutive_skips=None),
+            save_dtype="float32",
+            master_grad=True,
+        ),
+        amp.Recipe(schedule=amp.Schedule([(0, "O0"), (10, "O1")])),
+    ],
+)
+def test_the_published_schema_takes_recipes(recipe):
+    jsonschema.validate(recipe.to_dict(), SCHEMA)
+
+
+@pytest.mark.parametrize("data", [{"policy": {"levle": "O1"}}, {"scaler": {"init_scale": -1.0}}])
+def test_the_published_schema_refuses_what_is_none(data):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, SCHEMA)
+
+
+def test_the_example_is_what_its_report_speaks_of():
+    """Paddle's guide: 1024 at first, accumulated over ten batches, O1."""
+    recipe = amp.port.read(ROOT / "examples/porting/paddle_guide.py").recipe
+    assert recipe == amp.Recipe(
+        amp.Policy("O1", lists="paddle", allow=["add"], deny=["sum"]),
+        amp.Scaling.like("paddle", init_scale=1024.0, growth_interval=500),
+        accumulate=10,
+    )
