@@ -20,6 +20,16 @@ TORCH, APEX = {"scaler.like": "torch"}, {"scaler.like": "apex"}
 APEX_DENY = {"policy.deny": ["ctc_loss", "gelu", "grid_sample", "std", "var"]}
 
 
+class Flag(int):
+    """False, written as a name."""
+
+    def __repr__(self):
+        return "use_amp"
+
+
+FLAG = Flag(False)
+
+
 class Unknown:
     """An argument whose value cannot be known."""
 
@@ -70,7 +80,7 @@ def read(*calls):
         ([("torch.autocast", {"device_type": "cuda", "dtype": Name("torch.half")})], O1 | UNSCALED),
         ([("torch.cuda.amp.autocast", {})], O1 | UNSCALED),
         ([("torch.cpu.amp.autocast", {})], O1_BFLOAT16),
-        ([("torch.cuda.amp.autocast", {"enabled": False})], {"policy.level": "O0"}),
+        ([("torch.cuda.amp.autocast", {"enabled": FLAG})], {"policy.level": "O0"}),
         ([("torch.cuda.amp.autocast", {"dtype": FLOAT32})], {"policy.level": "O0"}),
         ([("torch.cuda.amp.autocast", {}), ("torch.amp.GradScaler", {})], O1 | TORCH),
         ([("torch.amp.GradScaler", {}), ("torch.cuda.amp.autocast", {})], O1 | TORCH),
@@ -435,8 +445,13 @@ def test_what_cannot_be_known(calls, unknown):
     assert unknown.isdisjoint(draft.settings)
 
 
+def test_a_region_that_is_never_on_says_nothing_of_the_training_around_it():
+    draft = read(("torch.cuda.amp.autocast", {"enabled": False}))
+    assert draft.settings == draft.unknown == {}
+
+
 def test_nothing_is_lost_where_it_is_all_float32_or_unscaled_first():
-    off = read(("torch.cuda.amp.autocast", {"enabled": False}))
+    off = read(("torch.cuda.amp.autocast", {"enabled": FLAG}))
     clipped = read(
         ("torch.cuda.amp.autocast", {}),
         ("torch.amp.GradScaler", {}),

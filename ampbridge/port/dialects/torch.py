@@ -84,13 +84,17 @@ def _take_switch(call: Call, draft: Draft) -> bool:
         draft.set("policy.level", None)
         draft.unknown["policy.level"] = error.place
         return True
-    if enabled or "policy.lists" not in draft.settings:
-        draft.set("policy.level", "O1" if enabled else "O0")
-    if not enabled:
-        draft.find(
-            "lost", call.place, FLOAT32_REGION, "name its ops under deny, or its layers under keep."
-        )
-    return enabled
+    if enabled:
+        draft.set("policy.level", "O1")
+        return True
+    if call.place_of("enabled").text == "False":
+        draft.seen["island"] = call.place  # it stands in a training that another place describes
+    elif "policy.lists" not in draft.settings:
+        draft.set("policy.level", "O0")
+    draft.find(
+        "lost", call.place, FLOAT32_REGION, "name its ops under deny, or its layers under keep."
+    )
+    return False
 
 
 def _dtype(written: Any, usual: Callable[[], str]) -> Any:
@@ -326,9 +330,11 @@ def finish(draft: Draft) -> None:
 
 def _settle_level(draft: Draft) -> None:
     """A scaler alone: regions do not open here, or are in another file."""
-    if not draft.seen.keys().isdisjoint(_REGIONS):
+    if "scaler" not in draft.seen:
+        return
+    if not draft.seen.keys().isdisjoint((*_REGIONS, "island")):
         draft.set("policy.level", "O0")
-    elif "scaler" in draft.seen:
+    else:
         draft.unknown["policy.level"] = draft.seen["scaler"]
 
 
