@@ -246,13 +246,24 @@ def _dtype(rule: Category, policy: Policy) -> str:
 # -- remarks
 
 
+# Backend -> how it runs low precision, where the policy leaves it the choice.
+_RUNS = {
+    "torch": "run by native kernels on GPUs; on CPUs simulated where those are slow",
+    "tensorflow": "run by native kernels on GPUs; on CPUs simulated where those are slow",
+    "paddle": "run by native kernels on GPUs; simulated on CPUs, where it has none",
+    "numpy": "stored in 16 bits, computed in float32",
+}
+
+
 def _remarks(recipe: Recipe, target: str, native: bool) -> Iterator[str]:
-    """Which backends simulate low precision, of code that uses ampbridge."""
+    """What backends simulate, of code that uses ampbridge."""
     policies = [policy for policy in recipe.policies if policy.level != "O0"]
     if (native and target != "ampbridge") or target == "toml" or not policies:
         return
-    backend = "torch, or tensorflow, paddle, numpy" if target == "ampbridge" else target
-    yield "numpy: low precision is simulated, by rounding."
-    yield "paddle: native on GPUs; simulated on CPUs, which have no 16-bit kernels there."
-    yield "torch, tensorflow: native on GPUs; on CPUs simulated where native kernels are slower."
-    yield f"Op by op: ampbridge explain {policies[0]} {backend}"
+    policy, backends = policies[0], list(_RUNS) if target == "ampbridge" else [target]
+    for backend in backends:
+        if policy.execution == "auto":
+            yield f"{backend}: low precision is {_RUNS[backend]}."
+        else:
+            yield f"{backend}: {policy.execution}, as the recipe says, or refused with a hint."
+    yield f"Op by op: ampbridge explain {policy} {' or '.join(backends)}"

@@ -163,8 +163,25 @@ def test_tensorflow_s_graph_optimizer_has_tensorflow_s_lists(target_loses):
 def test_with_ampbridge_no_op_changes(target_loses):
     report = fidelity(PADDLE, "torch", native=False)
     assert report.ops == ()
-    assert "numpy: low precision is simulated, by rounding." in report.remarks
-    assert report.remarks[-1] == "Op by op: ampbridge explain O1:float16 torch"
+    assert report.remarks == (
+        "torch: low precision is run by native kernels on GPUs; on CPUs simulated where those are slow.",
+        "Op by op: ampbridge explain O1:float16 torch",
+    )
+
+
+def test_of_scripts_with_ampbridge_every_backend_is_told():
+    remarks = fidelity(PADDLE, "ampbridge").remarks
+    assert [remark.partition(":")[0] for remark in remarks[:-1]] == [
+        "torch",
+        "tensorflow",
+        "paddle",
+        "numpy",
+    ]
+    simulated = Recipe(amp.Policy(execution="simulated"))
+    assert "paddle: simulated, as the recipe says, or refused with a hint." in (
+        fidelity(simulated, "ampbridge").remarks
+    )
+    assert fidelity(Recipe("O0"), "ampbridge").remarks == ()
 
 
 def test_float32_and_what_the_framework_decides_have_no_lists(target_loses):
