@@ -23,6 +23,9 @@ WIDTH, BATCH, STEPS = 64, 16, 60
 SPIKES = (3, 4, 17, 18, 29, 40)
 """Batches whose targets are so large that float16 gradients overflow at any scale."""
 
+CLOSE = 1e-5
+"""Between frameworks, of the losses of an MLP; from float32's these are 5e-5 away."""
+
 GUIDE = {
     "O1": amp.Recipe(
         amp.Policy("O1", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
@@ -46,6 +49,9 @@ SCALINGS = {
     "fleet": amp.Scaling.like("paddle_fleet", init_scale=2.0**10, growth_interval=6),
     "deepspeed": amp.Scaling.like("deepspeed", growth_interval=6, min_scale=2.0**-24),
     "megatron": amp.Scaling.like("megatron", init_scale=2.0**10, growth_interval=6),
+    "counting on": amp.Scaling(
+        init_scale=2.0**10, backoff_interval=2, backoff_count="until_growth", growth_interval=50
+    ),
     "apex": amp.Scaling.like("apex", growth_interval=6),
     "ampbridge": amp.Scaling(init_scale=2.0**24, growth_interval=3),
     "keras": amp.Scaling.like("keras", init_scale=2.0**10, growth_interval=5),
@@ -200,9 +206,9 @@ def test_the_guide_s_recipes_train_as_on_numpy(load: Load, level: str) -> None:
     assert run.applied == expected.applied
     assert run.overflowed == expected.overflowed
     assert any(run.overflowed)
-    assert run.loss == pytest.approx(expected.loss, rel=1e-3)
+    assert run.loss == pytest.approx(expected.loss, rel=CLOSE)
     for value, wanted in zip(run.weights, expected.weights, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=2e-3)
+        np.testing.assert_allclose(value, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("level", GUIDE)
@@ -212,7 +218,7 @@ def test_the_guide_s_recipes_train_with_ampbridge_as_on_numpy(load: Load, level:
     expected = numpy_run(GUIDE[level], data)
     assert GUIDE[level] == module.RECIPE
     assert (run.scale, run.applied) == (expected.scale, expected.applied)
-    assert run.loss == pytest.approx(expected.loss, rel=1e-3)
+    assert run.loss == pytest.approx(expected.loss, rel=CLOSE)
 
 
 def test_the_program_with_ampbridge_runs(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
@@ -384,6 +390,15 @@ def test_a_kept_layer_that_is_not_there_is_an_error(load: Load) -> None:
     module = load(amp.Recipe(amp.Policy("O2", keep=["head"])))
     with pytest.raises(ValueError, match="'head' names no layer"):
         module.set_precision(simple_net(), module.PRECISION)
+
+
+def test_the_parts_of_attention_go_with_it(load: Load) -> None:
+    """Its softmax is a layer, which torch's lists would deny; Keras computes it in float32 anyway."""
+    module = load(amp.Recipe("O1"))
+    model = layered()
+    module.set_precision(model, module.PRECISION)
+    attention = model.get_layer("attention")
+    assert {part.compute_dtype for part in attention._flatten_layers()} == {"float16"}
 
 
 def test_attention_is_kept_with_all_its_parts(load: Load) -> None:
