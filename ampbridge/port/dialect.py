@@ -30,10 +30,11 @@ class NotKnown(Exception):
 class Argument:
     """An argument as it was written, and its value under the present decisions.
 
-    ``evaluate()`` returns a plain Python value (for a class or function of a library, a ``Name``; for
-    an object that a known call made, an ``Object``), or raises ``NotKnown``. ``truth()``, where there is one, never does: what cannot be known is a
-    condition, and the file is read once for each way it may go. ``parts``: the items of a list or the
-    values of a dictionary, each an argument; None where there is no telling.
+    ``evaluate()`` returns a plain Python value, or raises ``NotKnown``; for a class or function of a
+    library a ``Name``, for an object that a known call made an ``Object``. ``truth()``, where there is
+    one, never raises: what cannot be known is a condition, and the file is read once for each way it
+    may go. ``parts``: the items of a list or the values of a dictionary, each an argument; None where
+    there is no telling.
     """
 
     place: Place

@@ -96,7 +96,7 @@ def parse(data: bytes, file: str) -> Source:
     text = decoded(data, file)
     if len(data) > LARGEST:
         raise _no_source(file, f"has {len(data) / 2**20:.1f} MB, more than {LARGEST / 2**20:.0f}")
-    if _depth(text) > DEEPEST:
+    if _is_deep(text):
         raise _no_source(file, f"is nested more than {DEEPEST} levels deep")
     try:
         import libcst as cst
@@ -157,31 +157,29 @@ def _no_source(file: str, why: str) -> SourceError:
 _TOKEN = re.compile(
     r"""\#[^\n]*|(?P<string>[rbuftRBUFT]{0,3}(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))"""
     r"""|(?P<open>[([{])|(?P<close>[)\]}])|(?P<stop>[,;])|(?P<line>\n)|(?P<elif>\belif\b)"""
-    r"""|(?P<operator>[-+*/%@&|^~<>=!.:]+|\b(?:not|and|or|if|else|lambda|await|in|is)\b)""",
+    r"""|(?P<operator>[-+*/%@&|^~<>=!.:]|\b(?:not|and|or|if|else|lambda|await|in|is)\b)""",
     re.S,
 )
 
 
-def _depth(text: str) -> int:
-    """A bound on how deep the tree of ``text`` is: operators in a row count, at each bracket."""
-    deepest, levels, branches = 0, [0], 0
+def _is_deep(text: str) -> bool:
+    """Whether the tree of ``text`` may be too deep: operators in a row count, at each bracket."""
+    levels, depth, branches = [0], 0, 0
     for token in _TOKEN.finditer(text):
         kind = token.lastgroup
         if kind == "open":
-            levels.append(1)
-        elif kind == "close":
-            if len(levels) > 1:
-                levels.pop()
-                levels[-1] += 1
+            levels.append(0)
+            depth += 1
+        elif kind == "close" and len(levels) > 1:
+            depth -= levels.pop()  # the bracket itself counts on: what follows it may hang on it
+            levels[-1] += 1
         elif kind == "stop" or (kind == "line" and len(levels) == 1):
+            depth -= levels[-1]
             levels[-1] = 0
-        elif kind == "elif":
-            branches += 1
-            deepest = max(deepest, branches // 2)
         elif kind in ("operator", "string"):
             levels[-1] += 1
-        else:
-            continue
-        if levels[-1] > 150 or len(levels) > 100:
-            deepest = max(deepest, sum(levels))
-    return deepest
+            depth += 1
+        branches += kind == "elif"
+        if max(depth, branches // 2) > DEEPEST:
+            return True
+    return False

@@ -1,6 +1,7 @@
 """Snippets of training scripts, read; what each stands for was written by hand beside it.
 
-``name.toml`` is the recipe that ``name.py`` (or ``.json``, ``.yaml``) stands for, alone and with nothing unknown. In
+``name.toml`` is the recipe that ``name.py`` (or ``.json``, ``.yaml``) stands for, alone and with nothing
+unknown. In
 ``name.expected.toml`` each ``[[alternative]]`` has its conditions and its recipe, ``[[unknown]]`` says
 what cannot be known and on which line that stands, ``[[finding]]`` what is said, of which line.
 """
