@@ -253,6 +253,10 @@ def read(*calls):
             },
         ),
         (
+            [("accelerate.Accelerator", {"mixed_precision": "bf16", "fsdp_plugin": Unknown})],
+            O2 | {"policy.dtype": "bfloat16"},
+        ),
+        (
             [("transformers.TrainingArguments", {"fp16": True})],
             O1 | TORCH | {"step.clip_norm": 1.0},
         ),

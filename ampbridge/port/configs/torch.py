@@ -71,22 +71,34 @@ def is_accelerate(root: Table) -> bool:
 
 def read_accelerate(root: Table, draft: Draft) -> None:
     """``mixed_precision``, under DeepSpeed its section too; the rest stands in the script."""
-    if str(root.get_raw("distributed_type")).upper() == "DEEPSPEED":
+    kind = str(root.get_raw("distributed_type")).upper()
+    if kind == "DEEPSPEED":
         _read_accelerate_deepspeed(root, draft)
         return
     call = root.call("accelerate", ("mixed_precision",))
     try:
-        name = str(call.value("mixed_precision", "no")).lower()
+        name = _word(call.value("mixed_precision", "no"))
     except NotKnown as error:
         draft.unknown["policy.level"] = error.place
         return
-    accelerate.precision(draft, name, call.place_of("mixed_precision"))
+    accelerate.precision(
+        draft,
+        name,
+        call.place_of("mixed_precision"),
+        on_cpu=root.get_raw("use_cpu") is True,
+        sharded=kind == "FSDP",
+    )
     draft.find(
         "note",
         root.place,
         "Accumulation, clipping and the scaler's numbers stand in the script, if anywhere.",
         "ampbridge port SCRIPT.py",
     )
+
+
+def _word(precision: Any) -> str:
+    """``no``, which YAML takes for false where it is not quoted, or what is written."""
+    return "no" if precision is False else str(precision).lower()
 
 
 def _read_accelerate_deepspeed(root: Table, draft: Draft) -> None:

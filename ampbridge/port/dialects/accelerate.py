@@ -17,6 +17,7 @@ from ampbridge.port.dialects.torch import (
     clip_grad_value,
     finite,
     take_scaler,
+    tell_of_pure,
 )
 from ampbridge.port.reading import Place
 
@@ -35,6 +36,7 @@ def _accelerator_precision(call: Call, draft: Draft) -> None:
         written = call.value("mixed_precision", None)
         on_cpu = call.flag("cpu", False)
         with_deepspeed = call.value("deepspeed_plugin", None) is not None
+        with_fsdp = _is_passed(call, "fsdp_plugin")
     except NotKnown as error:
         draft.unknown["policy.level"] = draft.unknown["policy.dtype"] = error.place
         return
@@ -49,15 +51,25 @@ def _accelerator_precision(call: Call, draft: Draft) -> None:
             "where neither does, it is float32.",
             "read that file too: ampbridge port ~/.cache/huggingface/accelerate/default_config.yaml",
         )
-    elif on_cpu and str(written).lower() == "fp16":
-        draft.find("ignored", call.place_of("mixed_precision"), "accelerate does no fp16 on a CPU.")
-        draft.set("policy.level", "O0")
     else:
-        precision(draft, str(written).lower(), call.place_of("mixed_precision"))
+        place = call.place_of("mixed_precision")
+        precision(draft, str(written).lower(), place, on_cpu=on_cpu, sharded=with_fsdp)
 
 
-def precision(draft: Draft, name: str, place: Place) -> None:
-    """What ``mixed_precision=name`` means: ``torch.autocast``, with a GradScaler in float16."""
+def _is_passed(call: Call, argument: str) -> bool:
+    try:
+        return call.value(argument, None) is not None
+    except NotKnown:
+        return True  # an object that the file makes, of whatever
+
+
+def precision(
+    draft: Draft, name: str, place: Place, *, on_cpu: bool = False, sharded: bool = False
+) -> None:
+    """What ``mixed_precision=name`` means: ``torch.autocast``, with a GradScaler in float16.
+
+    ``sharded``: FSDP casts the parameters besides (accelerate/state.py, set_mixed_precision).
+    """
     if name not in PRECISIONS:
         draft.unknown["policy.level"] = place
         draft.find(
@@ -68,11 +80,18 @@ def precision(draft: Draft, name: str, place: Place) -> None:
         )
         return
     dtype = PRECISIONS[name]
-    draft.set("policy.level", "O0" if dtype == "float32" else "O1")
-    draft.comments["policy.level"] = f"mixed precision {name!r}"
-    if dtype != "float32":
-        draft.set("policy.dtype", dtype)
-        draft.set("policy.lists", "torch")
+    if on_cpu and dtype == "float16":
+        draft.find("ignored", place, "accelerate does no fp16 on a CPU.")
+        dtype = "float32"
+    if dtype == "float32":
+        draft.set("policy.level", "O0")
+        return
+    draft.set("policy.level", "O2" if sharded else "O1")
+    draft.set("policy.dtype", dtype)
+    draft.set("policy.lists", "torch")
+    draft.comments["policy.dtype"] = f"mixed precision {name!r}"
+    if sharded:
+        tell_of_pure(draft, Call("FSDP", place, {}), dtype)
     if dtype == "float16":
         scaling.unless_known(draft, "torch")
 
@@ -166,6 +185,7 @@ DIALECT = Dialect(
             "cpu",
             "dataloader_config",
             "deepspeed_plugin",
+            "fsdp_plugin",
             "kwargs_handlers",
             "gradient_accumulation_plugin",
         ),
