@@ -153,11 +153,11 @@ def test_the_source_s_words_stand_behind_its_numbers() -> None:
     )
     comments: Mapping[str, str] = {
         "policy.deny": "custom_black_list: reduce_sum",
-        "scaler.backoff_interval": "decr_every_n_nan_or_inf=2",
+        "scaler.backoff_interval": "decr_every_n_nan_or_inf=(\n    1 + 1\n)",
     }
     code = write(recipe, "tensorflow", comments=comments)
     assert '#     deny = ["sum"] # custom_black_list: reduce_sum\n' in code
-    assert "BACKOFF_INTERVAL = 2  # decr_every_n_nan_or_inf=2\n" in code
+    assert "BACKOFF_INTERVAL = 2  # decr_every_n_nan_or_inf=( 1 + 1 )\n" in code
     assert "INIT_SCALE = 1024.0\n" in code
 
 

@@ -64,7 +64,10 @@ def set_policy(call: Call, draft: Draft) -> None:
     try:
         name = _policy_name(call, "policy", draft)
     except NotKnown as error:
-        draft.unknown["policy.level"] = error.place
+        draft.set("policy.lists", "tensorflow")
+        for key in ("policy.level", "policy.dtype"):
+            draft.settings.pop(key, None)
+            draft.unknown[key] = error.place
         return
     take_policy(name, call, draft)
 

@@ -79,7 +79,8 @@ def write(
     Raises:
         ArgumentError: for a target that is none.
     """
-    return _form(target, native).code(recipe, comments)
+    on_one_line = {key: " ".join(comment.split()) for key, comment in comments.items()}
+    return _form(target, native).code(recipe, on_one_line)
 
 
 def losses(recipe: Recipe, target: str, *, native: bool = True) -> tuple[Loss, ...]:
