@@ -1,0 +1,136 @@
+"""Files as they come: hostile ones fail alone, each with its reason; none is run."""
+
+import sys
+
+import pytest
+
+from ampbridge import SourceError, port
+from ampbridge.port import source
+
+USES_AMP = "from paddle.amp import auto_cast\nwith auto_cast():\n    pass\n"
+
+
+def refused(data, tmp_path, name="train.py"):
+    path = tmp_path / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(SourceError) as caught:
+        port.read(path)
+    message, _, hint = str(caught.value).rpartition("\n")
+    assert name in message
+    assert hint.startswith("Hint: ")
+    return message
+
+
+HOSTILE = {
+    "no Python": (f"{USES_AMP}x = = 1\n", "is no Python"),
+    "the line is said": (f"{USES_AMP}\n\nx = = 1\n", "line 6"),
+    "print as in Python 2": (f"{USES_AMP}print 'loss', loss\n", "is Python 2"),
+    "raise as in Python 2": (f"{USES_AMP}raise ValueError, 'no'\n", "is Python 2"),
+    "binary": (b"\x7fELF\x00auto_cast", "is binary"),
+    "binary without a word": (b"\x89PNG\x00\x00", "is binary"),
+    "UTF-16": (USES_AMP.encode("utf-16"), "is binary"),
+    "not UTF-8": (USES_AMP.encode() + b"# gr\xf6\xdfe\n", "encoding"),
+    "a coding of no name": (b"# coding: klingon\n" + USES_AMP.encode(), "encoding"),
+    "10 MB": (USES_AMP + "x = [1, 2, 3]\n" * 750_000, "10.0 MB"),
+    "half an indent": (f"{USES_AMP}if x:\n        y\n    z\n", "is no Python"),
+}
+
+
+@pytest.mark.parametrize("data, says", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files(data, says, tmp_path):
+    assert says in refused(data, tmp_path)
+
+
+DEEP = {
+    "parentheses": lambda n: "x = " + "(" * n + "1" + ")" * n,
+    "lists": lambda n: "x = " + "[" * n + "]" * n,
+    "dictionaries": lambda n: "x = " + "{1:" * n + "1" + "}" * n,
+    "calls": lambda n: "x = " + "f(" * n + ")" * n,
+    "calls in a row": lambda n: "x = f" + "()" * n,
+    "attributes": lambda n: "x = a" + ".b" * n,
+    "not": lambda n: "x = " + "not " * n + "1",
+    "signs": lambda n: "x = " + "-" * n + "1",
+    "sums": lambda n: "x = " + "1 + " * n + "1",
+    "powers": lambda n: "x = " + "a ** " * n + "1",
+    "conditionals": lambda n: "x = " + "1 if a else " * n + "1",
+    "lambdas": lambda n: "x = " + "lambda: " * n + "1",
+    "strings": lambda n: "x = " + "'a' " * n,
+    "branches": lambda n: "if a: pass\n" + "elif b: pass\n" * n,
+    "annotations": lambda n: "x: " + "a | " * n + "b",
+}
+
+
+@pytest.mark.parametrize("make", DEEP.values(), ids=DEEP)
+@pytest.mark.parametrize("depth", [60, 1000, 3000, 50_000])
+def test_deep_nesting_neither_crashes_nor_takes_long(make, depth, tmp_path):
+    text = USES_AMP + make(depth) + "\n"
+    if depth > 60:
+        assert "nested" in refused(text, tmp_path)
+    else:
+        assert port.read(text).recipe.policy.lists == "paddle"
+
+
+def test_what_is_long_but_not_deep_is_read():
+    numbers = ", ".join(str(n) for n in range(5000))
+    lines = "\n".join(f"x{n} = f(a[{n}].b + 1) if c else [d for d in e]" for n in range(300))
+    assert port.read(f"{USES_AMP}table = [{numbers}]\n{lines}\n").recipe.policy.lists == "paddle"
+
+
+def test_a_declared_encoding_is_followed(tmp_path):
+    path = tmp_path / "latin.py"
+    text = f"# -*- coding: latin-1 -*-\n# gr\xf6\xdfe\n{USES_AMP}"
+    path.write_bytes(text.encode("latin-1"))
+    assert port.read(path).framework == "paddle"
+    path.write_bytes(b"\xef\xbb\xbf" + USES_AMP.encode())
+    assert port.read(path).framework == "paddle"
+
+
+def test_files_fail_alone(tmp_path):
+    (tmp_path / "a.py").write_text(USES_AMP)
+    (tmp_path / "b.py").write_bytes(b"\0")
+    (tmp_path / "c.py").write_text("x = 1\n")
+    (tmp_path / "d.txt").write_text("x = = 1")
+    outcomes = list(port.read_many([tmp_path, tmp_path / "missing.py"]))
+    assert [(each.file.rpartition("/")[2], each.error is None) for each in outcomes] == [
+        ("a.py", True),
+        ("b.py", False),
+        ("c.py", True),
+        ("missing.py", False),
+    ]
+    readings = [each.reading for each in outcomes if each.reading]
+    assert [reading.framework for reading in readings] == ["paddle", None]
+    assert "missing.py" in str(outcomes[-1].error)
+
+
+def test_what_is_read_is_not_run(tmp_path):
+    trap = tmp_path / "trap"
+    path = tmp_path / "train.py"
+    path.write_text(f"{USES_AMP}open({str(trap)!r}, 'w')\nraise SystemExit(7)\n__import__('torch')\n")
+    before = set(sys.modules)
+    assert port.read(path).framework == "paddle"
+    assert not trap.exists()
+    assert not {"torch", "paddle", "tensorflow"} & (set(sys.modules) - before)
+
+
+def test_libcst_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    with pytest.raises(SourceError, match=r"pip install 'ampbridge\[port\]'"):
+        source.parse(USES_AMP.encode(), "train.py")
+
+
+def test_recursion_while_following_is_an_error_of_that_file(tmp_path):
+    body = "".join(f"{' ' * n}if a{n}:\n" for n in range(90)) + " " * 90 + "auto_cast()\n"
+    path = tmp_path / "nested.py"
+    path.write_text(f"from paddle.amp import auto_cast\n{body}")
+    try:
+        reading = port.read(path)
+    except SourceError as error:
+        assert "nested" in str(error)
+    else:
+        assert len(reading.alternatives) <= 17
+
+
+def test_text_and_files_are_told_apart(tmp_path):
+    with pytest.raises(SourceError, match="Cannot read 'train.py'"):
+        port.read("train.py")
+    assert port.read(USES_AMP).file == "<source>"
