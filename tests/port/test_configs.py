@@ -149,7 +149,9 @@ def settings(text, file="a.yml", way=0):
 
 def test_accelerate_with_fsdp_on_a_cpu_and_with_no_that_is_not_quoted():
     """accelerate/state.py casts the parameters under FSDP; accelerator.py does no fp16 on a CPU."""
-    assert settings("distributed_type: FSDP\nmixed_precision: bf16\n")["policy.level"] == "O2"
+    sharded = read_config("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yml")
+    assert sharded.alternatives[0].settings["policy.level"] == "O2"
+    assert "of normalizations too" in sharded.findings[0].message
     assert settings("distributed_type: NO\nmixed_precision: no\n")["policy.level"] == "O0"
     on_cpu = "distributed_type: NO\nmixed_precision: fp16\nuse_cpu: true\n"
     assert settings(on_cpu)["policy.level"] == "O0"

@@ -17,7 +17,6 @@ from ampbridge.port.dialects.torch import (
     clip_grad_value,
     finite,
     take_scaler,
-    tell_of_pure,
 )
 from ampbridge.port.reading import Place
 
@@ -91,7 +90,8 @@ def precision(
     draft.set("policy.lists", "torch")
     draft.comments["policy.dtype"] = f"mixed precision {name!r}"
     if sharded:
-        tell_of_pure(draft, Call("FSDP", place, {}), dtype)
+        message = "FSDP casts the parameters of normalizations too; O2 keeps those in float32."
+        draft.find("lost", place, message)
     if dtype == "float16":
         scaling.unless_known(draft, "torch")
 
