@@ -224,7 +224,14 @@ def _rules_of_code(target: str, policy: Policy) -> Mapping[str, Category]:
         return paddle_rules(policy)
     if target == "tensorflow":
         return _rules_of_layers(policy)
-    return own_rules(target, policy)
+    return _rules_of_functions(policy)
+
+
+def _rules_of_functions(policy: Policy) -> Mapping[str, Category]:
+    """Functions of torch have the rule that goes by their name; others that of its own lists."""
+    own, by_name = own_rules("torch", policy), policy.native_rules("torch")
+    names = {op: oplists.ops()[op].names.get("torch", ()) for op in own}
+    return {op: by_name[names[op][0]] if names[op] else rule for op, rule in own.items()}
 
 
 def _rules_of_layers(policy: Policy) -> Mapping[str, Category]:

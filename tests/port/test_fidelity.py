@@ -110,13 +110,19 @@ def test_ampbridge_and_toml_keep_everything(target):
 
 
 def test_paddle_s_lists_on_torch(target_loses):
-    """Of Paddle's lists torch can be told nothing."""
+    """The code casts for functions that torch itself would run otherwise."""
     found = ops(fidelity(PADDLE, "torch"))
-    assert found["mean"] == ("float32", "its inputs'", "its inputs'")
-    assert found["conv3d"] == ("its inputs'", "float16", "float16")
-    assert found["log1p"] == ("its inputs'", "float32", "float32")
-    assert found["add"] == ("float16", "its inputs'", "its inputs'")
+    assert found["mean"] == ("float32", "its inputs'", "float32")
+    assert found["conv3d"] == ("its inputs'", "float16", "its inputs'")
+    assert found["log1p"] == ("its inputs'", "float32", "its inputs'")
+    assert found["add"] == ("float16", "its inputs'", "float16")
     assert not {"matmul", "linear", "conv2d", "softmax", "sum", "cross_entropy"} & found.keys()
+
+
+def test_what_has_no_name_of_its_own_in_torch_changes(target_loses):
+    """A mode of functions sees functions: fused_linear is aten's alone, conv2d is also depthwise."""
+    report = fidelity(Recipe(amp.Policy(lists="paddle")), "torch")
+    assert [row.op for row in report.ops if not row.is_kept] == ["fused_linear", "depthwise_conv2d"]
 
 
 def test_torch_s_lists_on_paddle(target_loses):
