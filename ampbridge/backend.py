@@ -331,6 +331,14 @@ class Backend(Protocol):
         del optimizer
         return found
 
+    def mean_loss(self, loss: Array, model: Model) -> Array:
+        """The mean of the losses of the ranks that train ``model`` together; each of them calls it.
+
+        By default there is but one.
+        """
+        del model
+        return loss
+
     @abstractmethod
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
         """The sums of two lists of gradients, None where both are."""

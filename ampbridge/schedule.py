@@ -137,6 +137,11 @@ class Schedule:
         """Whether it changes by skipped steps."""
         return isinstance(self._rule, _BySkips)
 
+    @property
+    def watches_loss(self) -> bool:
+        """Whether it changes by the loss."""
+        return isinstance(self._rule, _ByLoss)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return self._rule.to_dict()

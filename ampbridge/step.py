@@ -221,6 +221,8 @@ class TrainStep:
             return self._result(output, policy, accumulating=True)
         self._micro_steps, self._total = 0, None
         self._steps += 1
+        if isinstance(self._plan, Schedule) and self._plan.watches_loss:  # on all ranks the same
+            output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
         result = self._result(output, policy)
         if self._advance_scheduler is not None and result.applied:
             self._advance_scheduler()

@@ -96,6 +96,9 @@ class PaddleBackend(Backend):
     def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
         return hybrid_groups.agree(found, optimizer)
 
+    def mean_loss(self, loss: Array, model: Model) -> Array:
+        return ranks.mean_loss(loss, model)
+
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
         return gradients.add(total, grads)
 

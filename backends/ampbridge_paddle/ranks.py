@@ -27,3 +27,14 @@ def on_one_rank(model: Model, action: Callable[[], None]) -> None:
         return texts[0]
 
     act_for_all(action, paddle.distributed.get_rank() == first, told)
+
+
+def mean_loss(loss: paddle.Tensor, model: Model) -> paddle.Tensor:
+    """See ``Backend.mean_loss``: one number, added up and divided."""
+    if not (is_wrapped(model) and paddle.distributed.is_initialized()):
+        return loss
+    group = getattr(model, "group", None)
+    total = loss.detach().clone()
+    paddle.distributed.all_reduce(total, group=group)
+    ranks = paddle.distributed.get_world_size() if group is None else group.nranks
+    return total / ranks

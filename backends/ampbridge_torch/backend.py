@@ -95,6 +95,9 @@ class TorchBackend(Backend):
     ) -> tuple[list[Tensor | None], Scalar]:
         return scaling.unscale(grads, scale)
 
+    def mean_loss(self, loss: Tensor, model: nn.Module) -> Tensor:
+        return sharding.mean_loss(loss, model)
+
     def add(
         self, total: Sequence[Tensor | None], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:

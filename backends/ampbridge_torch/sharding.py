@@ -95,6 +95,16 @@ def on_one_rank(model: nn.Module, action: Callable[[], None]) -> None:
     act_for_all(action, dist.get_rank() == first, told)
 
 
+def mean_loss(loss: Tensor, model: nn.Module) -> Tensor:
+    """See ``Backend.mean_loss``: one number, added up and divided."""
+    group = _group_of(model)
+    if group is None:
+        return loss
+    total = loss.detach().clone()
+    dist.all_reduce(total, group=group)
+    return total / dist.get_world_size(group)
+
+
 def _group_of(model: nn.Module) -> Group | None:
     """The ranks of a model that is sharded, or in DistributedDataParallel; else None.
 

@@ -67,6 +67,36 @@ def test_three_ranks_in_low_precision(tmp_path: Path) -> None:
     assert len(set(lines)) == 1
 
 
+SCHEDULED = """
+import numpy as np, paddle
+import ampbridge as amp
+
+paddle.distributed.init_parallel_env()
+model = paddle.DataParallel(paddle.nn.Linear(4, 4))
+optimizer = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+plan = amp.Schedule.when(loss_below=0.5, use="O1:bfloat16", otherwise="O0")
+step = amp.train_step(
+    lambda m, x, loss: 0 * m(x).mean() + loss, model, optimizer, policy=plan
+)
+for losses in ((0.0, 1.5), (0.0, 0.5), (0.0, 1.5)):
+    loss = np.float32(losses[paddle.distributed.get_rank()])
+    print(f"{step(np.ones([2, 4], np.float32), loss).loss:g} {step.policy}", flush=True)
+"""
+
+
+def test_ranks_change_their_policy_by_the_loss_of_all(tmp_path: Path) -> None:
+    script = tmp_path / "scheduled.py"
+    script.write_text(SCHEDULED)
+    ranks = start(script, 2)
+    try:
+        printed = [each.communicate(timeout=TIMEOUT) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    for lines, errors in printed:
+        assert lines.split("\n")[:3] == ["0.75 O0", "0.25 O1:bfloat16", "0.75 O0"], errors
+
+
 DYING = """
 import os
 import numpy as np, paddle

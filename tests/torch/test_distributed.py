@@ -142,6 +142,33 @@ def test_ranks_agree_on_what_one_shard_alone_holds(tmp_path: Path) -> None:
     assert sorted(printed) == sorted(2 * [*steps, refused])
 
 
+SCHEDULED = """
+import os
+import torch
+import torch.distributed as dist
+import ampbridge as amp
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.0)
+plan = amp.Schedule.when(loss_below=0.5, use="O1:bfloat16", otherwise="O0")
+step = amp.train_step(
+    lambda m, loss: 0 * m(torch.ones(2, 4)).mean() + loss, model, optimizer, policy=plan
+)
+for losses in ((0.0, 1.5), (0.0, 0.5), (0.0, 1.5)):
+    loss = step(torch.tensor(losses[dist.get_rank()])).loss
+    os.write(1, f"<{loss:g} {step.policy}>\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_change_their_policy_by_the_loss_of_all(tmp_path: Path) -> None:
+    script = tmp_path / "scheduled.py"
+    script.write_text(SCHEDULED)
+    printed = re.findall(r"<(.*?)>", launch(script, 2))
+    assert sorted(printed) == sorted(2 * ["0.75 O0", "0.25 O1:bfloat16", "0.75 O0"])
+
+
 DYING = """
 import os
 import torch
