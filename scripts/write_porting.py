@@ -192,7 +192,7 @@ def _argument(value: Any) -> Argument:
     if isinstance(value, list | dict):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         parts = {key: _argument(part) for key, part in items}
-    return Argument(_place(repr(value)), lambda: value, None, lambda: parts)
+    return Argument(_place("a name"), lambda: value, None, lambda: parts)
 
 
 def _place(text: str) -> Place:
