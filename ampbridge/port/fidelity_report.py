@@ -236,7 +236,7 @@ def _rules_of_functions(policy: Policy) -> Mapping[str, Category]:
 
 def _rules_of_layers(policy: Policy) -> Mapping[str, Category]:
     """Layers and their activations have the precision of their op; functions take what arrives."""
-    from ampbridge.port.targets.tensorflow import ACTIVATIONS
+    from ampbridge.port.targets.tensorflow_precision import ACTIVATIONS
 
     wanted = wanted_rules("tensorflow", policy)
     if policy == own_policy("tensorflow", policy) and str(policy) == "O1:float16":

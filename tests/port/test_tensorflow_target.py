@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ampbridge as amp
 from ampbridge import port
-from ampbridge.port.targets import write
+from ampbridge.port.targets import losses, write
 
 SCRIPTS = Path(__file__).parent / "scripts"
 POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
@@ -200,3 +200,19 @@ def test_a_target_that_is_none() -> None:
 def test_the_guide_s_scripts_are_its_recipes(script: str, recipe: amp.Recipe) -> None:
     """The recipes that ``tests/tensorflow/test_written_code.py`` trains with."""
     assert port.read(SCRIPTS / f"paddle_guide_{script}.py").recipe == recipe
+
+
+@pytest.mark.parametrize("native", (True, False))
+def test_lists_that_tensorflow_has_not_become_its_own(native: bool) -> None:
+    policy = amp.Policy("O2", lists="native")
+    for recipe in (amp.Recipe(policy), amp.Recipe(schedule=amp.Schedule([(0, "O0"), (9, policy)]))):
+        said = {(loss.key, loss.kind) for loss in losses(recipe, "tensorflow", native=native)}
+        assert ("policy.lists", "changes") in said
+        code = write(recipe, "tensorflow", native=native)
+        assert "LayerNormalization" in code if native else 'lists="tensorflow"' in code
+
+
+def test_losses_denied_by_name_are_float32_in_keras() -> None:
+    recipe = amp.Recipe(amp.Policy("O2", lists="tensorflow", deny=["cross_entropy", "cumsum"]))
+    (loss,) = losses(recipe, "tensorflow")
+    assert "cumsum: no layers of Keras" in loss.message

@@ -1,92 +1,44 @@
 """Recipes as programs for TensorFlow and Keras 3.
 
-Keras casts layer by layer, by dtype policies; ampbridge, torch and Paddle cast op by op. So the op
-lists of a recipe become the precision of layers and activations: denied ones compute in float32,
-others in low precision, and at O1 those without weights take what arrives. A loss scale that Keras'
-LossScaleOptimizer does not know is written out, as are accumulation and schedules.
+A loss scale that Keras' LossScaleOptimizer does not know is written out, as are schedules, and the
+accumulation of gradients where an overflow drops the whole step.
 
 O1 with TensorFlow's own lists in float16 is what TensorFlow's graph optimizer does by itself.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Any
 
 from ampbridge import oplists
+from ampbridge import schedule as schedules
 from ampbridge.policy import Policy
 from ampbridge.port.targets import Comments, Form, Loss, Target
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.ampbridge import recipe_code
 from ampbridge.port.targets.code import (
     Group,
-    Item,
     constants,
     fill,
     float32_number,
     laid_out,
-    literal,
-    named,
     number,
     program,
     recipe_comment,
-    words,
 )
+from ampbridge.port.targets.tensorflow_precision import (
+    ACTIVATIONS,
+    is_graph_optimizer,
+    is_uniform,
+    listed,
+    precision_section,
+)
+from ampbridge.port.targets.tensorflow_scale import loss_scale_class
 from ampbridge.presets import PRESETS
 from ampbridge.recipe import Recipe, Scaling
 
-# Layers that hold weights. At O1 weights are float32, and an op that takes the widest of its inputs is
-# float32 with them; batch normalization goes by its input alone, in torch and in Paddle.
-WITH_WEIGHTS = frozenset(
-    (
-        *("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"),
-        *("DepthwiseConv1D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D"),
-        *("ConvLSTM2D", "GRU", "GRUCell", "LSTM", "LSTMCell", "SimpleRNN", "SimpleRNNCell"),
-        *("Dense", "EinsumDense", "Embedding", "GroupQueryAttention", "MultiHeadAttention"),
-        *("GroupNormalization", "LayerNormalization", "RMSNormalization", "PReLU"),
-    )
-)
-
-# Functions of keras.activations, by the canonical name of their op.
-ACTIVATIONS = {
-    **{
-        name: name
-        for name in (
-            *(
-                "celu",
-                "elu",
-                "gelu",
-                "glu",
-                "hard_shrink",
-                "hard_sigmoid",
-                "hard_tanh",
-                "leaky_relu",
-            ),
-            *(
-                "log_sigmoid",
-                "log_softmax",
-                "relu",
-                "relu6",
-                "selu",
-                "sigmoid",
-                "silu",
-                "soft_shrink",
-            ),
-            *("softmax", "softplus", "softsign", "tanh", "tanh_shrink", "threshold"),
-        )
-    },
-    "hard_swish": "hard_silu",
-    "exp": "exponential",
-}
-
-
-# -- what goes into the code
-
-
-def _is_graph_optimizer(recipe: Recipe) -> bool:
-    """Whether it is what TensorFlow's graph optimizer does by itself."""
-    plain = Policy("O1", "float16", lists="tensorflow", output_dtype=recipe.policy.output_dtype)
-    return recipe.schedule is None and recipe.policy == plain
+# -- what Keras does by itself
 
 
 def _is_keras_scaling(recipe: Recipe) -> bool:
@@ -106,229 +58,23 @@ def _is_keras_scaling(recipe: Recipe) -> bool:
     return scaling == keras and not _accumulates(recipe)
 
 
-def _listed(policy: Policy) -> Policy:
-    """The policy with op lists; TensorFlow has none but those of its graph optimizer."""
-    return policy.replace(lists="tensorflow") if policy.lists == "native" else policy
+def _keras_accumulates(recipe: Recipe) -> bool:
+    """Whether Keras' optimizers accumulate as it says: an overflow drops a micro-batch."""
+    return recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch"
 
 
-def _float32_layers(policy: Policy) -> list[str]:
-    """The classes of layers that compute in float32."""
-    rules = _listed(policy).native_rules("keras_layers")
-    denied = {name for name, rule in rules.items() if rule == "deny"}
-    if policy.level == "O1":
-        promoted = {name for name, rule in rules.items() if rule == "promote"}
-        denied |= promoted & WITH_WEIGHTS
-    return sorted(denied)
+def _accumulates(recipe: Recipe) -> bool:
+    """Whether gradients are added up by the program: an overflow drops the whole step."""
+    return recipe.accumulate > 1 and not _keras_accumulates(recipe)
 
 
-def _following_layers(policy: Policy) -> list[str]:
-    """The classes of layers that take the precision that arrives: at O1, those without weights."""
-    if policy.level == "O2":
-        return []
-    rules = _listed(policy).native_rules("keras_layers")
-    promoted = {name for name, rule in rules.items() if rule == "promote"}
-    return sorted({"Model", *promoted} - WITH_WEIGHTS - {"BatchNormalization"})
-
-
-def _float32_activations(policy: Policy) -> list[str]:
-    policy = _listed(policy)
-    return sorted(name for op, name in ACTIVATIONS.items() if policy.category(op) == "deny")
-
-
-def _precision(name: str, policy: Policy, scales_loss: bool | None) -> str:
-    """``name = Precision(...)`` of one policy."""
-    arguments: list[Item] = [literal(_dtype_policy(policy))]
-    if policy.level != "O0":
-        groups = {
-            "float32_layers": _float32_layers(policy),
-            "following_layers": _following_layers(policy),
-            "float32_activations": _float32_activations(policy),
-        }
-        arguments += [words(name, group) for name, group in groups.items() if group]
-        arguments += [named("kept", policy.keep)] if policy.keep else []
-    if scales_loss is not None:
-        arguments.append(named("scales_loss", scales_loss))
-    return laid_out(Group(f"{name} = Precision(", tuple(arguments)))
-
-
-def _dtype_policy(policy: Policy) -> str:
-    """The name of Keras' dtype policy: low precision with float32 variables."""
-    return "float32" if policy.level == "O0" else f"mixed_{policy.dtype}"
-
-
-# -- precision
-
-
-def _precision_section(recipe: Recipe) -> str:
-    if _is_graph_optimizer(recipe):
-        return text.GRAPH_OPTIMIZER + "\n\n" + text.CAST
-    if recipe.schedule is None and recipe.policy.level == "O0":
-        return text.FLOAT32_POLICY + "\n\n" + text.CAST
-    precision = fill(
-        text.PRECISION,
-        dtype=recipe.policy.dtype,
-        policy=literal(_dtype_policy(recipe.policy)),
-        scaling_field=text.SCALING_FIELD if recipe.schedule else "",
-        precisions=_precisions(recipe),
-    )
-    schedule = _schedule_section(recipe) if recipe.schedule else ""
-    return program(precision, schedule, text.SET_PRECISION, text.CAST)
-
-
-def _precisions(recipe: Recipe) -> str:
-    if recipe.schedule is None:
-        return _precision("PRECISION", recipe.policy, None)
-    names = _precision_names(recipe)
-    scales = recipe.scaler is not None
-    return "\n".join(
-        _precision(name, policy, scales and policy.needs_scaling) for policy, name in names.items()
-    )
-
-
-def _precision_names(recipe: Recipe) -> Mapping[Policy, str]:
-    """A constant's name for each policy: ``O1_FLOAT16``."""
-    names: dict[Policy, str] = {}
-    for policy in recipe.policies:
-        short = re.sub(r"\W", "_", f"{policy.level} {policy.dtype}").upper()
-        taken = [name for name in names.values() if name.startswith(short)]
-        names[policy] = f"{short}_{len(taken) + 1}" if taken else short
-    return names
-
-
-# -- schedule
-
-
-def _schedule_section(recipe: Recipe) -> str:
-    assert recipe.schedule is not None
-    data, names = recipe.schedule.to_dict(), _precision_names(recipe)
-    if "steps" in data:
-        steps = [f"({first}, {names[Policy.from_dict(policy)]})" for first, policy in data["steps"]]
-        group = Group("STEPS = (", tuple(steps))
-        return fill(text.SCHEDULE_BY_STEPS, steps=laid_out(group, column=4))
-    use, otherwise = (names[Policy.from_dict(data[key])] for key in ("use", "otherwise"))
-    if "loss_below" in data:
-        return fill(
-            text.SCHEDULE_BY_LOSS,
-            use=use,
-            otherwise=otherwise,
-            loss_below=number(data["loss_below"]),
-            back_above=number(data["back_above"]),
-        )
-    return fill(
-        text.SCHEDULE_BY_SKIPS,
-        use=use,
-        otherwise=otherwise,
-        skips=str(data["skips"]),
-        back_after=literal(data["back_after"]),
-    )
-
-
-# -- loss scaling
+# -- the sections of a program
 
 
 def _scale_section(recipe: Recipe, comments: Comments) -> str:
-    scaling = recipe.scaler
-    if scaling is None or _is_keras_scaling(recipe):
+    if recipe.scaler is None or _is_keras_scaling(recipe):
         return ""
-    if not scaling.dynamic:
-        return fill(text.STATIC_LOSS_SCALE, constants=_scale_constants(scaling, comments))
-    return fill(
-        text.LOSS_SCALE,
-        constants=_scale_constants(scaling, comments),
-        rule=_rule(scaling),
-        counters=_counters(scaling),
-        counting=_counting(scaling),
-        growing=_growing(scaling),
-        falling=_falling(scaling),
-        assigning=_assigning(scaling),
-    )
-
-
-def _scale_constants(scaling: Scaling, comments: Comments) -> str:
-    """The numbers of the rule, those that it uses."""
-    names = ["init_scale"]
-    if scaling.dynamic:
-        names += ["growth_factor", "backoff_factor", "growth_interval"]
-        names += ["backoff_interval"] if scaling.backoff_interval > 1 else []
-        names += ["growth_delay"] if scaling.growth_delay else []
-        names += ["min_scale", "max_scale"]
-    values = {
-        name.upper(): (_scaling_literal(scaling, name), comments.get(f"scaler.{name}", ""))
-        for name in names
-    }
-    return constants(values)
-
-
-def _scaling_literal(scaling: Scaling, name: str) -> str:
-    value = getattr(scaling, name)
-    return float32_number(value) if isinstance(value, float) else literal(value)
-
-
-def _rule(scaling: Scaling) -> str:
-    overflows = "at each overflow"
-    if scaling.backoff_interval > 1:
-        overflows = {
-            "consecutive": "after BACKOFF_INTERVAL overflows in a row",
-            "until_finite": "at each overflow from the BACKOFF_INTERVAL-th in a row on",
-            "until_growth": "at each overflow from the BACKOFF_INTERVAL-th since it last grew on",
-        }[scaling.backoff_count]
-    delay = ", not counting GROWTH_DELAY of them at first" if scaling.growth_delay else ""
-    return f"It grows after GROWTH_INTERVAL finite steps in a row{delay},\nand shrinks {overflows}."
-
-
-def _counters(scaling: Scaling) -> str:
-    start = "-GROWTH_DELAY" if scaling.growth_delay else "0"
-    lines = f"self.finite_steps = tf.Variable({start}, trainable=False)\n"
-    if scaling.backoff_interval > 1:
-        lines += "self.overflows = tf.Variable(0, trainable=False)\n"
-    return lines
-
-
-def _counting(scaling: Scaling) -> str:
-    start = "-GROWTH_DELAY" if scaling.growth_delay else "0"
-    lines = [
-        f"finite_steps = tf.where(finite, self.finite_steps + 1, {start})",
-        "grows = tf.equal(finite_steps, GROWTH_INTERVAL)",
-    ]
-    if scaling.backoff_interval == 1:
-        return "\n".join([*lines, "shrinks = tf.logical_not(finite)"])
-    kept = "tf.where(grows, 0, self.overflows)" if scaling.backoff_count == "until_growth" else "0"
-    lines += [
-        f"overflows = tf.where(finite, {kept}, self.overflows + 1)",
-        "shrinks = tf.logical_and(tf.logical_not(finite), overflows >= BACKOFF_INTERVAL)",
-    ]
-    return "\n".join(lines)
-
-
-def _growing(scaling: Scaling) -> str:
-    lines = "larger = self.value * GROWTH_FACTOR\n"
-    if scaling.at_max_scale == "clamp":
-        return lines + "larger = tf.minimum(larger, MAX_SCALE)"
-    return lines + "larger = tf.where(larger > MAX_SCALE, self.value, larger)"
-
-
-def _falling(scaling: Scaling) -> str:
-    lines = "smaller = tf.maximum(self.value * BACKOFF_FACTOR, MIN_SCALE)\n"
-    if scaling.at_min_scale == "raise":
-        lines += (
-            "stuck = tf.logical_and(shrinks, tf.equal(self.value, MIN_SCALE))\n"
-            'tf.debugging.assert_equal(stuck, False, "overflow at the smallest loss scale")\n'
-        )
-    return lines
-
-
-def _assigning(scaling: Scaling) -> str:
-    lines = [
-        "self.value.assign(tf.where(shrinks, smaller, scale))",
-        "self.finite_steps.assign(tf.where(grows, 0, finite_steps))",
-    ]
-    if scaling.backoff_interval > 1:
-        rest = "0" if scaling.backoff_count == "consecutive" else "BACKOFF_INTERVAL - 1"
-        lines.append(f"self.overflows.assign(tf.where(shrinks, {rest}, overflows))")
-    return "\n".join(lines)
-
-
-# -- what is trained
+    return loss_scale_class(recipe.scaler, comments)
 
 
 def _trained_section(recipe: Recipe) -> str:
@@ -349,11 +95,6 @@ def _batch_note(recipe: Recipe) -> str:
     if recipe.accumulate == 1:
         return "each a batch"
     return f"each one of {recipe.accumulate} micro-batches a step"
-
-
-def _keras_accumulates(recipe: Recipe) -> bool:
-    """Whether Keras' optimizers accumulate as it says: an overflow drops a micro-batch."""
-    return recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch"
 
 
 # -- the step
@@ -393,11 +134,6 @@ def _step_section(recipe: Recipe, comments: Comments) -> str:
 
 def _output_dtype(recipe: Recipe) -> str:
     return f"tf.{recipe.policy.output_dtype}"
-
-
-def _accumulates(recipe: Recipe) -> bool:
-    """Whether gradients are added up by the program: an overflow drops the whole step."""
-    return recipe.accumulate > 1 and not _keras_accumulates(recipe)
 
 
 def _state(recipe: Recipe) -> str:
@@ -508,11 +244,11 @@ def _watch(recipe: Recipe) -> str:
 
 
 def _main_section(recipe: Recipe) -> str:
-    precise = "Precision(" in _precision_section(recipe)
     scheduled = recipe.schedule is not None
+    uniform = scheduled or is_uniform(recipe)
     return fill(
         text.MAIN,
-        set_precision="set_precision(model, PRECISION)" if precise and not scheduled else "",
+        set_precision="" if uniform else "set_precision(model, PRECISION)",
         more=", Schedule().precision" if scheduled else "",
     )
 
@@ -520,7 +256,7 @@ def _main_section(recipe: Recipe) -> str:
 def _native(recipe: Recipe, comments: Comments) -> str:
     body = [
         _trained_section(recipe),
-        _precision_section(recipe),
+        precision_section(recipe),
         _scale_section(recipe, comments),
         _step_section(recipe, comments),
         _train_section(recipe),
@@ -548,7 +284,7 @@ def _imports(body: str) -> str:
 def _native_losses(recipe: Recipe) -> tuple[Loss, ...]:
     found: list[Loss] = []
     for policy in recipe.policies:
-        if policy.level != "O0" and not _is_graph_optimizer(recipe):
+        if policy.level != "O0" and not is_graph_optimizer(recipe):
             found += _policy_losses(policy)
     found += [*_schedule_loss(recipe), *_accumulation_loss(recipe), *_settings_losses(recipe)]
     return tuple(dict.fromkeys(found))
@@ -588,6 +324,8 @@ def _function_loss(key: str, listed: Iterable[str]) -> Loss | None:
     """For listed ops that are no layer or activation, and so are up to the model's own code."""
     layers = {op for ops in oplists.native_names("keras_layers").values() for op in ops}
     functions = sorted(set(listed) - layers - ACTIVATIONS.keys())
+    if key == "deny":  # losses are computed in float32 anyway
+        functions = [op for op in functions if oplists.ops()[op].family != "loss"]
     if not functions:
         return None
     wrapped = "through InFloat32" if key == "deny" else "on tensors cast to the low precision"
@@ -644,9 +382,19 @@ def _honoured(recipe: Recipe) -> Recipe:
     """What ampbridge does of it on TensorFlow."""
     if recipe.save_dtype not in (None, "float32"):
         recipe = recipe.replace(save_dtype=None)
-    if recipe.schedule is None and recipe.policy.lists == "native":
-        recipe = recipe.replace(policy=recipe.policy.replace(lists="tensorflow"))
-    return recipe
+    if recipe.schedule is None:
+        return recipe.replace(policy=listed(recipe.policy))
+    plan = schedules.from_dict(_listed_throughout(recipe.schedule.to_dict()))
+    return recipe.replace(policy=Policy(), schedule=plan)
+
+
+def _listed_throughout(data: Any) -> Any:
+    """A schedule's data with op lists in each policy."""
+    if isinstance(data, dict) and "level" in data:
+        return listed(Policy.from_dict(data)).to_dict()
+    if isinstance(data, dict):
+        return {key: _listed_throughout(value) for key, value in data.items()}
+    return [_listed_throughout(value) for value in data] if isinstance(data, list) else data
 
 
 def _losses_with_ampbridge(recipe: Recipe) -> tuple[Loss, ...]:
