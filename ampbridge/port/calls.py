@@ -306,6 +306,9 @@ class Calls(Expressions):
         attribute = key.value
         found = self.over(values[0], lambda each: self.attribute(each, attribute, node), node)
         absent = isinstance(found, Method) and found.function is None and not found.qualified
+        base = self.resolved(values[0])
+        plain = isinstance(base, Instance) and base.cls is None
+        absent = absent or (plain and self.memory.get(base, attribute) is None)
         return values[2] if absent and len(values) == 3 else found
 
     def _field(self, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:

@@ -516,7 +516,8 @@ def clip_function(call: Call, draft: Draft) -> None:
 
 def other_clipping(call: Call, draft: Draft) -> None:
     """Clipping of each gradient, which no recipe has."""
-    message = f"{call.name.rpartition('.')[2]} clips each gradient by itself; a recipe clips by the joint norm."
+    name = call.name.rpartition(".")[2]
+    message = f"{name} clips each gradient by itself; a recipe clips by the joint norm."
     draft.find("lost", call.place, message, "clip_norm = 1.0 in the recipe, or clip in the loop")
 
 
@@ -569,6 +570,9 @@ _SCALER_METHODS: Mapping[str, tuple[str, ...]] = {
     "step": ("optimizer",),
     "update": (),
     "unscale_": ("optimizer",),
+    "is_enable": (),
+    "is_use_dynamic_loss_scaling": (),
+    **{f"get_{argument}": () for argument in NUMBERS},
     **{f"set_{argument}": (f"new_{argument}",) for argument in NUMBERS},
 }
 _SCALERS = ("paddle.amp.GradScaler", "paddle.amp.AmpScaler")

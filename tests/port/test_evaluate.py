@@ -1,0 +1,255 @@
+"""Values followed through a module: Python itself, which runs the same lines, says what they are."""
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampbridge import SourceError, port
+
+LINES = {
+    "arithmetic": "x = 2. ** 15",
+    "shift": "x = 1 << 15",
+    "precedence": "x = (3 + 4 * 2 - 1) / 2 % 4 + 7 // 2",
+    "signs": "x = -(-8)",
+    "text": "x = float('1' + '0' * 3)",
+    "f-string": "n = 4\nx = int(f'{n}{n}')",
+    "tuple": "a, (b, c) = 1, (2, 3)\nx = a + b * c",
+    "starred": "items = [1, *(2, 3)]\nx = items[2] + items[-1]",
+    "dictionary": (
+        "d = {'a': 1, **{'b': 2}}\n"
+        "d['c'] = d['a'] + d['b']\n"
+        "d.update(c=9, e=4)\n"
+        "x = d['c'] + d['e']"
+    ),
+    "get": "d = dict(a=1)\nx = d.get('a', 5) + d.get('b', 7) + d.pop('a') + d.setdefault('z', 3)",
+    "union": "x = len({1, 2} | {3}) + len([1] + [2])",
+    "comprehension": "x = [n * 2 for n in (1, 2, 3) if n != 2][1]",
+    "loop": "x = 1\nfor n in [2, 3, 4]:\n    x = x * n",
+    "append": "items = []\nfor n in (5, 6):\n    items.append(n)\nx = items[1]",
+    "conditional": "x = 3 if 'cuda' in 'cuda:0' else 4",
+    "and or": "x = (0 or 5) + (1 and 2) + (None or 3)",
+    "chained": "x = 8.0 if 1 < 2 < 3 else 9.0",
+    "function": (
+        "def f(a, b=2, *, c=3):\n"
+        "    if a > 1:\n"
+        "        return a * b\n"
+        "    return c\n"
+        "x = f(5) + f(0, c=4)"
+    ),
+    "lambda": "f = lambda a: a + 1\nx = f(f(1))",
+    "closure": (
+        "def make(n):\n    def inner(m):\n        return n * m\n    return inner\nx = make(3)(4)"
+    ),
+    "kwargs": "def f(**kw):\n    return kw['a'] + len(kw)\nx = f(**{'a': 4, 'b': 5})",
+    "args": "def f(first, *rest):\n    return first + rest[1]\nx = f(*[1, 2, 3])",
+    "partial": "import functools\nf = functools.partial(pow, 2)\nx = f(5)",
+    "class": (
+        "class C:\n"
+        "    n = 3\n"
+        "    def __init__(self, m):\n"
+        "        self.m = m\n"
+        "    def f(self):\n"
+        "        return self.n * self.m\n"
+        "x = C(4).f()"
+    ),
+    "inheritance": (
+        "class A:\n"
+        "    def f(self):\n"
+        "        return 2\n"
+        "class B(A):\n"
+        "    def f(self):\n"
+        "        return super().f() + 1\n"
+        "x = B().f()"
+    ),
+    "property": (
+        "class C:\n"
+        "    @property\n"
+        "    def n(self):\n"
+        "        return 7\n"
+        "    @staticmethod\n"
+        "    def s(a):\n"
+        "        return a + 1\n"
+        "x = C().n + C.s(1)"
+    ),
+    "dataclass": (
+        "from dataclasses import dataclass, field\n"
+        "@dataclass\n"
+        "class C:\n"
+        "    a: int = 1\n"
+        "    b: list = field(default_factory=lambda: [4])\n"
+        "x = C(a=3).a + C().b[0]"
+    ),
+    "namespace": (
+        "from types import SimpleNamespace\n"
+        "ns = SimpleNamespace(a=2)\n"
+        "ns.b = 3\n"
+        "x = ns.a + ns.b + getattr(ns, 'a') + getattr(ns, 'c', 9)"
+    ),
+    "enumeration": "import enum\nclass E(enum.Enum):\n    A = 5\nx = E.A.value",
+    "global": "x = 1\ndef f():\n    global x\n    x = 6\nf()",
+    "walrus": "x = (y := 4) + y",
+    "match": (
+        "k = 'b'\n"
+        "match k:\n"
+        "    case 'a':\n"
+        "        x = 1\n"
+        "    case 'b' | 'c':\n"
+        "        x = 2\n"
+        "    case _:\n"
+        "        x = 3"
+    ),
+    "try": (
+        "try:\n"
+        "    x = 3\n"
+        "except ImportError:\n"
+        "    x = 4\n"
+        "else:\n"
+        "    x = x / 4\n"
+        "finally:\n"
+        "    x = x * 2"
+    ),
+    "with": "import contextlib\nwith contextlib.nullcontext():\n    x = 5",
+    "copy": "import copy\na = [1]\nb = copy.deepcopy(a)\nb.append(2)\nx = len(a) + len(b)",
+    "removal": "a = ['p', 'q']\na.remove('p')\na += ['r', 's']\nx = len(a)",
+    "methods of text": "x = float('O2'.lower().replace('o', '1'))",
+    "numpy": "import numpy as np\nx = np.float32(1024)",
+    "minimum": "x = min(3, 5) + max(2, 1) + abs(-4) + round(2.6)",
+}
+
+
+def init_scale(lines, argument="x"):
+    call = f"GradScaler(init_loss_scaling={argument})"
+    reading = port.read(f"from paddle.amp import GradScaler\n{lines}\n{call}\n")
+    return [each.settings.get("scaler.init_scale") for each in reading.alternatives], reading
+
+
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
+def test_values_are_those_that_python_would_find(lines):
+    names = {}
+    exec(lines, names)
+    assert init_scale(lines)[0] == [float(names["x"])]
+
+
+OPERATORS = st.sampled_from(["+", "-", "*", "//", "%", "/", "**", "<<", "|", "&"])
+
+
+@given(
+    st.recursive(
+        st.integers(0, 9).map(str),
+        lambda e: st.tuples(e, OPERATORS, e).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+        max_leaves=6,
+    )
+)
+def test_arithmetic_is_pythons(expression):
+    try:
+        expected = float(eval(expression))
+    except (ArithmeticError, TypeError, ValueError):
+        expected = None
+    if expected is None or isinstance(eval(expression), complex):
+        return
+    found, _ = init_scale("", expression)
+    assert found in ([expected], [None])  # what is too large is left unknown
+    if abs(expected) < 1e9 and "**" not in expression and "<<" not in expression:
+        assert found == [expected]
+
+
+UNKNOWN = {
+    "environment": "import os\nx = float(os.environ['SCALE'])",
+    "call": "x = load()['scale']",
+    "counter": "x = 0\nfor batch in loader:\n    x += 1",
+    "filled in a loop": "items = []\nfor n in loader:\n    items.append(n)\nx = items[0]",
+    "parameter": "def f(x):\n    GradScaler(init_loss_scaling=x)\nx = config.scale",
+    "impossible": "x = 'a' + 1",
+    "too large": "x = 2 ** 10 ** 10",
+    "recursion": "def f(n):\n    return f(n - 1)\nx = f(3)",
+    "unpacked": "x = 1\nGradScaler(**load())\nx = load()",
+    "input": "x = float(input())",
+}
+
+
+@pytest.mark.parametrize("lines", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_cannot_be_known_is_said_with_its_place(lines):
+    _, reading = init_scale(lines)
+    (alternative,) = reading.alternatives
+    assert "scaler.init_scale" not in alternative.settings
+    place = alternative.unknown["scaler.init_scale"]
+    assert place.text in reading.findings[0].message
+    with pytest.raises(SourceError, match=r"--set"):
+        alternative.recipe  # noqa: B018
+    known = {"scaler.init_scale": 8.0, "policy.level": "O1", "scaler.enabled": True}
+    assert alternative.recipe_with(known).scaler.init_scale == 8.0
+
+
+CONDITIONS = {
+    "if": (
+        "if args.big:\n    x = 1.0\nelse:\n    x = 2.0",
+        {("args.big",): 1.0, ("not args.big",): 2.0},
+    ),
+    "expression": ("x = 1.0 if a.b(c) else 2.0", {("a.b(c)",): 1.0, ("not a.b(c)",): 2.0}),
+    "in a name": (
+        "flag = cfg.big\nx = 2.0\nif flag:\n    x = 1.0",
+        {("cfg.big",): 1.0, ("not cfg.big",): 2.0},
+    ),
+    "the same twice": (
+        "x = 1.0 if cfg.big else 2.0\nif cfg.big:\n    x = x * 4",
+        {("cfg.big",): 4.0, ("not cfg.big",): 2.0},
+    ),
+    "and": (
+        "x = 1.0 if cfg.a and cfg.b else 2.0",
+        {("cfg.a", "cfg.b"): 1.0, ("cfg.a", "not cfg.b"): 2.0, ("not cfg.a",): 2.0},
+    ),
+    "equal": (
+        "x = {'s': 1.0, 'm': 2.0}.get('m') if cfg.size == 'm' else 3.0",
+        {("cfg.size == 'm'",): 2.0, ("cfg.size != 'm'",): 3.0},
+    ),
+    "of no matter": ("y = 1 if cfg.a else 2\nx = 3.0\nif cfg.b:\n    print(y)", {(): 3.0}),
+    "the same either way": ("x = 3.0 if cfg.a else 3.0", {(): 3.0}),
+    "early return": (
+        "def f():\n    if cfg.a:\n        return 1.0\n    return 2.0\nx = f()",
+        {("cfg.a",): 1.0, ("not cfg.a",): 2.0},
+    ),
+    "raise": ("if not cfg.gpu:\n    raise SystemExit\nx = 5.0", {(): 5.0}),
+    "chain": (
+        "if cfg.s == 'a':\n    x = 1.0\nelif cfg.s == 'b':\n    x = 2.0\nelse:\n    x = 3.0",
+        {("cfg.s == 'a'",): 1.0, ("cfg.s == 'b'",): 2.0, ("cfg.s != 'a'", "cfg.s != 'b'"): 3.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("lines, expected", CONDITIONS.values(), ids=CONDITIONS)
+def test_conditions_give_alternatives(lines, expected):
+    _, reading = init_scale(lines)
+    found = {each.conditions: each.settings["scaler.init_scale"] for each in reading.alternatives}
+    assert found == expected
+
+
+def test_too_many_conditions_are_cut_and_told():
+    lines = "x = 0\n" + "\n".join(f"x = x + (2 ** {n} if cfg.c{n} else 0)" for n in range(1, 7))
+    _, reading = init_scale(lines)
+    assert len(reading.alternatives) <= 16
+    told = [finding for finding in reading.findings if finding.kind == "unknown"]
+    assert told
+
+
+@pytest.mark.parametrize(
+    "options, argument",
+    [
+        ("'--scale', type=float, default=64.0", "args.scale"),
+        ("'-s', '--the-scale', default='32', type=float", "args.the_scale"),
+        ("'--scale', dest='other', default=16.0", "args.other"),
+        ("'--scale', type=int, default=2 ** 10", "vars(args)['scale']"),
+    ],
+)
+def test_defaults_of_the_command_line(options, argument):
+    parser = argparse.ArgumentParser()
+    eval(f"parser.add_argument({options})", {"parser": parser})
+    args = parser.parse_args([])
+    made = f"p = argparse.ArgumentParser()\np.add_argument({options})\nargs = p.parse_args()"
+    lines = f"import argparse\n{made}"
+    found, reading = init_scale(lines, argument)
+    assert found == [float(eval(argument))]
+    assert args is not None
+    (note,) = [finding for finding in reading.findings if "may change it" in finding.message]
+    assert note.place.line == 4
