@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from functools import cached_property
@@ -25,6 +25,8 @@ IMPORTS = {
     "ampbridge.": "import ampbridge",
     "paddle_list(": "from ampbridge.port.names import paddle_list",
 }
+
+FRAMEWORKS = ("torch", "paddle")
 
 
 @dataclass(frozen=True)
@@ -178,13 +180,24 @@ def _line_of(source: _Verbatim, edit: _Edit) -> int:
 
 
 def _statement_before_imports(body: Sequence[ast.stmt]) -> ast.stmt | None:
-    """The first import, or what must stand before any: a docstring, imports of the future."""
-    last = None
+    """The framework's import, else the first, else what must stand before any."""
+    last, first_import = None, None
     for index, node in enumerate(body):
-        if not (_is_docstring(node, index) or _is_future(node)):
-            return node if isinstance(node, (ast.Import, ast.ImportFrom)) else last
-        last = node
-    return last
+        if _is_docstring(node, index) or _is_future(node):
+            last = node
+        elif _imports_any(node, FRAMEWORKS):
+            return node
+        elif first_import is None and isinstance(node, (ast.Import, ast.ImportFrom)):
+            first_import = node
+        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+            break
+    return first_import or last
+
+
+def _imports_any(node: ast.stmt, roots: Container[str]) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] in roots for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in roots
 
 
 def _is_docstring(node: ast.stmt, index: int) -> bool:

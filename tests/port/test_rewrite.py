@@ -83,6 +83,9 @@ def test_rewriting_again_changes_nothing():
             "from __future__ import annotations\nimport ampbridge\nx = 1\n"
         ),
         "# comment\nx = 1\nimport torch\ntorch.autocast('cuda')\n": "# comment\nimport ampbridge\nx = 1\n",
+        "import os\n\nimport torch\nimport sys\ntorch.autocast('cuda')\n": (
+            "import os\n\nimport torch\nimport ampbridge\nimport sys\n"
+        ),
         "import torch\nimport ampbridge\ntorch.autocast('cuda')\n": (
             "import torch\nimport ampbridge\nampbridge."
         ),
