@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 import ampbridge as amp
@@ -118,6 +118,7 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
 @pytest.mark.parametrize("native", (True, False))
 @FEW
 @given(recipe=recipes())
+@example(recipe=amp.Recipe(schedule=amp.Schedule([(0, "O0"), (9, amp.Policy("O0", keep=["a"]))])))
 def test_programs_are_in_good_form(recipe: amp.Recipe, native: bool, tmp_path: Path) -> None:
     """As ruff formats and checks them; line lengths are ours."""
     code = write(recipe, "tensorflow", native=native)
@@ -137,6 +138,7 @@ def _ruff(*arguments: str, code: str) -> str:
 
 @FEW
 @given(recipe=recipes())
+@example(recipe=amp.Recipe(scaler=None, schedule=amp.Schedule([(0, "O0"), (9, "O1")])))
 def test_a_recipe_as_code_makes_an_equal_one(recipe: amp.Recipe) -> None:
     namespace: dict[str, Any] = {"__name__": "written"}
     exec(write(recipe, "ampbridge"), namespace)
@@ -215,4 +217,4 @@ def test_lists_that_tensorflow_has_not_become_its_own(native: bool) -> None:
 def test_losses_denied_by_name_are_float32_in_keras() -> None:
     recipe = amp.Recipe(amp.Policy("O2", lists="tensorflow", deny=["cross_entropy", "cumsum"]))
     (loss,) = losses(recipe, "tensorflow")
-    assert "cumsum: no layers of Keras" in loss.message
+    assert loss.message.startswith("cumsum: no layers of Keras")
