@@ -386,6 +386,20 @@ def test_layers_follow_the_lists_at_o2(load: Load) -> None:
     }
 
 
+@pytest.mark.parametrize("native", (True, False))
+def test_a_program_has_layers_of_the_names_that_are_kept(
+    load: Load, native: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = amp.Recipe(amp.Policy("O2", keep=["predictions", "gate", "stem", "first"]))
+    module = load(recipe, native)
+    module.main()
+    assert capsys.readouterr().out.count("applied") == 100
+    if native:
+        model = module.make_model()
+        module.set_precision(model, module.PRECISION)
+        assert [layer.compute_dtype for layer in model.layers] == ["float32"] * 4
+
+
 def test_a_kept_layer_that_is_not_there_is_an_error(load: Load) -> None:
     module = load(amp.Recipe(amp.Policy("O2", keep=["head"])))
     with pytest.raises(ValueError, match="'head' names no layer"):

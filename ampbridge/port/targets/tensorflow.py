@@ -23,6 +23,7 @@ from ampbridge.port.targets.code import (
     fill,
     float32_number,
     laid_out,
+    named,
     number,
     program,
     recipe_comment,
@@ -78,7 +79,27 @@ def _scale_section(recipe: Recipe, comments: Comments) -> str:
 
 
 def _trained_section(recipe: Recipe) -> str:
-    return fill(text.TRAINED, optimizer=_optimizer(recipe), batch_note=_batch_note(recipe))
+    return fill(
+        text.TRAINED,
+        layers=_layers(recipe),
+        optimizer=_optimizer(recipe),
+        batch_note=_batch_note(recipe),
+    )
+
+
+def _layers(recipe: Recipe) -> str:
+    """Those of the model that stands there at first; it has the names that the recipe keeps."""
+    kept = [entry for policy in recipe.policies for entry in policy.keep]
+    names = [name for name in dict.fromkeys(kept) if name.isidentifier() and name.islower()]
+    hidden = ("64", 'activation="relu"')
+    layers = [hidden] * max(2, len(names) - 1) + [("8",)]
+    named_from_the_last = [(named("name", name),) for name in names]
+    added = [*named_from_the_last, *[()] * len(layers)][: len(layers)][::-1]
+    groups = [
+        Group("keras.layers.Dense(", (*layer, *name))
+        for layer, name in zip(layers, added, strict=True)
+    ]
+    return "\n".join(laid_out(group, column=12, after=1) + "," for group in groups)
 
 
 def _optimizer(recipe: Recipe) -> str:
@@ -372,6 +393,7 @@ def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
         recipe=f"RECIPE = {recipe_code(_honoured(recipe), before='RECIPE = ')}",
         trained=fill(
             text.TRAINED,
+            layers=_layers(recipe),
             optimizer="return keras.optimizers.SGD(learning_rate)",
             batch_note=_batch_note(recipe),
         ),

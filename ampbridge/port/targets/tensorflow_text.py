@@ -243,9 +243,7 @@ def make_model():
     return keras.Sequential(
         [
             keras.Input((32,)),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(8),
+            $layers
         ]
     )
 
