@@ -96,9 +96,12 @@ def _scale_constants(scaling: Scaling, comments: Comments) -> str:
 
 
 def _number(scaling: Scaling, name: str, comments: Comments) -> tuple[str, str]:
-    value = getattr(scaling, name)
-    shown = float32_number(value) if isinstance(value, float) else literal(value)
-    return shown, comments.get(f"scaler.{name}", "")
+    """A number with all the digits that it has in float32, in which the rule computes."""
+    value, comment = getattr(scaling, name), comments.get(f"scaler.{name}", "")
+    if not isinstance(value, float):
+        return literal(value), comment
+    short, exact = float32_number(value), number(value)
+    return exact, comment or ("" if short == exact else f"{short} in float32")
 
 
 def _rule(scaling: Scaling) -> str:

@@ -40,8 +40,14 @@ from ampbridge.port.targets.eager import (
 from ampbridge.presets import PRESETS
 from ampbridge.recipe import Recipe, Scaling
 
-# Operators that are functions of their own: `1 - x`, `2**x`, `2 / x`.
-OPERATORS = {"sub": "__rsub__", "pow": "__rpow__", "reciprocal": "__rdiv__"}
+# Other names of functions that a mode sees: of `1 - x`, `2**x`, `2 / x`, and in torch.nn.functional.
+OTHER_NAMES = {
+    "sub": "__rsub__",
+    "pow": "__rpow__",
+    "reciprocal": "__rdiv__",
+    "logsigmoid": "log_sigmoid",
+    "threshold": "_threshold",
+}
 
 # -- what goes into the code
 
@@ -74,7 +80,7 @@ def _functions(policy: Policy) -> Mapping[Category, list[str]]:
         if rule != own[spelling]
     }
     for name, rule in differing.items():
-        found[rule] += [name, *([OPERATORS[name]] if name in OPERATORS else [])]
+        found[rule] += [name, *([OTHER_NAMES[name]] if name in OTHER_NAMES else [])]
     return {rule: sorted(set(names)) for rule, names in found.items()}
 
 

@@ -258,8 +258,8 @@ def __call__(self, x, y):
     gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
     $unscale
     finite = all_finite(gradients)
+    $clip
     if finite:
-        $clip
         self.optimizer.step()
         $round
     self.optimizer.zero_grad()

@@ -1,0 +1,519 @@
+"""Programs written for torch: run, read back from native objects, compared with ampbridge on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ampbridge as amp
+from ampbridge import oplists
+from ampbridge.port.targets import losses, write
+from ampbridge.scale_rule import HostStore
+
+WIDTH, BATCH, STEPS = 64, 16, 60
+SPIKES = (3, 4, 17, 18, 29, 40)
+"""Batches whose targets are so large that float16 gradients overflow at any scale."""
+
+GUIDE = {
+    "O1": amp.Recipe(
+        amp.Policy("O1", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
+    ),
+    "O2": amp.Recipe(
+        amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
+    ),
+    "accumulation": amp.Recipe(
+        amp.Policy("O1", lists="paddle"),
+        amp.Scaling.like("paddle", init_scale=1024.0),
+        accumulate=10,
+    ),
+}
+"""What Paddle's guide to mixed precision does: see ``examples/paddle_simplenet``."""
+
+SCALINGS = {
+    "torch": amp.Scaling.like("torch", growth_interval=7),
+    "paddle, twice": amp.Scaling.like(
+        "paddle", init_scale=2.0**10, growth_interval=5, backoff_interval=2, growth_factor=4.0
+    ),
+    "fleet": amp.Scaling.like("paddle_fleet", init_scale=2.0**10, growth_interval=6),
+    "deepspeed": amp.Scaling.like("deepspeed", growth_interval=6, min_scale=2.0**-24),
+    "megatron": amp.Scaling.like("megatron", init_scale=2.0**10, growth_interval=6),
+    "until finite": amp.Scaling(
+        init_scale=2.0**10, growth_interval=6, backoff_interval=2, backoff_count="until_finite"
+    ),
+    "apex": amp.Scaling.like("apex", growth_interval=6),
+    "ampbridge": amp.Scaling(init_scale=2.0**24, growth_interval=3),
+    "keras": amp.Scaling.like("keras", init_scale=2.0**10, growth_interval=5),
+    "static": amp.Scaling(init_scale=128.0, dynamic=False),
+    "at the floor": amp.Scaling(init_scale=2.0, min_scale=1.0, growth_interval=50),
+    "at the ceiling": amp.Scaling(init_scale=64.0, max_scale=100.0, growth_interval=3),
+    "kept at the ceiling": amp.Scaling(
+        init_scale=64.0, max_scale=100.0, growth_interval=3, at_max_scale="keep"
+    ),
+    "in thirds": amp.Scaling(init_scale=1000.0, growth_factor=3.0, growth_interval=2),
+}
+NATIVE = ("torch", "keras")
+"""Those that ``torch.amp.GradScaler`` does."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*without loss scaling")
+
+
+class Run(NamedTuple):
+    """What the steps of a run did."""
+
+    loss: list[float]
+    scale: list[float]
+    applied: list[bool]
+    overflowed: list[bool]
+    weights: list[np.ndarray]
+
+
+def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:
+    """The program written for a recipe, as a module."""
+    module = ModuleType("written")
+    exec(compile(write(recipe, "torch", native=native), "<written>", "exec"), vars(module))
+    return module
+
+
+# -- the model of the guide, small
+
+
+def simple_net() -> nn.Module:
+    torch.manual_seed(7)
+    linears = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+    return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])
+
+
+def batches(count: int = STEPS, spikes: tuple[int, ...] = SPIKES) -> Iterator[Any]:
+    random = np.random.default_rng(11)
+    for number in range(count):
+        x = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
+        y = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
+        yield x, y * np.float32(1e9 if number in spikes else 1)
+
+
+def native_run(module: ModuleType, data: Callable[[], Iterator[Any]] = batches) -> Run:
+    """The program as it stands, but for the model and the data."""
+    results, models = [], []
+    train = module.train
+
+    def watched(step: Any, batches: Any) -> Iterator[Any]:
+        models.append(step.model)
+        for result in train(step, batches):
+            results.append(result)
+            yield result
+
+    module.make_model, module.batches, module.train = simple_net, data, watched
+    module.main()
+    return Run(
+        [float(result.loss) for result in results],
+        [result.scale for result in results],
+        [result.applied for result in results],
+        [result.overflowed for result in results],
+        [p.detach().numpy() for p in models[0].parameters()],
+    )
+
+
+def ampbridge_run(recipe: amp.Recipe, data: Callable[[], Iterator[Any]] = batches) -> Run:
+    """``train_step`` with torch's own kernels, as the program has them."""
+    if recipe.schedule is None:
+        recipe = recipe.replace(policy=recipe.policy.replace(execution="native"))
+    model = simple_net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = amp.train_step(lambda m, x, y: F.mse_loss(m(x), y), model, optimizer, recipe=recipe)
+    results = [step(x, y) for x, y in data()]
+    run = Run(
+        [result.loss for result in results],
+        [result.scale for result in results],
+        [result.applied for result in results],
+        [result.reason in ("inf", "nan") for result in results],
+        [],
+    )
+    amp.undecorate(model, optimizer)
+    return run._replace(weights=[p.detach().numpy() for p in model.parameters()])
+
+
+def scales_by_the_rule(recipe: amp.Recipe, run: Run) -> list[float]:
+    """The scale of each step, by the rule, given which overflowed; in waiting micro-batches it stays."""
+    assert recipe.scaler is not None
+    store = HostStore(recipe.scaler.first_state(recipe.scaler.init_scale))
+    scales = []
+    for applied, overflowed in zip(run.applied, run.overflowed, strict=True):
+        scales.append(float(store.read().scale))
+        counts = applied or overflowed or recipe.on_overflow == "drop_microbatch"
+        if counts:
+            store.update(int(overflowed), recipe.scaler)
+    return scales
+
+
+def assert_trains_as(run: Run, expected: Run, rel: float = 1e-5) -> None:
+    assert (run.scale, run.applied) == (expected.scale, expected.applied)
+    assert run.overflowed == expected.overflowed
+    assert run.loss == pytest.approx(expected.loss, rel=rel)
+    for value, wanted in zip(run.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=rel)
+
+
+# -- Paddle's guide
+
+
+@pytest.mark.parametrize("level", GUIDE)
+def test_the_guide_s_recipes_train_as_with_ampbridge(level: str) -> None:
+    recipe = GUIDE[level]
+
+    def data() -> Iterator[Any]:  # of micro-batches enough for a dozen steps, two of which overflow
+        return batches(120, (3, 64)) if level == "accumulation" else batches()
+
+    run = native_run(load(recipe), data)
+    assert run.scale == scales_by_the_rule(recipe, run)
+    assert any(run.overflowed)
+    assert_trains_as(run, ampbridge_run(recipe, data))
+
+
+def test_the_program_with_ampbridge_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = amp.Policy("O1", lists="paddle", execution="native")
+    recipe = amp.Recipe(policy, amp.Scaling.like("paddle", init_scale=1024.0))
+    module = load(recipe, native=False)
+    assert recipe == module.RECIPE
+    module.main()
+    assert capsys.readouterr().out.count("applied=True") == 100
+
+
+# -- the scale
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scales_and_skips_follow_the_rule(name: str) -> None:
+    recipe = amp.Recipe("O1", SCALINGS[name])
+    module = load(recipe)
+    assert hasattr(module, "LossScale") == (name not in NATIVE)
+    run = native_run(module)
+    assert run.scale == scales_by_the_rule(recipe, run)
+    assert True in run.overflowed
+    assert_trains_as(run, ampbridge_run(recipe))
+
+
+@pytest.mark.parametrize("on_overflow", ("drop_step", "drop_microbatch"))
+@pytest.mark.parametrize("level", ("O1", "O2"))
+@pytest.mark.parametrize("scaling", ("torch", "fleet"))
+def test_accumulation_drops_what_the_recipe_says(
+    on_overflow: Any, scaling: str, level: Any
+) -> None:
+    policy = amp.Policy(level, lists="paddle")
+    recipe = amp.Recipe(policy, SCALINGS[scaling], 3, on_overflow=on_overflow)
+    run = native_run(load(recipe))
+    assert run.scale == scales_by_the_rule(recipe, run)
+    assert_trains_as(run, ampbridge_run(recipe), rel=2e-5)
+
+
+@pytest.mark.parametrize("accumulate", (1, 3))
+def test_without_scaling_overflow_is_skipped_as_well(accumulate: int) -> None:
+    recipe = amp.Recipe("O1", None, accumulate)
+    run = native_run(load(recipe))
+    assert set(run.scale) == {1.0}
+    assert_trains_as(run, ampbridge_run(recipe))
+
+
+@pytest.mark.parametrize("on_overflow", ("drop_step", "drop_microbatch"))
+@pytest.mark.parametrize("scaling", ("torch", "fleet"))
+@pytest.mark.parametrize("accumulate", (1, 3))
+def test_gradients_are_clipped_unscaled(scaling: str, accumulate: int, on_overflow: Any) -> None:
+    recipe = amp.Recipe("O1", SCALINGS[scaling], accumulate, 0.01, on_overflow=on_overflow)
+    run, expected = native_run(load(recipe)), ampbridge_run(recipe)
+    assert run.applied == expected.applied
+    start = [p.detach().numpy() for p in simple_net().parameters()]
+    for value, wanted, first in zip(run.weights, expected.weights, start, strict=True):
+        np.testing.assert_allclose(value - first, wanted - first, rtol=0.02, atol=1e-6)
+
+
+def test_a_run_that_only_skips_warns_and_stops() -> None:
+    module = load(amp.Recipe("O1", amp.Scaling(warn_after_skips=5, max_consecutive_skips=8)))
+    with (
+        pytest.warns(UserWarning, match="5 steps in a row were skipped"),
+        pytest.raises(RuntimeError, match="more than 8 steps in a row"),
+    ):
+        native_run(module, lambda: batches(spikes=tuple(range(10, STEPS))))
+
+
+def test_overflow_at_the_smallest_scale_stops_where_the_recipe_says_so() -> None:
+    module = load(amp.Recipe("O1", amp.Scaling.like("deepspeed", init_scale=1.0)))
+    with pytest.raises(RuntimeError, match="overflow at the smallest loss scale"):
+        native_run(module, lambda: batches(spikes=tuple(range(10))))
+
+
+# -- what native objects say
+
+
+def step_of(recipe: amp.Recipe, model: nn.Module) -> Any:
+    module = load(recipe)
+    precision = [module.PRECISION] if hasattr(module, "PRECISION") else []
+    return module.TrainStep(model, module.make_optimizer(model), nn.MSELoss(), *precision)
+
+
+def test_the_scaler_has_the_recipe_s_numbers() -> None:
+    scaling = amp.Scaling.like("torch", init_scale=2.0**12, growth_factor=3.0, growth_interval=123)
+    scaler = step_of(amp.Recipe("O1", scaling), simple_net()).scaler
+    assert isinstance(scaler, torch.amp.GradScaler)
+    assert scaler.get_scale() == 2.0**12
+    assert scaler.get_growth_factor() == 3.0
+    assert scaler.get_backoff_factor() == 0.5
+    assert scaler.get_growth_interval() == 123
+
+
+class Recorder(nn.Module):
+    """Layers of which it is seen what they compute with, and in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+        self.register_buffer("offset", torch.ones(8))
+        self.seen: dict[str, torch.dtype] = {}
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        self.seen = {"input": x.dtype, "offset": self.offset.dtype}
+        self.seen |= {name: parameter.dtype for name, parameter in self.named_parameters()}
+        self.seen["region"] = torch.get_autocast_dtype("cpu")
+        x = self.first(x + self.offset)
+        self.seen["first"] = x.dtype
+        x = self.norm(x)
+        self.offset += 1e-3  # which low precision cannot hold
+        x = self.head(x)
+        self.seen["head"] = x.dtype
+        return {"y": x, "both": [x, (x,)]}
+
+
+def recorded(policy: amp.Policy) -> tuple[Recorder, Any]:
+    """A model that has made a step, and what it returned."""
+    model, outputs = Recorder(), []
+
+    def loss(output: Any, y: torch.Tensor) -> torch.Tensor:
+        outputs.append(output)
+        return F.mse_loss(output["y"], y)
+
+    step = step_of(amp.Recipe(policy), model)
+    step.loss = loss
+    step(np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32))
+    return model, outputs[0]
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+def test_o1_is_autocast_of_the_recipe_s_dtype(dtype: str) -> None:
+    model, output = recorded(amp.Policy("O1", dtype, keep=["head"]))
+    low = getattr(torch, dtype)
+    assert model.seen["region"] == model.seen["first"] == low
+    assert model.seen["first.weight"] == model.seen["input"] == torch.float32
+    assert model.seen["head"] == torch.float32
+    assert output["y"].dtype == output["both"][1][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+def test_o2_computes_with_low_weights_and_float32_masters(dtype: str) -> None:
+    model, output = recorded(
+        amp.Policy("O2", dtype, lists="paddle", keep=["head"], output_dtype=dtype)
+    )
+    low = getattr(torch, dtype)
+    seen = {name: dtype is low for name, dtype in model.seen.items()}
+    assert seen == {
+        **dict.fromkeys(("input", "offset", "first.weight", "first.bias", "region", "first"), True),
+        **dict.fromkeys(("norm.weight", "norm.bias", "head.weight", "head.bias", "head"), False),
+    }
+    assert output["y"].dtype == output["both"][0].dtype == low
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+    assert torch.equal(model.offset, torch.full((8,), 1 + 1e-3, dtype=low).float())
+    assert model.norm.running_mean.abs().sum() > 0
+
+
+def test_gradients_at_o2_have_been_rounded() -> None:
+    step = step_of(amp.Recipe("O2", amp.Scaling(1.0), 2), simple_net())
+    x, y = next(batches(spikes=()))
+    step(x, y)
+    for parameter in step.model.parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert torch.equal(parameter.grad.half().float(), parameter.grad)
+
+
+def test_without_masters_small_updates_are_lost() -> None:
+    recipe = amp.Recipe(amp.Policy("O2", "bfloat16", master_weights=False))
+    step = step_of(recipe, simple_net())
+    for x, y in batches(20, ()):
+        step(x, y)
+    for parameter in step.model.parameters():
+        assert torch.equal(parameter.bfloat16().float(), parameter)
+
+
+def test_weights_are_saved_in_the_recipe_s_dtype() -> None:
+    step = step_of(amp.Recipe("O2", save_dtype="float16"), simple_net())
+    assert {value.dtype for value in step.model.state_dict().values()} == {torch.float16}
+    assert {value.dtype for value in step.model.parameters()} == {torch.float32}
+
+
+def test_a_kept_layer_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'head' names no layer"):
+        step_of(amp.Recipe(amp.Policy("O1", keep=["head"])), simple_net())
+
+
+# -- functions
+
+
+@pytest.mark.parametrize(
+    "policy",
+    (
+        amp.Policy("O1", lists="paddle"),
+        amp.Policy("O2", "bfloat16", lists="paddle"),
+        amp.Policy("O1", lists="tensorflow"),
+        amp.Policy("O1", "bfloat16", lists="safe", allow=["softmax"]),
+        amp.Policy("O1", deny=["linear", "matmul"], allow=["layer_norm"]),
+    ),
+)
+def test_the_table_names_what_autocast_runs_otherwise(policy: amp.Policy) -> None:
+    """By the functions' own names, which is what a function mode sees."""
+    precision = load(amp.Recipe(policy)).PRECISION
+    table = {
+        **dict.fromkeys(precision.low_functions, "allow"),
+        **dict.fromkeys(precision.float32_functions, "deny"),
+        **dict.fromkeys(precision.widest_functions, "promote"),
+    }
+    autocast = amp.Policy("O1", policy.dtype).native_rules("torch")
+    for spelling, rule in policy.native_rules("torch").items():
+        if spelling == "torch.Tensor.__rtruediv__":  # a reciprocal and a product
+            continue
+        function = reduce(getattr, spelling.split(".")[1:], torch)
+        name = spelling.rpartition(".")[2]
+        if (
+            getattr(function, "__module__", "") == "torch._jit_internal"
+        ):  # chooses between two functions by a flag
+            assert function.__name__ == "fn"
+        else:
+            name = function.__name__
+        assert table.get(name) == (rule if rule != autocast[spelling] else None), spelling
+
+
+def test_functions_run_as_the_recipe_says() -> None:
+    policy = amp.Policy(
+        "O1", deny=["linear", "subtract"], allow=["layer_norm", "batch_norm"], lists="paddle"
+    )
+    module = load(amp.Recipe(policy))
+    lists = module.OpLists(module.PRECISION)
+    x, low = torch.randn(4, 4), torch.randn(4, 4).half()
+    statistics = torch.zeros(4), torch.ones(4)
+    with torch.autocast("cpu", dtype=torch.float16), lists:
+        dtypes = {
+            "matmul": (x @ x).dtype,
+            "linear": F.linear(low, low).dtype,
+            "1 - x": (1 - low).dtype,
+            "layer_norm": F.layer_norm(x, (4,)).dtype,
+            "batch_norm": F.batch_norm(x, *statistics, training=True).dtype,
+            "bmm of two": torch.bmm(x[None], low[None]).dtype,
+            "bmm": torch.bmm(low[None], low[None]).dtype,
+            "told": torch.softmax(low, -1, dtype=torch.float64).dtype,
+            "softmax": low.softmax(-1).dtype,
+        }
+        with torch.autocast("cpu", enabled=False):
+            dtypes["outside"] = F.layer_norm(x, (4,)).dtype
+    assert statistics[0].dtype == torch.float32
+    assert statistics[0].abs().sum() > 0
+    lows = ("matmul", "layer_norm", "batch_norm", "bmm", "softmax")
+    assert {name for name, dtype in dtypes.items() if dtype == torch.float16} == set(lows)
+    assert dtypes["told"] == torch.float64
+
+
+# -- schedules
+
+
+def scheduled(schedule: amp.Schedule, **settings: Any) -> amp.Recipe:
+    return amp.Recipe(schedule=schedule, **settings)
+
+
+def native(policy: str, **settings: Any) -> amp.Policy:
+    return amp.Policy.parse(policy).replace(execution="native", **settings)
+
+
+def test_a_schedule_by_steps() -> None:
+    steps = [
+        (0, "O0"),
+        (15, native("O1", lists="paddle")),
+        (30, native("O2", keep=["4"], master_weights=False)),
+        (45, native("O1:bfloat16", output_dtype="bfloat16")),
+    ]
+    recipe = scheduled(amp.Schedule(steps))
+
+    def data() -> Iterator[Any]:
+        return batches(spikes=(20, 35))
+
+    run, expected = native_run(load(recipe), data), ampbridge_run(recipe, data)
+    assert run.scale == expected.scale
+    assert run.scale[10] == run.scale[50] == 1.0 != run.scale[40]
+    assert run.applied == expected.applied
+    assert run.loss[:30] == pytest.approx(expected.loss[:30], rel=1e-5)
+    assert run.loss == pytest.approx(expected.loss, rel=1e-3)
+
+
+def test_a_schedule_by_skips() -> None:
+    schedule = amp.Schedule.when(
+        skips=2, use=native("O1:bfloat16"), otherwise=native("O1"), back_after=5
+    )
+    recipe = scheduled(schedule)
+    run = native_run(load(recipe))
+    assert run.scale[10] != 1.0 == run.scale[6]
+    assert_trains_as(run, ampbridge_run(recipe))
+
+
+@pytest.mark.parametrize("on_overflow", ("drop_step", "drop_microbatch"))
+def test_a_schedule_by_the_loss(on_overflow: Any) -> None:
+    schedule = amp.Schedule.when(loss_below=10.0, use=native("O2"), otherwise="O0", back_above=1e6)
+    recipe = scheduled(schedule, accumulate=2, on_overflow=on_overflow)
+
+    def data() -> Iterator[Any]:
+        return batches(spikes=(9,))
+
+    run = native_run(load(recipe), data)
+    assert len(set(run.scale)) >= 2
+    assert_trains_as(run, ampbridge_run(recipe, data))
+
+
+# -- what is said to be lost
+
+
+@pytest.mark.parametrize(
+    "policy", (amp.Policy("O0"), amp.Policy("O1", "bfloat16", lists="native"), "O2")
+)
+def test_nothing_is_lost(policy: Any) -> None:
+    recipe = amp.Recipe(
+        policy, amp.Scaling.like("deepspeed"), 4, 1.0, on_overflow="drop_microbatch"
+    )
+    found = losses(recipe.replace(save_dtype="float16"), "torch")
+    assert [loss.message for loss in found if not loss.message.startswith("on CPUs")] == []
+    assert losses(recipe, "torch", native=False) == ()
+
+
+@pytest.mark.parametrize(
+    "recipe, key, kind",
+    (
+        (amp.Recipe("O1"), "policy.lists", "changes"),
+        (amp.Recipe(amp.Policy("O1", allow=["bias_add"])), "policy.allow", "changes"),
+        (amp.Recipe(amp.Policy("O2", master_weights=False)), "policy.master_weights", "changes"),
+        (amp.Recipe(amp.Policy("O1", execution="simulated")), "policy.execution", "lost"),
+        (
+            amp.Recipe(schedule=amp.Schedule([(0, "O0"), (9, "O2")]), save_dtype="float16"),
+            "decorate.save_dtype",
+            "lost",
+        ),
+    ),
+)
+def test_what_the_program_does_otherwise_is_said(recipe: amp.Recipe, key: str, kind: str) -> None:
+    assert (key, kind) in {(loss.key, loss.kind) for loss in losses(recipe, "torch")}
+
+
+def test_autocast_s_own_lists_on_cpus_are_not_the_recipe_s() -> None:
+    """As the loss says: if this fails, torch has other lists now."""
+    assert amp.Policy("O1").category("softmax") == "deny"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.ones(2).bfloat16().softmax(-1).dtype == torch.bfloat16
+    assert "torch.softmax" in oplists.native_names("torch")
