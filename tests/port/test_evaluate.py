@@ -205,6 +205,10 @@ CONDITIONS = {
         {("cfg.size == 'm'",): 2.0, ("cfg.size != 'm'",): 3.0},
     ),
     "of no matter": ("y = 1 if cfg.a else 2\nx = 3.0\nif cfg.b:\n    print(y)", {(): 3.0}),
+    "two calls of the same": (
+        "if cfg.a:\n    GradScaler(True, 4)\nelse:\n    GradScaler(True, 4.0)\nx = 4",
+        {(): 4.0},
+    ),
     "the same either way": ("x = 3.0 if cfg.a else 3.0", {(): 3.0}),
     "early return": (
         "def f():\n    if cfg.a:\n        return 1.0\n    return 2.0\nx = f()",
@@ -237,6 +241,7 @@ def test_too_many_conditions_are_cut_and_told():
     "options, argument",
     [
         ("'--scale', type=float, default=64.0", "args.scale"),
+        ("'--scale', type=float, default=64.0", "args.scale * 2 ** 3"),
         ("'-s', '--the-scale', default='32', type=float", "args.the_scale"),
         ("'--scale', dest='other', default=16.0", "args.other"),
         ("'--scale', type=int, default=2 ** 10", "vars(args)['scale']"),

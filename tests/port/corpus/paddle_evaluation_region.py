@@ -2,7 +2,7 @@
 import paddle
 
 
-def evaluate(model, loader):
+def score(model, loader):
     with paddle.no_grad():
         for x in loader:
             with paddle.amp.auto_cast(level="O2", dtype="bfloat16"):
@@ -17,7 +17,7 @@ def train(model, loader):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    evaluate(model, valid_loader)
+    score(model, valid_loader)
 
 
 train(model, loader)
