@@ -112,7 +112,7 @@ def _rule(scaling: Scaling) -> str:
             "until_finite": "at each overflow from the BACKOFF_INTERVAL-th in a row on",
             "until_growth": "at each overflow from the BACKOFF_INTERVAL-th since it last grew on",
         }[scaling.backoff_count]
-    delay = ", not counting GROWTH_DELAY of them at first" if scaling.growth_delay else ""
+    delay = ", the first GROWTH_DELAY not counted" if scaling.growth_delay else ""
     return f"It grows after GROWTH_INTERVAL finite steps in a row{delay},\nand shrinks {overflows}."
 
 

@@ -290,8 +290,7 @@ def _call(recipe: Recipe) -> str:
         return _grad_scaler_call(recipe)
     scales = recipe.scaler is not None
     parts = {
-        "and_scale": ", scale" if scales else "",
-        "comma_scale": f", {_present_scale(recipe)}" if scales else "",
+        "present_scale": f"scale = {_present_scale(recipe)}" if scales else "",
         "scale": "scale" if scales else "1.0",
         "backward": _backward(recipe),
         "unscale": text.UNSCALE if scales else "",
@@ -348,15 +347,15 @@ def _update(recipe: Recipe) -> str:
 
 def _forward(recipe: Recipe) -> str:
     model = "self.predictions(x)" if _casts_weights(recipe) else "self.model(x)"
-    dtype = (
-        "self.precision.output_dtype"
-        if _output_dtypes_differ(recipe)
-        else f"torch.{recipe.policy.output_dtype}"
-    )
-    loss = f"loss = self.loss(cast({model}, {dtype}), y)"
+    returned = f"torch.{recipe.policy.output_dtype}"
+    if _output_dtypes_differ(recipe):
+        returned = "self.precision.output_dtype"
+    loss = f"loss = self.loss(cast({model}, {returned}), y)"
     region = _region(recipe)
-    lines = f"with {region}:\n    {loss}" if region else loss
-    return f"{lines}\nreturn loss.float()"
+    if not region:
+        return f"{loss}\nreturn loss.float()"
+    dtype = "dtype = self.precision.dtype\n" if _has_precision(recipe) else ""
+    return f"{dtype}with {region}:\n    {loss}\nreturn loss.float()"
 
 
 def _region(recipe: Recipe) -> str:
@@ -365,10 +364,9 @@ def _region(recipe: Recipe) -> str:
         return ""
     if not _has_precision(recipe):
         return f"torch.autocast(DEVICE, dtype=torch.{recipe.policy.dtype})"
-    enabled = ""
-    if any(policy.level == "O0" for policy in recipe.policies):
-        enabled = ", enabled=self.precision.dtype is not torch.float32"
-    autocast = f"torch.autocast(DEVICE, dtype=self.precision.dtype{enabled})"
+    switched = any(policy.level == "O0" for policy in recipe.policies)
+    enabled = ", enabled=dtype is not torch.float32" if switched else ""
+    autocast = f"torch.autocast(DEVICE, dtype=dtype{enabled})"
     return f"{autocast}, self.lists" if _has_lists(recipe) else autocast
 
 

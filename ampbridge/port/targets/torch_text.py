@@ -238,7 +238,8 @@ class TrainStep:
 
 GRAD_SCALER_CALL = """\
 def __call__(self, x, y):
-    loss, scale = self.loss_of(x, y), self.scaler.get_scale()
+    loss = self.loss_of(x, y)
+    scale = self.scaler.get_scale()
     self.scaler.scale($share).backward()
     $wait
     $clip
@@ -252,7 +253,8 @@ def __call__(self, x, y):
 
 CALL = """\
 def __call__(self, x, y):
-    loss$and_scale = self.loss_of(x, y)$comma_scale
+    loss = self.loss_of(x, y)
+    $present_scale
     $backward
     $wait
     gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -269,8 +271,9 @@ def __call__(self, x, y):
 
 DROP_MICROBATCH_CALL = '''\
 def __call__(self, x, y):
-    """Adds up gradients; the optimizer runs with the last of ``ACCUMULATE`` finite micro-batches."""
-    loss$and_scale = self.loss_of(x, y)$comma_scale
+    """Adds up gradients; the optimizer runs after ``ACCUMULATE`` finite micro-batches."""
+    loss = self.loss_of(x, y)
+    $present_scale
     parameters = list(self.model.parameters())
     totals = [parameter.grad for parameter in parameters]
     self.optimizer.zero_grad()
