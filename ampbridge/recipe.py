@@ -174,8 +174,10 @@ class Recipe:
         return replace_fields(self, **changes)
 
     def __repr__(self) -> str:
-        usual = Recipe(self.policy)
-        shown = [repr(self.policy)] if self.schedule is None else []
+        usual = Recipe(self.policy, schedule=self.schedule)
+        shown = [repr(self.policy)]
+        if self.schedule is not None:
+            shown = [f"schedule={self.schedule!r}"]
         for f in fields(self)[1:]:
             value = getattr(self, f.name)
             if value != getattr(usual, f.name):

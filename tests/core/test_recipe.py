@@ -121,6 +121,12 @@ def test_a_recipe_goes_through_toml_and_back(recipe):
     jsonschema.validate(data, schema())
 
 
+@given(recipes())
+def test_a_recipe_prints_as_the_code_that_makes_it(recipe):
+    names = {name: getattr(amp, name) for name in ("Policy", "Recipe", "Scaling", "Schedule")}
+    assert eval(repr(recipe), names) == recipe
+
+
 def test_the_worked_example_reads_as_it_says():
     recipe = Recipe.from_toml(PADDLE_GUIDE)
     assert recipe.policy == Policy(
