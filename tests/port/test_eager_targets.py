@@ -20,7 +20,7 @@ from ampbridge import port
 from ampbridge.oplists import ops
 from ampbridge.port.targets import losses, write
 
-TARGETS = ("torch",)
+TARGETS = ("paddle", "torch")
 POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
 
 

@@ -58,9 +58,9 @@ class Schedule:
 KEPT_LAYERS = '''\
 def kept_layers(model, patterns):
     """The layers that ``patterns`` name, and all below them."""
-    kept = []
+    layers, kept = list($named_layers), []
     for pattern in patterns:
-        found = [layer for name, layer in $named_layers if is_named(name, layer, pattern)]
+        found = [layer for name, layer in layers if is_named(name, layer, pattern)]
         if not found:
             raise ValueError(f"{pattern!r} names no layer of this model")
         kept += [part for layer in found for part in $parts]
