@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ampbridge.port.fidelity_report import Report, fidelity
     from ampbridge.port.files import Outcome, read, read_many
     from ampbridge.port.reading import Alternative, Finding, Place, Reading
+    from ampbridge.port.rewriting import Rewriting, rewrite
     from ampbridge.port.targets import write
 
 _MODULES = {
@@ -19,9 +20,11 @@ _MODULES = {
     "Place": "reading",
     "Reading": "reading",
     "Report": "fidelity_report",
+    "Rewriting": "rewriting",
     "fidelity": "fidelity_report",
     "read": "files",
     "read_many": "files",
+    "rewrite": "rewriting",
     "write": "targets",
 }
 
@@ -32,9 +35,11 @@ __all__ = [
     "Place",
     "Reading",
     "Report",
+    "Rewriting",
     "fidelity",
     "read",
     "read_many",
+    "rewrite",
     "write",
 ]
 

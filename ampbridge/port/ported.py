@@ -11,7 +11,7 @@ from ampbridge.errors import AmpBridgeError, ArgumentError, SourceError, listed,
 from ampbridge.port.fidelity_report import Report, fidelity
 from ampbridge.port.files import Outcome
 from ampbridge.port.reading import Alternative, Finding, Reading
-from ampbridge.port.rewrite import Rewriting, rewrite
+from ampbridge.port.rewriting import Rewriting, rewrite
 from ampbridge.port.targets import write
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, text_of

@@ -16,7 +16,7 @@ from paddle import nn
 
 import ampbridge as amp
 from ampbridge.port import read
-from ampbridge.port.rewrite import rewrite
+from ampbridge.port.rewriting import rewrite
 
 CORPUS = Path(__file__).parents[1] / "port" / "corpus"
 

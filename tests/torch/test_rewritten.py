@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampbridge.port.rewrite import rewrite
+from ampbridge.port.rewriting import rewrite
 
 GUIDE = """
 import torch

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ampbridge.port import rewrite as rewrite_module
+from ampbridge.port import rewriting as rewriting_module
 from ampbridge.port.replacements import REPLACEMENTS
-from ampbridge.port.rewrite import rewrite
+from ampbridge.port.rewriting import rewrite
 
 CORPUS = sorted(Path(__file__).parent.joinpath("corpus").glob("*.py"))
 
@@ -151,7 +151,7 @@ def test_only_amp_calls_of_the_corpus_change(path, monkeypatch):
     for name, replacement in REPLACEMENTS.items():
         marked = lambda call, replacement=replacement: replacement(call) and "REPLACED"  # noqa: E731
         monkeypatch.setitem(REPLACEMENTS, name, marked)
-    monkeypatch.setattr(rewrite_module, "IMPORTS", {})
+    monkeypatch.setattr(rewriting_module, "IMPORTS", {})
     marked = rewrite(path)
     assert marked.replaced == real.replaced
     tree = Marking(real.before, real.replaced).visit(ast.parse(real.before))
