@@ -287,7 +287,7 @@ class Calls(Expressions):
 
     def _computed(self, qualified: str, values: list[Value], node: cst.CSTNode) -> Value:
         if qualified == "builtins.bool" and len(values) == 1:
-            return self.formula(self.holds(values[0]))
+            return self.formula(self.holds(values[0], node))
         return self.apply(FUNCTIONS[qualified], node, *values)
 
     def _reflected(self, qualified: str, values: list[Value], node: cst.CSTNode) -> Value:

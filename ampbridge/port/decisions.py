@@ -20,7 +20,9 @@ _BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 
 
 class Condition:
-    """A formula over what cannot be known."""
+    """A formula over what cannot be known. ``size``: of how many atoms, as it is written out."""
+
+    size: int = 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Not(Condition):
 
     of: Condition
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.of.size)
+
 
 @dataclass(frozen=True)
 class And(Condition):
@@ -56,6 +61,9 @@ class And(Condition):
 
     left: Condition
     right: Condition
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.left.size + self.right.size)
 
 
 @dataclass(frozen=True)
@@ -95,18 +103,26 @@ Answer = Callable[[Condition], "bool | None"]
 
 def truth(condition: Condition, answer: Answer) -> bool | None:
     """What ``condition`` is where ``answer`` says what its atoms are; None where that is not enough."""
+    return _truth(condition, answer, {})
+
+
+def _truth(condition: Condition, answer: Answer, known: dict[int, bool | None]) -> bool | None:
+    """``truth``; formulas share their parts, so each part is asked once."""
+    if id(condition) in known:
+        return known[id(condition)]
     if isinstance(condition, Truth):
-        return condition.value
-    if isinstance(condition, Not):
-        known = truth(condition.of, answer)
-        return None if known is None else not known
-    if isinstance(condition, And):
-        left = truth(condition.left, answer)
-        if left is False:
-            return False
-        right = truth(condition.right, answer)
-        return False if right is False else True if left and right else None
-    return answer(condition)
+        result: bool | None = condition.value
+    elif isinstance(condition, Not):
+        of = _truth(condition.of, answer, known)
+        result = None if of is None else not of
+    elif isinstance(condition, And):
+        left = _truth(condition.left, answer, known)
+        right = False if left is False else _truth(condition.right, answer, known)
+        result = False if right is False else True if left and right else None
+    else:
+        result = answer(condition)
+    known[id(condition)] = result
+    return result
 
 
 class Decision(NamedTuple):

@@ -167,7 +167,10 @@ class Expressions(Following):
         made: list[Value] = []
         for item in items:
             self.assign(clause.target, item)
-            tests = [self.known_truth(self.holds(self.value(each.test))) for each in clause.ifs]
+            tests = [
+                self.known_truth(self.holds(self.value(each.test), each.test))
+                for each in clause.ifs
+            ]
             if None in tests:
                 return self.unknown(node)
             if all(tests):
@@ -371,12 +374,12 @@ class Expressions(Following):
     def _UnaryOperation(self, node: cst.UnaryOperation) -> Value:
         value = self.value(node.expression)
         if isinstance(node.operator, cst.Not):
-            return self.formula(negation(self.holds(value)))
+            return self.formula(negation(self.holds(value, node.expression)))
         return self.apply(UNARY[type(node.operator).__name__], node, value)
 
     def _BooleanOperation(self, node: cst.BooleanOperation) -> Value:
         left = self.value(node.left)
-        condition = self.holds(left)
+        condition = self.holds(left, node.left)
         stops = isinstance(node.operator, cst.Or)
         known = self.known_truth(condition)
         if known is not None:
@@ -393,7 +396,7 @@ class Expressions(Following):
             value = self.either_way(condition, run, lambda: left, node)
         if _is_truth(left) and _is_truth(right[0]):
             join = either if stops else both
-            return self.formula(join(condition, self.holds(right[0])))
+            return self.formula(join(condition, self.holds(right[0], node.right)))
         return value
 
     def formula(self, condition: Condition) -> Value:
@@ -471,7 +474,7 @@ class Expressions(Following):
 
     def _IfExp(self, node: cst.IfExp) -> Value:
         target = self.target
-        condition = self.holds(self.value(node.test))
+        condition = self.holds(self.value(node.test), node.test)
         return self.either_way(
             condition,
             lambda: self.value(node.body, target),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ampbridge.port.decisions import (
     And,
     Atom,
     Condition,
+    Cycle,
     Not,
+    Truth,
     negation,
     truth,
 )
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 MOST_LEAVES = 16
 """A value that depends on more conditions than this is taken as unknown."""
+LARGEST_CONDITION = 24
+"""A condition of more atoms than this is taken as one by itself."""
 MOST_STATEMENTS = 100_000
 
 # What is counted up somewhere: a number of steps or batches is not known at any time.
@@ -99,16 +103,9 @@ class Following:
 
     def known_truth(self, condition: Condition) -> bool | None:
         """Whether ``condition`` holds here, by what is known to."""
-        return truth(condition, self._answer)
-
-    def _answer(self, atom: Condition) -> bool | None:
-        for guard in self.guards:
-            for fact, holds in _facts(guard, True):
-                if fact == atom:
-                    return holds
-                if holds and isinstance(fact, Atom) and _same_subject(fact, atom):
-                    return False
-        return None
+        if isinstance(condition, Truth):
+            return condition.value
+        return truth(condition, _Facts(self.guards).holds)
 
     def resolved(self, value: Value) -> Value:
         """A choice whose condition is known here, as what was chosen."""
@@ -159,9 +156,10 @@ class Following:
         with self.guarded(condition):
             return self.memory.branch(run)
 
-    def holds(self, value: Value) -> Condition:
-        """The condition under which ``value`` is true."""
-        return condition_of(value, self.memory)
+    def holds(self, value: Value, node: cst.CSTNode) -> Condition:
+        """The condition under which ``value``, which ``node`` stands for, is true."""
+        condition = condition_of(value, self.memory)
+        return condition if condition.size <= LARGEST_CONDITION else Atom(self.text(node))
 
     # -- values
 
@@ -250,19 +248,34 @@ class Following:
 BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
 
 
-def _same_subject(fact: Atom, atom: Condition) -> bool:
-    """Whether both say what the same thing equals."""
-    return isinstance(atom, Atom) and atom.subject != "" and fact.subject == atom.subject
+class _Facts:
+    """What holds where all of ``guards`` do: formulas are large, so each fact is looked up by its text."""
 
+    def __init__(self, guards: Sequence[Condition]) -> None:
+        self._known: dict[tuple[type, str], bool] = {}
+        self._equal: dict[str, Any] = {}
+        for guard in guards:
+            self._add(guard, True)
 
-def _facts(condition: Condition, holds: bool) -> Iterator[tuple[Condition, bool]]:
-    """What follows from ``condition`` being so, one by one."""
-    yield condition, holds
-    if isinstance(condition, Not):
-        yield from _facts(condition.of, not holds)
-    elif isinstance(condition, And) and holds:
-        yield from _facts(condition.left, True)
-        yield from _facts(condition.right, True)
+    def _add(self, condition: Condition, holds: bool) -> None:
+        if isinstance(condition, Not):
+            self._add(condition.of, not holds)
+        elif isinstance(condition, And) and holds:
+            self._add(condition.left, True)
+            self._add(condition.right, True)
+        elif isinstance(condition, (Atom, Cycle)):
+            self._known.setdefault((type(condition), condition.text), holds)
+            if holds and isinstance(condition, Atom) and condition.subject:
+                self._equal.setdefault(condition.subject, condition.value)
+
+    def holds(self, atom: Condition) -> bool | None:
+        """Whether ``atom`` is so; None if that does not follow."""
+        if not isinstance(atom, (Atom, Cycle)):
+            return None
+        known = self._known.get((type(atom), atom.text))
+        if known is None and isinstance(atom, Atom) and atom.subject in self._equal:
+            return False  # it equals another value
+        return known
 
 
 def _leaves(value: Value) -> int:

@@ -268,7 +268,7 @@ class Interpreter(Calls):
     # -- compound statements
 
     def _on_If(self, node: cst.If) -> Flow:
-        condition = self.holds(self.value(node.test))
+        condition = self.holds(self.value(node.test), node.test)
         orelse = node.orelse
         no: Callable[[], Flow] = lambda: Flow.ON  # noqa: E731
         if isinstance(orelse, cst.If):
@@ -392,7 +392,7 @@ class Interpreter(Calls):
             case = node.cases[index]
             condition = self._matches(case.pattern, subject)
             if case.guard is not None:
-                condition = both(condition, self.holds(self.value(case.guard)))
+                condition = both(condition, self.holds(self.value(case.guard), case.guard))
             return self._fork(
                 condition, lambda: self._block([case.body]), lambda: from_case(index + 1)
             )

@@ -258,3 +258,11 @@ def test_defaults_of_the_command_line(options, argument):
     assert args is not None
     (note,) = [finding for finding in reading.findings if "may change it" in finding.message]
     assert note.place.line == 4
+
+
+def test_conditions_that_grow_upon_each_other_stay_bounded():
+    steps = "\n".join(
+        f"x = x if cfg.a{n} and x != y else y\ny = y if x or cfg.b{n} else x" for n in range(40)
+    )
+    _, reading = init_scale(f"x, y = cfg.x, cfg.y\nif cfg.z:\n    x = 1.0\n{steps}")
+    assert len(reading.alternatives) <= 16
