@@ -16,11 +16,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge import port
+from ampbridge import native_lists, port
 from ampbridge.oplists import ops
+from ampbridge.port import names
 from ampbridge.port.targets import losses, write
 
 TARGETS = ("paddle", "torch")
+LOW = ("float16", "bfloat16")
 POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
 
 
@@ -51,7 +53,7 @@ def recipes_of_torch(draw: st.DrawFn) -> amp.Recipe:
         backoff_factor=draw(st.sampled_from((0.5, 0.25, 0.8))),
         growth_interval=draw(st.integers(1, 10**6)),
     )
-    policy = amp.Policy("O1", draw(st.sampled_from(("float16", "bfloat16"))))
+    policy = amp.Policy("O1", draw(st.sampled_from(LOW)))
     return accumulated(draw, policy, draw(st.sampled_from((None, scaling))))
 
 
@@ -59,6 +61,41 @@ def recipes_of_torch(draw: st.DrawFn) -> amp.Recipe:
 @given(recipe=recipes_of_torch())
 def test_what_was_written_for_torch_is_read_as_it_was(recipe: amp.Recipe, tmp_path: Path) -> None:
     assert_read_as_written(recipe, "torch", tmp_path)
+
+
+@st.composite
+def recipes_of_paddle(draw: st.DrawFn) -> amp.Recipe:
+    """``auto_cast`` with custom lists, ``decorate``, ``GradScaler``, an optimizer's clipping."""
+    level, dtype = draw(st.sampled_from(("O1", "O2"))), draw(st.sampled_from(LOW))
+    own = native_lists.own_rules("paddle", amp.Policy(level, dtype, lists="paddle"))
+    movable = [op for op in own if names.paddle_names(op) and not names.moved_with(op)]
+    allow = draw(st.sets(st.sampled_from(movable), max_size=12))
+    deny = draw(st.sets(st.sampled_from(movable), max_size=12)) - allow
+    masters = draw(st.booleans()) or level == "O1"
+    policy = amp.Policy(
+        level, dtype, lists="paddle", allow=allow, deny=deny, master_weights=masters
+    )
+    scaling = amp.Scaling.like(
+        "paddle",
+        init_scale=draw(POWERS_OF_TWO),
+        growth_factor=draw(st.sampled_from((2.0, 1.5, 4.0))),
+        backoff_factor=draw(st.sampled_from((0.5, 0.25, 0.8))),
+        growth_interval=draw(st.integers(1, 10**6)),
+        backoff_interval=draw(st.integers(1, 10)),
+    )
+    scaling = draw(st.sampled_from((scaling, amp.Scaling.like("paddle", dynamic=False))))
+    scaler = draw(st.sampled_from((None, scaling))) if dtype == "float16" else None
+    recipe = accumulated(draw, policy, scaler)
+    if level == "O1":
+        return recipe
+    save_dtype = draw(st.sampled_from((None, "float16", "bfloat16", "float32")))
+    return recipe.replace(save_dtype=save_dtype, master_grad=draw(st.booleans()))
+
+
+@few(40)
+@given(recipe=recipes_of_paddle())
+def test_what_was_written_for_paddle_is_read_as_it_was(recipe: amp.Recipe, tmp_path: Path) -> None:
+    assert_read_as_written(recipe, "paddle", tmp_path)
 
 
 def assert_read_as_written(recipe: amp.Recipe, target: str, folder: Path) -> None:
@@ -75,15 +112,15 @@ def assert_read_as_written(recipe: amp.Recipe, target: str, folder: Path) -> Non
 @st.composite
 def recipes(draw: st.DrawFn) -> amp.Recipe:
     """Policies, schedules and scalers of all kinds."""
-    names = st.sampled_from(sorted(ops()))
-    allow = draw(st.sets(names, max_size=2))
+    known = st.sampled_from(sorted(ops()))
+    allow = draw(st.sets(known, max_size=2))
     policies = st.builds(
         amp.Policy,
         st.sampled_from(("O0", "O1", "O2")),
         st.sampled_from(("float16", "bfloat16")),
         lists=st.sampled_from(("torch", "paddle", "tensorflow", "safe")),
         allow=st.just(allow),
-        deny=st.sets(names, max_size=3).map(lambda found: found - allow),
+        deny=st.sets(known, max_size=3).map(lambda found: found - allow),
         keep=st.sampled_from(((), ("head", "decoder.*"), ('a"b\\',))),
         master_weights=st.booleans(),
         output_dtype=st.sampled_from(("float32", "float16")),
@@ -172,7 +209,7 @@ def test_losses_are_of_the_recipe(recipe: amp.Recipe, target: str) -> None:
 def test_the_source_s_words_stand_behind_its_numbers(target: str) -> None:
     recipe = amp.Recipe(
         amp.Policy("O1", lists="torch", deny=["sum"]),
-        amp.Scaling.like("paddle", init_scale=1000.0, backoff_factor=0.8, backoff_interval=2),
+        amp.Scaling(init_scale=1000.0, backoff_factor=0.8, backoff_interval=2),
         accumulate=4,
     )
     comments = {
@@ -196,5 +233,5 @@ def test_a_program_has_no_more_than_its_recipe_needs(target: str) -> None:
     tree = ast.parse(code)
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     assert classes == {"Result", "TrainStep"}
-    names: set[Any] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    assert names.isdisjoint({"ACCUMULATE", "PRECISION", "LossScale", "kept_layers"})
+    used: set[Any] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert used.isdisjoint({"ACCUMULATE", "PRECISION", "LossScale", "kept_layers"})

@@ -102,19 +102,29 @@ def _on_one_line(item: Item) -> str:
     return f"{item.opened}{', '.join(map(_on_one_line, item.items))}{comma}{item.closed}"
 
 
-def words(name: str, names: Sequence[str]) -> Item:
-    """An argument of an indented call: names without blanks; many of them as text that is split."""
+def words(name: str, names: Sequence[str], column: int = len(INDENT)) -> Item:
+    """An argument of an indented call: names without blanks; many of them as text that is split.
+
+    ``column``: where it stands.
+    """
     if len(names) <= 4:
         return named(name, names)
     text = " ".join(names)
     line = f"{name}={literal(text)}.split()"
-    if len(INDENT) + len(line) + 1 <= LINE_LENGTH:
+    if column + len(line) + 1 <= LINE_LENGTH:
         return line
-    room = LINE_LENGTH - 2 * len(INDENT) - 2
+    room = LINE_LENGTH - column - len(INDENT) - 2
     lines = [text] if len(text) <= room else [f"{each} " for each in wrap(text, room - 1)]
     lines[-1] = lines[-1].rstrip()
     strings = "\n".join(literal(each) for each in lines)
     return f"{name}=(\n{indent(strings, INDENT)}\n).split()"
+
+
+def constant_words(name: str, names: Sequence[str]) -> str:
+    """``NAME = ...``, a set of names or, as there are many, text that is split."""
+    if len(names) <= 4:
+        return laid_out(Group(f"{name} = {{", tuple(map(literal, names)), "}"))
+    return laid_out(words(f"{name} ", names, column=0)).replace("=", "= ", 1)
 
 
 def constants(values: Mapping[str, tuple[str, str]]) -> str:

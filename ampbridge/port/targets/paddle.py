@@ -7,7 +7,7 @@ its old static graph; ``paddle.amp.decorate`` makes the model of O2. A loss scal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ampbridge.native_lists import paddle_lists, paddle_rules, wanted_rules
 from ampbridge.policy import Policy
@@ -17,6 +17,7 @@ from ampbridge.port.targets.ampbridge import no_losses, recipe_code
 from ampbridge.port.targets.code import (
     Group,
     Item,
+    constant_words,
     constants,
     fill,
     float32_number,
@@ -26,7 +27,6 @@ from ampbridge.port.targets.code import (
     number,
     program,
     recipe_comment,
-    words,
 )
 from ampbridge.port.targets.eager import (
     batch_note,
@@ -90,7 +90,7 @@ def _precision_section(recipe: Recipe) -> str:
     return program(
         fill(
             text.PRECISION,
-            lists="" if scheduled else _list_constants(recipe.policy),
+            lists=_list_constants(recipe),
             output_dtype=output_dtype if _returns_low(recipe) and not scheduled else "",
         ),
         _scheduled_precision(recipe) if scheduled else "",
@@ -100,17 +100,28 @@ def _precision_section(recipe: Recipe) -> str:
     )
 
 
-def _list_constants(policy: Policy) -> str:
+def _list_constants(recipe: Recipe) -> str:
+    """``WHITE_LIST = ...`` and ``BLACK_LIST = ...``, of each policy."""
+    names = precision_names(recipe)
+    lists = {
+        name: entries
+        for policy in recipe.policies
+        for name, entries in _named_lists(recipe, policy, names[policy]).values()
+    }
+    return "\n".join(constant_words(name, entries) for name, entries in lists.items())
+
+
+def _named_lists(
+    recipe: Recipe, policy: Policy, name: str
+) -> Mapping[str, tuple[str, Sequence[str]]]:
+    """Argument of ``auto_cast`` -> the constant that it is given, and what is in it; none that is empty."""
+    prefix = f"{name}_" if recipe.schedule else ""
     white, black = _custom_lists(policy)
-    lists = {"WHITE_LIST": white, "BLACK_LIST": black}
-    return "\n".join(_constant(name, entries) for name, entries in lists.items() if entries)
-
-
-def _constant(name: str, entries: Sequence[str]) -> str:
-    """A set of names; many of them as text that is split."""
-    if len(entries) <= 8:
-        return laid_out(Group(f"{name} = {{", tuple(map(literal, entries)), "}"))
-    return laid_out(words(name, entries)).replace("=", " = ", 1)
+    lists = {
+        "custom_white_list": (f"{prefix}WHITE_LIST", white),
+        "custom_black_list": (f"{prefix}BLACK_LIST", black),
+    }
+    return {argument: (name, entries) for argument, (name, entries) in lists.items() if entries}
 
 
 def _custom_lists(policy: Policy) -> tuple[Sequence[str], Sequence[str]]:
@@ -132,15 +143,10 @@ def _scheduled_precision(recipe: Recipe) -> str:
 
 def _precision(recipe: Recipe, policy: Policy, name: str) -> str:
     """``name = Precision(...)`` of one policy."""
-    white, black = _custom_lists(policy)
-    entries: list[Item] = ['"enable": False']
+    entries = ['"enable": False']
     if policy.level != "O0":
-        lists = {"custom_white_list": white, "custom_black_list": black}
-        entries = [
-            Group(f'"{key}": {{', tuple(map(literal, found)), "}")
-            for key, found in lists.items()
-            if found
-        ]
+        lists = _named_lists(recipe, policy, name)
+        entries = [f'"{argument}": {constant}' for argument, (constant, _) in lists.items()]
         entries += [f'"level": "{policy.level}"', f'"dtype": "{policy.dtype}"']
     arguments: list[Item] = [Group("{", tuple(entries), "}")]
     if _kept(policy):
@@ -310,10 +316,9 @@ def _region(recipe: Recipe) -> str:
         return "paddle.amp.auto_cast(**self.precision.auto_cast)"
     if _is_float32(recipe):
         return ""
-    white, black = _custom_lists(recipe.policy)
+    lists = _named_lists(recipe, recipe.policy, "")
     arguments = [
-        *(["custom_white_list=WHITE_LIST"] if white else []),
-        *(["custom_black_list=BLACK_LIST"] if black else []),
+        *(f"{argument}={constant}" for argument, (constant, _) in lists.items()),
         f"level={literal(recipe.policy.level)}",
         f"dtype={literal(recipe.policy.dtype)}",
     ]

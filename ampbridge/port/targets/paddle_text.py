@@ -201,7 +201,9 @@ def __call__(self, x, y):
     """Adds up gradients; the optimizer runs after ``ACCUMULATE`` finite micro-batches."""
     loss = self.loss_of(x, y)
     $present_scale
-    totals = [(p, p.grad.detach().clone()) for p in self.model.parameters() if p.grad is not None]
+    totals = [
+        (p, p.grad.detach().clone()) for p in self.model.parameters() if p.grad is not None
+    ]
     self.optimizer.clear_grad(set_to_zero=False)  # which frees what they held
     $backward
     parameters = [p for p in self.model.parameters() if p.grad is not None]
