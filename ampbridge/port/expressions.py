@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +27,10 @@ from ampbridge.port.evaluate import (
     UNARY,
     combined,
     equality,
+    is_setting,
     settled,
 )
-from ampbridge.port.following import Following
+from ampbridge.port.following import MOST_LEAVES, Following, leaves
 from ampbridge.port.values import (
     Argument,
     Choice,
@@ -163,7 +165,7 @@ class Expressions(Following):
     ) -> Value:
         items = self.iterated(self.value(clause.iter))
         if items is None or clause.inner_for_in is not None:
-            return self.unknown(node)
+            return self._any_turn(node, clause, result)
         made: list[Value] = []
         for item in items:
             self.assign(clause.target, item)
@@ -176,6 +178,20 @@ class Expressions(Following):
             if all(tests):
                 made.append(self.value(result))
         return self.container(node, Items(kind, tuple(made)))
+
+    def _DictComp(self, node: cst.DictComp) -> Value:
+        return self._any_turn(node, node.for_in, node.value)
+
+    def _any_turn(
+        self, node: cst.BaseExpression, clause: cst.CompFor, result: cst.BaseExpression
+    ) -> Value:
+        """A comprehension over what is not known: one turn of it, whichever."""
+        inner: cst.CompFor | None = clause
+        while inner is not None:
+            self.value(inner.iter)
+            self.assign(inner.target, self.unknown(inner.target))
+            inner = inner.inner_for_in
+        return self.unknown(node, self.value(result))
 
     def iterated(self, value: Value) -> tuple[Value, ...] | None:
         """The items of a short collection, if they are known."""
@@ -289,7 +305,7 @@ class Expressions(Following):
                 return self._by_cases(content, key, node)
             return self.unknown(node)
         if isinstance(content, Unknown):
-            return Unknown(lambda: f"{content.text}[{key.value!r}]", node)
+            return Unknown(lambda: f"{content.text}[{key.value!r}]", node, holds=content.holds)
         if isinstance(content, Parser):
             return self.attribute(content, str(key.value), node)
         try:
@@ -323,6 +339,9 @@ class Expressions(Following):
 
     def apply(self, compute: Callable[..., Any], node: cst.CSTNode, *parts: Value) -> Value:
         """What ``compute`` makes of constants, each way that the parts may be; else unknown."""
+        parts = tuple(map(self.resolved, parts))
+        if math.prod(map(leaves, parts)) > MOST_LEAVES:
+            return self.unknown(node, *parts)
         for index, part in enumerate(parts):
             part = self.resolved(part)
             if isinstance(part, Choice):
@@ -442,6 +461,8 @@ class Expressions(Following):
     def _equal(self, left: Value, right: Value, node: cst.CSTNode) -> Condition:
         if isinstance(left, Constant) and not isinstance(right, Constant):
             left, right = right, left
+        if is_setting(left):
+            left = self.unknown(left.node)
         if isinstance(left, Remainder) and isinstance(right, Constant):
             return Cycle(left.period, self.text(node))
         if isinstance(left, Argument) and not isinstance(left.default, (str, bool, type(None))):

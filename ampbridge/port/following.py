@@ -120,7 +120,7 @@ class Following:
         """Either by ``condition``; unknown, if that makes it too many."""
         made = joined(condition, yes, no)
         assert made is not None
-        return self.unknown(node) if _leaves(made) > MOST_LEAVES else made
+        return self.unknown(node) if leaves(made) > MOST_LEAVES else made
 
     def over(self, value: Value, use: Callable[[Value], Value], node: cst.CSTNode) -> Value:
         """``use`` of each value that ``value`` may be, where it is."""
@@ -158,7 +158,7 @@ class Following:
 
     def holds(self, value: Value, node: cst.CSTNode) -> Condition:
         """The condition under which ``value``, which ``node`` stands for, is true."""
-        condition = condition_of(value, self.memory)
+        condition = condition_of(value, self.memory, self.text)
         return condition if condition.size <= LARGEST_CONDITION else Atom(self.text(node))
 
     # -- values
@@ -278,5 +278,6 @@ class _Facts:
         return known
 
 
-def _leaves(value: Value) -> int:
-    return _leaves(value.yes) + _leaves(value.no) if isinstance(value, Choice) else 1
+def leaves(value: Value) -> int:
+    """How many values a value may be, by its conditions."""
+    return leaves(value.yes) + leaves(value.no) if isinstance(value, Choice) else 1

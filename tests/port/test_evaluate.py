@@ -266,3 +266,10 @@ def test_conditions_that_grow_upon_each_other_stay_bounded():
     )
     _, reading = init_scale(f"x, y = cfg.x, cfg.y\nif cfg.z:\n    x = 1.0\n{steps}")
     assert len(reading.alternatives) <= 16
+
+
+def test_texts_of_many_choices_stay_bounded():
+    choices = "\n".join(f"a{n} = 'x' if cfg.a{n} else 'y'" for n in range(12))
+    text = "".join(f"{{a{n}}}" for n in range(12))
+    _, reading = init_scale(f"{choices}\nname = f'{text}'\nx = len(name)")
+    assert [each.conditions for each in reading.alternatives] == [()]
