@@ -125,13 +125,28 @@ class Draft:
         convert: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         """Set ``key`` to an argument's value, converted; note it as unknown if it is."""
+
+        def value() -> Any:
+            converted = convert(call.value(argument, default))
+            if isinstance(converted, Name):  # of another file: absl's FLAGS.scale, settings.SCALE
+                raise NotKnown(call.place_of(argument))
+            return converted
+
+        self._take(key, call, argument, value)
+
+    def take_flag(
+        self, key: str, call: Call, argument: str, default: bool, yes: Any = True, no: Any = False
+    ) -> None:
+        """Set ``key`` by whether an argument is true; what cannot be known is a condition."""
+        self._take(key, call, argument, lambda: yes if call.flag(argument, default) else no)
+
+    def _take(self, key: str, call: Call, argument: str, value: Callable[[], Any]) -> None:
         try:
-            value = convert(call.value(argument, default))
+            self.set(key, value())
         except NotKnown as error:
             self.unknown[key] = error.place
             self.settings.pop(key, None)
             return
-        self.set(key, value)
         if argument in call.arguments:
             self.comments[key] = f"{argument}={call.arguments[argument].place.text}"
 

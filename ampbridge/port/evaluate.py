@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ampbridge.port.decisions import (
     TRUE,
@@ -41,7 +42,7 @@ from ampbridge.port.values import (
 )
 
 if TYPE_CHECKING:
-    pass
+    import libcst as cst
 
 LARGEST_POWER = 2**12
 LONGEST = 10**5
@@ -49,23 +50,45 @@ LONGEST = 10**5
 NUMPY_DTYPES = {f"numpy.{name}": name for name in ("float16", "float32", "float64")}
 
 
+# Modules whose names are classes, functions and constants: none is a setting of the user's.
+PUBLISHED = frozenset(
+    (
+        "accelerate", "apex", "deepspeed", "keras", "lightning", "numpy", "paddle",
+        "pytorch_lightning", "tensorflow", "torch",
+    )
+)  # fmt: skip
+
+
+def is_setting(value: Value) -> TypeGuard[Library]:
+    """Whether ``value`` is a name in another module of the user's, or an option of absl's: of any value."""
+    if not isinstance(value, Library):
+        return False
+    root, dot, name = value.qualified.lstrip(".").partition(".")
+    if name.startswith(("flags.FLAGS.", "compat.v1.flags.FLAGS.", "app.flags.FLAGS.")):
+        return True
+    own = root not in PUBLISHED and root not in sys.stdlib_module_names and root != "builtins"
+    return own and bool(dot or value.qualified.startswith("."))
+
+
 # -- as a condition
 
 
-def condition_of(value: Value, memory: Memory) -> Condition:
-    """The condition under which ``value`` is true."""
+def condition_of(value: Value, memory: Memory, text: Callable[[cst.CSTNode], str]) -> Condition:
+    """The condition under which ``value`` is true; ``text`` gives the code of a node."""
     if isinstance(value, Constant):
         return Truth(bool(value.value))
     if isinstance(value, Formula):
         return value.condition
     if isinstance(value, Choice):
-        yes, no = condition_of(value.yes, memory), condition_of(value.no, memory)
+        yes, no = (condition_of(each, memory, text) for each in (value.yes, value.no))
         return either(both(value.condition, yes), both(negation(value.condition), no))
     if isinstance(value, Argument):
         asks = value.default is None or isinstance(value.default, bool)
         return Atom(value.text) if asks else Truth(bool(value.default))
     if isinstance(value, Unknown):
         return Atom(value.text)
+    if is_setting(value):
+        return Atom(text(value.node))
     if isinstance(value, Remainder):
         return negation(Cycle(value.period, value.text))
     content = memory.get(value, "content") if isinstance(value, Container) else value
@@ -99,7 +122,7 @@ class Plain:
 
     def truth(self, value: Value) -> bool:
         """Whether ``value`` is true; where that cannot be known, it is decided."""
-        return self._decisions.decide(condition_of(value, self._memory))
+        return self._decisions.decide(condition_of(value, self._memory, self._source.text_of))
 
     def of(self, value: Value) -> Any:
         """The value itself.

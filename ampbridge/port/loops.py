@@ -26,6 +26,7 @@ EVALUATES = re.compile(r"eval|valid|test|infer|predict|generate|sample|export|be
 SCALES = frozenset({"scale", "unscale_", "step", "minimize"})
 SCALER = re.compile(r"scaler", re.I)
 LOSS_SCALER = re.compile(r"(loss|grad|native|apex)_?scaler|^scaler$", re.I)
+LOGS = re.compile(r"log|writer|board|summary", re.I)
 OPTIMIZER = re.compile(r"optim|opt\b|scaler|sgd|adam", re.I)
 
 
@@ -65,7 +66,7 @@ def sometimes(condition: Condition, holds: bool = True) -> Condition:
 
 def scales_elsewhere(event: Event) -> bool:
     """Whether a scaler is used that the file does not make: ``scaler.scale(loss)``, ``loss_scaler(loss)``."""
-    if event.qualified:
+    if event.qualified or LOGS.search(event.on):  # logger.scaler("loss", 1.0)
         return False
     return LOSS_SCALER.search(event.method) is not None or (
         event.method in SCALES and SCALER.search(event.on) is not None

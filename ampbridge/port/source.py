@@ -67,9 +67,10 @@ class Source:
         return (found.start.line, found.start.column), (found.end.line, found.end.column)
 
     def text_of(self, node: cst.CSTNode) -> str:
-        """The code of ``node``, on one line."""
+        """The code of ``node``, on one line; a parameter without the comma behind it."""
         if node not in self._texts:
-            self._texts[node] = " ".join(self.module.code_for_node(node).split())
+            text = " ".join(self.module.code_for_node(node).split())
+            self._texts[node] = text.removesuffix(",") if hasattr(node, "comma") else text
         return self._texts[node]
 
 

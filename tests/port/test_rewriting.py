@@ -111,6 +111,13 @@ def test_a_runtime_list_is_translated_as_it_runs():
     assert "from ampbridge.port.names import paddle_list\n" in text
 
 
+def test_a_conditional_expression_switches_a_region():
+    source = "import paddle\nwith paddle.amp.auto_cast(True if scaler else False, level=level):\n    pass\n"
+    text = rewrite(source).text
+    assert 'Policy(level if (True if scaler else False) else "O0"' in text
+    ast.parse(text)
+
+
 def test_what_has_no_replacement_is_left_and_said():
     source = "from apex import amp\nmodel, optimizer = amp.initialize(model, optimizer, opt_level='O1')\n"
     rewriting = rewrite(source)

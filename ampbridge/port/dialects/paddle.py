@@ -179,6 +179,8 @@ def decorate(call: Call, draft: Draft) -> None:
     """``paddle.amp.decorate``: parameters in low precision at O2; nothing at O1."""
     try:
         level = call.value("level", "O1")
+        if isinstance(level, Name):
+            raise NotKnown(call.place_of("level"))
     except NotKnown as error:
         draft.unknown.setdefault("policy.level", error.place)
         level = "O2"
@@ -190,13 +192,14 @@ def decorate(call: Call, draft: Draft) -> None:
         return
     draft.seen["decorated"] = call.place
     if "policy.lists" not in draft.settings:  # a region says it, wherever it stands
-        draft.set("policy.level", "O2" if "policy.level" not in draft.unknown else None)
+        if "policy.level" not in draft.unknown:
+            draft.set("policy.level", "O2")
         draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
     draft.take(
         "policy.master_weights", call, "master_weight", None, lambda value: value is not False
     )
     take_save_dtype(call, draft)
-    draft.take("decorate.master_grad", call, "master_grad", False, bool)
+    draft.take_flag("decorate.master_grad", call, "master_grad", False)
     take_kept(call, draft)
 
 
@@ -337,7 +340,7 @@ def common_decorate(call: Call, draft: Draft) -> None:
         draft.take(
             "policy.master_weights", call, "master_weight", None, lambda value: value is not False
         )
-        draft.take("decorate.master_grad", call, "master_grad", False, bool)
+        draft.take_flag("decorate.master_grad", call, "master_grad", False)
     take_amp_lists(call, draft)
     scaling.like(draft, "paddle")
     take_static_scaling(call, draft)
@@ -346,10 +349,8 @@ def common_decorate(call: Call, draft: Draft) -> None:
 
 def fluid_decorate(call: Call, draft: Draft) -> None:
     """The static ``decorate`` of fluid, by ``use_pure_fp16`` and ``use_bf16``."""
-    draft.take("policy.level", call, "use_pure_fp16", False, lambda pure: "O2" if pure else "O1")
-    draft.take(
-        "policy.dtype", call, "use_bf16", False, lambda bf16: "bfloat16" if bf16 else "float16"
-    )
+    draft.take_flag("policy.level", call, "use_pure_fp16", False, "O2", "O1")
+    draft.take_flag("policy.dtype", call, "use_bf16", False, "bfloat16", "float16")
     take_amp_lists(call, draft)
     pure = draft.settings.get("policy.level") == "O2"
     if pure:
@@ -367,7 +368,7 @@ def fluid_decorate(call: Call, draft: Draft) -> None:
 
 def bf16_decorate(call: Call, draft: Draft) -> None:
     """``paddle.static.amp.bf16.decorate_bf16``: no scaling."""
-    draft.take("policy.level", call, "use_pure_bf16", False, lambda pure: "O2" if pure else "O1")
+    draft.take_flag("policy.level", call, "use_pure_bf16", False, "O2", "O1")
     draft.set("policy.dtype", "bfloat16")
     take_amp_lists(call, draft)
     scaling.never(draft)
@@ -476,10 +477,8 @@ def strategy_amp_configs(call: Call, draft: Draft) -> None:
         draft.unknown["policy.level"] = call.place_of("value")
         return
     configs = replace(call, arguments={str(key): part for key, part in parts.items()})
-    draft.take("policy.level", configs, "use_pure_fp16", False, lambda pure: "O2" if pure else "O1")
-    draft.take(
-        "policy.dtype", configs, "use_bf16", False, lambda bf16: "bfloat16" if bf16 else "float16"
-    )
+    draft.take_flag("policy.level", configs, "use_pure_fp16", False, "O2", "O1")
+    draft.take_flag("policy.dtype", configs, "use_bf16", False, "bfloat16", "float16")
     take_lists(configs, draft, static=True)
     scaling.like(draft, "paddle_fleet")
     take_static_scaling(configs, draft)

@@ -63,7 +63,7 @@ def policy(level: str, dtype_name: str, enabled: str | None = None, **others: st
     if literal(enabled) is False:
         return '"O0"'
     if enabled is not None and literal(enabled) is not True:
-        level = f'{operand(level)} if {enabled} else "O0"'
+        level = f'{operand(level)} if {operand(enabled)} else "O0"'
     arguments = [level] if dtype_name == '"float16"' else [level, dtype_name]
     arguments += [f"{name}={value}" for name, value in others.items() if value is not None]
     return f"ampbridge.Policy({', '.join(arguments)})"
