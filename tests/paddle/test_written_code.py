@@ -407,6 +407,17 @@ def test_a_kept_layer_that_is_not_there_is_an_error() -> None:
         native_run(load(amp.Recipe(amp.Policy("O1", keep=["head"]))))
 
 
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("native", (True, False))
+@pytest.mark.parametrize("level", ("O1", "O2"))
+def test_a_program_has_layers_of_the_names_that_it_keeps(
+    level: Any, native: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = amp.Policy(level, "bfloat16", lists="paddle", keep=["head", "decoder.*"])
+    load(amp.Recipe(policy), native).main()
+    assert capsys.readouterr().out.count("pplied") == 100
+
+
 # -- schedules
 
 

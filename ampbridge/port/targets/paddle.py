@@ -28,10 +28,11 @@ from ampbridge.port.targets.code import (
     program,
     recipe_comment,
 )
-from ampbridge.port.targets.eager import (
+from ampbridge.port.targets.eager import loss_scale_section
+from ampbridge.port.targets.loop import (
     batch_note,
     drops_microbatches,
-    loss_scale_section,
+    model_parts,
     precision_names,
     schedule_section,
     train_section,
@@ -182,7 +183,8 @@ def _scale_section(recipe: Recipe, comments: Comments) -> str:
 
 
 def _trained_section(recipe: Recipe) -> str:
-    return fill(text.TRAINED, optimizer=_optimizer(recipe), batch_note=batch_note(recipe))
+    parts = model_parts(recipe, "add_sublayer")
+    return fill(text.TRAINED, **parts, optimizer=_optimizer(recipe), batch_note=batch_note(recipe))
 
 
 def _optimizer(recipe: Recipe) -> str:
@@ -467,13 +469,12 @@ def _scheduled_losses(recipe: Recipe) -> list[Loss]:
 
 
 def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
-    optimizer = "return paddle.optimizer.SGD(learning_rate, parameters=model.parameters())"
     return program(
         fill(
             text.WITH_AMPBRIDGE,
             recipe_comment=recipe_comment(recipe, comments),
             recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
-            trained=fill(text.TRAINED, optimizer=optimizer, batch_note=batch_note(recipe)),
+            trained=_trained_section(recipe.replace(clip_norm=None)),
         )
     )
 

@@ -20,13 +20,14 @@ TRAINED = '''\
 
 
 def make_model():
-    return nn.Sequential(
+    $model nn.Sequential(
         nn.Linear(32, 64),
         nn.ReLU(),
         nn.Linear(64, 64),
         nn.ReLU(),
         nn.Linear(64, 8),
     )
+    $kept_layers
 
 
 def make_optimizer(model, learning_rate=0.01):

@@ -29,10 +29,11 @@ from ampbridge.port.targets.code import (
     recipe_comment,
     words,
 )
-from ampbridge.port.targets.eager import (
+from ampbridge.port.targets.eager import loss_scale_section
+from ampbridge.port.targets.loop import (
     batch_note,
     drops_microbatches,
-    loss_scale_section,
+    model_parts,
     precision_names,
     schedule_section,
     train_section,
@@ -209,7 +210,12 @@ def _scale_section(recipe: Recipe, comments: Comments) -> str:
     return loss_scale_section(recipe.scaler, comments)
 
 
-# -- the step
+# -- the sections of a program
+
+
+def _trained_section(recipe: Recipe) -> str:
+    parts = model_parts(recipe, "add_module")
+    return fill(text.TRAINED, **parts, batch_note=batch_note(recipe))
 
 
 def _step_section(recipe: Recipe, comments: Comments) -> str:
@@ -382,7 +388,7 @@ def _predictions_method(recipe: Recipe) -> str:
 
 def _native(recipe: Recipe, comments: Comments) -> str:
     body = [
-        fill(text.TRAINED, batch_note=batch_note(recipe)),
+        _trained_section(recipe),
         _precision_section(recipe),
         _scale_section(recipe, comments),
         _step_section(recipe, comments),
@@ -478,7 +484,7 @@ def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
             text.WITH_AMPBRIDGE,
             recipe_comment=recipe_comment(recipe, comments),
             recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
-            trained=fill(text.TRAINED, batch_note=batch_note(recipe)),
+            trained=_trained_section(recipe),
         )
     )
 
