@@ -28,6 +28,7 @@ from ampbridge.port.targets.code import (
     program,
     recipe_comment,
 )
+from ampbridge.port.targets.loop import batch_note, drops_microbatches, train_section
 from ampbridge.port.targets.tensorflow_precision import (
     ACTIVATIONS,
     is_graph_optimizer,
@@ -59,14 +60,9 @@ def _is_keras_scaling(recipe: Recipe) -> bool:
     return scaling == keras and not _accumulates(recipe)
 
 
-def _keras_accumulates(recipe: Recipe) -> bool:
-    """Whether Keras' optimizers accumulate as it says: an overflow drops a micro-batch."""
-    return recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch"
-
-
 def _accumulates(recipe: Recipe) -> bool:
-    """Whether gradients are added up by the program: an overflow drops the whole step."""
-    return recipe.accumulate > 1 and not _keras_accumulates(recipe)
+    """Whether gradients are added up by the program; Keras' optimizers drop micro-batches alone."""
+    return recipe.accumulate > 1 and not drops_microbatches(recipe)
 
 
 # -- the sections of a program
@@ -83,7 +79,7 @@ def _trained_section(recipe: Recipe) -> str:
         text.TRAINED,
         layers=_layers(recipe),
         optimizer=_optimizer(recipe),
-        batch_note=_batch_note(recipe),
+        batch_note=batch_note(recipe),
     )
 
 
@@ -107,15 +103,9 @@ def _optimizer(recipe: Recipe) -> str:
     arguments = ["learning_rate"]
     if recipe.clip_norm is not None:
         arguments.append(f"global_clipnorm={number(recipe.clip_norm)}")
-    if _keras_accumulates(recipe):
+    if drops_microbatches(recipe):
         arguments.append(f"gradient_accumulation_steps={recipe.accumulate}")
     return laid_out(Group("return keras.optimizers.SGD(", tuple(arguments)), column=4)
-
-
-def _batch_note(recipe: Recipe) -> str:
-    if recipe.accumulate == 1:
-        return "each a batch"
-    return f"each one of {recipe.accumulate} micro-batches a step"
 
 
 # -- the step
@@ -186,7 +176,7 @@ def _call(recipe: Recipe) -> str:
         names = {"add_name": f"add{suffix}", "last_name": f"last{suffix}"}
         scale = _present_scale(recipe)
         return fill(text.ACCUMULATING_CALL, **parts, **names, present_scale=scale)
-    waits = _keras_accumulates(recipe)
+    waits = drops_microbatches(recipe)
     run = fill(
         text.CALL,
         **parts,
@@ -231,37 +221,7 @@ def _update(recipe: Recipe) -> str:
     return "if self.precision.scales_loss:\n    self.loss_scale.update(finite)"
 
 
-# -- the loop
-
-
-def _train_section(recipe: Recipe) -> str:
-    scaling = recipe.scaler or Scaling()
-    watch = [_watch(recipe)]
-    if scaling.warn_after_skips is not None:
-        watch.append(fill(text.WARN, steps=str(scaling.warn_after_skips)))
-    if scaling.max_consecutive_skips is not None:
-        watch.append(fill(text.RAISE, steps=str(scaling.max_consecutive_skips)))
-    watched = len(watch) > 1
-    whole_step = (
-        "result.applied" if _keras_accumulates(recipe) else "result.applied or result.overflowed"
-    )
-    after = f"if {whole_step}:\n    schedule.after(result)" if recipe.schedule else ""
-    before_step = text.CHANGE_PRECISION if recipe.schedule else ""
-    return fill(
-        text.TRAIN,
-        before="\n".join(
-            ["schedule = Schedule()"] * bool(recipe.schedule) + ["skipped = 0"] * watched
-        ),
-        before_step=before_step,
-        watch="".join(watch) if watched else "",
-        after_step=after,
-    )
-
-
-def _watch(recipe: Recipe) -> str:
-    """How skipped steps in a row are counted; micro-batches that wait do not count."""
-    rest = "0 if result.applied else skipped" if _accumulates(recipe) else "0"
-    return f"skipped = skipped + 1 if result.overflowed else {rest}\n"
+# -- all of it
 
 
 def _main_section(recipe: Recipe) -> str:
@@ -280,7 +240,7 @@ def _native(recipe: Recipe, comments: Comments) -> str:
         precision_section(recipe),
         _scale_section(recipe, comments),
         _step_section(recipe, comments),
-        _train_section(recipe),
+        train_section(recipe),
         _main_section(recipe),
     ]
     header = fill(
@@ -374,7 +334,7 @@ def _schedule_loss(recipe: Recipe) -> list[Loss]:
 
 
 def _accumulation_loss(recipe: Recipe) -> list[Loss]:
-    if recipe.scaler is None or not _keras_accumulates(recipe):
+    if recipe.scaler is None or not drops_microbatches(recipe):
         return []
     msg = (
         "Keras scales the loss of a micro-batch before it averages, where a recipe scales its share: "
@@ -395,7 +355,7 @@ def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
             text.TRAINED,
             layers=_layers(recipe),
             optimizer="return keras.optimizers.SGD(learning_rate)",
-            batch_note=_batch_note(recipe),
+            batch_note=batch_note(recipe),
         ),
     )
 

@@ -7,9 +7,6 @@ precision, and at O1 those without weights take what arrives.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
 from ampbridge.policy import Policy
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.code import (
@@ -19,10 +16,10 @@ from ampbridge.port.targets.code import (
     laid_out,
     literal,
     named,
-    number,
     program,
     words,
 )
+from ampbridge.port.targets.loop import precision_names, schedule_section
 from ampbridge.recipe import Recipe
 
 # Layers that hold weights. At O1 weights are float32, and an op that takes the widest of its inputs is
@@ -76,28 +73,17 @@ def precision_section(recipe: Recipe) -> str:
         scaling_field=text.SCALING_FIELD if recipe.schedule else "",
         precisions=_precisions(recipe),
     )
-    schedule = _schedule_section(recipe) if recipe.schedule else ""
-    return program(precision, schedule, text.SET_PRECISION, text.CAST)
+    return program(precision, schedule_section(recipe), text.SET_PRECISION, text.CAST)
 
 
 def _precisions(recipe: Recipe) -> str:
+    names = precision_names(recipe)
     if recipe.schedule is None:
-        return _precision("PRECISION", recipe.policy, None)
-    names = _precision_names(recipe)
+        return _precision(names[recipe.policy], recipe.policy, None)
     scales = recipe.scaler is not None
     return "\n".join(
         _precision(name, policy, scales and policy.needs_scaling) for policy, name in names.items()
     )
-
-
-def _precision_names(recipe: Recipe) -> Mapping[Policy, str]:
-    """A constant's name for each policy: ``O1_FLOAT16``."""
-    names: dict[Policy, str] = {}
-    for policy in recipe.policies:
-        short = re.sub(r"\W", "_", f"{policy.level} {policy.dtype}").upper()
-        taken = [name for name in names.values() if name.startswith(short)]
-        names[policy] = f"{short}_{len(taken) + 1}" if taken else short
-    return names
 
 
 def listed(policy: Policy) -> Policy:
@@ -148,31 +134,3 @@ def _precision(name: str, policy: Policy, scales_loss: bool | None) -> str:
 def _dtype_policy(policy: Policy) -> str:
     """The name of Keras' dtype policy: low precision with float32 variables."""
     return "float32" if policy.level == "O0" else f"mixed_{policy.dtype}"
-
-
-# -- schedule
-
-
-def _schedule_section(recipe: Recipe) -> str:
-    assert recipe.schedule is not None
-    data, names = recipe.schedule.to_dict(), _precision_names(recipe)
-    if "steps" in data:
-        steps = [f"({first}, {names[Policy.from_dict(policy)]})" for first, policy in data["steps"]]
-        group = Group("STEPS = (", tuple(steps))
-        return fill(text.SCHEDULE_BY_STEPS, steps=laid_out(group, column=4))
-    use, otherwise = (names[Policy.from_dict(data[key])] for key in ("use", "otherwise"))
-    if "loss_below" in data:
-        return fill(
-            text.SCHEDULE_BY_LOSS,
-            use=use,
-            otherwise=otherwise,
-            loss_below=number(data["loss_below"]),
-            back_above=number(data["back_above"]),
-        )
-    return fill(
-        text.SCHEDULE_BY_SKIPS,
-        use=use,
-        otherwise=otherwise,
-        skips=str(data["skips"]),
-        back_after=literal(data["back_after"]),
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampbridge.port.targets import Comments
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.code import constants, fill, float32_number, literal
+from ampbridge.port.targets.loop import rule_in_words
 from ampbridge.recipe import Scaling
 
 
@@ -15,7 +16,7 @@ def loss_scale_class(scaling: Scaling, comments: Comments) -> str:
     return fill(
         text.LOSS_SCALE,
         constants=_scale_constants(scaling, comments),
-        rule=_rule(scaling),
+        rule=rule_in_words(scaling),
         counters=_counters(scaling),
         counting=_counting(scaling),
         growing=_growing(scaling),
@@ -42,18 +43,6 @@ def _scale_constants(scaling: Scaling, comments: Comments) -> str:
 def _scaling_literal(scaling: Scaling, name: str) -> str:
     value = getattr(scaling, name)
     return float32_number(value) if isinstance(value, float) else literal(value)
-
-
-def _rule(scaling: Scaling) -> str:
-    overflows = "at each overflow"
-    if scaling.backoff_interval > 1:
-        overflows = {
-            "consecutive": "after BACKOFF_INTERVAL overflows in a row",
-            "until_finite": "at each overflow from the BACKOFF_INTERVAL-th in a row on",
-            "until_growth": "at each overflow from the BACKOFF_INTERVAL-th since it last grew on",
-        }[scaling.backoff_count]
-    delay = ", not counting GROWTH_DELAY of them at first" if scaling.growth_delay else ""
-    return f"It grows after GROWTH_INTERVAL finite steps in a row{delay},\nand shrinks {overflows}."
 
 
 def _counters(scaling: Scaling) -> str:

@@ -126,57 +126,6 @@ def activation_in(function, precision):
     return InFloat32(function) if denied else function
 '''
 
-SCHEDULE_BY_STEPS = '''\
-class Schedule:
-    """The precision of the next step: from these steps on, that one."""
-
-    $steps
-
-    def __init__(self):
-        self.steps = 0
-
-    @property
-    def precision(self):
-        return [precision for first, precision in self.STEPS if first <= self.steps][-1]
-
-    def after(self, result):
-        self.steps += 1
-'''
-
-SCHEDULE_BY_LOSS = '''\
-class Schedule:
-    """The precision of the next step: another one while the loss is low."""
-
-    def __init__(self):
-        self.precision = $otherwise
-
-    def after(self, result):
-        if self.precision is $use:
-            self.precision = $otherwise if result.loss > $back_above else $use
-        elif result.loss < $loss_below:
-            self.precision = $use
-'''
-
-SCHEDULE_BY_SKIPS = '''\
-class Schedule:
-    """The precision of the next step: another one after steps that were skipped in a row."""
-
-    SKIPS, BACK_AFTER = $skips, $back_after
-
-    def __init__(self):
-        self.precision, self.skipped, self.applied = $otherwise, 0, 0
-
-    def after(self, result):
-        if self.precision is $use:
-            self.applied += int(result.applied)
-            if self.BACK_AFTER is not None and self.applied >= self.BACK_AFTER:
-                self.__init__()
-            return
-        self.skipped = 0 if result.applied else self.skipped + 1
-        if self.skipped >= self.SKIPS:
-            self.precision, self.applied = $use, 0
-'''
-
 CAST = '''\
 def cast(values, dtype):
     """Tensors of up to 32 bits in ``dtype``, everything else as it is."""
@@ -407,34 +356,7 @@ def all_finite(tensors):
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 '''
 
-# -- the loop
-
-TRAIN = '''\
-def train(step, batches):
-    """Run all batches; yields each step's result."""
-    $before
-    for x, y in batches:
-        $before_step
-        result = step(x, y)
-        $watch
-        yield result
-        $after_step
-'''
-
-WARN = """\
-if skipped == $steps:
-    warnings.warn("$steps steps in a row were skipped: nothing is being trained")
-"""
-
-RAISE = """\
-if skipped > $steps:
-    raise RuntimeError("more than $steps steps in a row were skipped")
-"""
-
-CHANGE_PRECISION = """\
-if step.precision is not schedule.precision:
-    step.set_precision(schedule.precision)
-"""
+# -- all of it
 
 MAIN = """\
 def main():
