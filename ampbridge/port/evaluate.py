@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from ampbridge.port.decisions import (
     TRUE,
@@ -33,6 +33,7 @@ from ampbridge.port.values import (
     Library,
     Lookup,
     Made,
+    Method,
     Option,
     Partial,
     Remainder,
@@ -59,15 +60,20 @@ PUBLISHED = frozenset(
 )  # fmt: skip
 
 
-def is_setting(value: Value) -> TypeGuard[Library]:
-    """Whether ``value`` is a name in another module of the user's, or an option of absl's: of any value."""
+def setting(value: Value) -> cst.CSTNode | None:
+    """Where ``value`` is used, if another file of the user's gives it: it may be anything.
+
+    It is a name of another module, an option of absl's, or what a base class from elsewhere has.
+    """
+    if isinstance(value, Method):
+        return value.inherited
     if not isinstance(value, Library):
-        return False
+        return None
     root, dot, name = value.qualified.lstrip(".").partition(".")
-    if name.startswith(("flags.FLAGS.", "compat.v1.flags.FLAGS.", "app.flags.FLAGS.")):
-        return True
+    option = name.startswith(("flags.FLAGS.", "compat.v1.flags.FLAGS.", "app.flags.FLAGS."))
     own = root not in PUBLISHED and root not in sys.stdlib_module_names and root != "builtins"
-    return own and bool(dot or value.qualified.startswith("."))
+    inside = bool(dot) or value.qualified.startswith(".")
+    return value.node if option or (own and inside) else None
 
 
 # -- as a condition
@@ -87,8 +93,9 @@ def condition_of(value: Value, memory: Memory, text: Callable[[cst.CSTNode], str
         return Atom(value.text) if asks else Truth(bool(value.default))
     if isinstance(value, Unknown):
         return Atom(value.text)
-    if is_setting(value):
-        return Atom(text(value.node))
+    node = setting(value)
+    if node is not None:
+        return Atom(text(node))
     if isinstance(value, Remainder):
         return negation(Cycle(value.period, value.text))
     content = memory.get(value, "content") if isinstance(value, Container) else value
@@ -151,7 +158,7 @@ class Plain:
             return self.of(value.function)
         if isinstance(value, Made):
             return self.calls(value)
-        raise NotKnown(self._source.place(self._source.module))
+        raise NotKnown(self._source.place(setting(value) or self._source.module))
 
     def parts(self, value: Value) -> Mapping[Any, Value] | None:
         """The items of a collection, or the values of a dictionary; None where there is no telling."""

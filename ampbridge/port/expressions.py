@@ -27,7 +27,7 @@ from ampbridge.port.evaluate import (
     UNARY,
     combined,
     equality,
-    is_setting,
+    setting,
     settled,
 )
 from ampbridge.port.following import MOST_LEAVES, Following, leaves
@@ -231,6 +231,8 @@ class Expressions(Following):
             return self._of_super(base, name, node)
         if isinstance(base, Unknown):
             return Unknown(lambda: f"{base.text}.{name}", node, holds=base.holds)
+        if isinstance(base, Method) and base.inherited is not None:
+            return self.unknown(node)
         if isinstance(base, Constant) and name == "value":  # of an enumeration's member
             return base
         return Method(base, name)
@@ -272,8 +274,9 @@ class Expressions(Following):
         base = library_base(cls)
         if base is None:
             return self.unknown(node)
-        qualified = f"{base}.{name}"
-        return Method(receiver, name, qualified=qualified) if base else self.unknown(node)
+        if name == "training":  # what is read is how the file trains
+            return Constant(True)
+        return Method(receiver, name, qualified=f"{base}.{name}", inherited=node)
 
     def _of_super(self, base: Super, name: str, node: cst.CSTNode) -> Value:
         for each in base.cls.bases:
@@ -461,8 +464,9 @@ class Expressions(Following):
     def _equal(self, left: Value, right: Value, node: cst.CSTNode) -> Condition:
         if isinstance(left, Constant) and not isinstance(right, Constant):
             left, right = right, left
-        if is_setting(left):
-            left = self.unknown(left.node)
+        elsewhere = setting(left)
+        if elsewhere is not None:
+            left = self.unknown(elsewhere)
         if isinstance(left, Remainder) and isinstance(right, Constant):
             return Cycle(left.period, self.text(node))
         if isinstance(left, Argument) and not isinstance(left.default, (str, bool, type(None))):

@@ -45,8 +45,17 @@ def _weight(event: Event, training: set[tuple[str, ...]]) -> int:
     return max(_of_entry(entry, training) for entry in event.entered)
 
 
+def evaluates(event: Event) -> bool:
+    """Whether a region is entered by an evaluation alone."""
+    return bool(event.entered) and all(map(_evaluates, event.entered))
+
+
+def _evaluates(entry: Entry) -> bool:
+    return entry.without_gradients or any(EVALUATES.search(name) for name in entry.stack)
+
+
 def _of_entry(entry: Entry, training: set[tuple[str, ...]]) -> int:
-    if entry.without_gradients or any(EVALUATES.search(name) for name in entry.stack):
+    if _evaluates(entry):
         return 0
     if entry.inside:
         return 4

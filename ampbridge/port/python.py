@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from ampbridge.port.interpreter import Interpreter
 
+MOST_ALTERNATIVES = 16
+"""As many as are shown of a file with more ways than are read."""
+
 
 def concerns(data: bytes, dialects: Iterable[Dialect] = DIALECTS) -> bool:
     """Whether a file's bytes hold a word of any dialect: the quick pre-check."""
@@ -111,6 +114,8 @@ class _Reader:
 
     def read(self) -> Reading:
         outcomes, all_of_them = explore(self._draft, _Draft.same_as)
+        if not all_of_them:
+            outcomes = outcomes[:MOST_ALTERNATIVES]
         used = [each for each in outcomes if each.result.framework]
         findings = [f for each in outcomes for f in self._findings(each.result.draft)]
         framework = used[0].result.framework if used else None
@@ -182,12 +187,16 @@ class _Reader:
         plain = Plain(self._interpreter.memory, self._source, decisions)
         plain.calls = partial(self._of_made, plain)
         origins: dict[str, tuple[str, Event]] = {}
+        trained = self._trained(decisions)
         for event in self._events:
             for dialect in self._dialects:
                 name = resolve(dialect, event.qualified)
                 if name is None or name not in dialect.handlers:
                     continue
                 draft = drafts[dialect.framework]
+                overruled = event.qualified in trained and loops.evaluates(event)
+                if overruled and self._is_known_to_happen(event, decisions) is None:
+                    continue
                 if not self._happens(event, decisions):
                     draft.seen.setdefault(name, self._source.place(event.node))
                 elif self._is_nested(event, origins):
@@ -198,7 +207,29 @@ class _Reader:
                     self._tell_of_changes(before, draft, name, event, origins)
         return self._chosen(drafts, plain, decisions)
 
+    def _trained(self, decisions: Decisions) -> set[str]:
+        """Regions of the training that happen, by name: they overrule those of an evaluation, and
+        whether one is made at all is then not asked.
+        """
+        evaluated = {each.qualified for each in self._events if loops.evaluates(each)}
+        return {
+            event.qualified
+            for event in self._events
+            if event.entered
+            and event.qualified in evaluated
+            and not loops.evaluates(event)
+            and self._happens(event, decisions)
+        }
+
+    def _is_known_to_happen(self, event: Event, decisions: Decisions) -> bool | None:
+        """Whether an event happens, by what has been decided; None if that is not enough."""
+        known = [decisions.decided(loops.sometimes(guard)) for guard in event.guards]
+        return False if False in known else None if None in known else True
+
     def _happens(self, event: Event, decisions: Decisions) -> bool:
+        known = self._is_known_to_happen(event, decisions)
+        if known is not None:
+            return known
         return all(decisions.decide(loops.sometimes(guard)) for guard in event.guards)
 
     def _is_nested(self, event: Event, origins: Mapping[str, tuple[str, Event]]) -> bool:

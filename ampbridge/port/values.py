@@ -186,12 +186,16 @@ class Instance(Value):
 
 @dataclass(frozen=True, eq=False)
 class Method(Value):
-    """A method of ``receiver``: a function of the file, or one of a library or a built-in type."""
+    """A method of ``receiver``: a function of the file, or one of a library or a built-in type.
+
+    ``inherited``: where it was asked for, if a library's base class has it, or may have set it.
+    """
 
     receiver: Value
     name: str
     function: Function | None = None
     qualified: str = ""
+    inherited: cst.CSTNode | None = None
 
 
 @dataclass(frozen=True, eq=False)

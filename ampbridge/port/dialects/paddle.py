@@ -182,7 +182,8 @@ def decorate(call: Call, draft: Draft) -> None:
         if isinstance(level, Name):
             raise NotKnown(call.place_of("level"))
     except NotKnown as error:
-        draft.unknown.setdefault("policy.level", error.place)
+        if "policy.level" not in draft.settings:
+            draft.unknown.setdefault("policy.level", error.place)
         level = "O2"
     if level != "O2":
         for argument in ("master_weight", "save_dtype", "master_grad", "excluded_layers"):
