@@ -125,14 +125,7 @@ class Draft:
         convert: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         """Set ``key`` to an argument's value, converted; note it as unknown if it is."""
-
-        def value() -> Any:
-            converted = convert(call.value(argument, default))
-            if isinstance(converted, Name):  # of another file: absl's FLAGS.scale, settings.SCALE
-                raise NotKnown(call.place_of(argument))
-            return converted
-
-        self._take(key, call, argument, value)
+        self._take(key, call, argument, lambda: convert(call.value(argument, default)))
 
     def take_flag(
         self, key: str, call: Call, argument: str, default: bool, yes: Any = True, no: Any = False

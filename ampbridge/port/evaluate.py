@@ -76,6 +76,12 @@ def setting(value: Value) -> cst.CSTNode | None:
     return value.node if option or (own and inside) else None
 
 
+def _is_class(value: Library) -> bool:
+    """Whether it is named as classes are: a layer of another module is known by its name."""
+    name = value.qualified.rpartition(".")[2]
+    return name[:1].isupper() and not name.isupper()
+
+
 # -- as a condition
 
 
@@ -150,7 +156,7 @@ class Plain:
             return self._found(value)
         if isinstance(value, (Container, Items, Table)):
             return self._content(value)
-        if isinstance(value, Library):
+        if isinstance(value, Library) and (setting(value) is None or _is_class(value)):
             return NUMPY_DTYPES.get(value.qualified) or Name(value.qualified)
         if isinstance(value, (Class, Function)):
             return Name(value.name)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from ampbridge.port.interpreter import Interpreter
 
-MOST_ALTERNATIVES = 16
-"""As many as are shown of a file with more ways than are read."""
+MOST_ALTERNATIVES = 32
+"""As many as anyone would look at, to choose one by ``--where``."""
 
 
 def concerns(data: bytes, dialects: Iterable[Dialect] = DIALECTS) -> bool:
@@ -114,8 +114,8 @@ class _Reader:
 
     def read(self) -> Reading:
         outcomes, all_of_them = explore(self._draft, _Draft.same_as)
-        if not all_of_them:
-            outcomes = outcomes[:MOST_ALTERNATIVES]
+        all_of_them = all_of_them and len(outcomes) <= MOST_ALTERNATIVES
+        outcomes = outcomes[:MOST_ALTERNATIVES]
         used = [each for each in outcomes if each.result.framework]
         findings = [f for each in outcomes for f in self._findings(each.result.draft)]
         framework = used[0].result.framework if used else None
