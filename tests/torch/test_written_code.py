@@ -503,6 +503,15 @@ def test_nothing_is_lost(policy: Any) -> None:
     assert losses(recipe, "torch", native=False) == ()
 
 
+def test_functions_that_no_table_knows_follow_their_inputs() -> None:
+    recipe = amp.Recipe(amp.Policy("O1", lists="tensorflow"))
+    assert any("in no op table" in loss.message for loss in losses(recipe, "torch"))
+    module, low = load(recipe), torch.ones(2).half()
+    with torch.autocast("cpu", dtype=torch.float16), module.OpLists(module.PRECISION):
+        assert low.frac().dtype == torch.float16
+        assert low.cummax(0).values.dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     "recipe, key, kind",
     (

@@ -444,7 +444,7 @@ def _o2_losses(recipe: Recipe) -> list[Loss]:
     if not recipe.master_grad and (summed or unscaled):
         done = " and ".join(["added"] * summed + ["unscaled"] * unscaled)
         msg = (
-            f"gradients are {done} in {dtype}, in a recipe in float32; so they are with master_grad"
+            f"gradients are {done} in {dtype}; with master_grad they are in float32, as in a recipe"
         )
         found.append(Loss("decorate.master_grad", "changes", msg))
     return found

@@ -450,6 +450,9 @@ def _policy_losses(policy: Policy) -> list[Loss]:
             "multi_head_attention_forward, go by the lists of torch.autocast"
         )
         found.append(Loss("policy.lists", "changes", msg))
+    if policy.lists != "native" and policy.op_list.unlisted == "full":
+        msg = "functions that are in no op table follow their inputs, where the recipe has float32"
+        found.append(Loss("policy.lists", "changes", msg))
     found += _nameless_losses(policy)
     if policy.level == "O2" and not policy.master_weights:
         msg = (
