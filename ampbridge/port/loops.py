@@ -18,7 +18,7 @@ from ampbridge.port.decisions import (
 from ampbridge.port.dialect import Draft, NotKnown
 from ampbridge.port.evaluate import Plain
 from ampbridge.port.source import Source
-from ampbridge.port.values import Entry, Event, Value
+from ampbridge.port.values import Constant, Entry, Event, Value
 
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
 STEPS = frozenset({"step", "minimize", "apply_gradients"})
@@ -80,6 +80,15 @@ def scales_elsewhere(event: Event) -> bool:
     return LOSS_SCALER.search(event.method) is not None or (
         event.method in SCALES and SCALER.search(event.on) is not None
     )
+
+
+def compiles_elsewhere(event: Event) -> bool:
+    """Whether a model that the file does not make is compiled: ``model.compile(optimizer, loss=loss)``."""
+    passed = {each.name: each.value for each in event.passed}
+    unscaled = passed.get("auto_scale_loss")
+    scales = not (isinstance(unscaled, Constant) and unscaled.value is False)
+    keras = not passed.keys().isdisjoint(("optimizer", "loss"))
+    return event.method == "compile" and not event.qualified and keras and scales
 
 
 def accumulate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -374,15 +374,18 @@ class _Reader:
             plain.options.clear()
             loops.accumulate(self._events, divisors, chosen, plain, self._source)
             if not scaling.known(chosen):
-                self._note_foreign_scaler(chosen, decisions)
+                self._note_foreign(scaling.ELSEWHERE, loops.scales_elsewhere, chosen, decisions)
+                self._note_foreign(scaling.COMPILED, loops.compiles_elsewhere, chosen, decisions)
             self._tell_of_options(plain, chosen)
             dialect.finish(chosen)
         return _Draft(framework, chosen)
 
-    def _note_foreign_scaler(self, draft: Draft, decisions: Decisions) -> None:
+    def _note_foreign(
+        self, what: str, found: Callable[[Event], bool], draft: Draft, decisions: Decisions
+    ) -> None:
         for event in self._events:
-            if loops.scales_elsewhere(event) and self._happens(event, decisions):
-                draft.seen[scaling.ELSEWHERE] = self._source.place(event.node)
+            if found(event) and self._happens(event, decisions):
+                draft.seen[what] = self._source.place(event.node)
                 return
 
     def _add(self, draft: Draft, chosen: Draft) -> None:

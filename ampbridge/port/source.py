@@ -67,11 +67,18 @@ class Source:
         return (found.start.line, found.start.column), (found.end.line, found.end.column)
 
     def text_of(self, node: cst.CSTNode) -> str:
-        """The code of ``node``, on one line; a parameter without the comma behind it."""
+        """The code of ``node``, on one line; without parentheses around it or a comma behind it."""
         if node not in self._texts:
-            text = " ".join(self.module.code_for_node(node).split())
+            bare = node.with_changes(lpar=(), rpar=()) if _is_in_parentheses(node) else node
+            text = " ".join(self.module.code_for_node(bare).split())
             self._texts[node] = text.removesuffix(",") if hasattr(node, "comma") else text
         return self._texts[node]
+
+
+def _is_in_parentheses(node: cst.CSTNode) -> bool:
+    """Whether there are parentheses around ``node`` that are no part of it, as of a tuple they are."""
+    parts = ("Tuple", "GeneratorExp")
+    return bool(getattr(node, "lpar", ())) and type(node).__name__ not in parts
 
 
 def load(path: str | PathLike[str]) -> bytes:

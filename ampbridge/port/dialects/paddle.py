@@ -266,6 +266,7 @@ def take_scaler(
 ) -> None:
     """A scaler by the rule of preset ``like``, with other defaults and its own numbers."""
     scaling.like(draft, like)
+    draft.seen["scaler"] = call.place
     try:
         if not call.flag(on, True):
             scaling.never(draft)
@@ -525,6 +526,8 @@ def other_clipping(call: Call, draft: Draft) -> None:
 def finish(draft: Draft) -> None:
     """What follows from all calls together."""
     settings = draft.settings
+    if "scaler" in draft.seen and "policy.level" not in {*settings, *draft.unknown}:
+        _settle_level(draft)
     level = settings.get("policy.level")
     if level == "O0":
         for key in [key for key in settings if key.startswith(("policy.", "decorate."))]:
@@ -538,6 +541,14 @@ def finish(draft: Draft) -> None:
             draft.comments["scaler.enabled"] = "dynamic scaling switches itself off with bfloat16"
     else:
         scaling.settle(draft, "paddle")
+
+
+def _settle_level(draft: Draft) -> None:
+    """A scaler alone: regions do not open here, or are in another file."""
+    if draft.seen.keys().isdisjoint(("paddle.amp.auto_cast", "paddle.amp.autocast")):
+        draft.unknown["policy.level"] = draft.seen["scaler"]
+    else:
+        draft.set("policy.level", "O0")
 
 
 def _tell_of_decoration(draft: Draft) -> None:

@@ -9,6 +9,8 @@ from ampbridge.presets import preset
 
 ELSEWHERE = "a scaler from elsewhere"
 """Where a file uses a scaler that it does not make, in ``Draft.seen``."""
+COMPILED = "a model from elsewhere is compiled"
+"""Where a file compiles a model that it does not make, for Keras: in ``Draft.seen`` too."""
 
 
 def known(draft: Draft) -> bool:

@@ -33,7 +33,8 @@ class _Seen:
     float32_layers: list[Call] = field(default_factory=list)
     policy: Place | None = None
     """Where the policy of the program is set."""
-    compiled: Call | None = None
+    scaler: Place | None = None
+    compiled: Place | None = None
     accumulates: bool = False
     is_keras_2: bool = False
 
@@ -231,7 +232,7 @@ def loss_scale_optimizer(call: Call, draft: Draft) -> None:
     """``LossScaleOptimizer``: of Keras 3 ``(inner, initial_scale, dynamic_growth_steps, name)``,
     of Keras 2 ``(inner, dynamic, initial_scale, dynamic_growth_steps)``.
     """
-    _without_policy(draft)
+    _seen(draft).scaler = call.place
     scaling.like(draft, "keras")
     names = _keras_2_names(call, draft)
     if "dynamic" in (*names.values(), *call.arguments):
@@ -263,7 +264,7 @@ def _unless_none(convert: Any) -> Any:
 
 def experimental_optimizer(call: Call, draft: Draft) -> None:
     """``experimental.LossScaleOptimizer(optimizer, loss_scale)`` of TensorFlow 2.0 to 2.4."""
-    _without_policy(draft)
+    _seen(draft).scaler = call.place
     _take_loss_scale(call, draft)
 
 
@@ -289,7 +290,7 @@ def _take_loss_scale(call: Call, draft: Draft) -> None:
 
 def dynamic_loss_scale(call: Call, draft: Draft) -> None:
     """``DynamicLossScale(initial_loss_scale=2**15, increment_period=2000, multiplier=2.0)``."""
-    _without_policy(draft)
+    _seen(draft).scaler = call.place
     scaling.like(draft, "keras")
     _seen(draft).is_keras_2 = True
     draft.take("scaler.init_scale", call, "initial_loss_scale", None, _unless_none(scaling.number))
@@ -303,7 +304,7 @@ def dynamic_loss_scale(call: Call, draft: Draft) -> None:
 
 def fixed_loss_scale(call: Call, draft: Draft) -> None:
     """``FixedLossScale(loss_scale_value)``."""
-    _without_policy(draft)
+    _seen(draft).scaler = call.place
     _take_fixed(call, draft, "loss_scale_value")
 
 
@@ -316,12 +317,6 @@ def _take_fixed(call: Call, draft: Draft, argument: str) -> None:
         draft.unknown["scaler.init_scale"] = error.place
         return
     draft.comments["scaler.init_scale"] = f"{argument}={call.place_of(argument).text}"
-
-
-def _without_policy(draft: Draft) -> None:
-    """A scaler alone scales float32, until a policy says otherwise."""
-    if "policy.level" not in {*draft.settings, *draft.unknown}:
-        draft.set("policy.level", "O0")
 
 
 def keras_2_method(call: Call, draft: Draft) -> None:
@@ -349,7 +344,7 @@ def optimizer(call: Call, draft: Draft) -> None:
         draft.take("step.accumulate", plain, argument, None, _unless_none(scaling.whole))
         _seen(draft).accumulates = True
     if "loss_scale_factor" in passed:
-        _without_policy(draft)
+        _seen(draft).scaler = call.place
         _take_fixed(plain, draft, "loss_scale_factor")
 
 
@@ -368,9 +363,9 @@ def compile_model(call: Call, draft: Draft) -> None:
     """``model.compile(...)``: Keras scales the loss of float16 models by itself."""
     try:
         if call.flag("auto_scale_loss", True):
-            _seen(draft).compiled = call
+            _seen(draft).compiled = call.place
     except NotKnown:
-        _seen(draft).compiled = call
+        _seen(draft).compiled = call.place
 
 
 def layer(call: Call, draft: Draft) -> None:
@@ -406,6 +401,11 @@ def _is_low(draft: Draft) -> bool:
 def finish(draft: Draft) -> None:
     """What layers and ``compile`` mean under the policy of the file."""
     seen = _seen(draft)
+    if seen.scaler is not None and "policy.level" not in {*draft.settings, *draft.unknown}:
+        if draft.seen.keys().isdisjoint(_POLICIES):
+            draft.unknown["policy.level"] = seen.scaler  # another file says it
+        else:
+            draft.set("policy.level", "O0")
     if _is_low(draft):
         for each in seen.float32_layers:
             _keep(each, draft)
@@ -421,7 +421,8 @@ def finish(draft: Draft) -> None:
 
 
 def _take_keras_own_scaling(seen: _Seen, draft: Draft) -> None:
-    if seen.compiled is None or draft.settings.get("policy.level") == "O1":
+    compiled = seen.compiled or draft.seen.get(scaling.COMPILED)
+    if compiled is None or draft.settings.get("policy.level") == "O1":
         scaling.never(draft)
         if seen.policy is not None:
             draft.find(
@@ -436,7 +437,7 @@ def _take_keras_own_scaling(seen: _Seen, draft: Draft) -> None:
     draft.comments["scaler.like"] = "compile() scales the loss by itself"
     draft.find(
         "note",
-        seen.compiled.place,
+        compiled,
         "compile() wraps the optimizer in Keras' LossScaleOptimizer where the model's policy is "
         "mixed_float16: 2**15 at first, doubled after 2000 finite steps.",
         "compile(auto_scale_loss=False) does not.",
@@ -493,6 +494,8 @@ _OLD = "keras.mixed_precision.experimental"
 _OLD_SCALER = f"{_OLD}.LossScaleOptimizer"
 _OLD_SCALES = "tensorflow.mixed_precision.experimental"
 _REWRITER = "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite"
+_SET_OPTIONS = "tensorflow.config.optimizer.set_experimental_options"
+_POLICIES = ("keras.config.set_dtype_policy", f"{_OLD}.set_policy", _REWRITER, _SET_OPTIONS)
 
 _CALLS: Mapping[str, tuple[tuple[str, ...], Handler]] = {
     "keras.config.set_dtype_policy": (("policy",), set_policy),
@@ -500,7 +503,7 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], Handler]] = {
     "keras.DTypePolicy": (("name",), make_policy),
     f"{_OLD}.Policy": (("name", "loss_scale"), make_policy),
     "keras.config.set_floatx": (("floatx",), set_floatx),
-    "tensorflow.config.optimizer.set_experimental_options": (("options",), set_options),
+    _SET_OPTIONS: (("options",), set_options),
     _REWRITER: (("opt", "loss_scale"), enable_graph_rewrite),
     "os.environ.__setitem__": (("key", "value"), set_environment),
     "os.environ.setdefault": (("key", "value"), set_environment),
