@@ -48,18 +48,20 @@ def test_importing_an_adapter_package_loads_no_other_framework(adapter):
     assert loaded <= ({"autograd"} if adapter == "numpy" else set())
 
 
-def test_import_costs_under_50_ms_over_numpy():
-    """Processor time of the one thread, the best of several: what else runs only adds to it.
+def test_import_costs_less_than_numpys():
+    """Processor time of the one thread, against that of importing NumPy in the same process.
 
-    (NumPy's BLAS threads, which spin for a while after its import, would double a process's time.)
+    (Some 45 ms on a machine where NumPy takes 60 and torch over a second.)
     """
     code = """
-        import time, numpy
+        import time
         start = time.thread_time()
+        import numpy
+        middle = time.thread_time()
         import ampbridge
-        print(time.thread_time() - start)
+        print((time.thread_time() - middle) / (middle - start))
     """
-    assert min(float(run(code)) for _ in range(5)) < 0.050
+    assert min(float(run(code)) for _ in range(5)) < 1.0
 
 
 def test_backends_names_every_adapter():
