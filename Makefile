@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FRAMEWORKS := numpy torch tensorflow paddle
+TESTS := lint types test-tensorflow test-torch test-examples test-paddle test-core test-port test-numpy
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
@@ -18,7 +19,9 @@ help: ## this list
 demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone (a minute)
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.test lint types test-core test-port $(FRAMEWORKS:%=test-%) test-examples ## lint, types and every test, one process per framework
+# Each process computes on one core most of the time: two at once take half as long. The longest go first.
+test: $(VENV)/.test ## lint, types and every test, one process per framework, two at a time
+	+$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) $(TESTS)
 
 lint: $(VENV)/.test ## ruff, formatting included
 	$(BIN)/ruff check .
