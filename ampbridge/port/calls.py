@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -588,10 +589,16 @@ class Calls(Expressions):
         elif name == "set_defaults":
             for each in passed:
                 if each.name is not None:
-                    self.memory.set(parser, each.name, each.value)
+                    self._set_default(parser, each.name, each.value)
         elif name == "parse_known_args":
             return Items("tuple", (parser, self.unknown(node)))
         return parser  # groups and what was parsed are one with their parser
+
+    def _set_default(self, parser: Parser, name: str, value: Value) -> None:
+        option = self.memory.get(parser, name)
+        if isinstance(option, Argument) and isinstance(value, Constant):
+            value = replace(option, default=value.value)
+        self.memory.set(parser, name, value)
 
     def _add_option(self, parser: Parser, passed: tuple[Passed, ...], node: cst.CSTNode) -> None:
         given = {each.name: each.value for each in passed if each.name is not None}

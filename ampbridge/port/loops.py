@@ -97,8 +97,11 @@ def accumulate(
     """Set ``step.accumulate``: where steps are taken each n-th time, or after n backward passes."""
     if "step.accumulate" in draft.settings or "step.accumulate" in draft.unknown:
         return
-    steps = ((event, _turns(event, events)) for event in events if _is_step(event))
-    step, turns = next(((step, turns) for step, turns in steps if turns is not None), (None, None))
+    steps = [event for event in events if _is_step(event)]
+    by_turns = ((step, _turns(step)) for step in steps)  # says more than a loop that may warm up
+    by_loops = ((step, _backward_passes(step, events)) for step in steps)
+    found = (each for each in (*by_turns, *by_loops) if each[1] is not None)
+    step, turns = next(found, (None, None))
     if step is None or turns is None:
         return
     try:
@@ -129,11 +132,14 @@ def _is_step(event: Event) -> bool:
     return event.method in STEPS and known
 
 
-def _turns(step: Event, events: Sequence[Event]) -> Value | None:
-    """How many backward passes are made for a step."""
+def _turns(step: Event) -> Value | None:
+    """Each how many turns a step is made."""
     cycle = next((found for guard in step.guards if (found := _period(guard))), None)
-    if cycle is not None:
-        return cycle.period  # type: ignore[no-any-return]
+    return None if cycle is None else cycle.period
+
+
+def _backward_passes(step: Event, events: Sequence[Event]) -> Value | None:
+    """How many backward passes a loop beside the step makes."""
     around = step.entry.loops
     for event in events:
         loops = event.entry.loops

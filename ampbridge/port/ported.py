@@ -176,7 +176,7 @@ def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
         for section, keys in SECTIONS.items()
     }
     written = {section: keys for section, keys in sections.items() if keys}
-    below = "".join(f"# {key} = ...  is {at.text} ({at})\n" for key, at in missing.items())
+    below = "".join(f"# {key} = ...  is {at.excerpt} ({at})\n" for key, at in missing.items())
     return f"{above}{text_of(written, alternative.comments)}\n{below}"
 
 

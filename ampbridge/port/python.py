@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MOST_ALTERNATIVES = 32
 """As many as anyone would look at, to choose one by ``--where``."""
 
+REGIONS = ("autocast", "auto_cast")
+"""Methods of objects from elsewhere that open one: ``accelerator.autocast()``."""
+
 
 def concerns(data: bytes, dialects: Iterable[Dialect] = DIALECTS) -> bool:
     """Whether a file's bytes hold a word of any dialect: the quick pre-check."""
@@ -155,19 +158,22 @@ class _Reader:
         return sorted(found.values(), key=lambda call: (call.place.line, call.place.column))
 
     def _wrappers(self) -> list[Finding]:
-        """Calls of modules that no dialect knows, and that look like mixed precision."""
+        """Calls of modules and objects that no dialect knows, and that look like mixed precision."""
         roots = {name.partition(".")[0] for d in self._dialects for name in d.signatures}
+        known = roots | sys.stdlib_module_names
         return [
             Finding(
                 "unknown",
                 self._source.place(event.node),
-                f"What {event.library} does stands in another file.",
+                f"What {event.library or f'{event.on}.{event.method}'} does stands in another file.",
                 "read that file too, amp.port.read(...), and say here what it comes to, --set ...",
             )
             for event in self._interpreter.events
-            if event.library
-            and event.library.partition(".")[0] not in roots | sys.stdlib_module_names
-            and _looks_like_amp(event)
+            if (
+                event.library.partition(".")[0] not in known and _looks_like_amp(event)
+                if event.library
+                else not event.qualified and event.method in REGIONS
+            )
         ]
 
     def _findings(self, draft: Draft) -> list[Finding]:
@@ -175,7 +181,7 @@ class _Reader:
             Finding(
                 "unknown",
                 place,
-                f"{key} is {place.text}, which cannot be known without running the file.",
+                f"{key} is {place.excerpt}, which cannot be known without running the file.",
                 f"--set {key}=...",
             )
             for key, place in draft.unknown.items()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Literal
 
 from ampbridge.errors import SourceError
 from ampbridge.recipe import Recipe
+
+LONGEST_EXCERPT = 100
 
 FindingKind = Literal["unknown", "ignored", "lost", "note"]
 
@@ -23,6 +26,11 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @property
+    def excerpt(self) -> str:
+        """The text there, on one line, cut where it is long."""
+        return shorten(self.text, LONGEST_EXCERPT, placeholder=" ...")
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Alternative:
         """
         missing = {key: place for key, place in self.unknown.items() if key not in known}
         if missing:
-            shown = "; ".join(f"{key} is {p.text!r} ({p})" for key, p in missing.items())
+            shown = "; ".join(f"{key} is {p.excerpt!r} ({p})" for key, p in missing.items())
             key = next(iter(missing))
             msg = f"What the file says cannot be known without running it: {shown}.\n"
             raise SourceError(msg + f"Hint: say it, --set {key}=..., recipe_with({{{key!r}: ...}})")

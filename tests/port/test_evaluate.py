@@ -273,3 +273,11 @@ def test_texts_of_many_choices_stay_bounded():
     text = "".join(f"{{a{n}}}" for n in range(12))
     _, reading = init_scale(f"{choices}\nname = f'{text}'\nx = len(name)")
     assert [each.conditions for each in reading.alternatives] == [()]
+
+
+def test_long_expressions_are_cut_where_they_are_told_of():
+    wordy = " + ".join(f"cfg.number_{n}" for n in range(40))
+    _, reading = init_scale(f"x = {wordy}")
+    (finding,) = [each for each in reading.findings if "init_scale" in each.message]
+    assert "cfg.number_0 + cfg.number_1" in finding.message
+    assert len(finding.message) < 200
