@@ -118,6 +118,17 @@ def test_a_conditional_expression_switches_a_region():
     ast.parse(text)
 
 
+def test_several_models_in_a_list_by_name_are_left():
+    source = (
+        "import paddle\n"
+        "nets = [generator, critic]\n"
+        "nets = paddle.amp.decorate(models=nets, level='O2')\n"
+    )
+    rewriting = rewrite(source)
+    assert rewriting.text == source
+    assert "one model" in rewriting.findings[0].message
+
+
 def test_what_has_no_replacement_is_left_and_said():
     source = "from apex import amp\nmodel, optimizer = amp.initialize(model, optimizer, opt_level='O1')\n"
     rewriting = rewrite(source)

@@ -54,7 +54,8 @@ def decorate(call: Call) -> str:
     """``paddle.amp.decorate``, which does nothing below O2."""
     check_plain(call)
     models, optimizers = text(call, "models"), text(call, "optimizers")
-    if models is None or models.startswith(("[", "(")) or (optimizers or "").startswith(("[", "(")):
+    several = any(_is_collection(call, name) for name in ("models", "optimizers"))
+    if models is None or several:
         msg = f"{call.place.text}: ampbridge decorates one model and one optimizer at a time."
         raise NoReplacement(msg, "one decorate() for each model and its optimizer.")
     objects = models if optimizers is None else f"{models}, {optimizers}"
@@ -76,6 +77,14 @@ def decorate(call: Call) -> str:
         if (written := text(call, name)) is not None
     )
     return f"ampbridge.decorate({objects}, {made}{others})"
+
+
+def _is_collection(call: Call, name: str) -> bool:
+    """Whether an argument is a list or a tuple, by its text or by what it was bound to."""
+    written = text(call, name) or ""
+    return written.startswith(("[", "(")) or (
+        name in call.arguments and call.arguments[name].parts() is not None
+    )
 
 
 def _level(call: Call) -> str:
