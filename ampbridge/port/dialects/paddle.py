@@ -122,9 +122,18 @@ def enabled(call: Call, draft: Draft, argument: str = "enable") -> bool:
         draft.set("policy.level", None)
         draft.unknown["policy.level"] = error.place
         return True
-    if not on:
+    if on:
+        return True
+    if "decorated" in draft.seen:  # its parameters are low all the same
+        message = (
+            "A region without casts in a training at O2: a recipe has one policy for all of a step."
+        )
+        draft.find(
+            "lost", call.place, message, "name its ops under deny, or its layers under keep."
+        )
+    else:
         draft.set("policy.level", "O0")
-    return on
+    return False
 
 
 # -- dynamic graphs
