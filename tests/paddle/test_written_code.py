@@ -109,9 +109,9 @@ class Accelerator:
 
     def region(self, **arguments: Any) -> Any:
         if arguments.get("enable") is False:
-            return amp.autocast("O0")
+            return amp.autocast("O0", backend="paddle")
         self.auto_cast = arguments
-        return amp.autocast(self.policy())
+        return amp.autocast(self.policy(), backend="paddle")
 
     def decorated(self, models: Any, optimizers: Any, **arguments: Any) -> tuple[Any, Any]:
         self.decorate = arguments
@@ -358,7 +358,7 @@ def test_the_policy_is_that_of_paddle_s_functions(
 
     def auto_cast(**arguments: Any) -> Any:
         told.auto_cast = arguments
-        return amp.autocast("O0")
+        return amp.autocast("O0", backend="paddle")
 
     monkeypatch.setattr(paddle.amp, "decorate", decorate)
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
