@@ -20,7 +20,7 @@ from ampbridge.port.replacements.expressions import (
     scaler,
     text,
 )
-from ampbridge.port.replacements.torch import attribute, renamed, unchanged
+from ampbridge.port.replacements.torch import attribute, renamed, unchanged, unsupported
 
 SETTINGS = {
     "init_loss_scaling": "init_scale",
@@ -137,12 +137,6 @@ def amp_scaler(call: Call) -> str:
     }
     missing = [ours for theirs, ours in defaults.items() if theirs not in call.arguments]
     return made[:-1] + "".join(f", {each}" for each in missing) + ")"
-
-
-def unsupported(call: Call) -> None:
-    """A setting that ours has from the start."""
-    msg = f"{call.place.text}: the settings of a GradScaler are fixed when it is made."
-    raise NoReplacement(msg, "scaler = ampbridge.GradScaler(...); load_state_dict of the old one.")
 
 
 def distributed_scaler(call: Call) -> str:

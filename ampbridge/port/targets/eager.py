@@ -1,4 +1,5 @@
-"""What programs for torch and for Paddle have in common: a loss scale that is a number of Python's.
+"""What programs for torch and for Paddle have in common: the backward pass, and a loss scale that is a
+number of Python's.
 
 It is kept on the host: a step waits for the device in any case, to know whether its gradients are
 finite before the optimizer runs.
@@ -12,7 +13,7 @@ from ampbridge.port.targets import Comments
 from ampbridge.port.targets import eager_text as text
 from ampbridge.port.targets.code import constants, fill, float32_number, literal, number
 from ampbridge.port.targets.loop import rule_in_words
-from ampbridge.recipe import Scaling
+from ampbridge.recipe import Recipe, Scaling
 
 
 def loss_scale_section(scaling: Scaling, comments: Comments) -> str:
@@ -106,3 +107,21 @@ def _fall(scaling: Scaling) -> str:
 def _rounded(scale: str, factor: float) -> str:
     """The scale as float32; a product with a power of two is one as it is."""
     return scale if math.frexp(factor)[0] == 0.5 else f"float32({scale})"
+
+
+# -- the step
+
+
+def present_scale(recipe: Recipe) -> str:
+    """What the loss is multiplied by; under a schedule, where the present precision needs it."""
+    scale = "self.loss_scale.value"
+    return f"{scale} if self.precision.scales_loss else 1.0" if recipe.schedule else scale
+
+
+def backward(recipe: Recipe) -> str:
+    """Of the loss times its scale, one micro-batch's share of it."""
+    accumulates = recipe.accumulate > 1
+    if recipe.scaler is None:
+        return "(loss / ACCUMULATE).backward()" if accumulates else "loss.backward()"
+    factor = "(scale / ACCUMULATE)" if accumulates else "scale"
+    return f"(loss * {factor}).backward()"

@@ -84,3 +84,14 @@ class Result(NamedTuple):
     overflowed: bool
     """Whether the gradients held inf or NaN, which are dropped."""
 '''
+
+KEPT_FIELD = '''\
+kept: Sequence[str] = ()
+"""Layers held in float32 with all below them: patterns of their names, or class names."""
+'''
+
+WAIT = """\
+self.micro_batches += 1
+if self.micro_batches % ACCUMULATE != 0:
+    return Result(loss.detach(), $scale, applied=False, overflowed=False)
+"""

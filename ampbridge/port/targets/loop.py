@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ampbridge.policy import Policy
+from ampbridge.port.targets import Comments
 from ampbridge.port.targets import loop_text as text
-from ampbridge.port.targets.code import Group, fill, laid_out, literal, number
+from ampbridge.port.targets.code import (
+    Group,
+    fill,
+    laid_out,
+    literal,
+    number,
+    program,
+    recipe_comment,
+)
 from ampbridge.recipe import Recipe, Scaling
 
 # -- schedules
@@ -136,3 +145,19 @@ def _after_step(recipe: Recipe) -> str:
     if recipe.accumulate == 1:
         return "schedule.after(result)"
     return "if result.applied or result.overflowed:\n    schedule.after(result)"
+
+
+def whole_program(
+    header: str,
+    imports: Callable[[str], str],
+    sections: Sequence[str],
+    recipe: Recipe,
+    comments: Comments,
+) -> str:
+    """The sections under ``header``, which has the imports that they need and what they are written from."""
+    filled = fill(
+        header,
+        imports=imports("".join(sections)),
+        recipe_comment=recipe_comment(recipe, comments),
+    )
+    return program(filled, *sections)

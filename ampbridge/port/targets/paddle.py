@@ -28,7 +28,7 @@ from ampbridge.port.targets.code import (
     program,
     recipe_comment,
 )
-from ampbridge.port.targets.eager import loss_scale_section
+from ampbridge.port.targets.eager import backward, loss_scale_section, present_scale
 from ampbridge.port.targets.loop import (
     batch_note,
     drops_microbatches,
@@ -36,6 +36,7 @@ from ampbridge.port.targets.loop import (
     precision_names,
     schedule_section,
     train_section,
+    whole_program,
 )
 from ampbridge.presets import PRESETS
 from ampbridge.recipe import Recipe, Scaling
@@ -136,7 +137,7 @@ def _scheduled_precision(recipe: Recipe) -> str:
     names = precision_names(recipe)
     return fill(
         text.SCHEDULED_PRECISION,
-        kept=text.KEPT_FIELD if _keeps(recipe) else "",
+        kept=eager_text.KEPT_FIELD if _keeps(recipe) else "",
         output_dtype=text.OUTPUT_DTYPE_FIELD if _returns_low(recipe) else "",
         precisions="\n".join(_precision(recipe, policy, name) for policy, name in names.items()),
     )
@@ -259,34 +260,20 @@ def _set_precision_method(recipe: Recipe) -> str:
 def _call(recipe: Recipe) -> str:
     accumulates, scales = recipe.accumulate > 1, recipe.scaler is not None
     scale = "scale" if scales else "1.0"
-    wait = fill(text.WAIT, scale=scale) if accumulates else ""
+    wait = fill(eager_text.WAIT, scale=scale) if accumulates else ""
     if _is_grad_scaler(recipe):
         share = "loss / ACCUMULATE" if accumulates else "loss"
         return fill(text.GRAD_SCALER_CALL, share=share, wait=wait)
     parts = {
-        "present_scale": f"scale = {_present_scale(recipe)}" if scales else "",
+        "present_scale": f"scale = {present_scale(recipe)}" if scales else "",
         "scale": scale,
-        "backward": _backward(recipe),
+        "backward": backward(recipe),
         "unscale": "unscale(parameters, scale)" if scales else "",
         "update": _update(recipe),
     }
     if drops_microbatches(recipe):
         return fill(text.DROP_MICROBATCH_CALL, **parts)
     return fill(text.CALL, **parts, wait=wait)
-
-
-def _present_scale(recipe: Recipe) -> str:
-    scale = "self.loss_scale.value"
-    return f"{scale} if self.precision.scales_loss else 1.0" if recipe.schedule else scale
-
-
-def _backward(recipe: Recipe) -> str:
-    """Of the loss times its scale, one micro-batch's share of it."""
-    accumulates = recipe.accumulate > 1
-    if recipe.scaler is None:
-        return "(loss / ACCUMULATE).backward()" if accumulates else "loss.backward()"
-    factor = "(scale / ACCUMULATE)" if accumulates else "scale"
-    return f"(loss * {factor}).backward()"
 
 
 def _update(recipe: Recipe) -> str:
@@ -370,12 +357,7 @@ def _native(recipe: Recipe, comments: Comments) -> str:
         train_section(recipe),
         _main_section(recipe),
     ]
-    header = fill(
-        text.HEADER,
-        imports=_imports("".join(body)),
-        recipe_comment=recipe_comment(recipe, comments),
-    )
-    return program(header, *body)
+    return whole_program(text.HEADER, _imports, body, recipe, comments)
 
 
 def _imports(body: str) -> str:

@@ -81,11 +81,6 @@ class Precision(NamedTuple):
 $precisions
 '''
 
-KEPT_FIELD = '''\
-kept: Sequence[str] = ()
-"""Layers held in float32 with all below them: patterns of their names, or class names."""
-'''
-
 OUTPUT_DTYPE_FIELD = '''\
 output_dtype: str = "float32"
 """Of what the model returns, where it is not on a CPU."""
@@ -221,12 +216,6 @@ def __call__(self, x, y):
         self.optimizer.clear_grad(set_to_zero=False)
     return Result(loss.detach(), $scale, applied, overflowed=not finite)
 '''
-
-WAIT = """\
-self.micro_batches += 1
-if self.micro_batches % ACCUMULATE != 0:
-    return Result(loss.detach(), $scale, applied=False, overflowed=False)
-"""
 
 SET_PRECISION_METHOD = '''\
 def set_precision(self, precision):

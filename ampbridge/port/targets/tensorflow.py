@@ -28,7 +28,12 @@ from ampbridge.port.targets.code import (
     program,
     recipe_comment,
 )
-from ampbridge.port.targets.loop import batch_note, drops_microbatches, train_section
+from ampbridge.port.targets.loop import (
+    batch_note,
+    drops_microbatches,
+    train_section,
+    whole_program,
+)
 from ampbridge.port.targets.tensorflow_precision import (
     ACTIVATIONS,
     is_graph_optimizer,
@@ -243,12 +248,7 @@ def _native(recipe: Recipe, comments: Comments) -> str:
         train_section(recipe),
         _main_section(recipe),
     ]
-    header = fill(
-        text.HEADER,
-        imports=_imports("".join(body)),
-        recipe_comment=recipe_comment(recipe, comments),
-    )
-    return program(header, *body)
+    return whole_program(text.HEADER, _imports, body, recipe, comments)
 
 
 def _imports(body: str) -> str:

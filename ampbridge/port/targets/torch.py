@@ -29,7 +29,7 @@ from ampbridge.port.targets.code import (
     recipe_comment,
     words,
 )
-from ampbridge.port.targets.eager import loss_scale_section
+from ampbridge.port.targets.eager import backward, loss_scale_section, present_scale
 from ampbridge.port.targets.loop import (
     batch_note,
     drops_microbatches,
@@ -37,6 +37,7 @@ from ampbridge.port.targets.loop import (
     precision_names,
     schedule_section,
     train_section,
+    whole_program,
 )
 from ampbridge.presets import PRESETS
 from ampbridge.recipe import Recipe, Scaling
@@ -140,7 +141,7 @@ def _precision_section(recipe: Recipe) -> str:
         functions=text.FUNCTION_FIELDS if with_lists else "",
         low_weights=text.LOW_WEIGHTS_FIELD if _casts_weights(recipe) else "",
         master_weights=text.MASTER_WEIGHTS_FIELD if _rounds_weights(recipe) else "",
-        kept=text.KEPT_FIELD if keeps else "",
+        kept=eager_text.KEPT_FIELD if keeps else "",
         output_dtype=text.OUTPUT_DTYPE_FIELD if _output_dtypes_differ(recipe) else "",
         scales_loss=text.SCALES_LOSS_FIELD if recipe.schedule else "",
         precisions=_precisions(recipe),
@@ -296,9 +297,9 @@ def _call(recipe: Recipe) -> str:
         return _grad_scaler_call(recipe)
     scales = recipe.scaler is not None
     parts = {
-        "present_scale": f"scale = {_present_scale(recipe)}" if scales else "",
+        "present_scale": f"scale = {present_scale(recipe)}" if scales else "",
         "scale": "scale" if scales else "1.0",
-        "backward": _backward(recipe),
+        "backward": backward(recipe),
         "unscale": text.UNSCALE if scales else "",
         "clip": _clip(recipe),
         "round": _round(recipe),
@@ -306,7 +307,7 @@ def _call(recipe: Recipe) -> str:
     }
     if drops_microbatches(recipe):
         return fill(text.DROP_MICROBATCH_CALL, **parts)
-    wait = fill(text.WAIT, scale=parts["scale"]) if recipe.accumulate > 1 else ""
+    wait = fill(eager_text.WAIT, scale=parts["scale"]) if recipe.accumulate > 1 else ""
     return fill(text.CALL, **parts, wait=wait)
 
 
@@ -316,24 +317,10 @@ def _grad_scaler_call(recipe: Recipe) -> str:
     return fill(
         text.GRAD_SCALER_CALL,
         share="loss / ACCUMULATE" if accumulates else "loss",
-        wait=fill(text.WAIT, scale="scale") if accumulates else "",
+        wait=fill(eager_text.WAIT, scale="scale") if accumulates else "",
         clip=clip if recipe.clip_norm is not None else "",
         round=_round(recipe),
     )
-
-
-def _present_scale(recipe: Recipe) -> str:
-    scale = "self.loss_scale.value"
-    return f"{scale} if self.precision.scales_loss else 1.0" if recipe.schedule else scale
-
-
-def _backward(recipe: Recipe) -> str:
-    """Of the loss times its scale, one micro-batch's share of it."""
-    accumulates = recipe.accumulate > 1
-    if recipe.scaler is None:
-        return "(loss / ACCUMULATE).backward()" if accumulates else "loss.backward()"
-    factor = "(scale / ACCUMULATE)" if accumulates else "scale"
-    return f"(loss * {factor}).backward()"
 
 
 def _clip(recipe: Recipe) -> str:
@@ -395,12 +382,7 @@ def _native(recipe: Recipe, comments: Comments) -> str:
         train_section(recipe),
         _main_section(recipe),
     ]
-    header = fill(
-        text.HEADER,
-        imports=_imports("".join(body)),
-        recipe_comment=recipe_comment(recipe, comments),
-    )
-    return program(header, *body)
+    return whole_program(text.HEADER, _imports, body, recipe, comments)
 
 
 def _main_section(recipe: Recipe) -> str:

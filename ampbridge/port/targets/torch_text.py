@@ -87,11 +87,6 @@ master_weights: bool = True
 """Whether the float32 weights hold more than low precision can: updates that are small."""
 '''
 
-KEPT_FIELD = '''\
-kept: Sequence[str] = ()
-"""Layers held in float32 with all below them: patterns of their names, or class names."""
-'''
-
 OUTPUT_DTYPE_FIELD = '''\
 output_dtype: torch.dtype = torch.float32
 """Of what the model returns."""
@@ -297,12 +292,6 @@ def __call__(self, x, y):
         $round
     return Result(loss.detach(), $scale, applied, overflowed=not finite)
 '''
-
-WAIT = """\
-self.micro_batches += 1
-if self.micro_batches % ACCUMULATE != 0:
-    return Result(loss.detach(), $scale, applied=False, overflowed=False)
-"""
 
 UNSCALE = """\
 for gradient in gradients:
