@@ -7,73 +7,30 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import written_programs
+from written_programs import GUIDE, SPIKES, STEPS, WIDTH, Run, batches, scales_by_the_rule
 
 import ampbridge as amp
 from ampbridge.port.targets import losses, write
-from ampbridge.scale_rule import HostStore
 from ampbridge_numpy import nn, optim
-
-WIDTH, BATCH, STEPS = 64, 16, 60
-SPIKES = (3, 4, 17, 18, 29, 40)
-"""Batches whose targets are so large that float16 gradients overflow at any scale."""
 
 CLOSE = 1e-5
 """Between frameworks, of the losses of an MLP; from float32's these are 5e-5 away."""
 
-GUIDE = {
-    "O1": amp.Recipe(
-        amp.Policy("O1", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
-    ),
-    "O2": amp.Recipe(
-        amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
-    ),
-    "accumulation": amp.Recipe(
-        amp.Policy("O1", lists="paddle"),
-        amp.Scaling.like("paddle", init_scale=1024.0),
-        accumulate=10,
-    ),
-}
-"""What Paddle's guide to mixed precision does: see ``examples/paddle_simplenet``."""
-
 SCALINGS = {
-    "torch": amp.Scaling.like("torch", growth_interval=7),
-    "paddle, twice": amp.Scaling.like(
-        "paddle", init_scale=2.0**10, growth_interval=5, backoff_interval=2, growth_factor=4.0
-    ),
-    "fleet": amp.Scaling.like("paddle_fleet", init_scale=2.0**10, growth_interval=6),
-    "deepspeed": amp.Scaling.like("deepspeed", growth_interval=6, min_scale=2.0**-24),
-    "megatron": amp.Scaling.like("megatron", init_scale=2.0**10, growth_interval=6),
+    **written_programs.SCALINGS,
     "counting on": amp.Scaling(
         init_scale=2.0**10, backoff_interval=2, backoff_count="until_growth", growth_interval=50
-    ),
-    "apex": amp.Scaling.like("apex", growth_interval=6),
-    "ampbridge": amp.Scaling(init_scale=2.0**24, growth_interval=3),
-    "keras": amp.Scaling.like("keras", init_scale=2.0**10, growth_interval=5),
-    "static": amp.Scaling(init_scale=128.0, dynamic=False),
-    "at the floor": amp.Scaling(init_scale=2.0, min_scale=1.0, growth_interval=50),
-    "at the ceiling": amp.Scaling(init_scale=64.0, max_scale=100.0, growth_interval=3),
-    "kept at the ceiling": amp.Scaling(
-        init_scale=64.0, max_scale=100.0, growth_interval=3, at_max_scale="keep"
     ),
 }
 
 Load = Callable[..., ModuleType]
-
-
-class Run(NamedTuple):
-    """What the steps of a run did."""
-
-    loss: list[float]
-    scale: list[float]
-    applied: list[bool]
-    overflowed: list[bool]
-    weights: list[np.ndarray]
 
 
 @pytest.fixture(autouse=True)
@@ -126,14 +83,6 @@ def numpy_net() -> nn.Module:
     return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])
 
 
-def batches(count: int = STEPS, spikes: tuple[int, ...] = SPIKES) -> Iterator[Any]:
-    random = np.random.default_rng(11)
-    for number in range(count):
-        x = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
-        y = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
-        yield x, y * np.float32(1e9 if number in spikes else 1)
-
-
 def native_run(module: ModuleType, data: Callable[[], Iterator[Any]] = batches) -> Run:
     """The program as it stands, but for the model and the data."""
     results, models = [], []
@@ -175,19 +124,6 @@ def numpy_run(recipe: amp.Recipe, data: Any = batches) -> Run:
     model = numpy_net()
     optimizer = optim.SGD(model.parameters(), lr=0.01)
     return ampbridge_run(model, optimizer, lambda m, x, y: nn.mse_loss(m(x), y), recipe, data)
-
-
-def scales_by_the_rule(recipe: amp.Recipe, run: Run) -> list[float]:
-    """The scale of each step, by the rule, given which overflowed; in waiting micro-batches it stays."""
-    assert recipe.scaler is not None
-    store = HostStore(recipe.scaler.first_state(recipe.scaler.init_scale))
-    scales = []
-    for applied, overflowed in zip(run.applied, run.overflowed, strict=True):
-        scales.append(float(store.read().scale))
-        counts = applied or overflowed or recipe.on_overflow == "drop_microbatch"
-        if counts:
-            store.update(int(overflowed), recipe.scaler)
-    return scales
 
 
 # -- Paddle's guide

@@ -5,57 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import reduce
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import written_programs
 from torch import nn
 from torch.nn import functional as F
+from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches, scales_by_the_rule
 
 import ampbridge as amp
 from ampbridge import oplists
 from ampbridge.port.targets import losses, write
-from ampbridge.scale_rule import HostStore
-
-WIDTH, BATCH, STEPS = 64, 16, 60
-SPIKES = (3, 4, 17, 18, 29, 40)
-"""Batches whose targets are so large that float16 gradients overflow at any scale."""
-
-GUIDE = {
-    "O1": amp.Recipe(
-        amp.Policy("O1", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
-    ),
-    "O2": amp.Recipe(
-        amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
-    ),
-    "accumulation": amp.Recipe(
-        amp.Policy("O1", lists="paddle"),
-        amp.Scaling.like("paddle", init_scale=1024.0),
-        accumulate=10,
-    ),
-}
-"""What Paddle's guide to mixed precision does: see ``examples/paddle_simplenet``."""
 
 SCALINGS = {
-    "torch": amp.Scaling.like("torch", growth_interval=7),
-    "paddle, twice": amp.Scaling.like(
-        "paddle", init_scale=2.0**10, growth_interval=5, backoff_interval=2, growth_factor=4.0
-    ),
-    "fleet": amp.Scaling.like("paddle_fleet", init_scale=2.0**10, growth_interval=6),
-    "deepspeed": amp.Scaling.like("deepspeed", growth_interval=6, min_scale=2.0**-24),
-    "megatron": amp.Scaling.like("megatron", init_scale=2.0**10, growth_interval=6),
+    **written_programs.SCALINGS,
     "until finite": amp.Scaling(
         init_scale=2.0**10, growth_interval=6, backoff_interval=2, backoff_count="until_finite"
-    ),
-    "apex": amp.Scaling.like("apex", growth_interval=6),
-    "ampbridge": amp.Scaling(init_scale=2.0**24, growth_interval=3),
-    "keras": amp.Scaling.like("keras", init_scale=2.0**10, growth_interval=5),
-    "static": amp.Scaling(init_scale=128.0, dynamic=False),
-    "at the floor": amp.Scaling(init_scale=2.0, min_scale=1.0, growth_interval=50),
-    "at the ceiling": amp.Scaling(init_scale=64.0, max_scale=100.0, growth_interval=3),
-    "kept at the ceiling": amp.Scaling(
-        init_scale=64.0, max_scale=100.0, growth_interval=3, at_max_scale="keep"
     ),
     "in thirds": amp.Scaling(init_scale=1000.0, growth_factor=3.0, growth_interval=2),
 }
@@ -63,16 +30,6 @@ NATIVE = ("torch", "keras")
 """Those that ``torch.amp.GradScaler`` does."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*without loss scaling")
-
-
-class Run(NamedTuple):
-    """What the steps of a run did."""
-
-    loss: list[float]
-    scale: list[float]
-    applied: list[bool]
-    overflowed: list[bool]
-    weights: list[np.ndarray]
 
 
 def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:
@@ -89,14 +46,6 @@ def simple_net() -> nn.Module:
     torch.manual_seed(7)
     linears = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
     return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])
-
-
-def batches(count: int = STEPS, spikes: tuple[int, ...] = SPIKES) -> Iterator[Any]:
-    random = np.random.default_rng(11)
-    for number in range(count):
-        x = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
-        y = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
-        yield x, y * np.float32(1e9 if number in spikes else 1)
 
 
 def native_run(module: ModuleType, data: Callable[[], Iterator[Any]] = batches) -> Run:
@@ -138,27 +87,6 @@ def ampbridge_run(recipe: amp.Recipe, data: Callable[[], Iterator[Any]] = batche
     )
     amp.undecorate(model, optimizer)
     return run._replace(weights=[p.detach().numpy() for p in model.parameters()])
-
-
-def scales_by_the_rule(recipe: amp.Recipe, run: Run) -> list[float]:
-    """The scale of each step, by the rule, given which overflowed; in waiting micro-batches it stays."""
-    assert recipe.scaler is not None
-    store = HostStore(recipe.scaler.first_state(recipe.scaler.init_scale))
-    scales = []
-    for applied, overflowed in zip(run.applied, run.overflowed, strict=True):
-        scales.append(float(store.read().scale))
-        counts = applied or overflowed or recipe.on_overflow == "drop_microbatch"
-        if counts:
-            store.update(int(overflowed), recipe.scaler)
-    return scales
-
-
-def assert_trains_as(run: Run, expected: Run, rel: float = 1e-5) -> None:
-    assert (run.scale, run.applied) == (expected.scale, expected.applied)
-    assert run.overflowed == expected.overflowed
-    assert run.loss == pytest.approx(expected.loss, rel=rel)
-    for value, wanted in zip(run.weights, expected.weights, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=rel)
 
 
 # -- Paddle's guide
