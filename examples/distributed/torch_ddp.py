@@ -72,6 +72,7 @@ def main() -> None:
         digest.update(whole.detach().float().cpu().numpy().tobytes())
     line = f"{history} scale={scaler.get_scale():g} weights={digest.hexdigest()}\n"
     os.write(1, line.encode())  # in one piece: torchrun mixes the ranks' output
+    dist.barrier()  # a rank that leaves while another still talks to it can abort that one
     dist.destroy_process_group()
 
 

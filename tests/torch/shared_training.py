@@ -131,6 +131,7 @@ def main(folder: Path, own: str, foreign: list[str]) -> None:
         resumed.save(folder / "file")
     except amp.StateError as error:
         say("refused", str(error).splitlines()[0].replace(str(folder), ""))
+    dist.barrier()
     dist.destroy_process_group()
 
 
