@@ -15,7 +15,6 @@ from math import log2
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import digits
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -25,6 +24,7 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn
 from train import train
 
 import ampbridge as amp
+from ampbridge.workloads import digits
 
 STEPS = 600
 INIT_SCALE = 2.0**24

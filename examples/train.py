@@ -3,7 +3,7 @@
     python examples/train.py --backend torch --policy O1 --dtype float16 --init-scale 16777216
 
 The function ``train`` is the whole example. Models and optimizers are native and live in
-``workloads/``; the policy, the loss scale and the skipped steps are the same everywhere.
+``ampbridge_*/workloads.py``; the policy, the loss scale and the skipped steps are the same everywhere.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from math import log2
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import digits
-from workloads import weights
-
 import ampbridge as amp
+from ampbridge.workloads import digits, of_backend, weights
 
 BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
 WORKLOADS = ("mlp", "conv", "transformer")
@@ -45,7 +42,7 @@ def train(
     report: Callable[[amp.StepResult], None],
 ) -> Run:
     """Train one workload in one framework; ``report`` is called with each step's result."""
-    native = import_module(f"workloads.{backend}")
+    native = of_backend(backend)
     training, test = digits.load(workload)
 
     model = getattr(native, workload)(weights.make(workload, seed))

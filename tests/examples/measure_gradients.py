@@ -14,12 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import digits
 import numpy as np
 from train import WORKLOADS
-from workloads import weights
 
 import ampbridge as amp
+from ampbridge.workloads import digits, weights
 
 Arrays = list[np.ndarray]
 
@@ -40,7 +39,7 @@ def main(framework: str, file: str) -> None:
 
 
 def measure(framework: str, workload: str) -> dict[str, Any]:
-    native = import_module(f"workloads.{framework}")
+    native = import_module(f"ampbridge_{framework}.workloads")
     batch = digits.load(workload)[0]
     x, y = batch.x[:128], batch.y[:128]
 

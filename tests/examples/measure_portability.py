@@ -12,11 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import digits
 import numpy as np
-from workloads import weights
 
 import ampbridge as amp
+from ampbridge.workloads import digits, weights
 
 STEPS, FURTHER = 30, 25
 
@@ -29,7 +28,7 @@ def main(framework: str, file: str, checkpoint: str) -> None:
 
 
 def run(framework: str, workload: str, checkpoint: Path) -> dict[str, Any]:
-    native: Any = import_module(f"workloads.{framework}")
+    native: Any = import_module(f"ampbridge_{framework}.workloads")
     training, test = digits.load(workload)
     batches = list(digits.batches(training, 64, STEPS + FURTHER, seed=4))
     if framework == "torch":

@@ -13,12 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import digits
 import numpy as np
 from train import WORKLOADS
-from workloads import weights
 
 import ampbridge as amp
+from ampbridge.workloads import digits, weights
 
 LEVELS = ("O1", "O2")
 STEPS, BATCH_SIZE, SEED = 60, 64, 0
@@ -26,7 +25,7 @@ STEPS, BATCH_SIZE, SEED = 60, 64, 0
 
 def main(framework: str, file: str) -> None:
     warnings.simplefilter("error", amp.AmpBridgeWarning)  # simulation was asked for: no warning
-    native = import_module(f"workloads.{framework}")
+    native = import_module(f"ampbridge_{framework}.workloads")
     runs: dict[str, Any] = {}
     for level in LEVELS:
         policy = amp.Policy(level, "float16", execution="simulated")

@@ -15,13 +15,8 @@ from typing import Any
 
 import numpy as np
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-
-import digits  # noqa: E402
-from workloads import weights  # noqa: E402
-
-import ampbridge as amp  # noqa: E402
+import ampbridge as amp
+from ampbridge.workloads import digits, weights
 
 STEPS, SEED = 60, 2
 RUNS = [(w, p) for w in ("mlp", "conv", "transformer") for p in ("O1:float16", "O2:float16")]
@@ -40,7 +35,7 @@ def main(framework: str, folder: str) -> None:
 
 def steps(framework: str, workload: str, short: str, start: Any) -> Iterator[tuple[str, Any]]:
     """Names such as "7 loss" or "7 weight 2", and values."""
-    native = import_module(f"workloads.{framework}")
+    native = import_module(f"ampbridge_{framework}.workloads")
     model = getattr(native, workload)(weights.make(workload, SEED))
     optimizer = native.optimizer(model)
     policy = amp.Policy.parse(short).replace(execution="simulated")

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from workloads.weights import HEADS, WIDTH, Weights
+from ampbridge.workloads.weights import HEADS, WIDTH, Weights
 
 
 def mlp(weights: Weights) -> keras.Model:

@@ -7,10 +7,14 @@ seeds alone, so every framework sees the same numbers in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.datasets import load_digits
+import numpy.typing as npt
+
+from ampbridge.errors import BackendLoadError
+
+Array = npt.NDArray[Any]
 
 CLASSES = 10
 TEST_SIZE = 600
@@ -24,8 +28,8 @@ VOCABULARY = PATCHES * PATTERNS
 class Examples(NamedTuple):
     """Inputs and their labels, along the first axis."""
 
-    x: np.ndarray
-    y: np.ndarray
+    x: Array
+    y: Array
 
 
 def load(workload: str) -> tuple[Examples, Examples]:
@@ -34,24 +38,38 @@ def load(workload: str) -> tuple[Examples, Examples]:
     Returns:
         ``x`` as ``workload`` reads it: token ids int64 (n, 16) for "transformer", else pixels from
         0 to 1, float32 (n, 1, 8, 8). ``y`` int64 (n,).
+
+    Raises:
+        BackendLoadError: without scikit-learn.
     """
-    digits = load_digits()
+    digits = _load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images, labels = digits.images[order], digits.target[order].astype(np.int64)
     x = tokens(images) if workload == "transformer" else pixels(images)
     return Examples(x[TEST_SIZE:], labels[TEST_SIZE:]), Examples(x[:TEST_SIZE], labels[:TEST_SIZE])
 
 
-def pixels(images: np.ndarray) -> np.ndarray:
+def _load_digits() -> Any:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        msg = "The handwritten digits come with scikit-learn, which is not installed.\n"
+        raise BackendLoadError(msg + "Hint: pip install 'ampbridge[examples]'") from error
+    return load_digits()
+
+
+def pixels(images: Array) -> Array:
     """Images with values 0 to 16, (n, 8, 8), as one channel from 0 to 1: float32 (n, 1, 8, 8)."""
-    return (images / 16.0).astype(np.float32)[:, None]
+    scaled: Array = (images / 16.0).astype(np.float32)
+    return scaled[:, None]
 
 
-def tokens(images: np.ndarray) -> np.ndarray:
+def tokens(images: Array) -> Array:
     """Images with values 0 to 16, (n, 8, 8), as the words of their 2 x 2 patches: int64 (n, 16)."""
     inked = (images >= 8).astype(np.int64).reshape(-1, 4, 2, 4, 2)
     patterns = np.einsum("nyaxb,ab->nyx", inked, [[1, 2], [4, 8]]).reshape(-1, PATCHES)
-    return np.arange(PATCHES) * PATTERNS + patterns
+    words: Array = np.arange(PATCHES) * PATTERNS + patterns
+    return words
 
 
 def batches(data: Examples, size: int, steps: int, seed: int = 0) -> Iterator[Examples]:

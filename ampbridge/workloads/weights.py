@@ -7,9 +7,11 @@ and zero everywhere and need no entry.
 from __future__ import annotations
 
 import numpy as np
-from digits import CLASSES, VOCABULARY
+import numpy.typing as npt
 
-Weights = dict[str, np.ndarray]
+from ampbridge.workloads.digits import CLASSES, VOCABULARY
+
+Weights = dict[str, npt.NDArray[np.float32]]
 
 WIDTH, HEADS = 32, 4
 
@@ -60,6 +62,8 @@ def _conv2d(rng: np.random.Generator, name: str, inputs: int, outputs: int, kern
     return {f"{name}.weight": _uniform(rng, shape, fan_in=inputs * kernel * kernel)}
 
 
-def _uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
+def _uniform(
+    rng: np.random.Generator, shape: tuple[int, ...], fan_in: int
+) -> npt.NDArray[np.float32]:
     bound = fan_in**-0.5
     return rng.uniform(-bound, bound, shape).astype(np.float32)

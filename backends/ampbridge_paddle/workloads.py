@@ -7,7 +7,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from workloads.weights import HEADS, WIDTH, Weights
+from ampbridge.workloads.weights import HEADS, WIDTH, Weights
 
 
 def mlp(weights: Weights) -> nn.Layer:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.weights import HEADS, WIDTH, Weights
+from ampbridge.workloads.weights import HEADS, WIDTH, Weights
 
 
 def mlp(weights: Weights) -> nn.Module:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ampbridge.workloads.weights import HEADS, WIDTH, Weights
 from ampbridge_numpy import nn, optim
-from workloads.weights import HEADS, WIDTH, Weights
 
 
 def mlp(weights: Weights) -> nn.Module:
