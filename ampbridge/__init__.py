@@ -73,7 +73,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name == "port":  # whoever ports nothing does not load it
-        return import_module("ampbridge.port")
+    if name in ("lens", "port"):  # whoever needs neither does not load them
+        return import_module(f"ampbridge.{name}")
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

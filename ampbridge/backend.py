@@ -23,6 +23,7 @@ from ampbridge.errors import ArgumentTypeError, UnsupportedError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ampbridge.observation import Observer
     from ampbridge.oplists import Category
     from ampbridge.policy import Policy
     from ampbridge.scale_rule import ScalerConfig, ScaleState
@@ -477,6 +478,47 @@ class Backend(Protocol):
         Raises:
             ArgumentTypeError: if it is no scaler.
         """
+
+    # -- seeing what runs
+
+    def observe(
+        self, model: Model, observer: Observer, *, gradients: bool
+    ) -> AbstractContextManager[None]:
+        """Report to ``observer`` each op that runs inside, and its gradients when they are taken later.
+
+        Opened in the forward pass, within its region: ``loss_fn`` wrapped by it is what ``gradients``
+        is called with. Inside, everything runs eagerly, also what the user has compiled. What is
+        computed is the same to the bit. Other threads are not observed. Closed, by an exception too,
+        it leaves nothing behind but the hooks of a backward pass that is still to come.
+
+        Args:
+            model: whose layers' names are reported.
+            gradients: whether gradients are reported; without, none of their hooks is set.
+
+        Raises:
+            UnsupportedError: where ops cannot be seen, as by default.
+        """
+        del model, observer, gradients
+        msg = f"{self.name}: this adapter cannot observe ops.\n"
+        raise UnsupportedError(msg + "Hint: amp.lens.census(...) with a model of another framework")
+
+    def to_numpy(self, x: Array) -> NumpyArray:
+        """The values on the host, as float32 or, if they are of that, float64. Waits for the device.
+
+        Raises:
+            UnsupportedError: for a backend that cannot be observed either, as by default.
+        """
+        del x
+        msg = f"{self.name}: this adapter shows no values.\n"
+        raise UnsupportedError(msg + "Hint: amp.lens.ranges(...) with a model of another framework")
+
+    def peak_memory(self, action: Callable[[], None]) -> int | None:
+        """Run ``action``; the most bytes of arrays that it held at once beyond what was held before.
+
+        None where the framework does not tell, as by default.
+        """
+        action()
+        return None
 
     # -- the framework's own words for a policy
 

@@ -265,7 +265,7 @@ class TrainStep:
 
         ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
         """
-        loss_and_aux = _returning_aux(loss_fn)
+        loss_and_aux = returning_aux(loss_fn)
         whole_steps = self.on_overflow == "drop_step"
 
         def program(
@@ -514,7 +514,7 @@ def train_step(
     else:
         scaler = _scaler_of(recipe, scaler, policy, accumulate, clip_norm, on_overflow)
     return TrainStep(
-        _callable(loss_fn),
+        checked_loss(loss_fn),
         model,
         optimizer,
         backend=chosen,
@@ -598,7 +598,7 @@ def value_and_grad(
         scaler.bind(backend, model)
         factor = scaler.store.read().scale
     _fit_for_own_loop(backend, model, parsed)
-    paired = _returning_aux(_callable(loss_fn))
+    paired = returning_aux(checked_loss(loss_fn))
     loss, aux, grads = backend.gradients(paired, model, batch, parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)
@@ -623,7 +623,7 @@ def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
     fit_to(backend, model, None, for_steps(backend, model, policy))
 
 
-def _returning_aux(loss_fn: LossFn) -> LossFn:
+def returning_aux(loss_fn: LossFn) -> LossFn:
     """``loss_fn`` made to return ``(loss, aux)``, the loss checked to be a scalar."""
 
     def loss_and_aux(model: Model, *batch: Any) -> tuple[Array, Any]:
@@ -667,7 +667,12 @@ def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> 
     return scaler
 
 
-def _callable(loss_fn: Any) -> LossFn:
+def checked_loss(loss_fn: Any) -> LossFn:
+    """``loss_fn``, if it can be called.
+
+    Raises:
+        ArgumentTypeError: if not.
+    """
     if callable(loss_fn):
         function: LossFn = loss_fn
         return function

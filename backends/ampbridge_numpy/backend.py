@@ -25,6 +25,7 @@ from ampbridge.backend import (
     Scalar,
     ScaleStore,
 )
+from ampbridge.observation import Observer
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge.weights import Weight
@@ -33,6 +34,7 @@ from ampbridge_numpy import (
     compiling,
     decorating,
     gradients,
+    observing,
     probing,
     scaling,
     training_state,
@@ -143,3 +145,14 @@ class NumpyBackend(Backend):
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return scaling.native_scaler()
+
+    def observe(
+        self, model: Model, observer: Observer, *, gradients: bool
+    ) -> AbstractContextManager[None]:
+        return observing.observe(model, observer, gradients=gradients)
+
+    def to_numpy(self, x: Array) -> np.ndarray:
+        return observing.to_numpy(x)
+
+    def peak_memory(self, action: Callable[[], None]) -> int | None:
+        return observing.peak_memory(action)

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, wraps
-from typing import Any, Literal, NamedTuple, TypeVar
+from contextvars import ContextVar
+from functools import cache, partial, wraps
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import autograd.numpy as anp
 import ml_dtypes
@@ -143,6 +144,40 @@ def region(policy: Policy) -> Iterator[None]:
         yield
 
 
+class Watch(Protocol):
+    """Sees each op that runs in a region; ``observing`` has the one there is."""
+
+    def op(
+        self,
+        name: str,
+        dtype: np.dtype[Any] | None,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run it and return what it returned."""
+
+
+_watch: ContextVar[Watch | None] = ContextVar("ampbridge_numpy watch", default=None)
+
+
+@contextmanager
+def watching(watch: Watch | None) -> Iterator[None]:
+    """Ops of this thread or task are run by ``watch``, where a region is open."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """The same, also where no region is open: plain float32 is a region like any other then."""
+    with _interception.region(_interception.active.get() or ALL_FLOAT32), watching(watch):
+        yield
+
+
 def casts_here() -> bool:
     """Whether an O1 or O2 region is the innermost one."""
     rules = _interception.active.get()
@@ -169,9 +204,22 @@ def op(
         @wraps(function)
         def entry(*args: Any, **kwargs: Any) -> Any:
             rules = _interception.active.get()
-            if rules is None or kwargs.get("dtype") is not None:  # dtype=: the caller has decided
+            if rules is None:
                 return function(*args, **kwargs)
-            target = _target(rules, name, [*args, *kwargs.values()], decided_by)
+            watch = _watch.get()
+            if watch is None:
+                return run(rules, *args, **kwargs)
+            target = target_of(rules, args, kwargs)
+            with watching(None):  # one op, whatever it is made of
+                return watch.op(name, target, partial(run, rules), args, kwargs)
+
+        def target_of(rules: Rules, args: Any, kwargs: Any) -> np.dtype[Any] | None:
+            if kwargs.get("dtype") is not None:  # the caller has decided
+                return None
+            return _target(rules, name, [*args, *kwargs.values()], decided_by)
+
+        def run(rules: Rules, *args: Any, **kwargs: Any) -> Any:
+            target = target_of(rules, args, kwargs)
             if target is None:
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
@@ -272,6 +320,12 @@ _MOVES_ONLY = {
     "stack", "swapaxes", "take", "take_along_axis", "transpose", "tril", "triu", "unstack", "vsplit",
 }  # fmt: skip
 
+
+def moves_only(name: str) -> bool:
+    """Whether an op, by its name in the rules, computes nothing."""
+    return name == "slice" or name.removeprefix("numpy.") in _MOVES_ONLY
+
+
 # NumPy's second names that are functions of their own.
 _SECOND_NAMES = {"numpy.amax": "numpy.max", "numpy.amin": "numpy.min"}
 
@@ -308,7 +362,7 @@ def op_names() -> Mapping[Any, str]:
 def _ops() -> dict[Any, Any]:
     """Each function of autograd that is an op -> the one that follows its rule."""
     found = {
-        function: op(name, moves_only=name.removeprefix("numpy.") in _MOVES_ONLY)(function)
+        function: op(name, moves_only=moves_only(name))(function)
         for function, name in op_names().items()
     }
     slicing = vars(ArrayBox)["__getitem__"]

@@ -124,6 +124,38 @@ def keeping(layers: Sequence[Module]) -> Iterator[None]:
         _kept.reset(token)
 
 
+# For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
+_names: ContextVar[Mapping[int, str] | None] = ContextVar("ampbridge_numpy names", default=None)
+_called: ContextVar[str] = ContextVar("ampbridge_numpy called layer", default="")
+
+
+@contextmanager
+def named_calls(model: Module) -> Iterator[None]:
+    """``calling_layer`` knows the modules of ``model`` by their dotted names."""
+    names: dict[int, str] = {}
+    for name, module in model.named_modules():
+        names.setdefault(id(module), name)
+    token = _names.set(names)
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
+def calling_layer() -> str:
+    """The dotted name of the module whose ``forward`` is running; empty outside of them."""
+    return _called.get()
+
+
+@contextmanager
+def _calling(name: str) -> Iterator[None]:
+    token = _called.set(name)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
 def in_float32(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """``forward(*inputs, **options)`` on float32 inputs, in a region of float32."""
     inputs, options = map_leaves(lambda x: cast(x, "float32"), (inputs, options))
@@ -161,8 +193,12 @@ class Module:
         if self.around_forward is not None:
             call = partial(self.around_forward, call)
         if id(self) in _kept.get():
-            return in_float32(call, *inputs, **options)
-        return call(*inputs, **options)
+            call = partial(in_float32, call)
+        names = _names.get()
+        if names is None:
+            return call(*inputs, **options)
+        with _calling(names.get(id(self), "")):
+            return call(*inputs, **options)
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """Each parameter once, under its dotted name: the module's own first, then its parts'."""

@@ -1,0 +1,27 @@
+"""What mixed precision does to a model of yours: the same reports on every backend.
+
+    from ampbridge import lens
+
+    print(lens.census(loss_fn, model, x, y, policy="O1"))           each op: dtype, rule, layer
+    print(lens.ranges(loss_fn, model, x, y))                        what float16 would lose; safe scales
+    print(lens.locate(loss_fn, model, x, y, policy="O1"))           where inf or NaN begins, and its cure
+    lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       the smallest deny list that will do
+    print(lens.worth_it(loss_fn, make, x, y))                       time and memory of O0, O1, O2
+
+``loss_fn(model, *batch)`` is what ``amp.train_step`` takes. Passes run eagerly and as often as a
+report needs; afterwards weights, buffers and decoration are as they were.
+"""
+
+from ampbridge.lens.census import Census, CensusRow, census
+from ampbridge.lens.exponents import Exponents
+from ampbridge.lens.ranges import RangeRow, Ranges, ranges
+
+__all__ = [
+    "Census",
+    "CensusRow",
+    "Exponents",
+    "RangeRow",
+    "Ranges",
+    "census",
+    "ranges",
+]

@@ -1,0 +1,200 @@
+"""Census: which ops a model runs, in which dtype, and which rule decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TextIO
+
+from ampbridge import oplists
+from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.decorate import kept_layers
+from ampbridge.lens.subject import Subject
+from ampbridge.observation import Kernel, OpCall, Operand
+from ampbridge.policy import Policy
+from ampbridge.printing import Table
+from ampbridge.schedule import single
+
+
+class CensusRow(NamedTuple):
+    """The calls of one op that one layer made, in one dtype.
+
+    Attributes:
+        op: canonical name or, where the op table has none, the framework's own with its prefix.
+        layer: dotted name; empty for the model itself and for what ran outside of it.
+        calls: how many.
+        dtype: in which they computed.
+        rule: what decided: "O1 allow", "O1 deny", "promote" (the widest input), "your allow", "your
+            deny", "kept layer", "float32" at O0, or "native" where the framework's own lists do.
+        kernels: what they were made of, as ``(Kernel(name, dtype), times)``.
+        share: of the time that all ops took, 0 to 1; None where the device computes by itself.
+    """
+
+    op: str
+    layer: str
+    calls: int
+    dtype: str
+    rule: str
+    kernels: tuple[tuple[Kernel, int], ...]
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Census:
+    """The ops of one forward pass, in the order of their first calls; prints as a table."""
+
+    policy: Policy
+    backend: str
+    execution: str
+    rows: tuple[CensusRow, ...]
+
+    def dtypes(self, op: str) -> dict[str, int]:
+        """The dtypes in which an op ran, and how often; empty if it did not."""
+        counted: Counter[str] = Counter()
+        for row in self.rows:
+            if row.op == op:
+                counted[row.dtype] += row.calls
+        return dict(counted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "policy": self.policy.to_dict(),
+            "backend": self.backend,
+            "execution": self.execution,
+            "rows": [
+                {
+                    **row._asdict(),
+                    "kernels": [{**kernel._asdict(), "times": n} for kernel, n in row.kernels],
+                }
+                for row in self.rows
+            ],
+        }
+
+    def table(self) -> Table:
+        """As it is printed."""
+        counted: Counter[str] = Counter()
+        for row in self.rows:
+            counted[row.dtype] += row.calls
+        totals = ", ".join(f"{calls} {dtype}" for dtype, calls in counted.most_common())
+        shared = any(row.share is not None for row in self.rows)
+        return Table(
+            f"{self.policy!r} on {self.backend} ({self.execution}): {totals or 'no op was seen'}",
+            ("op", "layer", "calls", "dtype", "rule", *(("time",) if shared else ())),
+            tuple(
+                (row.op, row.layer, str(row.calls), row.dtype, row.rule)
+                + ((_percent(row.share),) if shared else ())
+                for row in self.rows
+            ),
+            ("Times are the forward pass's, as the lens saw it.",) if shared else (),
+        )
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        self.table().print(file)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def census(loss_fn: LossFn, model: Model, *batch: Any, policy: str | Policy = "O1") -> Census:
+    """Run one forward and backward pass under ``policy`` and list the ops of the forward pass.
+
+        print(lens.census(loss_fn, model, x, y, policy="O1"))
+
+    Raises:
+        CallOrderError: if the model is decorated already.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+    """
+    parsed, subject = single(policy), Subject(loss_fn, model)
+    calls = Calls()
+    subject.run(batch, parsed, observer=calls, gradients=False)
+    rules = RulesInForce(subject.backend, model, parsed)
+    return Census(
+        parsed, subject.backend.name, subject.backend.execution(parsed), _rows(calls.seen, rules)
+    )
+
+
+class Calls:
+    """An observer that remembers which ops ran."""
+
+    def __init__(self) -> None:
+        self.seen: list[OpCall] = []
+
+    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        self.seen.append(call)
+
+    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
+        """Of no interest here."""
+
+    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
+        """Of no interest here."""
+
+
+class RulesInForce:
+    """Which rule decided about an op, told by the rules that the backend follows."""
+
+    def __init__(self, backend: Backend, model: Model, policy: Policy) -> None:
+        self._policy = policy
+        self._explained = backend.explain(policy).ops
+        layers = backend.layers(model)
+        kept = {id(layer) for layer in kept_layers(backend, model, policy)}
+        self._kept = [layer.name for layer in layers if id(layer.layer) in kept]
+
+    def rule(self, op: str, layer: str) -> str:
+        """What decided about a call of ``op`` in ``layer``; see ``CensusRow.rule``."""
+        policy = self._policy
+        if policy.level == "O0":
+            return "float32"
+        if any(_is_within(layer, kept) for kept in self._kept):
+            return "kept layer"
+        if op in policy.allow:
+            return "your allow"
+        if op in policy.deny:
+            return "your deny"
+        treatment = self._explained.get(op)
+        if treatment is not None and policy.lists == "native":
+            return "native"
+        category = self._category(op) if treatment is None else treatment.category
+        return "promote" if category in (None, "promote") else f"{policy.level} {category}"
+
+    def _category(self, op: str) -> str:
+        """Of an op that the table has not: what becomes of all unlisted ones."""
+        if op in oplists.ops():
+            return self._policy.category(op)
+        if self._policy.lists == "native":
+            return "promote"
+        return "deny" if self._policy.op_list.unlisted == "full" else "promote"
+
+
+def _is_within(layer: str, kept: str) -> bool:
+    return kept == "" or layer == kept or layer.startswith(kept + ".")
+
+
+def _rows(calls: Sequence[OpCall], rules: RulesInForce) -> tuple[CensusRow, ...]:
+    groups: dict[tuple[str, str, str], list[OpCall]] = {}
+    for call in calls:
+        groups.setdefault((call.op, call.layer, call.dtype), []).append(call)
+    total = _seconds(calls)
+    return tuple(
+        CensusRow(
+            op,
+            layer,
+            len(group),
+            dtype,
+            rules.rule(op, layer),
+            tuple(Counter(kernel for call in group for kernel in call.kernels).items()),
+            None if not total else (_seconds(group) or 0.0) / total,
+        )
+        for (op, layer, dtype), group in groups.items()
+    )
+
+
+def _seconds(calls: Sequence[OpCall]) -> float | None:
+    times = [call.seconds for call in calls if call.seconds is not None]
+    return sum(times) if times else None

@@ -1,0 +1,165 @@
+"""Where values lie between float16's zero and infinity, told by their exponents.
+
+A power of two, such as a loss scale, moves every exponent and leaves the digits as they are: one
+histogram answers for every loss scale. float16's own borders lie beside powers of two: what rounds
+up to infinity begins at 65520, just below 2**16, and 2**-25 itself still rounds to zero. So each bin
+also counts what lies in its topmost part and on its lower edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+SMALLEST_NORMAL = -14
+"""float16's normal numbers begin at 2**-14, ..."""
+SMALLEST = -24
+"""... its subnormal ones at 2**-24; half of that and less rounds to zero ..."""
+LARGEST = 15
+"""... and its largest number lies in [2**15, 2**16)."""
+_ROUNDS_UP = 65520 / 2.0**15
+"""From this many times 2**15 on, values round to infinity (IEEE 754, ties to even)."""
+
+
+class Bin(NamedTuple):
+    """Values of one binary exponent.
+
+    Attributes:
+        values: |x| in [2**e, 2**(e + 1)).
+        top: of those, at or above 65520/65536 of the upper edge.
+        edge: of those, exactly 2**e.
+    """
+
+    values: int
+    top: int
+    edge: int
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """A histogram of magnitudes by binary exponent. Zeros, infinities and NaN are counted apart.
+
+    Attributes:
+        bins: exponent -> ``Bin``, of finite values other than zero, ascending.
+        largest: the largest finite |x|; 0.0 if there is none.
+    """
+
+    bins: Mapping[int, Bin] = field(default_factory=dict)
+    zeros: int = 0
+    infinities: int = 0
+    nans: int = 0
+    largest: float = 0.0
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any]) -> Exponents:
+        """Those of a float32 or float64 array."""
+        flat = np.abs(values).reshape(-1)
+        finite = flat[np.isfinite(flat)]
+        digits, upper = np.frexp(finite[finite > 0])  # digits in [1/2, 1)
+        top, edge = digits >= _ROUNDS_UP / 2, digits == 0.5
+        bins = {
+            int(exponent) - 1: Bin(*(int(np.sum(part[upper == exponent])) for part in parts))
+            for parts in [(np.ones_like(top), top, edge)]
+            for exponent in np.unique(upper)
+        }
+        return cls(
+            bins,
+            zeros=int(np.sum(finite == 0)),
+            infinities=int(np.sum(np.isinf(flat))),
+            nans=int(np.sum(np.isnan(flat))),
+            largest=float(finite.max(initial=0.0)),
+        )
+
+    @classmethod
+    def merged(cls, parts: Iterable[Exponents]) -> Exponents:
+        """Those of all arrays together."""
+        found = list(parts)
+        exponents = sorted({exponent for part in found for exponent in part.bins})
+        nothing = Bin(0, 0, 0)
+        return cls(
+            {
+                exponent: Bin(
+                    *map(sum, zip(*(p.bins.get(exponent, nothing) for p in found), strict=True))
+                )
+                for exponent in exponents
+            },
+            zeros=sum(part.zeros for part in found),
+            infinities=sum(part.infinities for part in found),
+            nans=sum(part.nans for part in found),
+            largest=max((part.largest for part in found), default=0.0),
+        )
+
+    def shifted(self, powers: int) -> Exponents:
+        """Those of the values times ``2**powers``, without what their own dtype makes of that."""
+        return Exponents(
+            {exponent + powers: counted for exponent, counted in self.bins.items()},
+            self.zeros,
+            self.infinities,
+            self.nans,
+            float(np.ldexp(self.largest, powers)),
+        )
+
+    # -- as float16 would have them
+
+    @property
+    def total(self) -> int:
+        """How many values there are."""
+        return sum(b.values for b in self.bins.values()) + self.zeros + self.infinities + self.nans
+
+    @property
+    def overflowing(self) -> float:
+        """The fraction that is infinite, or would be in float16."""
+        above = sum(b.values for exponent, b in self.bins.items() if exponent > LARGEST)
+        at_border = self.bins[LARGEST].top if LARGEST in self.bins else 0
+        return self._fraction(above + at_border + self.infinities)
+
+    @property
+    def flushed(self) -> float:
+        """The fraction that is not zero, and would be in float16."""
+        return self._fraction(self._flushed)
+
+    @property
+    def subnormal(self) -> float:
+        """The fraction below 2**-14 that float16 keeps, with fewer digits than it has elsewhere."""
+        small = sum(b.values for exponent, b in self.bins.items() if exponent < SMALLEST_NORMAL)
+        return self._fraction(small - self._flushed)
+
+    @property
+    def headroom(self) -> int | None:
+        """How often the largest value may be doubled and stay finite in float16.
+
+        Negative where it does not fit; None where nothing is finite and other than zero.
+        """
+        if not self.bins:
+            return None
+        exponent = max(self.bins)
+        rounds_up = self.bins[exponent].top > 0
+        return LARGEST - exponent - int(rounds_up)
+
+    @property
+    def _flushed(self) -> int:
+        half = SMALLEST - 1
+        below = sum(b.values for exponent, b in self.bins.items() if exponent < half)
+        return below + (self.bins[half].edge if half in self.bins else 0)
+
+    def _fraction(self, count: int) -> float:
+        return count / self.total if self.total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: counts by exponent, and what follows from them."""
+        return {
+            "exponents": {str(exponent): b.values for exponent, b in self.bins.items()},
+            "zeros": self.zeros,
+            "infinities": self.infinities,
+            "nans": self.nans,
+            "total": self.total,
+            "largest": self.largest,
+            "overflowing": self.overflowing,
+            "flushed": self.flushed,
+            "subnormal": self.subnormal,
+            "headroom": self.headroom,
+        }

@@ -1,0 +1,246 @@
+"""Ranges: how large values and gradients are, what float16 would make of them, and at which scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from typing import Any, Literal, NamedTuple, TextIO
+
+import numpy as np
+
+from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.lens.census import Calls
+from ampbridge.lens.exponents import Exponents
+from ampbridge.lens.subject import Subject, checked_scale
+from ampbridge.observation import OpCall, Operand
+from ampbridge.policy import Policy
+from ampbridge.printing import Table
+from ampbridge.schedule import single
+
+Kind = Literal["output", "gradient", "parameter"]
+
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+
+
+class RangeRow(NamedTuple):
+    """The values of one op in one layer, or of one parameter's gradient.
+
+    Attributes:
+        kind: "output" of an op; "gradient" of its outputs; gradient of a "parameter".
+        name: the op, or the parameter's dotted name.
+        layer: dotted name; empty of a parameter.
+        dtype: in which the op runs under the policy; a parameter's gradient is float32 when it is
+            unscaled.
+        values: as computed in float32; gradients times the loss scale.
+    """
+
+    kind: Kind
+    name: str
+    layer: str
+    dtype: str
+    values: Exponents
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What float16 would make of a model's values; prints as a table.
+
+    Attributes:
+        scale: the loss scale at which gradients are given.
+        safe_scale: the largest power of two at which no parameter's gradient overflowed when it was
+            tried under the policy on this batch; None where the policy needs no loss scale, or where
+            none is safe.
+    """
+
+    policy: Policy
+    backend: str
+    scale: float
+    safe_scale: float | None
+    rows: tuple[RangeRow, ...]
+
+    def at(self, scale: float) -> Ranges:
+        """The same at another loss scale, a power of two; nothing is run again."""
+        powers = int(log2(checked_scale(scale)) - log2(self.scale))
+        return replace(
+            self,
+            scale=float(scale),
+            rows=tuple(
+                row if row.kind == "output" else row._replace(values=row.values.shifted(powers))
+                for row in self.rows
+            ),
+        )
+
+    def of(self, kind: Kind) -> Exponents:
+        """All values of one kind together."""
+        return Exponents.merged(row.values for row in self.rows if row.kind == kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "policy": self.policy.to_dict(),
+            "backend": self.backend,
+            "scale": self.scale,
+            "safe_scale": self.safe_scale,
+            "rows": [{**row._asdict(), "values": row.values.to_dict()} for row in self.rows],
+        }
+
+    def table(self) -> Table:
+        """As it is printed."""
+        safe = (
+            "no scale is safe"
+            if self.safe_scale is None
+            else f"safe up to {_power(self.safe_scale)}"
+        )
+        if not self.policy.needs_scaling:
+            safe = f"{self.policy!r} needs no loss scale"
+        return Table(
+            f"{self.backend}, in float32, gradients at a loss scale of {_power(self.scale)}; {safe}",
+            (
+                "values",
+                "name",
+                "layer",
+                "runs in",
+                "max |x|",
+                "overflow",
+                "to zero",
+                "subnormal",
+                "headroom",
+            ),
+            tuple(_cells(row) for row in self.rows),
+            (
+                "overflow, to zero, subnormal: what float16 would make of the values; "
+                "headroom: doublings until the largest overflows.",
+            ),
+        )
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        self.table().print(file)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def _cells(row: RangeRow) -> tuple[str, ...]:
+    values = row.values
+    headroom = "" if values.headroom is None else f"{values.headroom:+d}"
+    fractions = (values.overflowing, values.flushed, values.subnormal)
+    return (
+        row.kind, row.name, row.layer, row.dtype, f"{values.largest:.3g}",
+        *(_percent(fraction) for fraction in fractions), headroom,
+    )  # fmt: skip
+
+
+def _percent(fraction: float) -> str:
+    if fraction == 0:
+        return "0"
+    return f"{fraction:.1%}" if fraction >= 0.001 else "<0.1%"
+
+
+def _power(scale: float) -> str:
+    return f"2^{log2(scale):g}"
+
+
+def ranges(
+    loss_fn: LossFn,
+    model: Model,
+    *batch: Any,
+    policy: str | Policy = "O1",
+    scale: float = 2.0**16,
+) -> Ranges:
+    """Measure every op's output and gradient, and every parameter's gradient, in float32.
+
+        found = lens.ranges(loss_fn, model, x, y)
+        print(found)
+        found.at(2.0**8).of("gradient").flushed     what a loss scale of 256 would lose
+        found.safe_scale                            the largest that does not overflow
+
+    The ops' dtypes are those under ``policy``, and the safe scale is tried under it: some ten passes.
+
+    Raises:
+        ArgumentError: for a scale that is no power of two.
+        CallOrderError: if the model is decorated already.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+    """
+    parsed, subject = single(policy), Subject(loss_fn, model)
+    checked_scale(scale)
+    calls, measured = Calls(), Measured(subject.backend)
+    subject.run(batch, parsed, observer=calls, gradients=False)
+    found = subject.run(batch, Policy("O0"), observer=measured)
+    gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
+    at_one = Ranges(
+        parsed,
+        subject.backend.name,
+        1.0,
+        _safe_scale(subject, batch, parsed, Exponents.merged(gradients.values())),
+        (
+            *measured.rows("output", calls.seen),
+            *measured.rows("gradient", calls.seen),
+            *(RangeRow("parameter", n, "", "float32", v) for n, v in gradients.items()),
+        ),
+    )
+    return at_one.at(scale)
+
+
+class Measured:
+    """An observer that keeps the exponents of what it sees."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._found: dict[tuple[Kind, str, str], list[Exponents]] = {}
+
+    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        for output in outputs:
+            self._note("output", call, output)
+
+    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
+        self._note("gradient", call, gradient)
+
+    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
+        """It arrives at another op, or is a parameter's."""
+
+    def _note(self, kind: Kind, call: OpCall, operand: Operand) -> None:
+        exponents = Exponents.of(self._backend.to_numpy(operand.values))
+        self._found.setdefault((kind, call.op, call.layer), []).append(exponents)
+
+    def rows(self, kind: Kind, calls: Sequence[OpCall]) -> list[RangeRow]:
+        """The rows of one kind, with the dtypes that the same ops ran in among ``calls``."""
+        dtypes: dict[tuple[str, str], dict[str, None]] = {}
+        for call in calls:
+            dtypes.setdefault((call.op, call.layer), {})[call.dtype] = None
+        return [
+            RangeRow(
+                kind, op, layer, ", ".join(dtypes.get((op, layer), ())), Exponents.merged(parts)
+            )
+            for (found_kind, op, layer), parts in self._found.items()
+            if found_kind == kind
+        ]
+
+
+def _safe_scale(
+    subject: Subject, batch: Sequence[Any], policy: Policy, gradients: Exponents
+) -> float | None:
+    """The largest power of two at which a pass stays finite.
+
+    scale <- where the largest parameter's gradient just fits into float16
+    while a pass at scale overflows:       scale <- scale / 2
+    while a pass at 2 * scale is finite:   scale <- 2 * scale
+    """
+    if not policy.needs_scaling or gradients.headroom is None:
+        return None
+
+    def is_finite(scale: float) -> bool:
+        found = subject.run(batch, policy, scale).gradients.values()
+        return all(bool(np.isfinite(gradient).all()) for gradient in found)
+
+    scale = min(max(2.0**gradients.headroom, SMALLEST_SCALE), LARGEST_SCALE)
+    if is_finite(scale):
+        while scale < LARGEST_SCALE and is_finite(2 * scale):
+            scale *= 2
+        return scale
+    while scale > SMALLEST_SCALE:
+        scale /= 2
+        if is_finite(scale):
+            return scale
+    return None

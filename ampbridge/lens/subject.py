@@ -1,0 +1,124 @@
+"""A model under the lens: passes under one policy after another, and nothing of it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ampbridge import registry
+from ampbridge.backend import Array, Backend, LossFn, Model
+from ampbridge.decorate import fit_to, for_steps
+from ampbridge.errors import ArgumentError, CallOrderError
+from ampbridge.observation import Observer
+from ampbridge.policy import Policy
+from ampbridge.step import checked_loss, returning_aux
+
+NumpyArray = npt.NDArray[Any]
+
+
+class Pass(NamedTuple):
+    """One forward and backward pass, on the host.
+
+    Attributes:
+        loss: without the loss scale.
+        gradients: by the parameters' names, multiplied by the loss scale; without those that the
+            loss does not depend on.
+    """
+
+    loss: float
+    gradients: dict[str, NumpyArray]
+
+
+class Subject:
+    """A model and its loss.
+
+    Raises:
+        CallOrderError: for a model that ``amp.decorate`` has fitted to a policy: the lens tries
+            several.
+    """
+
+    def __init__(self, loss_fn: LossFn, model: Model) -> None:
+        self.backend: Backend = registry.backend(registry.framework_of(model))
+        self.model = model
+        self._loss_fn = returning_aux(checked_loss(loss_fn))
+        present = self.backend.decoration(model, None)
+        if present is not None and present.standalone:
+            msg = (
+                f"The lens takes models as you made them; this one is decorated with {present.policy!r}.\n"
+                f"Hint: amp.undecorate(model, optimizer); lens.census(..., policy={str(present.policy)!r})"
+            )
+            raise CallOrderError(msg)
+
+    @contextmanager
+    def under(self, policy: Policy) -> Iterator[None]:
+        """The model fitted to ``policy``; afterwards what it was, weights and buffers included.
+
+        Raises:
+            PolicyError: if an entry of ``policy.keep`` matches no layer.
+            UnsupportedError: for what this backend refuses.
+        """
+        earlier = self.backend.decoration(self.model, None)
+        values = self.backend.read_weights(self.model)
+        fit_to(self.backend, self.model, None, for_steps(self.backend, self.model, policy))
+        try:
+            yield
+        finally:
+            self.backend.undecorate(self.model, None)
+            if earlier is not None:
+                self.backend.decorate(self.model, None, earlier)
+            self.backend.write_weights(self.model, values)
+
+    def run(
+        self,
+        batch: Sequence[Any],
+        policy: Policy,
+        scale: float = 1.0,
+        observer: Observer | None = None,
+        *,
+        gradients: bool = True,
+    ) -> Pass:
+        """One pass under ``policy`` with the loss multiplied by ``scale``.
+
+        Args:
+            observer: who is told of each op.
+            gradients: whether the observer is told of gradients, too.
+        """
+
+        def observed(model: Model, *inputs: Any) -> tuple[Array, Any]:
+            with (
+                nullcontext()
+                if observer is None
+                else self.backend.observe(model, observer, gradients=gradients)
+            ):
+                loss, aux = self._loss_fn(model, *inputs)
+                return loss, aux
+
+        with self.under(policy):
+            loss, _, grads = self.backend.gradients(
+                observed, self.model, batch, policy, scale, None
+            )
+            names = self.backend.parameter_names(self.model)
+            found = {
+                name: self.backend.to_numpy(grad)
+                for name, grad in zip(names, grads, strict=True)
+                if grad is not None
+            }
+            return Pass(float(self.backend.to_numpy(loss)), found)
+
+
+def checked_scale(scale: float) -> float:
+    """A loss scale as a Python number.
+
+    Raises:
+        ArgumentError: for what is no power of two from 2**-126 to 2**127: only those move exponents
+            and leave the digits of every gradient as they are.
+    """
+    exponent = np.log2(float(scale)) if scale > 0 else np.nan
+    if not (exponent == np.round(exponent) and -126 <= exponent <= 127):
+        msg = f"Passed scale={scale!r}; allowed are powers of two from 2**-126 to 2**127.\n"
+        raise ArgumentError(msg + "Hint: scale=2.0**16")
+    return float(scale)
