@@ -21,6 +21,7 @@ from ampbridge.testing.decorating import (
 from ampbridge.testing.executing import ExecutionConformance
 from ampbridge.testing.gradients import GradientConformance
 from ampbridge.testing.harness import Harness
+from ampbridge.testing.observing import ObservingConformance
 from ampbridge.testing.reference import example
 from ampbridge.testing.regions import CastConformance, RegionConformance
 from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
@@ -105,6 +106,7 @@ class BackendConformance(
     UndecorateConformance,
     ScheduleConformance,
     ExecutionConformance,
+    ObservingConformance,
 ):
     """Everything that a backend promises. Subclass it and give it a harness:
 
