@@ -12,16 +12,24 @@
 report needs; afterwards weights, buffers and decoration are as they were.
 """
 
+from ampbridge.lens.bisect import Bisection, Entry, bisect
 from ampbridge.lens.census import Census, CensusRow, census
 from ampbridge.lens.exponents import Exponents
+from ampbridge.lens.locate import Finding, Patch, locate
 from ampbridge.lens.ranges import RangeRow, Ranges, ranges
 
 __all__ = [
+    "Bisection",
     "Census",
     "CensusRow",
+    "Entry",
     "Exponents",
+    "Finding",
+    "Patch",
     "RangeRow",
     "Ranges",
+    "bisect",
     "census",
+    "locate",
     "ranges",
 ]

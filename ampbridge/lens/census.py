@@ -151,7 +151,7 @@ class RulesInForce:
         policy = self._policy
         if policy.level == "O0":
             return "float32"
-        if any(_is_within(layer, kept) for kept in self._kept):
+        if any(is_within(layer, kept) for kept in self._kept):
             return "kept layer"
         if op in policy.allow:
             return "your allow"
@@ -172,8 +172,9 @@ class RulesInForce:
         return "deny" if self._policy.op_list.unlisted == "full" else "promote"
 
 
-def _is_within(layer: str, kept: str) -> bool:
-    return kept == "" or layer == kept or layer.startswith(kept + ".")
+def is_within(layer: str, outer: str) -> bool:
+    """Whether a layer is ``outer`` or below it, by their dotted names; the model's own is empty."""
+    return outer == "" or layer == outer or layer.startswith(outer + ".")
 
 
 def _rows(calls: Sequence[OpCall], rules: RulesInForce) -> tuple[CensusRow, ...]:

@@ -90,12 +90,12 @@ class Ranges:
         safe = (
             "no scale is safe"
             if self.safe_scale is None
-            else f"safe up to {_power(self.safe_scale)}"
+            else f"safe up to {power_of_two(self.safe_scale)}"
         )
         if not self.policy.needs_scaling:
             safe = f"{self.policy!r} needs no loss scale"
         return Table(
-            f"{self.backend}, in float32, gradients at a loss scale of {_power(self.scale)}; {safe}",
+            f"{self.backend}, in float32, gradients at a loss scale of {power_of_two(self.scale)}; {safe}",
             (
                 "values",
                 "name",
@@ -138,7 +138,8 @@ def _percent(fraction: float) -> str:
     return f"{fraction:.1%}" if fraction >= 0.001 else "<0.1%"
 
 
-def _power(scale: float) -> str:
+def power_of_two(scale: float) -> str:
+    """A loss scale as it is read: ``2^16``."""
     return f"2^{log2(scale):g}"
 
 
@@ -173,7 +174,7 @@ def ranges(
         parsed,
         subject.backend.name,
         1.0,
-        _safe_scale(subject, batch, parsed, Exponents.merged(gradients.values())),
+        safe_scale(subject, batch, parsed, Exponents.merged(gradients.values())),
         (
             *measured.rows("output", calls.seen),
             *measured.rows("gradient", calls.seen),
@@ -218,10 +219,10 @@ class Measured:
         ]
 
 
-def _safe_scale(
+def safe_scale(
     subject: Subject, batch: Sequence[Any], policy: Policy, gradients: Exponents
 ) -> float | None:
-    """The largest power of two at which a pass stays finite.
+    """The largest power of two at which a pass stays finite, tried.
 
     scale <- where the largest parameter's gradient just fits into float16
     while a pass at scale overflows:       scale <- scale / 2

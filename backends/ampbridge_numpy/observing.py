@@ -30,9 +30,9 @@ Report = Callable[[Operand], None]
 
 @contextmanager
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
-    """See ``Backend.observe``."""
+    """See ``Backend.observe``. NumPy's warnings of inf and NaN are left out: the observer sees them."""
     watch = Watch(observer, gradients)
-    with casting.watched(watch), nn.named_calls(model):
+    with casting.watched(watch), nn.named_calls(model), np.errstate(all="ignore"):
         yield
 
 

@@ -1,0 +1,526 @@
+"""Locate: the op and the layer in which inf or NaN begins, or gradients vanish, and a cure that was tried.
+
+reference <- a pass in float32, unscaled        what is infinite there, such as masks, is meant
+trial     <- a pass under the policy, scaled
+the first event of trial that is bad, and is not in reference, is where it begins
+for each cure that suits it, the likeliest first:
+    if a pass with it is sound, it is the patch
+    if it brings the beginning further on, go on from there with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple, TextIO
+
+import numpy as np
+
+from ampbridge import oplists
+from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.lens.census import is_within
+from ampbridge.lens.exponents import Exponents
+from ampbridge.lens.ranges import power_of_two, safe_scale
+from ampbridge.lens.subject import Pass, Subject, checked_scale
+from ampbridge.observation import OpCall, Operand
+from ampbridge.policy import Policy
+from ampbridge.printing import Table
+from ampbridge.schedule import single
+
+Kind = Literal["overflow", "nan", "underflow"]
+Direction = Literal["forward", "backward"]
+
+LOW_DTYPES = ("float16", "bfloat16")
+
+MOST_TRIALS = 24
+"""Passes that a cure is looked for with, after which the finding comes without one."""
+
+STARVED = 0.5
+"""Gradients underflow where more than this fraction of what float32 has is zero."""
+
+COUNTS = 1e-6
+"""Of the largest gradient's root mean square: parameters below it (biases ahead of a normalization,
+whose gradient is rounding noise) do not starve."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change of the recipe: ops to deny, layers to keep, another loss scale."""
+
+    deny: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    scale: float | None = None
+
+    def applied_to(self, policy: Policy) -> Policy:
+        """``policy`` with the ops and layers added."""
+        return policy.replace(
+            allow=[op for op in policy.allow if op not in self.deny],
+            deny=[*policy.deny, *(op for op in self.deny if op not in policy.deny)],
+            keep=[*policy.keep, *self.keep],
+        )
+
+    def __add__(self, other: Patch) -> Patch:
+        scale = self.scale if other.scale is None else other.scale
+        return Patch(self.deny + other.deny, self.keep + other.keep, scale)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} += {{{', '.join(map(repr, entries))}}}"
+            for name, entries in (("deny", self.deny), ("keep", self.keep))
+            if entries
+        ]
+        if self.scale is not None:
+            parts.append(f"init_scale = {power_of_two(self.scale)}")
+        return ", ".join(parts) or "nothing"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where it begins; prints as a report. False where nothing is wrong.
+
+    Attributes:
+        kind: "overflow" (inf), "nan", "underflow" (gradients that are zero under the policy alone);
+            None if the pass was sound.
+        direction: "forward" or "backward".
+        op, layer, dtype: of the call; ``op`` is empty where no op was seen to do it.
+        operands: what it was handed: its inputs in the forward pass, the gradients of its outputs in
+            the backward pass.
+        in_float32: whether float32 has it as well, so that no policy will do.
+        patch: what to change, tried and found to cure it; None where nothing did.
+        advice: in words.
+    """
+
+    policy: Policy
+    backend: str
+    scale: float
+    kind: Kind | None = None
+    direction: Direction = "forward"
+    op: str = ""
+    layer: str = ""
+    dtype: str = ""
+    operands: tuple[Exponents, ...] = ()
+    in_float32: bool = False
+    patch: Patch | None = None
+    advice: str = "Loss and gradients are finite, and none is lost."
+
+    def __bool__(self) -> bool:
+        return self.kind is not None
+
+    @property
+    def cured_policy(self) -> Policy:
+        """The policy with the patch."""
+        return self.policy if self.patch is None else self.patch.applied_to(self.policy)
+
+    @property
+    def cured_scale(self) -> float:
+        """The loss scale with the patch."""
+        changed = None if self.patch is None else self.patch.scale
+        return self.scale if changed is None else changed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        patch = self.patch
+        return {
+            "policy": self.policy.to_dict(),
+            "backend": self.backend,
+            "scale": self.scale,
+            "kind": self.kind,
+            "direction": self.direction if self else None,
+            "op": self.op,
+            "layer": self.layer,
+            "dtype": self.dtype,
+            "operands": [operand.to_dict() for operand in self.operands],
+            "in_float32": self.in_float32,
+            "patch": None
+            if patch is None
+            else {"deny": list(patch.deny), "keep": list(patch.keep), "scale": patch.scale},
+            "advice": self.advice,
+        }
+
+    def table(self) -> Table:
+        """As it is printed."""
+        under = f"{self.policy!r} on {self.backend}, loss scale {power_of_two(self.scale)}"
+        if not self:
+            return Table(f"{under}: sound", (), (), (self.advice,))
+        handed = "inputs" if self.direction == "forward" else "gradient of its outputs"
+        rows = (
+            ("what", f"{self.kind}, {self.direction}"),
+            ("op", self.op or "none that was seen"),
+            ("layer", self.layer or "the model itself"),
+            ("dtype", self.dtype),
+            *((handed, _range(operand)) for operand in self.operands),
+            ("patch", "none found" if self.patch is None else f"{self.patch}  (tried: it cures)"),
+        )
+        return Table(under, ("", "found"), rows, (self.advice,))
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        self.table().print(file)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def _range(values: Exponents) -> str:
+    lost = [
+        f"{count} {name}"
+        for count, name in (
+            (values.infinities, "inf"),
+            (values.nans, "NaN"),
+            (values.zeros, "zero"),
+        )
+        if count
+    ]
+    headroom = "" if values.headroom is None else f", headroom {values.headroom:+d}"
+    return f"max |x| {values.largest:.3g}{headroom}" + "".join(f", {part}" for part in lost)
+
+
+def locate(
+    loss_fn: LossFn,
+    model: Model,
+    *batch: Any,
+    policy: str | Policy = "O1",
+    scale: float = 2.0**16,
+) -> Finding:
+    """Find the first op that makes inf or NaN under ``policy``, or loses the gradients, and a cure.
+
+        found = lens.locate(loss_fn, model, x, y, policy="O1", scale=scaler.get_scale())
+        if found:
+            print(found)
+            policy = found.cured_policy
+
+    Without a patch it is one pass in float32 and one under the policy; with one, up to 24 more.
+
+    Raises:
+        ArgumentError: for a scale that is no power of two.
+        CallOrderError: if the model is decorated already.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+    """
+    parsed, subject = single(policy), Subject(loss_fn, model)
+    checked_scale(scale)
+    search = Search(subject, batch, parsed)
+    trial = search.trial(Patch(scale=scale))
+    if trial.sound:
+        return Finding(parsed, subject.backend.name, scale)
+    beginning, in_float32 = search.beginning(trial)
+    patch = None if in_float32 else search.cure(trial, beginning)
+    return _finding(search, scale, beginning, in_float32, patch)
+
+
+# -- one pass, as far as it is needed
+
+
+class Key(NamedTuple):
+    """One event, the same in every pass: the n-th call of an op in a layer, and what was seen of it."""
+
+    op: str
+    layer: str
+    occurrence: int
+    side: Literal["output", "arrived", "left"]
+    place: int
+
+
+class Event(NamedTuple):
+    """What was seen of one array.
+
+    ``operands`` are what its op had been handed: inputs, or the gradients of its outputs.
+    """
+
+    key: Key
+    call: OpCall
+    values: Exponents
+    operands: tuple[Exponents, ...]
+
+    @property
+    def is_finite(self) -> bool:
+        return not self.values.infinities and not self.values.nans
+
+    @property
+    def zero_fraction(self) -> float:
+        return self.values.zeros / max(self.values.total, 1)
+
+
+class Events:
+    """An observer that notes the exponents of all it sees, in order."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._counts: dict[tuple[str, str], int] = {}
+        self._occurrences: dict[int, int] = {}
+        self._arrived: dict[int, list[Exponents]] = {}
+        self.events: list[Event] = []
+
+    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        occurrence = self._counts.get((call.op, call.layer), 0)
+        self._counts[call.op, call.layer] = occurrence + 1
+        self._occurrences[call.number] = occurrence
+        handed = tuple(map(self._exponents, inputs))
+        for place, output in enumerate(outputs):
+            self._note(call, "output", place, self._exponents(output), handed)
+
+    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
+        values = self._exponents(gradient)
+        self._arrived.setdefault(call.number, []).append(values)
+        self._note(call, "arrived", output, values, (values,))
+
+    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
+        handed = tuple(self._arrived.get(call.number, ()))
+        self._note(call, "left", input, self._exponents(gradient), handed)
+
+    def _exponents(self, operand: Operand) -> Exponents:
+        return Exponents.of(self._backend.to_numpy(operand.values))
+
+    def _note(
+        self,
+        call: OpCall,
+        side: Literal["output", "arrived", "left"],
+        place: int,
+        values: Exponents,
+        handed: tuple[Exponents, ...],
+    ) -> None:
+        key = Key(call.op, call.layer, self._occurrences[call.number], side, place)
+        self.events.append(Event(key, call, values, handed))
+
+
+class Beginning(NamedTuple):
+    """Where it begins: the event, None where no op was seen to do it."""
+
+    kind: Kind
+    direction: Direction
+    event: Event | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pass under the policy with a patch, and what it lacks beside float32's."""
+
+    patch: Patch
+    passed: Pass
+    events: Sequence[Event]
+    starved: bool
+    sound: bool
+
+
+@dataclass
+class Search:
+    """Passes of one subject on one batch, held against its pass in float32."""
+
+    subject: Subject
+    batch: Sequence[Any]
+    policy: Policy
+    trials: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        seen = Events(self.subject.backend)
+        self.reference = self.subject.run(self.batch, Policy("O0"), observer=seen)
+        self.expected = {event.key: event for event in seen.events}
+        self.reference_events = seen.events
+
+    def trial(self, patch: Patch) -> Trial:
+        """A pass with ``patch``, whose scale is known."""
+        self.trials += 1
+        seen = Events(self.subject.backend)
+        scale = 1.0 if patch.scale is None else patch.scale
+        policy = patch.applied_to(self.policy)
+        passed = self.subject.run(self.batch, policy, scale, seen)
+        starved = policy.needs_scaling and _is_starved(passed, self.reference)
+        return Trial(patch, passed, seen.events, starved, _is_finite(passed) and not starved)
+
+    def beginning(self, trial: Trial) -> tuple[Beginning, bool]:
+        """Where what is wrong with an unsound trial begins, and whether float32 has it as well."""
+        for event in trial.events:
+            expected = self.expected.get(event.key)
+            if not event.is_finite and (expected is None or expected.is_finite):
+                return _beginning(event), False
+        if trial.starved:
+            return Beginning("underflow", "backward", self._first_lost(trial)), False
+        if _is_finite(self.reference):
+            direction: Direction = "backward" if np.isfinite(trial.passed.loss) else "forward"
+            return Beginning(_kind_of(trial.passed), direction, None), False
+        return self._beginning_in_float32(), True
+
+    def _first_lost(self, trial: Trial) -> Event | None:
+        """The first gradient that is zero where float32's is not."""
+        for event in trial.events:
+            expected = self.expected.get(event.key)
+            if event.key.side == "output" or expected is None:
+                continue
+            if event.zero_fraction - expected.zero_fraction > STARVED:
+                return event
+        return None
+
+    def _beginning_in_float32(self) -> Beginning:
+        """NaN before inf: infinities may be meant, as those of a mask are."""
+        bad = [event for event in self.reference_events if not event.is_finite]
+        first = next((event for event in bad if event.values.nans), next(iter(bad), None))
+        return (
+            Beginning(_kind_of(self.reference), "forward", None)
+            if first is None
+            else _beginning(first)
+        )
+
+    # -- cures
+
+    def cure(self, trial: Trial, beginning: Beginning) -> Patch | None:
+        """A patch with which a pass is sound; None if ``MOST_TRIALS`` passes found none."""
+        start = trial.patch
+        untried = self._cures(trial, beginning)
+        while self.trials < MOST_TRIALS:
+            change = next(untried, None)
+            if change is None:
+                return None
+            changed = self.trial(trial.patch + change)
+            if changed.sound:
+                return self._without_what_is_not_needed(changed.patch, start)
+            reached, in_float32 = self.beginning(changed)
+            if not in_float32 and _is_further(reached, beginning, changed, trial):
+                trial, beginning = changed, reached
+                untried = self._cures(trial, beginning)
+        return None
+
+    def _cures(self, trial: Trial, beginning: Beginning) -> Iterator[Patch]:
+        """What may help, the likeliest first."""
+        if beginning.kind == "underflow":
+            yield from self._higher_scale(trial)
+        elif beginning.direction == "backward":
+            scale = self._safe_scale(trial)
+            if scale is not None and scale >= 1:
+                yield Patch(scale=scale)
+                return
+        yield from self._wider(trial, beginning.event)
+        if beginning.direction == "backward" and beginning.kind != "underflow":
+            scale = self._safe_scale(trial)
+            if scale is not None:
+                yield Patch(scale=scale)
+
+    def _higher_scale(self, trial: Trial) -> Iterator[Patch]:
+        """A quarter of the largest safe one: other batches have larger gradients."""
+        safe = self._safe_scale(trial)
+        if safe is not None and safe / 4 > (trial.patch.scale or 1.0):
+            yield Patch(scale=safe / 4)
+
+    def _safe_scale(self, trial: Trial) -> float | None:
+        gradients = Exponents.merged(map(Exponents.of, self.reference.gradients.values()))
+        policy = trial.patch.applied_to(self.policy)
+        return safe_scale(self.subject, self.batch, policy, gradients)
+
+    def _wider(self, trial: Trial, event: Event | None) -> Iterator[Patch]:
+        """Ops and layers in float32: the one it begins in, then those that led to it."""
+        calls = list({e.call.number: e.call for e in trial.events}.values())
+        last = max((call.number for call in calls), default=0)
+        number = last if event is None else event.call.number
+        low = [call for call in calls if call.dtype in LOW_DTYPES]
+        leading = [call for call in reversed(low) if call.number <= number]
+        policy = trial.patch.applied_to(self.policy)
+        yield from dict.fromkeys(c for call in leading for c in _in_float32(call, low, policy))
+
+    def _without_what_is_not_needed(self, patch: Patch, start: Patch) -> Patch:
+        """``patch`` without the entries that its cure does well without."""
+        for smaller in _one_entry_less(patch):
+            if self.trials < MOST_TRIALS and self.trial(smaller).sound:
+                return self._without_what_is_not_needed(smaller, start)
+        return Patch(patch.deny, patch.keep, None if patch.scale == start.scale else patch.scale)
+
+
+def _one_entry_less(patch: Patch) -> Iterator[Patch]:
+    if len(patch.deny) + len(patch.keep) < 2:
+        return
+    for op in patch.deny:
+        yield Patch(tuple(o for o in patch.deny if o != op), patch.keep, patch.scale)
+    for layer in patch.keep:
+        yield Patch(patch.deny, tuple(k for k in patch.keep if k != layer), patch.scale)
+
+
+def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Patch]:
+    """Ways to have one call in float32: first the one that takes fewest of the ``low`` calls along."""
+    ways: list[tuple[int, Patch]] = []
+    if call.op in oplists.ops() and call.op not in policy.deny:
+        ways.append((sum(c.op == call.op for c in low), Patch(deny=(call.op,))))
+    if call.layer and call.layer not in policy.keep:
+        inside = sum(is_within(c.layer, call.layer) for c in low)
+        ways.append((inside, Patch(keep=(call.layer,))))
+    return [patch for _, patch in sorted(ways, key=lambda way: way[0])]
+
+
+def _is_further(reached: Beginning, before: Beginning, now: Trial, then: Trial) -> bool:
+    """Whether what is wrong begins later in the pass than it did."""
+    if reached.event is None or before.event is None:
+        return False
+    return _place(reached.event, now) > _place(before.event, then)
+
+
+def _place(event: Event, trial: Trial) -> tuple[bool, int]:
+    """Forward passes in the order of calls, backward ones against it."""
+    forward = event.key.side == "output"
+    return (not forward, event.call.number if forward else -event.call.number)
+
+
+def _beginning(event: Event) -> Beginning:
+    kind: Kind = "nan" if event.values.nans and not event.values.infinities else "overflow"
+    return Beginning(kind, "forward" if event.key.side == "output" else "backward", event)
+
+
+def _kind_of(passed: Pass) -> Kind:
+    arrays = [np.asarray(passed.loss), *passed.gradients.values()]
+    return "overflow" if any(bool(np.isinf(a).any()) for a in arrays) else "nan"
+
+
+def _is_finite(passed: Pass) -> bool:
+    arrays = [np.asarray(passed.loss), *passed.gradients.values()]
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
+def _is_starved(passed: Pass, reference: Pass) -> bool:
+    """Whether a parameter that counts has lost more than ``STARVED`` of its gradient's elements."""
+    sizes = {name: _root_mean_square(g) for name, g in reference.gradients.items()}
+    counting = COUNTS * max(sizes.values(), default=0.0)
+    return any(
+        _lost_fraction(passed.gradients[name], expected) > STARVED
+        for name, expected in reference.gradients.items()
+        if sizes[name] > counting and name in passed.gradients
+    )
+
+
+def _root_mean_square(values: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
+
+def _lost_fraction(values: Any, expected: Any) -> float:
+    there = expected != 0
+    return float(np.mean(values[there] == 0)) if there.any() else 0.0
+
+
+# -- in words
+
+
+def _finding(
+    search: Search, scale: float, beginning: Beginning, in_float32: bool, patch: Patch | None
+) -> Finding:
+    event = beginning.event
+    located = partial(
+        Finding,
+        search.policy,
+        search.subject.backend.name,
+        scale,
+        beginning.kind,
+        beginning.direction,
+        in_float32=in_float32,
+        patch=patch,
+        advice=_advice(beginning, in_float32, patch),
+    )
+    if event is None:
+        return located()
+    return located(event.call.op, event.call.layer, event.call.dtype, event.operands)
+
+
+def _advice(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
+    if in_float32:
+        return "float32 has it as well: no policy cures it. Mend the model, or the batch."
+    if patch is None:
+        return "No patch cured it. lens.bisect looks for a set of ops and layers."
+    if patch.scale is not None and not patch.deny and not patch.keep:
+        if beginning.kind == "underflow":
+            return "Raise the loss scale: gradients are too small for float16 as they are."
+        return "Lower the loss scale, nothing is wrong: a dynamic scaler does so by itself."
+    return "In float32 it is sound: keep what the patch names there."
