@@ -33,6 +33,9 @@ Direction = Literal["forward", "backward"]
 
 LOW_DTYPES = ("float16", "bfloat16")
 
+SELECTING = ("where", "masked_fill")
+"""Ops by which masks of -inf come in."""
+
 MOST_TRIALS = 24
 """Passes that a cure is looked for with, after which the finding comes without one."""
 
@@ -237,6 +240,11 @@ class Event(NamedTuple):
         return not self.values.infinities and not self.values.nans
 
     @property
+    def was_handed_it(self) -> bool:
+        """Whether its operands were not finite already."""
+        return any(operand.infinities or operand.nans for operand in self.operands)
+
+    @property
     def zero_fraction(self) -> float:
         return self.values.zeros / max(self.values.total, 1)
 
@@ -351,13 +359,18 @@ class Search:
         return None
 
     def _beginning_in_float32(self) -> Beginning:
-        """NaN before inf: infinities may be meant, as those of a mask are."""
+        """Made of finite operands rather than passed on; NaN before inf, which may be meant."""
         bad = [event for event in self.reference_events if not event.is_finite]
-        first = next((event for event in bad if event.values.nans), next(iter(bad), None))
+        made = [event for event in bad if not event.was_handed_it]
+        likely = [
+            *(event for event in made if event.values.nans),
+            *(event for event in made if event.call.op not in SELECTING),
+            *bad,
+        ]
         return (
-            Beginning(_kind_of(self.reference), "forward", None)
-            if first is None
-            else _beginning(first)
+            _beginning(likely[0])
+            if likely
+            else Beginning(_kind_of(self.reference), "forward", None)
         )
 
     # -- cures
@@ -515,6 +528,16 @@ def _finding(
 
 
 def _advice(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
+    event = beginning.event
+    if event is not None and event.key.side == "output" and event.was_handed_it:
+        handed = (
+            "It was handed values that are not finite: by the batch, or by an op that is not seen."
+        )
+        return f"{handed} {_of_patch(beginning, in_float32, patch)}"
+    return _of_patch(beginning, in_float32, patch)
+
+
+def _of_patch(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
     if in_float32:
         return "float32 has it as well: no policy cures it. Mend the model, or the batch."
     if patch is None:

@@ -1,0 +1,241 @@
+"""Census, ranges and locate on NumPy: what they say of small models, in words and in numbers."""
+
+import json
+
+import autograd.numpy as anp  # noqa: TID253  the models here are NumPy's
+import numpy as np
+import pytest
+from autograd.extend import defvjp, primitive  # noqa: TID253
+
+import ampbridge as amp
+from ampbridge import lens
+from ampbridge_numpy import nn, optim
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.first = nn.Linear(4, 8, rng=0)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3, rng=1)
+
+    def forward(self, x):
+        return self.head(nn.gelu(self.norm(self.first(x))))
+
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
+
+
+def loss_fn(model, x, y):
+    return nn.mse_loss(model(x), y)
+
+
+def rows(policy):
+    found = lens.census(loss_fn, Net(), X, Y, policy=policy).rows
+    return {(row.op, row.layer): (row.dtype, row.rule) for row in found}
+
+
+# -- census
+
+
+def test_the_census_tells_each_rule():
+    assert rows("O1") == {
+        ("linear", "first"): ("float16", "O1 allow"),
+        ("layer_norm", "norm"): ("float32", "O1 deny"),
+        ("gelu", ""): ("float32", "promote"),
+        ("linear", "head"): ("float16", "O1 allow"),
+        ("mse_loss", ""): ("float32", "O1 deny"),
+    }
+    assert set(rows("O0").values()) == {("float32", "float32")}
+
+
+def test_the_census_tells_what_was_the_user_s():
+    found = rows(amp.Policy("O1", "bfloat16", allow=["layer_norm"], deny=["gelu"], keep=["head"]))
+    assert found["layer_norm", "norm"] == ("bfloat16", "your allow")
+    assert found["gelu", ""] == ("float32", "your deny")
+    assert found["linear", "head"] == ("float32", "kept layer")
+
+
+def test_the_census_counts_calls_and_times_them():
+    def twice(model, x, y):
+        return loss_fn(model, x, y) + loss_fn(model, x, y)
+
+    found = lens.census(twice, Net(), X, Y)
+    assert found.dtypes("linear") == {"float16": 4}
+    assert {row.calls for row in found.rows if row.layer} == {2}
+    assert sum(row.share for row in found.rows) == pytest.approx(1.0)
+
+
+def test_the_census_prints_and_is_plain_data():
+    found = lens.census(loss_fn, Net(), X, Y)
+    assert str(found).splitlines()[0] == (
+        "Policy('O1', 'float16') on numpy (native): 3 float32, 2 float16"
+    )
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["rows"][0]["kernels"] == [{"name": "linear", "dtype": "float16", "times": 1}]
+
+
+# -- ranges
+
+
+def test_ranges_are_those_of_the_float32_pass():
+    """Outputs and gradients are computed here in float64; the model is small enough by hand."""
+    model = Net()
+    found = lens.ranges(loss_fn, model, X, Y, scale=2.0**4)
+    (first,) = [r for r in found.rows if (r.kind, r.layer) == ("output", "first")]
+    expected = X.astype(np.float64) @ model.first.weight + model.first.bias
+    assert first.values.largest == pytest.approx(np.abs(expected).max(), rel=1e-6)
+    assert (first.name, first.dtype) == ("linear", "float16")
+    prediction = model(X).astype(np.float64)
+    of_prediction = 2 * (prediction - Y) / Y.size * 2.0**4
+    (head,) = [r for r in found.rows if (r.kind, r.layer) == ("gradient", "head")]
+    assert head.values.largest == pytest.approx(np.abs(of_prediction).max(), rel=1e-5)
+    (bias,) = [r for r in found.rows if (r.kind, r.name) == ("parameter", "head.bias")]
+    assert bias.values.largest == pytest.approx(np.abs(of_prediction.sum(0)).max(), rel=1e-5)
+
+
+def test_ranges_at_another_scale_are_the_same_as_measured_there():
+    model = Net()
+    found = lens.ranges(loss_fn, model, X, Y, scale=1.0)
+    assert found.at(2.0**8) == lens.ranges(loss_fn, model, X, Y, scale=2.0**8)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_the_safe_scale_does_not_overflow_and_twice_it_does(policy):
+    safe = lens.ranges(loss_fn, Net(), X, Y, policy=policy).safe_scale
+
+    def applied(scale):
+        model = Net()
+        scaler = amp.GradScaler(scale, max_scale=2.0**127)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        return amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler)(X, Y).applied
+
+    assert applied(safe)
+    assert not applied(2 * safe)
+
+
+def test_a_policy_without_scaling_has_no_safe_scale():
+    found = lens.ranges(loss_fn, Net(), X, Y, policy="O1:bfloat16")
+    assert found.safe_scale is None
+    assert "needs no loss scale" in str(found)
+
+
+def test_ranges_are_plain_data():
+    data = json.loads(json.dumps(lens.ranges(loss_fn, Net(), X, Y).to_dict()))
+    assert {row["kind"] for row in data["rows"]} == {"output", "gradient", "parameter"}
+
+
+# -- locate
+
+
+def test_nothing_is_found_where_nothing_is_wrong():
+    found = lens.locate(loss_fn, Net(), X, Y, scale=2.0**10)
+    assert not found
+    assert (found.kind, found.patch) == (None, None)
+    assert str(found).endswith("Loss and gradients are finite, and none is lost.")
+
+
+def test_what_float32_has_as_well_is_no_matter_of_policies():
+    def divided(model, x, y):
+        return anp.sum(model(x) / (x[:, :3] * 0.0))
+
+    with np.errstate(all="ignore"):
+        found = lens.locate(divided, Net(), X, Y)
+    assert found.in_float32
+    assert (found.op, found.patch) == ("divide", None)
+    assert "no policy cures it" in found.advice
+
+
+def test_infinities_that_are_meant_are_not_found():
+    """A mask of -inf, as attention has it, ahead of a softmax; the fault lies behind it."""
+
+    def masked(model, x, y):
+        mask = np.where(np.arange(3) < 2, 0.0, -np.inf).astype(np.float32)
+        weights = nn.softmax(anp.add(model(x), mask))
+        return anp.sum(anp.exp(weights * 24.0))
+
+    policy = amp.Policy("O1", "float16", allow=["exp"])
+    with np.errstate(all="ignore"):
+        found = lens.locate(masked, Net(), X, Y, policy=policy, scale=1.0)
+    assert (found.op, found.kind) == ("exp", "overflow")
+
+
+def test_a_cure_takes_as_few_calls_along_as_it_can():
+    """The linear of one of two layers overflows: that layer is kept, not every linear denied."""
+    model = Net()
+    model.first.weight[...] = 5e4
+    found = lens.locate(loss_fn, model, np.abs(X), Y, scale=1.0)
+    assert (found.op, found.layer) == ("linear", "first")
+    assert found.patch == lens.Patch(keep=("first",))
+    assert str(found.patch) == "keep += {'first'}"
+
+
+def test_a_patch_moves_an_op_from_allow_to_deny():
+    patch = lens.Patch(deny=("exp",), keep=("head",), scale=2.0**9)
+    policy = patch.applied_to(amp.Policy("O1", "float16", allow=["exp", "sum"], keep=["norm"]))
+    assert policy == amp.Policy("O1", "float16", allow=["sum"], deny=["exp"], keep=["norm", "head"])
+    assert str(patch) == "deny += {'exp'}, keep += {'head'}, init_scale = 2^9"
+
+
+def test_an_op_that_is_not_seen_is_told_by_what_it_hands_on():
+    @primitive
+    def steep(x):
+        return x * x.dtype.type(6e4)
+
+    defvjp(steep, lambda answer, x: lambda g: g * x.dtype.type(6e4))
+
+    def loss(model, x, y):
+        return nn.mse_loss(steep(anp.matmul(x, model.first.weight)), np.tile(y, 3)[:, :8])
+
+    model = Net()
+    with np.errstate(all="ignore"):
+        found = lens.locate(loss, model, X, Y, scale=2.0**-20)
+    assert (found.op, found.direction, found.kind) == ("mse_loss", "forward", "overflow")
+    assert "by an op that is not seen" in found.advice
+
+
+# -- the model is left as it was
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", amp.Policy("O1", "float16", keep=["head"])])
+def test_weights_and_decoration_are_left_as_they_were(policy):
+    model = Net()
+    before = [p.copy() for p in model.parameters()]
+    lens.census(loss_fn, model, X, Y, policy=policy)
+    lens.locate(loss_fn, model, X, Y, policy=policy)
+    assert all(np.array_equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert amp.backend(model).decoration(model, None) is None
+
+
+def test_a_model_in_training_is_looked_at_between_its_steps():
+    """``train_step`` fits the model below O2 as well; the lens puts that back."""
+    model = Net()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    step = amp.train_step(loss_fn, model, optimizer, policy=amp.Policy("O1", keep=["head"]))
+    step(X, Y)
+    fitted = amp.backend(model).decoration(model, None)
+    lens.census(loss_fn, model, X, Y, policy="O1")
+    assert amp.backend(model).decoration(model, None) == fitted
+    assert step(X, Y).applied
+
+
+# -- what is refused
+
+
+def test_a_decorated_model_is_refused():
+    model = amp.decorate(Net(), policy="O2")
+    with pytest.raises(amp.CallOrderError, match=r"decorated with .*\nHint: amp\.undecorate"):
+        lens.census(loss_fn, model, X, Y)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, 3.0, float("nan"), float("inf"), 2.0**200])
+def test_a_scale_is_a_power_of_two(scale):
+    with pytest.raises(amp.ArgumentError, match=r"allowed are powers of two.*\nHint: scale="):
+        lens.ranges(loss_fn, Net(), X, Y, scale=scale)
+    with pytest.raises(amp.ArgumentError, match=r"allowed are powers of two"):
+        lens.locate(loss_fn, Net(), X, Y, scale=scale)
+
+
+def test_a_loss_that_is_no_function_is_refused():
+    with pytest.raises(amp.ArgumentTypeError, match="loss_fn is a function"):
+        lens.census(None, Net(), X, Y)
