@@ -240,6 +240,13 @@ def check_same_framework(model: object, optimizer: object) -> str:
     return name
 
 
+def adapter_package(name: str) -> str:
+    """The package of the adapter that speaks for a registered backend. Imports nothing."""
+    if name in _registered:
+        return _registered[name].__module__.partition(".")[0]
+    return _package(_entry_points()[name][0])
+
+
 def framework_if_known(obj: object) -> str | None:
     """The registered framework that ``obj`` belongs to; None if it is of none."""
     return _framework_of_type(type(obj))

@@ -86,8 +86,8 @@ def of_backend(backend: str) -> ModuleType:
     Raises:
         UnsupportedError: if it has none.
     """
-    package = type(registry.backend(backend)).__module__.partition(".")[0]
-    name = f"{package}.workloads"
+    registry.backend(backend)  # says what is missing, if anything is
+    name = f"{registry.adapter_package(backend)}.workloads"
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -1,0 +1,83 @@
+"""One recipe on several frameworks beside each other, each in a process of its own.
+
+    from ampbridge.compare import compare
+
+    comparison = compare(amp.Recipe.load("recipe.toml"), ["numpy", "torch"], steps=100)
+    print(comparison)
+
+On the command line: ``ampbridge compare recipe.toml``, which also writes a page with figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ampbridge import registry, workloads
+from ampbridge.compare.comparison import Comparison
+from ampbridge.compare.native import has_loop
+from ampbridge.compare.processes import run_all
+from ampbridge.compare.progress import bars
+from ampbridge.compare.runs import Job, Run
+from ampbridge.errors import ArgumentError, BackendNotFoundError, listed, nearest
+from ampbridge.recipe import Recipe
+
+__all__ = ["Comparison", "Run", "compare"]
+
+REFERENCE = "numpy"
+"""Who does the reference: its float64 is NumPy's, and it needs no framework."""
+
+STEPS = 200
+
+
+def compare(
+    recipe: Recipe,
+    backends: Sequence[str],
+    *,
+    workload: str = "digits-mlp",
+    steps: int = STEPS,
+    seed: int = 0,
+    native: bool = False,
+    quiet: bool = True,
+) -> Comparison:
+    """Train ``workload`` by ``recipe`` on each of ``backends``, from the same weights on the same data.
+
+    Args:
+        workload: a name of ``workloads.NAMES``, or a Python file with ``build(backend, seed)``.
+        steps: calls of the training step.
+        native: whether each framework that has mixed precision of its own also runs that, in a loop
+            without ampbridge.
+        quiet: whether no bars are drawn on a terminal.
+
+    Raises:
+        ArgumentError: for what cannot be compared.
+        BackendNotFoundError: for a backend that is none; one that is not installed is a failed run.
+    """
+    _check(backends, steps)
+    workloads.find(workload)
+    job = Job(REFERENCE, "reference", workload, recipe.to_dict(), steps, seed)
+    jobs = [job, *(replace(job, backend=name, kind="ampbridge") for name in backends)]
+    if native:
+        jobs += [
+            replace(job, backend=name, kind="native") for name in backends if name != REFERENCE
+        ]
+    with bars(jobs, quiet=quiet) as tell:
+        reference, *runs = run_all(jobs, tell)
+    return Comparison(recipe, workload, steps, seed, tuple(runs), reference)
+
+
+def _check(backends: Sequence[str], steps: int) -> None:
+    known = registry.backend_names()
+    for name in backends:
+        if name not in known:
+            close = nearest(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"allowed are {listed(known)}."
+            raise BackendNotFoundError(
+                f"No backend {name!r}; registered are {known}.\nHint: {hint}"
+            )
+    if not backends or len(set(backends)) < len(backends):
+        msg = f"Backends are one or more, each once, not {list(backends)}.\n"
+        raise ArgumentError(msg + "Hint: --backends numpy,torch")
+    if steps < 1:
+        msg = f"Passed steps={steps}; allowed are whole numbers from 1.\nHint: steps={STEPS}"
+        raise ArgumentError(msg)

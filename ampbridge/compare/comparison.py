@@ -1,0 +1,235 @@
+"""What came of all runs, as one value; prints as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import log2
+from typing import Any, TextIO
+
+import numpy as np
+
+from ampbridge.compare.gradients import GradientError, error_of, exponents_of
+from ampbridge.compare.op_lists import OpLists
+from ampbridge.compare.op_matrix import OpMatrix, shown
+from ampbridge.compare.runs import Run, observed_policy
+from ampbridge.lens.exponents import Exponents
+from ampbridge.policy import Policy
+from ampbridge.printing import Table
+from ampbridge.recipe import Recipe
+
+NO_REFERENCE = "There is no float64 reference: "
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One recipe on several frameworks, from the same weights on the same data.
+
+    Attributes:
+        workload: its name, or the file's.
+        runs: by the recipe, then each framework's own; a failed one has ``error``.
+        reference: float32 training and float64 gradients on NumPy.
+    """
+
+    recipe: Recipe
+    workload: str
+    steps: int
+    seed: int
+    runs: tuple[Run, ...]
+    reference: Run
+
+    @property
+    def failed(self) -> tuple[Run, ...]:
+        """The runs that failed; the reference is none of them, a workload need not know NumPy."""
+        return tuple(run for run in self.runs if run.error is not None)
+
+    @property
+    def good(self) -> tuple[Run, ...]:
+        """The runs that did not fail."""
+        return tuple(run for run in self.runs if run.error is None)
+
+    @property
+    def by_recipe(self) -> tuple[Run, ...]:
+        """Of these, the ones by the recipe."""
+        return tuple(run for run in self.good if run.kind == "ampbridge")
+
+    @property
+    def policy(self) -> Policy:
+        """Under which ops and gradients were looked at."""
+        return observed_policy(self.recipe)
+
+    @property
+    def exact(self) -> Run | None:
+        """The reference; None where it failed."""
+        return self.reference if self.reference.error is None else None
+
+    @cached_property
+    def matrix(self) -> OpMatrix:
+        """Ops and their dtypes."""
+        return OpMatrix.of(self.by_recipe)
+
+    @cached_property
+    def lists(self) -> OpLists:
+        """Op lists beside each other."""
+        backends = dict.fromkeys(run.backend for run in self.runs)
+        return OpLists.of(self.policy, backends, self.matrix.cells)
+
+    @cached_property
+    def errors(self) -> Mapping[str, GradientError]:
+        """By the labels of the runs that have gradients."""
+        own = {run.backend: run.float32_gradients for run in self.by_recipe}
+        found = [error_of(run, self.exact, own.get(run.backend, {})) for run in self.good]
+        return {each.label: each for each in found if each is not None}
+
+    @cached_property
+    def exponents(self) -> Mapping[str, Exponents]:
+        """Of the float32 gradients of the first batch, without a loss scale, by label."""
+        return {
+            run.label: exponents_of(run.float32_gradients)
+            for run in self.by_recipe
+            if run.float32_gradients
+        }
+
+    @property
+    def scale(self) -> float | None:
+        """The recipe's first loss scale; None where the policy needs none."""
+        scaler = self.recipe.scaler
+        return scaler.init_scale if scaler and self.policy.needs_scaling else None
+
+    def remarks(self) -> list[str]:
+        """What a reader of the figures must know."""
+        notes = [f"{run.label}: {note}" for run in self.good for note in map(first_line, run.notes)]
+        if self.reference.error is not None:
+            notes.append(NO_REFERENCE + first_line(self.reference.error))
+        notes += [
+            f"{each.label}: {each.own} of {len(each.parameters)} gradients have another layout than "
+            "NumPy's, and are held against float32 of the same framework."
+            for each in self.errors.values()
+            if self.exact is not None and each.own
+        ]
+        notes += [f"{label}: ops were not observed. {why}" for label, why in self._unseen()]
+        return [*notes, *self._unlike_starts()]
+
+    def _unseen(self) -> list[tuple[str, str]]:
+        return list(self.matrix.not_observed.items())
+
+    def _unlike_starts(self) -> list[str]:
+        """The first losses are those of the same weights and data, or somebody's ``build`` is wrong."""
+        first = {run.label: run.steps.loss[0] for run in self.by_recipe}
+        low = {label: loss for label, loss in first.items() if np.isfinite(loss)}
+        if not low or max(low.values()) - min(low.values()) <= 0.05 * abs(max(low.values())):
+            return []
+        shown = ", ".join(f"{loss:.4g} ({label})" for label, loss in low.items())
+        return [f"The first losses differ: {shown}. Are weights and data the same?"]
+
+    # -- as data
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; a loss that is not finite is None."""
+        return {
+            "recipe": self.recipe.to_dict(),
+            "policy": self.policy.to_dict(),
+            "workload": self.workload,
+            "steps": self.steps,
+            "seed": self.seed,
+            "reference": self._run(self.reference),
+            "runs": [self._run(run) for run in self.runs],
+            "ops": self.matrix.to_dict(),
+            "lists": self.lists.to_dict(),
+            "loss_scale": self.scale,
+            "remarks": self.remarks(),
+        }
+
+    def _run(self, run: Run) -> dict[str, Any]:
+        error, exponents = self.errors.get(run.label), self.exponents.get(run.label)
+        return {
+            "label": run.label,
+            "backend": run.backend,
+            "kind": run.kind,
+            "error": run.error,
+            "described": run.described,
+            "execution": run.execution,
+            "device": run.device,
+            "versions": dict(run.versions),
+            "notes": list(run.notes),
+            "loss": [loss if np.isfinite(loss) else None for loss in run.steps.loss],
+            "scale": list(run.steps.scale),
+            "applied": [reason is None for reason in run.steps.reason],
+            "reason": list(run.steps.reason),
+            "accuracy": run.accuracy,
+            "census": None if run.census is None else list(run.census),
+            "gradient_error": None if error is None else error.to_dict(),
+            "gradient_exponents": None if exponents is None else exponents.to_dict(),
+        }
+
+    # -- as a table
+
+    def table(self) -> Table:
+        """As it is printed: a row a run."""
+        rows = [_row(run, self.errors.get(run.label)) for run in self.shown]
+        remarks = [
+            f"{op}: " + ", ".join(f"{shown(c)} in {label}" for label, c in row.items() if c)
+            for op, row in self.matrix.cells.items()
+            if self.matrix.differs(op)
+        ]
+        same = "Every op ran in the same dtype wherever it was seen."
+        if self.matrix.columns and not remarks and len(self.matrix.columns) > 1:
+            remarks = [same]
+        return Table(
+            f"{self.policy!r}: {self.workload}, {self.steps} steps, seed {self.seed}",
+            HEADER,
+            tuple(rows),
+            (*remarks, *self.remarks()),
+        )
+
+    @property
+    def shown(self) -> tuple[Run, ...]:
+        """All runs, the reference first where there is one."""
+        return (*filter(None, [self.exact]), *self.runs)
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        self.table().print(file)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+HEADER = (
+    "run",
+    "first loss",
+    "last loss",
+    "accuracy",
+    "skipped",
+    "last scale",
+    "gradient error",
+    "ran",
+)
+
+
+def _row(run: Run, error: GradientError | None) -> tuple[str, ...]:
+    if run.error is not None:
+        return (run.label, f"failed: {first_line(run.error)}", *[""] * (len(HEADER) - 2))
+    steps = run.steps
+    return (
+        run.label,
+        f"{steps.loss[0]:.4f}",
+        f"{steps.loss[-1]:.4f}",
+        "" if run.accuracy is None else f"{run.accuracy:.1%}",
+        str(len(steps.skipped)),
+        "none" if set(steps.scale) == {1.0} else power(steps.scale[-1]),
+        "" if error is None else f"{error.total:.1e}",
+        run.execution or ("float32" if run.kind == "reference" else "its own way"),
+    )
+
+
+def power(scale: float) -> str:
+    """``2^16``; as it is, where it is no power of two."""
+    exponent = log2(scale)
+    return f"2^{exponent:.0f}" if exponent == round(exponent) else f"{scale:g}"
+
+
+def first_line(text: str) -> str:
+    """``text`` without hint and the like."""
+    return text.partition("\n")[0]

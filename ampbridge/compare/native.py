@@ -1,0 +1,81 @@
+"""What an adapter's ``native_loop`` module is: its framework's own mixed precision, written by hand.
+
+The loops use nothing of ampbridge but a recipe's numbers: they are what it is compared with.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+from ampbridge import registry
+from ampbridge.recipe import Recipe
+from ampbridge.workloads import Workload
+
+
+class NativeStep(NamedTuple):
+    """What a step did; ``scale`` is the one that its loss was multiplied by, 1.0 without a scaler."""
+
+    loss: float
+    scale: float
+    applied: bool
+
+
+class NativeLoop(Protocol):
+    """``NativeLoop(build, recipe)``; ``build()`` makes the workload anew.
+
+    Attributes:
+        described: the calls that it is made of.
+        notes: what a reader of its figures must know.
+    """
+
+    workload: Workload
+    described: str
+    notes: Sequence[str]
+
+    @abstractmethod
+    def gradients(self, batch: Sequence[Any], scale: float) -> list[npt.NDArray[Any]]:
+        """Of the loss times ``scale``, by the present weights, in the order of the model's parameters."""
+
+    @abstractmethod
+    def step(self, batch: Sequence[Any]) -> NativeStep:
+        """One step of training."""
+
+
+def has_loop(backend: str) -> bool:
+    """Whether a backend has a ``native_loop`` module. Imports nothing: the parent loads no framework."""
+    package = registry.adapter_package(backend)
+    spec = find_spec(package)
+    if spec is None:
+        return False
+    found = PathFinder.find_spec(f"{package}.native_loop", spec.submodule_search_locations)
+    return found is not None
+
+
+def loop_of(backend: str, build: Callable[[], Workload], recipe: Recipe) -> NativeLoop:
+    """A new loop, before its first step."""
+    module = import_module(f"{registry.adapter_package(backend)}.native_loop")
+    loop: NativeLoop = module.NativeLoop(build, recipe)
+    return loop
+
+
+def left_out(recipe: Recipe, honoured: Collection[str]) -> list[str]:
+    """A note on what the recipe says and a loop does not do, besides the op lists.
+
+    Args:
+        honoured: keys of a recipe file, ``"scaler.growth_interval"``.
+    """
+    said = [
+        f"{section}.{key}"
+        for section, values in recipe.to_dict().items()
+        for key in values
+        if (section, key) != ("policy", "lists")
+    ]
+    rest = [key for key in said if key not in honoured]
+    return [f"The recipe's {', '.join(rest)} is not in this loop."] if rest else []

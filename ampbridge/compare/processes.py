@@ -1,0 +1,81 @@
+"""A process for each job, two at a time: frameworks that share one can crash it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from ampbridge import registry
+from ampbridge.compare.runs import RUN, Job, Run
+
+AT_ONCE = 2
+
+Tell = Callable[[Job, str], None]
+"""Told which job does what: "waiting", "starting", "gradients", "step 12", "done", "failed"."""
+
+
+def run_all(jobs: Sequence[Job], tell: Tell) -> list[Run]:
+    """What came of each job, in their order. One that fails is a run with an error."""
+    started: list[subprocess.Popen[str]] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            return list(pool.map(partial(_run, tell=tell, started=started), jobs))
+        except BaseException:  # whoever interrupts us waits for none of them
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in started:
+                process.kill()
+            raise
+
+
+def _run(job: Job, tell: Tell, started: list[subprocess.Popen[str]]) -> Run:
+    run = _missing(job) or _in_a_process(job, tell, started)
+    tell(job, "failed" if run.error else "done")
+    return run
+
+
+def _missing(job: Job) -> Run | None:
+    """A run that failed before it began, where the framework is not installed."""
+    if registry.backends()[job.backend] != "not installed":
+        return None
+    msg = f"{job.backend} is not installed.\nHint: pip install 'ampbridge[{job.backend}]'"
+    return Run.failed(job, msg)
+
+
+def _in_a_process(job: Job, tell: Tell, started: list[subprocess.Popen[str]]) -> Run:
+    with tempfile.TemporaryDirectory(prefix="ampbridge-compare-") as name:
+        folder = Path(name)
+        job.save(folder)
+        with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ampbridge.compare.worker", name],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                encoding="utf-8",
+                env=_environment(),
+            )
+            started.append(process)
+            assert process.stdout is not None
+            for line in process.stdout:
+                tell(job, json.loads(line)["doing"])
+            code = process.wait()
+            if (folder / RUN).exists():
+                return Run.load(folder)
+            stderr.seek(0)
+            last = (stderr.read().strip().splitlines() or ["it said nothing"])[-1]
+            hint = f"ampbridge doctor --framework {job.backend}"
+            return Run.failed(job, f"The process ended with {code}: {last}\nHint: {hint}")
+
+
+def _environment() -> dict[str, str]:
+    """As ours, but that processes which run at once share the cores."""
+    threads = str(max(1, (os.cpu_count() or 1) // AT_ONCE))
+    usual = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    return {**usual, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONIOENCODING": "utf-8", **os.environ}
