@@ -13,6 +13,7 @@ import pytest
 
 from ampbridge import Policy, UnsupportedError, registry
 from ampbridge.backend import FINITE, INF, NAN, Decoration
+from ampbridge.observation import OpCall
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing import BackendConformance, names_of_tests, outcomes
 from ampbridge.testing.updates import RATE
@@ -20,6 +21,7 @@ from ampbridge_numpy import casting, nn
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.casting import anp
 from ampbridge_numpy.decorating import ModelCall
+from ampbridge_numpy.observing import Watch
 from ampbridge_numpy.testing import NumpyHarness
 
 SABOTAGE = []
@@ -1671,6 +1673,182 @@ class SavesLowCopies(NumpyBackend):
 class WritesCopiesOfWeights(NumpyBackend):
     def write_weights(self, model, values):
         model._loaded = dict(values)
+
+
+# -- seeing what runs
+
+
+class Retold:
+    """Hands on what it is told to an observer, changed by ``op``, ``arrived`` and ``left``."""
+
+    def __init__(self, observer, op=None, arrived=None, left=None):
+        self.op_ran = op or observer.op_ran
+        self.gradient_arrived = arrived or observer.gradient_arrived
+        self.gradient_left = left or observer.gradient_left
+
+
+def retelling(make):
+    """The method ``observe`` of a backend that tells ``make(observer)`` instead."""
+
+    def observe(self, model, observer, *, gradients):
+        return NumpyBackend.observe(self, model, make(observer), gradients=gradients)
+
+    return observe
+
+
+def telling_of_calls(change):
+    """``observe`` with each call changed."""
+    return retelling(
+        lambda observer: Retold(
+            observer,
+            lambda call, inputs, outputs: observer.op_ran(change(call), inputs, outputs),
+            lambda call, place, gradient: observer.gradient_arrived(change(call), place, gradient),
+            lambda call, place, gradient: observer.gradient_left(change(call), place, gradient),
+        )
+    )
+
+
+@caught_by(
+    "test_observe_reports_ops_in_order_with_layer_and_dtype",
+    "test_observe_reports_arrivals_before_leavings_and_the_last_op_first",
+)
+class KnowsNoLayers(NumpyBackend):
+    observe = telling_of_calls(lambda call: call._replace(layer=""))
+
+
+@caught_by("test_observe_reports_ops_in_order_with_layer_and_dtype")
+class NumbersBackwards(NumpyBackend):
+    observe = telling_of_calls(lambda call: call._replace(number=-call.number))
+
+
+@caught_by(
+    "test_observe_shows_a_denied_op_in_float32",
+    "test_observe_shows_a_kept_layer_in_float32",
+    "test_observe_shows_float32_at_O0",
+)
+class TellsThePolicyS(NumpyBackend):
+    """What the policy says in general, not what ran."""
+
+    observe = telling_of_calls(lambda call: call._replace(dtype="float16"))
+
+
+@caught_by("test_observe_shows_what_was_handed_over_and_what_came_back")
+class ShowsOutputsForInputs(NumpyBackend):
+    observe = retelling(
+        lambda observer: Retold(
+            observer, lambda call, inputs, outputs: observer.op_ran(call, outputs, inputs)
+        )
+    )
+
+
+@caught_by("test_observe_gives_outputs_the_dtype_that_they_have")
+class ShowsStorage(NumpyBackend):
+    observe = retelling(
+        lambda observer: Retold(
+            observer,
+            lambda call, inputs, outputs: observer.op_ran(
+                call, inputs, [output._replace(dtype="float32") for output in outputs]
+            ),
+        )
+    )
+
+
+@caught_by(
+    "test_observe_shows_the_gradients_that_leave_for_the_parameters",
+    "test_observe_shows_gradients_close_to_float64s",
+)
+class ShowsHalfTheGradient(NumpyBackend):
+    observe = retelling(
+        lambda observer: Retold(
+            observer,
+            arrived=lambda call, place, gradient: observer.gradient_arrived(
+                call, place, gradient._replace(values=gradient.values / 2)
+            ),
+            left=lambda call, place, gradient: observer.gradient_left(
+                call, place, gradient._replace(values=gradient.values / 2)
+            ),
+        )
+    )
+
+
+@caught_by(
+    "test_observe_shows_an_overflow_of_the_backward_pass",
+)
+class ShowsFiniteGradients(NumpyBackend):
+    observe = retelling(
+        lambda observer: Retold(
+            observer,
+            arrived=lambda call, place, gradient: observer.gradient_arrived(
+                call, place, gradient._replace(values=np.nan_to_num(gradient.values))
+            ),
+            left=lambda call, place, gradient: observer.gradient_left(
+                call, place, gradient._replace(values=np.nan_to_num(gradient.values))
+            ),
+        )
+    )
+
+
+@caught_by("test_observe_without_gradients_reports_none")
+class AlwaysShowsGradients(NumpyBackend):
+    def observe(self, model, observer, *, gradients):
+        return super().observe(model, observer, gradients=True)
+
+
+@caught_by(
+    "test_observe_changes_no_bit", "test_observe_shows_what_was_handed_over_and_what_came_back"
+)
+class ObservesInFloat16(NumpyBackend):
+    @contextmanager
+    def observe(self, model, observer, *, gradients):
+        inside = self.autocast(Policy("O1", "bfloat16", allow=["linear", "mean"]))
+        with super().observe(model, observer, gradients=gradients), inside:
+            yield
+
+
+@caught_by(
+    "test_observe_ends_with_an_exception",
+    "test_observe_leaves_model_and_framework_as_they_were",
+)
+class NeverStopsObserving(NumpyBackend):
+    def observe(self, model, observer, *, gradients):
+        casting._interception._enter()
+        casting._watch.set(Watch(observer, gradients))
+        return nullcontext()
+
+
+@caught_by("test_observe_does_not_see_other_threads")
+class SeesEveryThread(NumpyBackend):
+    """Each call of an op in the process, by a hook that no thread owns."""
+
+    @contextmanager
+    def observe(self, model, observer, *, gradients):
+        original = anp.matmul
+
+        def seen(*args):
+            call = OpCall(10**6, "matmul", "", "float32", (), None)
+            observer.op_ran(call, [], [])
+            return original(*args)
+
+        with super().observe(model, observer, gradients=gradients):
+            inside = anp.matmul
+            anp.matmul = seen
+            try:
+                yield
+            finally:
+                anp.matmul = inside
+
+
+@caught_by("test_observed_values_come_as_float32", "test_observed_float64_stays_float64")
+class ShowsFloat16(NumpyBackend):
+    def to_numpy(self, x):
+        return np.asarray(x).astype(np.float16)
+
+
+@caught_by("test_observed_peak_memory_is_that_of_what_was_held")
+class MeasuresWhatIsLeft(NumpyBackend):
+    def peak_memory(self, action):
+        action()
+        return 0
 
 
 @pytest.mark.parametrize("backend, tests", SABOTAGE)
