@@ -58,9 +58,7 @@ def compare(
     job = Job(REFERENCE, "reference", workload, recipe.to_dict(), steps, seed)
     jobs = [job, *(replace(job, backend=name, kind="ampbridge") for name in backends)]
     if native:
-        jobs += [
-            replace(job, backend=name, kind="native") for name in backends if name != REFERENCE
-        ]
+        jobs += [replace(job, backend=name, kind="native") for name in backends if has_loop(name)]
     with bars(jobs, quiet=quiet) as tell:
         reference, *runs = run_all(jobs, tell)
     return Comparison(recipe, workload, steps, seed, tuple(runs), reference)

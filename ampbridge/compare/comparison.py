@@ -167,7 +167,7 @@ class Comparison:
 
     def table(self) -> Table:
         """As it is printed: a row a run."""
-        rows = [_row(run, self.errors.get(run.label)) for run in self.shown]
+        rows = [row_of(run, self.errors.get(run.label)) for run in self.shown]
         remarks = [
             f"{op}: " + ", ".join(f"{shown(c)} in {label}" for label, c in row.items() if c)
             for op, row in self.matrix.cells.items()
@@ -208,7 +208,8 @@ HEADER = (
 )
 
 
-def _row(run: Run, error: GradientError | None) -> tuple[str, ...]:
+def row_of(run: Run, error: GradientError | None) -> tuple[str, ...]:
+    """The cells of a run, under ``HEADER``."""
     if run.error is not None:
         return (run.label, f"failed: {first_line(run.error)}", *[""] * (len(HEADER) - 2))
     steps = run.steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ampbridge.compare.comparison import Comparison
+from ampbridge.compare.comparison import Comparison, first_line
+from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import INK, MUTED, RULE, SURFACE, THEME, Style, styles
 from ampbridge.compare.runs import Run
 from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponents
@@ -492,3 +493,33 @@ def superscript(exponent: int) -> str:
 def power_of_two(exponent: float) -> str:
     """``2⁻²⁴``."""
     return f"2{superscript(round(exponent))}"
+
+
+# -- for pictures without a page around them
+
+
+def heading(comparison: Comparison) -> Drawing:
+    """What is compared, and the ops that differ, as a figure."""
+    matrix = comparison.matrix
+    lines = [
+        f"{op}: "
+        + ", ".join(f"{shown(cell)} in {run}" for run, cell in matrix.cells[op].items() if cell)
+        for op in matrix.differences
+    ]
+    lines += [f"{run.label}: failed. {first_line(run.error or '')}" for run in comparison.failed]
+    says = f"{comparison.policy!r}: {comparison.workload}, {comparison.steps} steps"
+
+    def draw(look: Look) -> Figure:
+        inch = look.text * 1.6 / 72
+        figure = Figure(figsize=(look.width, inch * (len(lines) + 2.5)))
+        height = len(lines) + 2.5
+        figure.text(0.02, 1 - 1 / height, says, weight="bold", va="top", size=look.text + 2)
+        for i, line in enumerate(lines):
+            figure.text(0.02, 1 - (i + 2.3) / height, _shortened(line), va="top", color=MUTED)
+        return figure
+
+    return Drawing("heading", "What is compared", "", says, draw)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= 110 else line[:110] + "..."

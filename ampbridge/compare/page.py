@@ -1,0 +1,320 @@
+"""The page of a comparison: one file of HTML that loads nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+
+from ampbridge.compare.comparison import HEADER, Comparison, first_line, power, row_of
+from ampbridge.compare.figures import NARROW, WIDE, Drawing, Look, drawings
+from ampbridge.compare.op_matrix import shown
+from ampbridge.compare.palette import THEME
+from ampbridge.compare.runs import Run
+
+TITLE = "Mixed precision, framework by framework"
+
+
+def page(comparison: Comparison) -> str:
+    """The whole page."""
+    figures = {drawing.name: drawing for drawing in drawings(comparison)}
+    sections = [
+        ("summary", "In one table", _summary(comparison)),
+        ("losses", "Loss", _figure(figures, "losses", "No run has a loss to show.")),
+        (
+            "scales",
+            "Loss scale and skipped steps",
+            _figure(figures, "scales", _unscaled(comparison)),
+        ),
+        ("ops", "Which op ran in which dtype", _ops(comparison)),
+        ("errors", "Gradient error", _figure(figures, "errors", NOT_SEEN)),
+        ("exponents", "How large the gradients are", _figure(figures, "exponents", NOT_SEEN)),
+        ("lists", "Default lists beside the recipe's", _lists(comparison)),
+        ("recipe", "The recipe", _recipe(comparison)),
+        ("made", "How this was made", _made(comparison)),
+    ]
+    links = "".join(
+        f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in sections
+    )
+    body = "\n".join(
+        f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>\n{content}\n</section>'
+        for name, title, content in sections
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="ampbridge">
+<link rel="icon" href="data:,">
+<title>{escape(_heading(comparison))}</title>
+<style>
+{_style()}
+</style>
+</head>
+<body>
+<a class="skip" href="#summary">Skip to the results</a>
+<header>
+<h1>{TITLE}</h1>
+<p class="lead">{_lead(comparison)}</p>
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+</header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+NOT_SEEN = "No backend showed its gradients."
+
+
+def _heading(comparison: Comparison) -> str:
+    return f"{comparison.workload} under {comparison.policy}: {TITLE.lower()}"
+
+
+def _lead(comparison: Comparison) -> str:
+    names = dict.fromkeys(run.backend for run in comparison.runs)
+    steps = f"{comparison.steps} training step{'s' * (comparison.steps != 1)}"
+    return (
+        f"<code>{escape(comparison.workload)}</code> under <code>{escape(repr(comparison.policy))}</code> on "
+        f"{escape(', '.join(names))}: {steps} from the same weights, on the same data."
+    )
+
+
+def _unscaled(comparison: Comparison) -> str:
+    if comparison.scale is None:
+        return "This recipe needs no loss scale, and no step was skipped."
+    return "No run has a loss scale to show."
+
+
+def _style() -> str:
+    """The style sheet with the colours of both themes."""
+    themes = {
+        mark: "\n".join(f"  --{name}: {colours[i]};" for name, colours in THEME.items())
+        for i, mark in enumerate(("@LIGHT@", "@DARK@"))
+    }
+    style = files("ampbridge.compare").joinpath("page.css").read_text(encoding="utf-8")
+    for mark, colours in themes.items():
+        style = style.replace(mark, colours)
+    return style
+
+
+# -- tables
+
+
+def _table(
+    caption: str, header: Sequence[str], rows: Iterable[str], numbers: frozenset[str]
+) -> str:
+    heads = "".join(
+        f'<th scope="col"{_is_number(name, numbers)}>{escape(name)}</th>' for name in header
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(header[0])} table, '
+        f'{escape(first_line(caption))[:60]}"><table><caption><span>{caption}</span></caption>\n'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>"
+    )
+
+
+def _is_number(name: str, numbers: frozenset[str]) -> str:
+    return ' class="number"' if name in numbers else ""
+
+
+NUMBERS = frozenset(
+    {"first loss", "last loss", "accuracy", "skipped", "last scale", "gradient error"}
+)
+
+SUMMARY = (
+    "A row a run. Loss: of the first and the last batch. Accuracy: on digits that were not learned from, "
+    "or as the workload has it. Gradient error: of the first batch against float64, relative to its norm."
+)
+
+
+def _summary(comparison: Comparison) -> str:
+    rows = [_summary_row(comparison, run) for run in comparison.shown]
+    notes = "".join(f"<li>{escape(remark)}</li>" for remark in comparison.remarks())
+    listed = f"<h3>What to know of these figures</h3><ul>{notes}</ul>" if notes else ""
+    return _table(SUMMARY, HEADER, rows, NUMBERS) + listed
+
+
+def _summary_row(comparison: Comparison, run: Run) -> str:
+    label = f'<th scope="row">{escape(run.label)}</th>'
+    if run.error is not None:
+        what = escape(run.error).replace("\n", "<br>")
+        return f'<tr class="failed">{label}<td colspan="{len(HEADER) - 1}">Failed: {what}</td></tr>'
+    cells = row_of(run, comparison.errors.get(run.label))[1:]
+    return (
+        f"<tr>{label}"
+        + "".join(
+            f"<td{_is_number(name, NUMBERS)}>{escape(cell) or _NONE}</td>"
+            for name, cell in zip(HEADER[1:], cells, strict=True)
+        )
+        + "</tr>"
+    )
+
+
+_NONE = '<span class="nothing">–</span>'
+
+
+def _ops(comparison: Comparison) -> str:
+    matrix = comparison.matrix
+    unseen = "".join(
+        f"<li>{escape(label)}: not observed here. {escape(why)}</li>"
+        for label, why in matrix.not_observed.items()
+    )
+    unseen = f"<ul>{unseen}</ul>" if unseen else ""
+    if not matrix.columns:
+        return f"<p>No backend was observed.</p>{unseen}"
+    rows = []
+    for op, row in matrix.cells.items():
+        mark = ' class="differs"' if matrix.differs(op) else ""
+        cells = "".join(
+            f"<td{mark if row[label] else ''}>{escape(shown(row[label]))}</td>"
+            for label in matrix.columns
+        )
+        rows.append(f'<tr><th scope="row"><code>{escape(op)}</code></th>{cells}</tr>')
+    differing = matrix.differences
+    says = (
+        f"Cells with ≠ differ between the frameworks: {len(differing)} of {len(matrix.cells)} ops."
+        if differing
+        else "No op differs between the frameworks that ran it."
+    )
+    caption = (
+        f"Ops of one forward pass in the order of their first calls, under "
+        f"<code>{escape(repr(comparison.policy))}</code>. {says} A dash: this framework did not call the "
+        "op, or not by itself."
+    )
+    return _table(caption, ("op", *matrix.columns), rows, frozenset()) + unseen
+
+
+def _lists(comparison: Comparison) -> str:
+    lists = comparison.lists
+    if len(lists.columns) < 2:
+        return "<p>There are no lists to compare: float32 has none, and NumPy has no defaults of its own.</p>"
+    if not lists.rules:
+        return "<p>All of them have the same rule for every op.</p>"
+    used = [op for op in lists.rules if op in lists.used]
+    others = [op for op in lists.rules if op not in lists.used]
+    caption = (
+        "Ops that {which} and for which not all lists have the same rule. allow: low precision; deny: "
+        "float32; promote: the widest dtype that arrives. In parentheses the rule for what is on no list: "
+        "follow, the inputs' dtypes; full, float32."
+    )
+    parts = []
+    if used:
+        parts.append(_rules(comparison, used, caption.format(which="this model runs")))
+    if others:
+        table = _rules(comparison, others, caption.format(which="this model does not run"))
+        head = f"{len(others)} ops that this model was not seen to run"
+        parts.append(f"<details><summary>{head}</summary>{table}</details>")
+    return "".join(parts)
+
+
+def _rules(comparison: Comparison, ops: Sequence[str], caption: str) -> str:
+    columns = comparison.lists.columns
+    rows = []
+    for op in ops:
+        rule = comparison.lists.rules[op]
+        usual = rule[columns[0]]
+        cells = "".join(
+            f"<td{_unlike(usual, rule[name])}>{escape(rule[name])}</td>" for name in columns
+        )
+        rows.append(f'<tr><th scope="row"><code>{escape(op)}</code></th>{cells}</tr>')
+    header = ("op", *(name if name == "the recipe" else f"{name}'s own" for name in columns))
+    marked = f" Marked with ≠: another rule than in the column “{escape(header[1])}”."
+    return _table(caption + marked, header, rows, frozenset())
+
+
+def _unlike(usual: str, rule: str) -> str:
+    same = usual == rule or {usual, rule} <= {"promote", "(promote)", "(follow)"}
+    return "" if same else ' class="differs"'
+
+
+def _recipe(comparison: Comparison) -> str:
+    text = escape(comparison.recipe.to_toml())
+    return f'<pre tabindex="0" aria-label="The recipe as TOML"><code>{text}</code></pre>'
+
+
+def _made(comparison: Comparison) -> str:
+    rows = []
+    for run in comparison.shown:
+        if run.error is None:
+            said = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+            cells = (run.described, said, run.device)
+            rows.append(
+                f'<tr><th scope="row">{escape(run.label)}</th>'
+                + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+                + "</tr>"
+            )
+    how = (
+        f"<p>Each framework ran in a process of its own: {comparison.steps} steps of "
+        f"<code>{escape(comparison.workload)}</code>, seed {comparison.seed}. Ops and gradients were taken "
+        f"of the first batch under <code>{escape(repr(comparison.policy))}</code>"
+        f"{_scales_of(comparison)}. Simulated: float32 kernels, their values rounded to the low precision, "
+        "for rehearsal. Times are not compared: they are the machine's.</p>"
+    )
+    table = _table("What ran.", ("run", "made of", "versions", "device"), rows, frozenset())
+    return how + table
+
+
+def _scales_of(comparison: Comparison) -> str:
+    scales = {label: each.scale for label, each in comparison.errors.items() if each.scale != 1.0}
+    if not scales:
+        return ""
+    said = ", ".join(f"{escape(label)} {power(scale)}" for label, scale in scales.items())
+    return f", at the first loss scale that did not overflow, from the recipe's downwards ({said})"
+
+
+# -- figures
+
+
+def _figure(figures: dict[str, Drawing], name: str, otherwise: str) -> str:
+    if name not in figures:
+        return f"<p>{escape(otherwise)}</p>"
+    drawing = figures[name]
+    drawn = "\n".join(svg(drawing, look) for look in (WIDE, NARROW))
+    return f"<figure>\n{drawn}\n<figcaption>{escape(drawing.caption)}</figcaption>\n</figure>"
+
+
+def svg(drawing: Drawing, look: Look) -> str:
+    """The figure as SVG to stand in a page: its text is text, its colours are the page's."""
+    file = io.StringIO()
+    drawing.figure(look).savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    prefix = f"{drawing.name}-{look.name}-"  # ids are those of a page
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}", text)
+    text = re.sub(r'href="#', f'href="#{prefix}', text)
+    text = _coloured(text)
+    box = _attribute(text, "viewBox")
+    named = f"{prefix}title {prefix}says"
+    head = (
+        f'<svg class="{look.name}" role="img" aria-labelledby="{named}" viewBox="{box}" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+        f'<title id="{prefix}title">{escape(drawing.title)}</title>'
+        f'<desc id="{prefix}says">{escape(drawing.says)}</desc>'
+    )
+    return re.sub(r"<svg[^>]*>", head, text, count=1).strip()
+
+
+def _attribute(text: str, name: str) -> str:
+    found = re.search(rf'{name}="([^"]*)"', text)
+    assert found is not None  # matplotlib writes it
+    return found.group(1)
+
+
+@cache
+def _variables() -> dict[str, str]:
+    return {light: f"var(--{name})" for name, (light, _) in THEME.items()}
+
+
+def _coloured(text: str) -> str:
+    """``text`` with each colour of the light theme as its variable."""
+    pattern = re.compile("|".join(map(re.escape, _variables())), re.IGNORECASE)
+    return pattern.sub(lambda found: _variables()[found.group().lower()], text)

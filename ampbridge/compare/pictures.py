@@ -1,0 +1,30 @@
+"""The figures of a comparison below each other, as one PNG."""
+
+from __future__ import annotations
+
+import io
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.image import imread, imsave
+
+from ampbridge.compare.comparison import Comparison
+from ampbridge.compare.figures import WIDE, Drawing, drawings, heading
+
+DOTS_PER_INCH = 150
+
+
+def save_png(comparison: Comparison, path: str | PathLike[str]) -> None:
+    """Write all figures in their wide form, in the light colours."""
+    parts = [heading(comparison), *drawings(comparison)]
+    imsave(path, np.vstack([_pixels(part) for part in parts]), format="png")
+
+
+def _pixels(drawing: Drawing) -> npt.NDArray[np.float32]:
+    """(height, width, 4); all figures are of one width."""
+    file = io.BytesIO()
+    drawing.figure(WIDE).savefig(file, format="png", dpi=DOTS_PER_INCH)
+    file.seek(0)
+    pixels: npt.NDArray[np.float32] = imread(file)
+    return pixels
