@@ -1,0 +1,254 @@
+# %% [markdown]
+# # 2. Why losses are scaled
+#
+# `float16` holds nothing between 0 and 6·10^-8. Gradients are often smaller. Here you watch them vanish,
+# see a training fail of it, and mend it with one multiplication.
+#
+# The page runs on NumPy. Any other framework does the same: set `AMPBRIDGE_TUTORIAL_BACKEND` to `torch`,
+# `tensorflow` or `paddle`.
+
+# %%
+import os
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import ampbridge as amp
+from ampbridge import workloads
+
+BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
+native = workloads.of_backend(BACKEND)  # models, losses and optimizers in the framework's own words
+
+# %% [markdown]
+# ## A loss that is a mean over very much
+#
+# The model is small: it tells handwritten digits apart, 8 x 8 pixels each, by two hidden layers. Its loss
+# is the mean over a batch of 128. Large models average over much more: a segmentation of 64 images of
+# 512 x 512 pixels has 2^24 outputs, and the gradient of each is divided by that number. To meet such
+# gradients here, we divide the loss by the missing 2^17. With a learning rate that is 2^17 times larger,
+# the training is the same, to the last bit but for rounding:
+
+# %%
+SHRINK = 2.0**-17
+
+
+def small_loss(model, x, y):
+    """The loss, as if the mean were over 2^24 outputs."""
+    return native.loss(model, x, y) * SHRINK
+
+
+def new_digits():
+    digits = workloads.find("digits-mlp")(BACKEND, 0)  # seed 0: the same numbers in every framework
+    return digits, native.optimizer(digits.model, 0.1 / SHRINK)
+
+
+def train(policy, scaler, steps=60):
+    """The result of every step."""
+    digits, optimizer = new_digits()
+    step = amp.train_step(small_loss, digits.model, optimizer, policy=policy, scaler=scaler)
+    return [step(x, y) for x, y in digits.first(steps)]
+
+
+def losses(results):
+    return np.array([float(result.loss) / SHRINK for result in results])
+
+
+# %% [markdown]
+# ## Gradients underflow
+#
+# `amp.value_and_grad` computes loss and gradients under a policy. `"O0"` is `float32` throughout, the
+# truth for now. `"O1"` runs matrix products in `float16`.
+
+# %%
+digits, _ = new_digits()
+x, y = digits.batches[0]
+names = amp.backend(BACKEND).parameter_names(digits.model)
+
+
+def gradients(policy, scaler=None):
+    _, grads = amp.value_and_grad(small_loss, digits.model, x, y, policy=policy, scaler=scaler)
+    return [np.asarray(gradient) for gradient in grads]
+
+
+true = gradients("O0")
+low = gradients("O1")
+lost = [np.mean((b == 0) & (a != 0)) for a, b in zip(true, low, strict=True)]
+for name, share in zip(names, lost, strict=True):
+    print(f"{name:32} {share:6.1%} of the gradient became zero")
+
+assert min(lost[:-1]) > 0.5  # of every parameter but the last bias more than half is gone
+
+# %% [markdown]
+# Where do these gradients lie? Nearly all of them under the smallest number that `float16` knows:
+
+
+# %%
+# Figure: Histogram of the magnitudes of all gradients, in powers of two. They spread around
+# 2^-28, nearly all to the left of 2^-24, below which float16 has zero; the same histogram moved
+# by 2^16 lies within the normal range of float16, under its largest number.
+def magnitudes(grads):
+    values = np.abs(np.concatenate([gradient.ravel() for gradient in grads]))
+    return np.log2(values[values > 0])
+
+
+SCALE = 2.0**16
+figure, axes = plt.subplots(figsize=(7, 3))
+axes.axvspan(-14, 16, color="#009e73", alpha=0.2, label="float16, normal")
+axes.axvspan(-24, -14, color="#e69f00", alpha=0.2, label="float16, subnormal")
+bins = np.arange(-56, 20)
+axes.hist(magnitudes(true), bins, color="#555555", label="gradients")
+axes.hist(magnitudes(true) + np.log2(SCALE), bins, color="#0072b2", label="gradients x 2^16")
+axes.set_xlim(-56, 18)
+axes.set_xlabel("magnitude, as a power of two")
+axes.set_ylabel("number of gradient values")
+axes.legend(loc="upper left", fontsize="small")
+plt.show()
+
+assert np.mean(magnitudes(true) < -24) > 0.8
+assert np.all(magnitudes(true) + np.log2(SCALE) < 16)
+
+# %% [markdown]
+# ## One multiplication moves them all
+#
+# Differentiation is linear: if the loss is multiplied by 2^16, so is every gradient on its way back.
+# Before the optimizer sees them they are divided by 2^16 again, in `float32`. Multiplying by a power of
+# two changes the exponent alone, so nothing is rounded. `amp.GradScaler` multiplies; in a training step
+# it divides as well, here we do.
+
+# %%
+scaled = [gradient / SCALE for gradient in gradients("O1", amp.GradScaler(SCALE))]
+found = [np.mean((b == 0) & (a != 0)) for a, b in zip(true, scaled, strict=True)]
+
+
+def relative_error(grads):
+    """Of all gradients together, against float32."""
+    difference = sum(np.sum((a - b) ** 2) for a, b in zip(grads, true, strict=True))
+    return np.sqrt(difference / sum(np.sum(a**2) for a in true))
+
+
+print(f"unscaled: {np.mean(lost):6.1%} lost, gradient off by {relative_error(low):.2%}")
+print(f"scaled:   {np.mean(found):6.1%} lost, gradient off by {relative_error(scaled):.2%}")
+
+assert relative_error(low) > 0.1
+assert relative_error(scaled) < 0.005
+assert max(found) < 0.01
+
+# %% [markdown]
+# ## What it means for a training
+#
+# Four trainings from equal weights, on equal batches. `scaler="auto"`, the default, makes a `GradScaler`
+# where the policy needs one; `scaler=None` does without, and is warned of.
+
+# %%
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always", amp.AmpBridgeWarning)
+    runs = {
+        "float32": train("O0", None),
+        "float16, unscaled": train("O1", None),
+        "float16, scaled": train("O1", "auto"),
+        "bfloat16, unscaled": train("O1:bfloat16", None),
+    }
+for name, results in runs.items():
+    print(f"{name:20} first loss {losses(results)[0]:.3f}, last {losses(results)[-1]:.3f}")
+warned = [str(each.message) for each in caught if "loss scaling" in str(each.message)]
+print("warned:", warned[0])
+
+assert "gradients under 6e-8 become zero" in warned[0]
+
+# %%
+# Figure: Losses over 60 steps. float32, scaled float16 and bfloat16 fall together to about 0.3.
+# Unscaled float16 does not fall.
+STYLES = {
+    "float32": {"color": "#555555", "linewidth": 5, "alpha": 0.4},
+    "float16, unscaled": {"color": "#d55e00", "linestyle": "--"},
+    "float16, scaled": {"color": "#0072b2"},
+    "bfloat16, unscaled": {"color": "#009e73", "linestyle": ":", "linewidth": 2.5},
+}
+figure, axes = plt.subplots(figsize=(7, 3))
+for name, results in runs.items():
+    axes.plot(losses(results), label=name, **STYLES[name])
+axes.set_xlabel("step")
+axes.set_ylabel("loss (cross-entropy, nats)")
+axes.set_ylim(0, 4)
+axes.legend()
+plt.show()
+
+last = {name: losses(results)[-1] for name, results in runs.items()}
+assert last["float16, unscaled"] > 5 * last["float32"]
+assert abs(last["float16, scaled"] / last["float32"] - 1) < 0.05
+assert abs(last["bfloat16, unscaled"] / last["float32"] - 1) < 0.05
+
+# %% [markdown]
+# `bfloat16` has `float32`'s range: nothing underflows, nothing needs scaling.
+#
+# ## Which scale?
+#
+# As large as possible, but no gradient may reach 65504. The right scale depends on the model and changes
+# while it learns, so it is found by trying: if a gradient is infinite, the step is *skipped* and the
+# scale halved; after a number of good steps it is doubled. Here it starts far too high, at 2^41, and
+# grows after 15 good steps (the default is 2^16 and 2000 steps).
+
+# %%
+scaler = amp.GradScaler(2.0**41, max_scale=2.0**41, growth_interval=15)
+results = train("O1", scaler, steps=90)
+scales = np.log2([float(result.scale) for result in results])
+skipped = np.array([not result.applied for result in results])
+print(f"{skipped.sum()} of {len(results)} steps skipped: steps {np.flatnonzero(skipped).tolist()}")
+print(f"reasons: {sorted({result.reason for result in results if not result.applied})}")
+
+# %%
+# Figure: The loss scale over 90 steps, as a power of two: it falls from 2^41 by one doubling a
+# step until gradients fit, then climbs by one every 15 steps, and falls back by one where a
+# climb was too much. Skipped steps are marked.
+figure, axes = plt.subplots(figsize=(7, 2.8))
+steps = np.arange(len(results))
+axes.step(steps, scales, where="mid", color="#0072b2", label="loss scale")
+axes.plot(steps[skipped], scales[skipped], "x", color="#d55e00", label="skipped step")
+axes.set_xlabel("step")
+axes.set_ylabel("loss scale, as a power of two")
+axes.legend()
+plt.show()
+
+assert skipped[0]
+assert skipped[: np.argmin(skipped)].all()  # at first each step is skipped, and the scale halved
+assert np.array_equal(np.diff(scales)[skipped[:-1]], -np.ones(skipped[:-1].sum()))
+assert losses(results)[-1] < 0.5 * losses(results)[0]
+
+# %% [markdown]
+# ## A skipped step changes nothing
+#
+# An infinite gradient must not touch the weights: one step with it, and they are infinite for good. In
+# ampbridge a skipped step changes no weight, no momentum and no schedule. The proof:
+
+# %%
+digits, optimizer = new_digits()
+too_high = amp.GradScaler(2.0**41, max_scale=2.0**41)
+step = amp.train_step(small_loss, digits.model, optimizer, policy="O1", scaler=too_high)
+before = amp.backend(BACKEND).read_weights(digits.model)
+result = step(x, y)
+after = amp.backend(BACKEND).read_weights(digits.model)
+print(
+    f"applied: {result.applied}, reason: {result.reason}, next scale 2^{np.log2(too_high.get_scale()):g}"
+)
+
+assert not result.applied
+assert all(np.array_equal(before[name], after[name]) for name in before)
+
+# %% [markdown]
+# ## What to take along
+#
+# - `float16` turns gradients under 6·10^-8 into zero, and how much of a model's gradient that is, nobody
+#   sees in the loss of a single step.
+# - Scaling the loss by a power of two moves all gradients into range and rounds nothing.
+# - Skipped steps are part of the method. A few at the beginning and one now and then are fine; one every
+#   few steps is not, and ampbridge warns after 25 in a row.
+# - `bfloat16` needs none of this.
+#
+# ## Exercises
+#
+# 1. Set `SHRINK` to 1. Which of the four trainings change, and why does unscaled `float16` work for this
+#    little model? From which `SHRINK` on does it not?
+# 2. Replace `"auto"` by `amp.GradScaler(2.0**8, dynamic=False)`. How much of the gradient is lost now?
+# 3. Other libraries have other rules: try `amp.GradScaler.like("deepspeed")` and
+#    `amp.GradScaler.like("keras")` in "Which scale?" and compare the curves.

@@ -1,0 +1,203 @@
+# %% [markdown]
+# # 4. Master weights
+#
+# At O2 a model's parameters are 16 bits wide. Its optimizer should not work on those 16 bits. This page
+# shows what is lost if it does, and what is done about it: a second copy of every parameter in
+# `float32`, the *master*, to which the small updates go.
+
+# %%
+import os
+
+import matplotlib.pyplot as plt
+import ml_dtypes
+import numpy as np
+
+import ampbridge as amp
+from ampbridge import workloads
+
+BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
+native = workloads.of_backend(BACKEND)
+bfloat16 = ml_dtypes.bfloat16
+
+# %% [markdown]
+# ## Half a unit in the last place
+#
+# From 1 to 2 the numbers of `bfloat16` are 2^-7 = 0.0078 apart: that is their *unit in the last place*.
+# A sum is rounded to the nearest of them. So an update of less than half a unit is rounded away, and
+# that it is repeated does not help: each one starts from the same weight again.
+
+# %%
+low, master = bfloat16(1.0), np.float32(1.0)
+for _ in range(100):
+    low = bfloat16(low - bfloat16(0.001))
+    master = np.float32(master - np.float32(0.001))
+print("1 - 100 x 0.001, in bfloat16:              ", low)
+print("1 - 100 x 0.001, in a master:              ", master)
+print("what the model reads, the master in bfloat16:", bfloat16(master))
+
+assert low == 1.0
+assert abs(master - 0.9) < 1e-5
+assert abs(float(bfloat16(master)) - 0.9) < 2.0**-8
+
+# %% [markdown]
+# ## How many updates of a real model are that small?
+#
+# The digits' model again, its very first step, a learning rate of 0.01. For each weight we compare the
+# update, learning rate times gradient, with half a unit in the last place of that weight.
+
+# %%
+RATE = 0.01
+digits = workloads.find("digits-mlp")(BACKEND, 0)
+x, y = digits.batches[0]
+_, grads = amp.value_and_grad(native.loss, digits.model, x, y, policy="O0")
+
+backend = amp.backend(BACKEND)
+stored = backend.read_weights(digits.model)  # NumPy arrays by name
+updates = [RATE * np.abs(np.asarray(gradient)) for gradient in grads]
+weights = [np.abs(stored[name]) for name in backend.parameter_names(digits.model)]
+
+
+def half_unit(weight, fraction_bits):
+    """Half of the distance to the next number with that many bits of fraction."""
+    exponent = np.floor(np.log2(np.maximum(weight, 1e-38)))
+    return 2.0 ** (exponent - fraction_bits - 1)
+
+
+def share_lost(fraction_bits):
+    """Of the updates that are not zero."""
+    lost = nonzero = 0
+    for weight, update in zip(weights, updates, strict=True):
+        lost += np.sum((update > 0) & (update < half_unit(weight, fraction_bits)))
+        nonzero += np.sum(update > 0)
+    return lost / nonzero
+
+
+for name, fraction_bits in (("float32", 23), ("float16", 10), ("bfloat16", 7)):
+    print(f"updates that {name:8} would round away: {share_lost(fraction_bits):6.1%}")
+
+assert share_lost(7) > 0.9
+assert share_lost(23) < 0.05
+
+# %%
+# Figure: Histogram of the ratio of update to weight, in powers of two. Most lie between 2^-18
+# and 2^-9; vertical lines mark where updates are lost: left of 2^-8 in bfloat16, 2^-11 in
+# float16, 2^-24 in float32.
+ratios = np.concatenate(
+    [
+        np.log2(update[(update > 0) & (weight > 0)] / weight[(update > 0) & (weight > 0)])
+        for weight, update in zip(weights, updates, strict=True)
+    ]
+)
+figure, axes = plt.subplots(figsize=(7, 3))
+axes.hist(ratios, np.arange(-30, 1), color="#999999")
+for name, unit, colour in (
+    ("bfloat16", -8, "#d55e00"),
+    ("float16", -11, "#0072b2"),
+    ("float32", -24, "#000000"),
+):
+    axes.axvline(unit, color=colour, linestyle="--", label=f"{name}: lost to the left of 2^{unit}")
+axes.set_xlabel("update / weight, as a power of two")
+axes.set_ylabel("number of weights")
+axes.legend(fontsize="small")
+plt.show()
+
+# %% [markdown]
+# (The line is where half a unit lies for a weight that is a power of two. For others it is up to one
+# power further to the left.)
+#
+# ## Two trainings at O2, and the truth
+#
+# `master_weights=True` is what `"O2"` means everywhere in ampbridge. `False` lets the optimizer work on
+# the 16 bits themselves. Everything else is equal: start, batches, rate.
+
+# %%
+POLICIES = {
+    "float32": amp.Policy("O0"),
+    "O2 with masters": amp.Policy("O2", "bfloat16"),
+    "O2 without masters": amp.Policy("O2", "bfloat16", master_weights=False),
+}
+
+
+def train(policy, steps=180):
+    """The losses, and the share of the weights that are in the end where they were."""
+    digits = workloads.find("digits-mlp")(BACKEND, 0)
+    before = backend.read_weights(digits.model)
+    optimizer = native.optimizer(digits.model, RATE)
+    step = amp.train_step(native.loss, digits.model, optimizer, policy=policy)
+    losses = [float(step(x, y).loss) for x, y in digits.first(steps)]
+    amp.undecorate(digits.model, optimizer)  # O2 had fitted them to itself
+    after = backend.read_weights(digits.model)
+    moved = [bfloat16_of(before[name]) != bfloat16_of(after[name]) for name in before]
+    return losses, 1 - np.mean(np.concatenate([each.ravel() for each in moved]))
+
+
+def bfloat16_of(array):
+    return array.astype(bfloat16)
+
+
+runs = {name: train(policy) for name, policy in POLICIES.items()}
+for name, (losses, stuck) in runs.items():
+    print(f"{name:19} last loss {losses[-1]:.3f}, {stuck:5.1%} of the weights never moved")
+
+# %%
+# Figure: Losses over 180 steps. float32 and O2 with masters fall together from 2.3 to 1.4; O2
+# without masters stays above 2.
+STYLES = {
+    "float32": {"color": "#555555", "linewidth": 5, "alpha": 0.4},
+    "O2 with masters": {"color": "#0072b2"},
+    "O2 without masters": {"color": "#d55e00", "linestyle": "--"},
+}
+figure, axes = plt.subplots(figsize=(7, 3))
+for name, (losses, _) in runs.items():
+    axes.plot(losses, label=name, **STYLES[name])
+axes.set_xlabel("step")
+axes.set_ylabel("loss (cross-entropy, nats)")
+axes.legend()
+plt.show()
+
+last = {name: losses[-1] for name, (losses, _) in runs.items()}
+assert abs(last["O2 with masters"] / last["float32"] - 1) < 0.01
+assert last["O2 without masters"] > 1.3 * last["float32"]
+assert runs["O2 without masters"][1] > 2 * runs["O2 with masters"][1]
+
+# %% [markdown]
+# The model without masters is not broken, and nothing is infinite: it learns, too slowly, and nothing
+# says why. With a larger rate the two come closer, until near the end of every training the rate is
+# small again.
+#
+# ## What masters cost
+#
+# | bytes for each parameter | O1 | O2 with masters | O2 without |
+# |---|---|---|---|
+# | the parameter | 4 | 2 | 2 |
+# | its master | | 4 | |
+# | its gradient, as it is computed | 4 | 2 | 2 |
+# | momentum | 4 | 4 | 2 |
+#
+# Masters make O2's parameters larger than `float32`'s by half. What O2 saves is elsewhere: activations,
+# gradients, and what is sent between devices. (What your own model and machine make of it, `lens.worth_it`
+# measures.) In ampbridge the optimizer's own state stays in `float32` where there are masters:
+
+# %%
+for name, policy in POLICIES.items():
+    print(
+        f"{name:19} computes in {policy.compute_dtype}, optimizer works in {policy.variable_dtype}"
+    )
+
+assert POLICIES["O2 with masters"].variable_dtype == "float32"
+assert POLICIES["O2 without masters"].variable_dtype == "bfloat16"
+
+# %% [markdown]
+# ## What to take along
+#
+# - An update under half a unit in the last place of its weight is lost, in each step anew.
+# - At a usual learning rate that holds for most updates in `bfloat16`, and for many in `float16`.
+# - Masters keep them. Whoever leaves masters out should know of something in their place (stochastic
+#   rounding, compensated sums); ampbridge leaves them out only where it is told to.
+#
+# ## Exercises
+#
+# 1. Train without masters at rates of 0.1 and 0.001. Which share of the weights moves at each?
+# 2. Compute `share_lost(7)` for the gradient of a trained model. Is it larger or smaller, and why?
+# 3. Round stochastically: up with a probability that is the remainder, else down. Redo the first cell
+#    of this page so, and look at the mean over 1000 such weights.

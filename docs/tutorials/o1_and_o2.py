@@ -1,0 +1,185 @@
+# %% [markdown]
+# # 3. O1 against O2
+#
+# `O1` and `O2` are the two usual ways to mix precisions. The names are NVIDIA's, and Paddle has them still;
+# elsewhere they go by other names, or by none. This page looks at what each of them does to one small
+# transformer, op by op, with `ampbridge.lens`.
+#
+# | | O1 | O2 |
+# |---|---|---|
+# | parameters | `float32` | 16 bits, but for norms, with `float32` masters in the optimizer |
+# | matrix products, convolutions | 16 bits | 16 bits |
+# | ops on the deny list | `float32` | `float32` |
+# | all other ops | what arrives, and that is often `float32` | what arrives, and that is mostly 16 bits |
+# | you change | nothing | `amp.decorate`, or a `train_step`, which does it |
+# | also called | PyTorch: `autocast`; Lightning: `16-mixed` | Keras: nearly `mixed_float16`; DeepSpeed: `fp16` |
+
+# %%
+import os
+from collections import Counter
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import ampbridge as amp
+from ampbridge import lens, workloads
+
+BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
+native = workloads.of_backend(BACKEND)
+
+
+def new_transformer():
+    """One encoder block over 16 tokens: the digits, each 2 x 2 patch of pixels a word."""
+    return workloads.find("digits-transformer")(BACKEND, 0)
+
+
+digits = new_transformer()
+x, y = digits.batches[0]
+
+# %% [markdown]
+# ## O1, op by op
+#
+# `lens.census` runs the loss once and lists what ran: the op, its layer, how often, in which dtype, and the
+# rule that decided.
+
+# %%
+o1 = lens.census(native.loss, digits.model, x, y, policy="O1")
+print(o1)
+
+# %% [markdown]
+# Read the column "rule". `O1 allow` stands beside the matrix products: they cost the most, and a GPU is
+# fastest at them in 16 bits. `O1 deny` stands beside the norms and the loss: they sum over many
+# values or exponentiate. `promote` stands beside everything else, and there the *inputs* decide. The sums
+# of the residual connections are `float32`, because one of their two inputs is.
+#
+# ## O2, op by op
+
+# %%
+o2 = lens.census(native.loss, digits.model, x, y, policy="O2")
+print(o2)
+
+
+# %% [markdown]
+# Nothing became `float16` that is on the deny list. What changed is what arrives: the parameters are
+# `float16` now, the embedding's output is, hence the sums are, and so on down to the loss.
+
+
+# %%
+def calls_by_dtype(census):
+    counted = Counter()
+    for row in census.rows:
+        counted[row.dtype] += row.calls
+    return counted
+
+
+for name, census in (("O1", o1), ("O2", o2)):
+    print(f"{name}: {dict(calls_by_dtype(census))}")
+
+assert calls_by_dtype(o2)["float16"] > calls_by_dtype(o1)["float16"]
+assert "float32" in o1.dtypes("add")
+assert "float32" not in o2.dtypes("add")
+assert o1.dtypes("linear") == o2.dtypes("linear")
+
+# %% [markdown]
+# ## What it costs in accuracy
+#
+# Against `float32`: how far off is the gradient? The loss is scaled by 1024 where the format needs it
+# ([tutorial 2](loss_scaling.md)).
+
+# %%
+POLICIES = ("O1", "O2", "O1:bfloat16", "O2:bfloat16")
+SCALE = 1024.0
+
+
+def gradient(policy):
+    """All gradients in one row; without the embedding's, which some frameworks hold as sparse rows."""
+    digits = new_transformer()
+    if policy.startswith("O2"):
+        amp.decorate(digits.model, digits.optimizer, policy)
+    scaler = amp.GradScaler(SCALE)
+    _, grads = amp.value_and_grad(native.loss, digits.model, x, y, policy=policy, scaler=scaler)
+    names = amp.backend(BACKEND).parameter_names(digits.model)
+    dense = [g for name, g in zip(names, grads, strict=True) if "embedding" not in name]
+    return np.concatenate([np.asarray(g, np.float64).ravel() for g in dense]) / SCALE
+
+
+true = gradient("O0")
+errors = {
+    policy: np.linalg.norm(gradient(policy) - true) / np.linalg.norm(true) for policy in POLICIES
+}
+for policy, error in errors.items():
+    print(f"{policy:12} gradient off by {error:.3%}")
+
+assert max(errors["O1"], errors["O2"]) < 2.0**-10
+assert 2.0**-9 < min(errors["O1:bfloat16"], errors["O2:bfloat16"])
+assert max(errors["O1:bfloat16"], errors["O2:bfloat16"]) < 2.0**-7
+
+# %%
+# Figure: Four bars of relative gradient error on a logarithmic axis. Those of float16 lie at
+# 2^-11, those of bfloat16 at 2^-8; O1 and O2 hardly differ.
+figure, axes = plt.subplots(figsize=(7, 2.4))
+colours = ["#0072b2" if "bfloat16" not in policy else "#d55e00" for policy in POLICIES]
+axes.barh(POLICIES, list(errors.values()), color=colours, height=0.6)
+axes.axvline(2.0**-11, color="#0072b2", linestyle=":", label="rounding error of float16, 2^-11")
+axes.axvline(2.0**-8, color="#d55e00", linestyle=":", label="rounding error of bfloat16, 2^-8")
+axes.set_xscale("log", base=2)
+axes.set_xlim(2.0**-12, 2.0**-6)
+axes.invert_yaxis()
+axes.set_xlabel("relative error of the gradient, against float32")
+axes.legend(fontsize="small")
+plt.show()
+
+# %% [markdown]
+# The *format* decides: `bfloat16` is eight times as coarse, and so is the gradient. The *level* hardly shows
+# in one gradient. Where it shows is in the long run, over many small updates, and there masters take
+# care of it ([tutorial 4](master_weights.md)).
+
+# %%
+runs = {}
+for policy in ("O0", *POLICIES):
+    digits = new_transformer()
+    step = amp.train_step(native.loss, digits.model, digits.optimizer, policy=policy)
+    runs[policy] = [float(step(*batch).loss) for batch in digits.first(60)]
+for policy, losses in runs.items():
+    print(f"{policy:12} loss {losses[0]:.3f} at first, {losses[-1]:.3f} after 60 steps")
+
+for policy in POLICIES:
+    assert abs(runs[policy][-1] / runs["O0"][-1] - 1) < 0.05
+
+# %% [markdown]
+# ## Layers that stay float32
+#
+# Often one layer is the delicate one, most often the last. `keep` holds it in `float32` as a whole, by its
+# name, by a pattern (`"decoder.*"`), or by its class (`"LayerNorm"`):
+
+# %%
+digits = new_transformer()
+policy = amp.Policy("O2", keep=["head"])
+kept = lens.census(native.loss, digits.model, x, y, policy=policy)
+for row in kept.rows:
+    if row.rule == "kept layer":
+        print(row.op, "of layer", repr(row.layer), "runs in", row.dtype)
+
+head = [row for row in kept.rows if row.layer == "head"]
+assert head
+assert {row.dtype for row in head} == {"float32"}
+assert {row.rule for row in head} == {"kept layer"}
+
+# %% [markdown]
+# ## Which one?
+#
+# - Start with **O1**. It changes no parameter and no checkpoint, and can be switched off in the next step.
+# - **O2** saves memory for activations and gradients, and the casts of weights in every step; it needs
+#   masters, and more ops compute in 16 bits than a list has vouched for.
+# - **bfloat16** before `float16` wherever the hardware has it: no loss scaling, no skipped steps.
+#   `amp.Policy.auto()` asks the hardware.
+# - Then measure your own model, time and memory: `ampbridge doctor`, and `lens.worth_it`. On a CPU without
+#   16-bit units there is nothing to gain; on such a CPU you have just read this page.
+#
+# ## Exercises
+#
+# 1. Deny `"add"` at O2: `amp.Policy("O2", deny=["add"])`. Which other ops become `float32` with it, and why?
+# 2. Take the census with `lists="tensorflow"` and `lists="paddle"`. Find three ops that run in another
+#    dtype.
+# 3. Keep `"LayerNorm"` (in Keras `"LayerNormalization"`) at O2. What changes in the census, and what does
+#    not?

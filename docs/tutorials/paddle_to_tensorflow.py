@@ -1,0 +1,213 @@
+# %% [markdown]
+# # 5. A Paddle recipe to TensorFlow
+#
+# A model was trained in PaddlePaddle, at O1, with lists and a scaler of its own, and someone is to train
+# it in TensorFlow. The layers are quickly written. The *recipe* is the difficult part: what ran in
+# which precision, how losses were scaled, when the optimizer stepped. `amp.port` reads it out of the
+# script, without running it, and writes it for another framework.
+#
+# It needs `pip install 'ampbridge[port]'`. Neither Paddle nor TensorFlow has to be installed.
+
+# %%
+import os
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import ampbridge as amp
+from ampbridge import lists, workloads
+
+BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
+native = workloads.of_backend(BACKEND)
+
+# %% [markdown]
+# ## The script
+#
+# A loop as in Paddle's guide to mixed precision: custom lists, gradients of four batches added up, a
+# scaler that starts at 1024.
+
+# %%
+SCRIPT = '''
+import paddle
+from paddle import nn
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
+optimizer = paddle.optimizer.Momentum(0.1, 0.9, parameters=model.parameters())
+scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=500)
+
+for i, (x, y) in enumerate(loader):
+    with paddle.amp.auto_cast(
+        custom_white_list={"elementwise_add"},
+        custom_black_list={"reduce_sum", "matmul"},
+        level="O1",
+    ):
+        loss = nn.functional.cross_entropy(model(x), y)
+    scaler.scale(loss / 4).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.clear_grad()
+'''
+
+# %% [markdown]
+# ## Read
+#
+# `amp.port.read` takes a file or source text. It follows values through names, branches and functions,
+# and never imports what it reads.
+
+# %%
+reading = amp.port.read(SCRIPT)
+recipe = reading.recipe
+print(f"framework: {reading.framework}\n")
+print(recipe.to_toml())
+
+# %% [markdown]
+# This is all that a training step needs to know of mixed precision, in a dozen lines that name no
+# framework. Compare: `accumulate = 4` was found in the loop (`loss / 4`, `(i + 1) % 4`), `lists = "paddle"`
+# says that everything else is as Paddle has it, and `like = "paddle"` the same of the scaler.
+
+# %%
+assert reading.framework == "paddle"
+assert recipe == amp.Recipe(
+    amp.Policy("O1", "float16", lists="paddle", allow=["add"], deny=["sum"]),
+    amp.Scaling.like("paddle", init_scale=1024.0, growth_interval=500),
+    accumulate=4,
+)
+
+# %% [markdown]
+# One thing is missing. The script denies `matmul`, the recipe does not:
+
+# %%
+for finding in reading.findings:
+    print(finding)
+
+assert [finding.kind for finding in reading.findings] == ["ignored"]
+assert recipe.policy.category("matmul") == "allow"
+
+# %% [markdown]
+# Paddle's lists take the op names of its old static graph, where `paddle.matmul` is `matmul_v2`. An entry
+# it does not know it ignores, silently. The author of the script believes that matrix products run in
+# `float32`; they never did. A port that trusted the text would train another model than the one that was
+# trained. What really happened is what the recipe keeps, and the finding is there to be asked about.
+#
+# ## What would change in TensorFlow?
+#
+# `amp.port.fidelity` holds a recipe against a target: what can be kept exactly, what changes, what is
+# lost.
+
+# %%
+report = amp.port.fidelity(recipe, "tensorflow")
+for row in report.rows:
+    print(f"{row.kind:8} {row.key:23} {row.value}")
+    if row.message:
+        print(f"         {row.message}")
+
+assert report.can_be_expressed
+assert {row.key for row in report.of("changes")} == {"policy.level", "policy.deny"}
+
+# %% [markdown]
+# Keras casts layer by layer, Paddle op by op. So a native port is close, not equal, and the report says
+# for which ops. With ampbridge's calls (`native=False`) the same recipe is kept exactly, since it brings
+# the lists along:
+
+# %%
+changed = [row for row in report.ops if not row.is_kept]
+print(f"native code: {len(changed)} ops run in another dtype than in Paddle, for example")
+for row in changed[:4]:
+    print(f"    {row.op:12} Paddle: {row.recipe}, here: {row.code}")
+
+exact = amp.port.fidelity(recipe, "tensorflow", native=False)
+print(f"with ampbridge: {len([row for row in exact.ops if not row.is_kept])} ops")
+
+assert changed
+assert all(row.is_kept for row in exact.ops)
+assert not exact.of("changes")
+
+# %% [markdown]
+# ## Write
+#
+# `amp.port.write` makes a whole program of it, native or with ampbridge, with a small model in the place
+# of yours. Here is the one with ampbridge:
+
+# %%
+program = amp.port.write(recipe, "tensorflow", native=False)
+print(program)
+
+compile(program, "train.py", "exec")
+assert "import keras" in program
+assert "paddle" not in program.replace('"paddle"', "")
+
+# %% [markdown]
+# The native one is longer, because Keras has neither per-op lists nor accumulated scaled gradients, and
+# all of it has to be written out. It needs Keras and TensorFlow alone.
+
+# %%
+standalone = amp.port.write(recipe, "tensorflow")
+print(f"{len(standalone.splitlines())} lines, ampbridge in none of them")
+
+compile(standalone, "train.py", "exec")
+assert "ampbridge" not in standalone
+
+# %% [markdown]
+# On the command line the same is
+#
+#     ampbridge port train.py                        # what does it say?
+#     ampbridge port train.py --to tensorflow        # native code, with the report
+#
+# ## Train by the recipe
+#
+# A recipe can also be handed to `train_step`, on any framework: this page uses the one that
+# `AMPBRIDGE_TUTORIAL_BACKEND` names, or NumPy.
+
+# %%
+digits = workloads.find("digits-mlp")(BACKEND, 0)
+step = amp.train_step(native.loss, digits.model, digits.optimizer, recipe=recipe)
+results = [step(x, y) for x, y in digits.first(160)]
+applied = [result.applied for result in results]
+print(f"{len(results)} micro-batches, the optimizer stepped {sum(applied)} times")
+print(f"reasons: {sorted({str(result.reason) for result in results})}")
+print(f"loss scale: {float(results[0].scale):g} at first")
+
+assert sum(applied) == len(results) / 4
+assert float(results[0].scale) == 1024
+
+# %%
+# Figure: Loss over 40 optimizer steps, falling from 2.3.
+losses = np.array([float(result.loss) for result in results]).reshape(-1, 4).mean(axis=1)
+figure, axes = plt.subplots(figsize=(7, 2.6))
+axes.plot(losses, color="#0072b2")
+axes.set_xlabel("optimizer step, of four micro-batches each")
+axes.set_ylabel("loss (cross-entropy, nats)")
+plt.show()
+
+assert losses[-1] < 0.5 * losses[0]
+
+# %% [markdown]
+# ## Why the lists matter
+#
+# A port without the lists would have followed TensorFlow's own. How many ops is that about?
+
+# %%
+pair = tuple(lists.Lists.parse(name) for name in ("paddle", "tensorflow"))
+differing = lists.Difference(pair).ops()
+print(f"Paddle's and TensorFlow's lists differ on {len(differing)} ops, for example on")
+for op in ("softmax", "logsumexp", "bmm", "conv3d"):
+    print(f"    {op:14} Paddle: {pair[0].rule(op):10} TensorFlow: {pair[1].rule(op)}")
+
+assert {"softmax", "logsumexp", "bmm", "conv3d"} <= set(differing)
+
+# %% [markdown]
+# Softmax is the most famous of them, and [the next page](softmax.md) is about it.
+#
+# ## What to take along
+#
+# - Precision, lists, scaling and accumulation make a recipe, and a recipe is a value: print it, save it
+#   (`recipe.save("recipe.toml")`), compare it, hand it to `train_step`.
+# - What a script says and what its framework did with it are two things.
+# - Ask for the fidelity report before you trust a port, ours included.
+#
+# ## Exercises
+#
+# 1. In `SCRIPT`, write `level="O2"` and add a line `paddle.amp.decorate(...)`. What appears in the recipe?
+# 2. Replace `matmul` by `matmul_v2` in the deny list. What becomes of the finding, and of the recipe?
+# 3. Port to `"torch"`. Which settings change there, and why only on CPUs?

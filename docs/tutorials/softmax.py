@@ -1,0 +1,233 @@
+# %% [markdown]
+# # 6. Four frameworks disagree on softmax
+#
+# "Mixed precision" is a list: these ops run in 16 bits, those in `float32`, and the others take what
+# arrives. Every framework has a list of its own. This page lays four of them side by side, finds an op on
+# which they differ, and shows what it does to a loss.
+
+# %%
+import os
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import ListedColormap
+
+import ampbridge as amp
+from ampbridge import lists, oplists, workloads
+
+BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
+native = workloads.of_backend(BACKEND)
+SETS = ("torch", "paddle", "tensorflow", "safe")
+
+# %% [markdown]
+# ## The lists
+#
+# ampbridge carries the lists of the three frameworks as data, each read from the framework's source, and a
+# fourth of its own, `"safe"`. Any of them can be used with any framework:
+
+# %%
+for name in SETS:
+    print(f"{name}:\n    {oplists.source(name)}")
+
+# %%
+# Figure: A table of colours: fourteen ops by four list sets. linear is low everywhere.
+# layer_norm is float32 everywhere. softmax and log_softmax are float32 for torch, paddle and
+# safe, and follow their inputs for tensorflow. The others differ as well.
+OPS = (
+    "linear", "add", "gelu", "exp", "log", "mean", "sum", "pow",
+    "softmax", "log_softmax", "layer_norm", "cross_entropy", "mse_loss", "cumsum",
+)  # fmt: skip
+RULES = ("allow", "promote", "deny")
+policies = {name: amp.Policy("O1", lists=name) for name in SETS}
+grid = [[RULES.index(policies[name].category(op)) for name in SETS] for op in OPS]
+
+figure, axes = plt.subplots(figsize=(6, 5))
+axes.imshow(grid, cmap=ListedColormap(["#56b4e9", "#f0f0f0", "#e69f00"]), aspect="auto")
+WORDS = {"allow": "float16", "promote": "as it arrives", "deny": "float32"}
+for row, categories in enumerate(grid):
+    for column, category in enumerate(categories):
+        axes.text(column, row, WORDS[RULES[category]], ha="center", va="center", fontsize=8)
+axes.set_xticks(range(len(SETS)), SETS)
+axes.set_yticks(range(len(OPS)), OPS)
+axes.xaxis.tick_top()
+axes.set_xlabel("list set, at O1 in float16")
+plt.show()
+
+# %% [markdown]
+# `lists.Difference` finds all ops on which some lists differ; on the command line that is
+# `ampbridge lists diff torch paddle tensorflow safe`.
+
+# %%
+differing = lists.Difference(tuple(lists.Lists.parse(name) for name in SETS)).ops()
+print(f"{len(differing)} of {len(oplists.ops())} ops are treated differently, softmax among them:")
+for name in SETS:
+    print(f"    {name:10} O1: {lists.Lists(name).rule('softmax'):8} O2: "
+          f"{lists.Lists(name, 'O2').rule('softmax')}")  # fmt: skip
+
+assert "softmax" in differing
+assert "linear" not in differing
+assert policies["torch"].category("softmax") == policies["paddle"].category("softmax") == "deny"
+assert policies["tensorflow"].category("softmax") == "promote"
+
+# %% [markdown]
+# `deny`: `float32`, whatever arrives. `promote`: in the precision that arrives, which behind a linear
+# layer is `float16`. In parentheses stands what befalls an op that a list does not name: Paddle denies
+# softmax at O1, and at O2 has forgotten it.
+#
+# `amp.explain` says what becomes of that on the framework at hand, and who sees to it:
+
+# %%
+for name in SETS:
+    (row,) = [row for row in amp.explain(policies[name], BACKEND).ops if row.op == "softmax"]
+    print(f"lists={name!r:13} softmax runs in {row.dtype:8} (by: {row.by})")
+
+# %% [markdown]
+# ## What can go wrong
+#
+# Softmax gives probabilities. `float16` has none between 0 and 6·10^-8, and `bfloat16` has 8 bits for
+# those near 1. Take ten classes, and scores a confident model would give:
+
+# %%
+scores = np.array([0, -2, -4, -6, -8, -10, -12, -14, -16, -18], np.float32)
+exact = np.exp(scores) / np.exp(scores).sum()
+with np.errstate(divide="ignore"):
+    print("class   probability   -log: exact   after float16")
+    for number, p in enumerate(exact):
+        print(f"{number:5} {p:13.2e} {-np.log(p):13.3f} {-np.log(np.float16(p)):15.3f}")
+
+assert np.float16(exact[-1]) == 0
+assert np.float16(exact[-3]) > 0
+
+# %% [markdown]
+# If the last class happens to be the right one, because the model is wrong or the label is, a loss
+# computed from a `float16` probability is infinite. With softmax in `float32` it is 18, a fine gradient.
+#
+# ## What it changes in a model
+#
+# A loss that is written by hand, softmax first and a logarithm after it. The few ops that it takes, in
+# each framework's words:
+
+# %%
+if BACKEND == "numpy":
+    import autograd.numpy as anp
+
+    from ampbridge_numpy import nn
+
+    def probability_of(logits, y):
+        return nn.softmax(logits)[np.arange(len(y)), y]
+
+    def mean_log(p):
+        return anp.mean(anp.log(p))
+
+elif BACKEND == "torch":
+    import torch
+
+    def probability_of(logits, y):
+        return torch.softmax(logits, dim=-1).gather(1, y[:, None])
+
+    def mean_log(p):
+        return torch.mean(torch.log(p))
+
+elif BACKEND == "tensorflow":
+    import tensorflow as tf
+
+    def probability_of(logits, y):
+        return tf.gather(tf.nn.softmax(logits), y, batch_dims=1)
+
+    def mean_log(p):
+        return tf.reduce_mean(tf.math.log(p))
+
+elif BACKEND == "paddle":
+    import paddle
+
+    def probability_of(logits, y):
+        return paddle.take_along_axis(paddle.nn.functional.softmax(logits), y.unsqueeze(1), 1)
+
+    def mean_log(p):
+        return paddle.mean(paddle.log(p))
+
+
+def loss_by_hand(model, x, y):
+    return -mean_log(probability_of(model(x), y))
+
+
+# %% [markdown]
+# We train the digits' model in `float32`, then show it a batch whose labels are all wrong, as a bad
+# shard of a data set may have them. What is the loss under each framework's lists? (A model of ampbridge's
+# returns `float32` unless told otherwise, which would hide the difference; `output_dtype="float16"`
+# leaves its logits as a plain `float16` layer would.)
+
+# %%
+digits = workloads.find("digits-mlp")(BACKEND, 0)
+step = amp.train_step(native.loss, digits.model, digits.optimizer, policy="O0")
+for x, y in digits.batches:
+    result = step(x, y)
+print(f"trained: loss {float(result.loss):.3f}")
+
+x, y = digits.batches[0]
+wrong = (y + 1) % 10
+
+
+def loss_under(policy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the logarithm of zero
+        loss, _ = amp.value_and_grad(loss_by_hand, digits.model, x, wrong, policy=policy)
+    return float(loss)
+
+
+truth = loss_under("O0")
+losses = {
+    (name, dtype): loss_under(amp.Policy("O1", dtype, lists=name, output_dtype=dtype))
+    for name in SETS
+    for dtype in ("float16", "bfloat16")
+}
+print(f"\nloss of wrong labels: {truth:.3f} in float32\n")
+print(f"{'lists':12}{'float16':>10}{'bfloat16':>10}")
+for name in SETS:
+    print(f"{name:12}{losses[name, 'float16']:10.3f}{losses[name, 'bfloat16']:10.3f}")
+
+for name in ("torch", "paddle", "safe"):
+    assert abs(losses[name, "float16"] - truth) < 0.01
+    assert abs(losses[name, "bfloat16"] - truth) < 0.1
+assert np.isinf(losses["tensorflow", "float16"])
+
+# %% [markdown]
+# Same model, same framework, same batch; only the list differs. Under TensorFlow's lists the loss is
+# infinite in `float16`. The scaler would skip this step, halve the scale, and find that no scale helps:
+# the overflow is in the loss, not in its gradients.
+#
+# That is no fault of TensorFlow's. Its guide tells its users to give the last layer `dtype="float32"`, and
+# its fused losses take logits. It is a *convention*, and conventions do not travel with a model from one
+# framework to the next. Four ways to be safe, each a line:
+
+# %%
+base = amp.Policy("O1", lists="tensorflow", output_dtype="float16")
+cures = {
+    'deny=["softmax"]': base.replace(deny=["softmax"]),
+    'lists="torch"': base.replace(lists="torch"),
+    'lists="safe"': base.replace(lists="safe"),
+    'output_dtype="float32"': base.replace(output_dtype="float32"),
+}
+for text, policy in cures.items():
+    print(f"{text:24} loss {loss_under(policy):.3f}")
+    assert abs(loss_under(policy) - truth) < 0.01
+
+# %% [markdown]
+# The best cure is none of these lines: call the framework's own cross-entropy with logits. It never forms
+# the small probability, and all four lists run it in `float32`.
+#
+# ## What to take along
+#
+# - Which ops are safe in 16 bits is a judgement, and frameworks judge differently, on more than half of
+#   all ops.
+# - A model that trained under one framework's lists may overflow under another's. `lists=` carries the
+#   lists over: `amp.Policy("O1", lists="paddle")` means the same on each framework.
+# - [All ops, with their names and their place in each list](../ops.md).
+#
+# ## Exercises
+#
+# 1. Find an op, other than softmax, on which the list sets differ, and that your own model uses.
+#    `ampbridge lists why OP` tells why it is listed.
+# 2. `loss_under(amp.Policy("O2", ...))` refuses. What does it ask for, and why is that needed at O2 alone?
+# 3. How large must the score of the wrong class be until `bfloat16` overflows in this loss?

@@ -1,0 +1,75 @@
+"""What mkdocs adds to the pages in docs/: the tutorials, executed, and the documents beside examples.
+
+A hook of mkdocs (``hooks`` in mkdocs.yml), which calls the functions named ``on_...``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from notebooks import as_notebook, as_page, executed, tutorials
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "docs" / "tutorials"
+OUTSIDE = re.compile(r"\]\(\.\./((?:[\w-]+/)+[\w-]+\.md)\)")
+"""A link from a page in docs/ to a document elsewhere in the repository."""
+
+DOWNLOADS = """\
+[Notebook]({name}.ipynb){{ .md-button download="{name}.ipynb" }}
+[Script]({name}.script){{ .md-button download="{name}.py" }}
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what is made, and the documents that lie outside of docs/."""
+    for file in (*_tutorials(config), *_documents(config)):
+        files.append(file)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Turn links out of docs/ into links to the pages that stand in for them."""
+    if "/" in page.file.src_uri:
+        return markdown
+    return OUTSIDE.sub(lambda found: f"]({found[1]})", markdown)
+
+
+def _tutorials(config: MkDocsConfig) -> Iterator[File]:
+    scripts = tutorials(TUTORIALS)
+    with ThreadPoolExecutor(2) as pool:  # each runs in a process of its own
+        notebooks = list(pool.map(lambda path: executed(path.read_text()), scripts))
+    for script, notebook in zip(scripts, notebooks, strict=True):
+        name = script.stem
+        page, figures = as_page(notebook, name)
+        title, _, rest = page.partition("\n")
+        page = f"{title}\n\n{DOWNLOADS.format(name=name)}{rest}"
+        contents: dict[str, str | bytes] = {
+            f"{name}.md": page,
+            f"{name}.ipynb": as_notebook(notebook),
+            f"{name}.script": script.read_text(),
+            **figures,
+        }
+        for file, content in contents.items():
+            yield File.generated(config, f"tutorials/{file}", content=content)
+
+
+def _documents(config: MkDocsConfig) -> Iterator[File]:
+    """Every document outside of docs/ that a page links to, under the same path."""
+    links = {
+        link for page in (ROOT / "docs").glob("*.md") for link in OUTSIDE.findall(page.read_text())
+    }
+    for path in sorted(links):
+        if not (ROOT / path).exists():
+            raise FileNotFoundError(f"docs/ links to {path}, which is not there")
+        yield File.generated(config, path, content=(ROOT / path).read_text())
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices of tutorials are too small to share
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
