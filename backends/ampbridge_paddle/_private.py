@@ -82,6 +82,15 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2": Private(
         "training on several ranks", False, "3.3.1"
     ),
+    "paddle._C_ops.assign_out_": Private("observing ops in place", False, "3.3.1"),
+    "paddle._C_ops.view_shape": Private("observing gradients", False, "3.3.1"),
+    "paddle.base.core.eager._is_run_in_backward": Private("observing", False, "3.3.1"),
+    "paddle.jit.dy2static.program_translator.ProgramTranslator": Private(
+        "observing what is compiled", False, "3.3.1"
+    ),
+    "paddle.base.core.host_memory_stat_current_value": Private("peak memory", False, "3.3.1"),
+    "paddle.base.core.host_memory_stat_peak_value": Private("peak memory", False, "3.3.1"),
+    "paddle.base.core.host_memory_stat_reset_peak_value": Private("peak memory", False, "3.3.1"),
     # methods and attributes, looked up on the objects themselves
     "Tracer._set_amp_op_list": Private("regions on GPU", True, "3.3.1"),
     "Tracer._amp_level": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
@@ -96,6 +105,8 @@ PRIVATE: Mapping[str, Private] = {
     ),
     "Tensor._register_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
     "Tensor._remove_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
+    "Layer._parameters": Private("observing recurrent cells", False, "3.3.1"),
+    "ProgramTranslator.enable_to_static": Private("observing what is compiled", False, "3.3.1"),
     "Layer._state_dict_hooks": Private("decorate(save_dtype=...)", False, "3.3.1"),
     "Layer._dtype": Private("O2 on GPU", True, "3.3.1"),
     "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
@@ -149,6 +160,13 @@ def private(name: str) -> Any:
             "Hint: pip install paddlepaddle==3.3.1"
         )
         raise UnsupportedError(msg) from error
+
+
+def present(name: str) -> Any:
+    """What stands under a dotted ``name``, public or of the table, now: a replacement, it may be."""
+    if name in PRIVATE:
+        private(name)  # the error of a name that is missing
+    return _resolve(name)
 
 
 def method(kind: str, obj: Any, name: str) -> Any:

@@ -24,6 +24,7 @@ from ampbridge.backend import (
     Program,
     Scalar,
 )
+from ampbridge.observation import Observer
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge.weights import Weight
@@ -35,6 +36,7 @@ from ampbridge_paddle import (
     hybrid_groups,
     native_policy,
     native_scaler,
+    observing,
     probing,
     ranks,
     scaling,
@@ -155,6 +157,17 @@ class PaddleBackend(Backend):
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return native_scaler.native_scaler_state(scaler)
+
+    def observe(
+        self, model: Model, observer: Observer, *, gradients: bool
+    ) -> AbstractContextManager[None]:
+        return observing.observe(model, observer, gradients=gradients)
+
+    def to_numpy(self, x: Array) -> np.ndarray:
+        return observing.to_numpy(x)
+
+    def peak_memory(self, action: Callable[[], None]) -> int | None:
+        return observing.peak_memory(action)
 
     def native_policy(self, policy: Policy) -> Any:
         return native_policy.native_policy(policy)

@@ -30,7 +30,7 @@ def region(policy: Policy) -> Iterator[None]:
     Raises:
         UnsupportedError: for an execution or a list set that this device cannot give.
     """
-    with simulated_region(policy) if _on_cpu() else native_region(policy):
+    with simulated_region(policy) if on_cpu() else native_region(policy):
         yield
 
 
@@ -45,7 +45,8 @@ _CASTABLE_BY_NAME = {name: getattr(paddle, name) for name in ("float32", "float1
 _CASTABLE = frozenset(_CASTABLE_BY_NAME.values())
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
+    """Whether Paddle's present device is the CPU, where low precision is simulated."""
     return paddle.device.get_device() == "cpu"
 
 
@@ -57,7 +58,7 @@ def execution(policy: Policy) -> Literal["native", "simulated"]:
     """
     if policy.level == "O0":
         return "native"
-    if not _on_cpu():
+    if not on_cpu():
         _refuse_simulation(policy)
         return "native"
     if policy.execution == "native":
@@ -95,14 +96,14 @@ def check(policy: Policy) -> None:
 
 def in_region_dtype(x: Any, dtype: str) -> Any:
     """``x`` in ``dtype`` as the ops of the open region see it; what ``cast`` leaves, it leaves."""
-    if _on_cpu():
+    if on_cpu():
         return simulation.in_dtype(x, dtype)
     return cast(x, dtype) if _floating([x]) else x
 
 
 def is_in_low_region() -> bool:
     """Whether an O1 or O2 region is the innermost one."""
-    if _on_cpu():
+    if on_cpu():
         simulated = simulation.active_region()
         return simulated is not None and simulated.rules.dtype != "float32"
     native = functions.interception.active.get()
@@ -156,7 +157,7 @@ class NativeRegion:
     """What an open native region says of functions that are no kernel of their own."""
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        self.rules = rules
         self.bias_follows = rules.bias_follows
         self.is_float32 = rules.dtype == "float32"
 
@@ -169,16 +170,16 @@ class NativeRegion:
     def _rule(self, name: str) -> Category | None:
         if name == functions.LINEAR:
             # Without a bias it calls matmul there, which may have another rule.
-            rule = self._rules.category("linear")
-            return rule if rule != self._rules.category("matmul") else None
-        return self._rules.functions.get(name)
+            rule = self.rules.category("linear")
+            return rule if rule != self.rules.category("matmul") else None
+        return self.rules.functions.get(name)
 
     def _call(self, rule: Category | None, function: Function, args: Any, kwargs: Any) -> Any:
         if rule is None:
             return function(*args, **kwargs)
         if rule == "promote":
             return self._promoted(function, args, kwargs)
-        lists = lists_of_everything(self._rules.dtype, rule)
+        lists = lists_of_everything(self.rules.dtype, rule)
         with _auto_cast(lists), functions.interception.paused():
             return function(*args, **kwargs)
 
@@ -186,10 +187,10 @@ class NativeRegion:
         """The parts by their rules; the result as low as the inputs."""
         output = function(*args, **kwargs)
         arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
-        if arrived != {_CASTABLE_BY_NAME[self._rules.dtype]}:
+        if arrived != {_CASTABLE_BY_NAME[self.rules.dtype]}:
             return output
         return paddle.utils.map_structure(
-            lambda x: cast(x, self._rules.dtype) if _floating([x]) else x, output
+            lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
         )
 
     def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:

@@ -18,7 +18,7 @@ import paddle
 
 from ampbridge.interception import Interception, Site
 from ampbridge_paddle._private import PRIVATE, private
-from ampbridge_paddle.rules import function_names
+from ampbridge_paddle.rules import Rules, function_names
 
 Tensor = Any
 Function = Callable[..., Any]
@@ -51,6 +51,10 @@ class FunctionRegion(Protocol):
     """What an open region, simulated or native, does with functions."""
 
     bias_follows: bool
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which it decides."""
 
     def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
         """``function(*args, **kwargs)`` by the rule for ``name``, if there is one."""

@@ -61,6 +61,14 @@ def low_dtype_of(x: Tensor) -> str | None:
     return None if low is None else low.dtype
 
 
+def read_like(x: Tensor, parameter: Tensor) -> Tensor:
+    """``x``, which holds the values of ``parameter``, to be read by regions as that is."""
+    low = parameter.__dict__.get(_LOW)
+    if low is not None:
+        setattr(x, _LOW, low._replace(hook=None))
+    return x
+
+
 def low_dtype_by_name(name: str) -> str | None:
     """``low_dtype_of`` the parameter called ``name``."""
     x = _by_name.get(name)

@@ -80,10 +80,11 @@ def rules_for(policy: Policy) -> Rules:
 
 def function_names() -> list[str]:
     """Dotted names of the Python functions and layers that stand for a canonical op."""
-    return sorted({name for op in _made_of_several() for name in op.names["paddle_api"]})
+    return sorted({name for op in made_of_several() for name in op.names["paddle_api"]})
 
 
-def _made_of_several() -> list[oplists.Op]:
+def made_of_several() -> list[oplists.Op]:
+    """The ops that are Python functions here, not kernels."""
     return [
         op
         for op in oplists.ops().values()
@@ -103,7 +104,7 @@ def _function_rules(policy: Policy) -> dict[str, Category]:
     rules = policy.native_rules("paddle_api")
     return {
         name: rules[name]
-        for op in _made_of_several()
+        for op in made_of_several()
         if op.name in named or (policy.lists != "paddle" and op.name not in SEEN_THROUGH)
         for name in op.names["paddle_api"]
     }

@@ -80,7 +80,7 @@ class Region:
             with _interception.paused(), functions.interception.paused():
                 return function(*inputs, **options)
 
-        return _run(in_float32, args, kwargs, self, category, _Needs(results=_RESULTS.get(kernel)))
+        return _run(in_float32, args, kwargs, self, category, _Needs(results=RESULTS.get(kernel)))
 
     def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
         category = self.rules.functions.get(name)
@@ -121,6 +121,14 @@ def low_dtype(x: Any) -> str | None:
     """The low precision that a tensor is marked with, or None."""
     marked = x.__dict__.get(_MARK)
     return marked[0] if marked is not None and marked[1] == _version(x) else None
+
+
+def marked_like(x: Any, other: Any) -> Any:
+    """``x``, which holds the values of ``other``, marked as that is."""
+    dtype = low_dtype(other)
+    if dtype is not None:
+        setattr(x, _MARK, (dtype, _version(x)))
+    return x
 
 
 def _is_marked(x: Any, region: Region) -> bool:
@@ -248,7 +256,7 @@ def in_dtype(x: Any, dtype: str) -> Any:
 _FIRST_INPUT_DECIDES = frozenset({"batch_norm", "batch_norm_", "sync_batch_norm_", "layer_norm"})
 
 # The outputs that are results; the others are caches and statistics, some without memory.
-_RESULTS: Mapping[str, tuple[int, ...]] = {
+RESULTS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys([*_FIRST_INPUT_DECIDES, "einsum", "instance_norm", "group_norm"], (0,)),
     **dict.fromkeys(["rms_norm", "flash_attn", "dropout"], (0,)),
     "rnn": (0, 2),
@@ -276,7 +284,7 @@ _EXACT = frozenset(
 _TABLES: Mapping[str, int] = {"embedding": 1}
 
 # Changes in place that keep the mark, for the same reason.
-_EXACT_IN_PLACE = frozenset(
+EXACT_IN_PLACE = frozenset(
     {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
 )
 
@@ -284,7 +292,7 @@ _EXACT_IN_PLACE = frozenset(
 _NOT_OPS = frozenset({"run_program", "view_dtype"})
 
 # Tensor operators that C++ binds without a look at _C_ops -> their kernel.
-_OPERATORS: Mapping[str, str] = {
+OPERATORS: Mapping[str, str] = {
     "matmul": "matmul",
     "add": "add",
     "sub": "subtract",
@@ -379,7 +387,7 @@ def _following_rule(name: str, original: Function) -> Function:
     needs = _Needs(
         name in _EXACT,
         1 if name in _FIRST_INPUT_DECIDES else None,
-        _RESULTS.get(name),
+        RESULTS.get(name),
         _TABLES.get(name),
     )
     active = _interception.active
@@ -447,18 +455,19 @@ def _replacements() -> Replacements:
 
 def _kernel_replacement(name: str, original: Any) -> Function | None:
     """None for what is left alone: gradients, changes in place, the optimizers' updates."""
-    if not _is_op(name, original):
+    if not is_op(name, original):
         return None
     if name == "cast":
         return _cast_kernel(original)
-    if name in _EXACT_IN_PLACE:
+    if name in EXACT_IN_PLACE:
         return _exact_in_place(original)
     if name.endswith("_") and name not in _FIRST_INPUT_DECIDES:
         return None
     return _following_rule(name, original)
 
 
-def _is_op(name: str, kernel: Any) -> bool:
+def is_op(name: str, kernel: Any) -> bool:
+    """Whether a name of ``_C_ops`` is a kernel of a forward pass."""
     if not isinstance(kernel, types.BuiltinFunctionType) or name in _NOT_OPS:
         return False
     return not (name.endswith(("_grad", "_grad_")) or name.startswith("__"))
@@ -466,7 +475,7 @@ def _is_op(name: str, kernel: Any) -> bool:
 
 def _tensor_sites() -> list[Site]:
     """Sites on the Tensor class itself, most of which C++ binds."""
-    operators = {f"__{prefix}{n}__": k for n, k in _OPERATORS.items() for prefix in ("", "r")}
+    operators = {f"__{prefix}{n}__": k for n, k in OPERATORS.items() for prefix in ("", "r")}
     replacements = {
         attribute: _following_rule(kernel, vars(Tensor)[attribute])
         for attribute, kernel in {**operators, **_COPIES}.items()
@@ -479,7 +488,7 @@ def _tensor_sites() -> list[Site]:
 
 def _operators_of_traced_values() -> Iterator[Site]:
     """Those that hold their kernel in a closure (``@`` and ``*``), where no name is looked up."""
-    kernels = {id(kernel): name for name, kernel in vars(_C_ops).items() if _is_op(name, kernel)}
+    kernels = {id(kernel): name for name, kernel in vars(_C_ops).items() if is_op(name, kernel)}
     for attribute, operator in list(vars(Value).items()):
         for cell in getattr(operator, "__closure__", None) or ():
             name = kernels.get(id(cell.cell_contents))
@@ -512,6 +521,14 @@ def entering(region: Region) -> Iterator[None]:
 def intercepting_nothing() -> Iterator[None]:
     """Plain Paddle, whatever region the caller stands in."""
     with _interception.paused(), functions.interception.paused():
+        yield
+
+
+@contextmanager
+def staying_installed() -> Iterator[None]:
+    """Replacements stand, and pass straight through where no region is open, whatever opens inside."""
+    functions_region = functions.interception.active.get()
+    with functions.interception.region(functions_region), _interception.region(active_region()):
         yield
 
 

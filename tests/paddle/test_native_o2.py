@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
             amp_global_state().model_parameters.extend(arguments["models"].parameters())
 
     monkeypatch.setattr(paddle.amp, "decorate", decorate)
-    monkeypatch.setattr(casting, "_on_cpu", lambda: False)
+    monkeypatch.setattr(casting, "on_cpu", lambda: False)
     yield made
     assert amp_global_state().model_parameters == []
     assert not amp_global_state().use_master_grad
@@ -212,7 +212,7 @@ def test_execution() -> None:
 
 
 def test_execution_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(casting, "_on_cpu", lambda: False)
+    monkeypatch.setattr(casting, "on_cpu", lambda: False)
     backend = amp.backend("paddle")
     assert backend.execution(amp.Policy("O2")) == "native"
     with pytest.raises(amp.UnsupportedError, match="Hint: execution='auto'"):
