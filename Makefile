@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FRAMEWORKS := numpy torch tensorflow paddle
-TESTS := lint types test-tensorflow test-torch test-examples test-paddle test-core test-port test-numpy test-compare
+TESTS := lint types test-tensorflow test-torch test-examples test-paddle test-core test-port test-numpy test-compare test-lens
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port $(FRAMEWORKS:%=test-%) test-examples test-compare nightly bench docs format clean
+.PHONY: help demo test lint types test-core test-port $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens nightly bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-examples: $(VENV)/.test ## the examples on all backends, compared with each
 
 test-compare: $(VENV)/.test ## frameworks beside each other, the page in a browser, the command line
 	$(BIN)/python -m pytest -q tests/compare
+
+test-lens: $(VENV)/.test ## the lens' reports, on NumPy
+	$(BIN)/python -m pytest -q tests/lens
 
 nightly: $(VENV)/.test ## the same tests with longer random searches
 	HYPOTHESIS_PROFILE=nightly $(MAKE) test

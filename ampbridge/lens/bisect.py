@@ -1,0 +1,328 @@
+"""Bisect: the smallest set of ops and layers to keep in float32, so that the errors stay tolerable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite, log2
+from typing import Any, Literal, NamedTuple, TextIO
+
+from ampbridge import oplists
+from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.lens.locate import Patch
+from ampbridge.lens.progress import Progress, reported
+from ampbridge.lens.ranges import power_of_two
+from ampbridge.lens.search import culprits, without_spare
+from ampbridge.lens.subject import Subject, checked_scale
+from ampbridge.lens.trials import Errors, Trial, Trials
+from ampbridge.policy import Policy
+from ampbridge.printing import Table
+from ampbridge.schedule import single
+
+REPEATABLE = 0.1
+"""The part of the tolerance by which float32 may be off itself, run again."""
+
+
+class Entry(NamedTuple):
+    """An op or a layer that is kept in float32.
+
+    Attributes:
+        kind: "op" (denied wherever it is called) or "layer" (kept, with all that is below it).
+        name: canonical name, or dotted name.
+        calls: how many calls in low precision it costs, on all batches together.
+        errors_without: with all the other entries, and not with this one.
+    """
+
+    kind: Literal["op", "layer"]
+    name: str
+    calls: int
+    errors_without: Errors
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What to keep in float32, and why; prints as a table.
+
+    Attributes:
+        policy: the given one with the entries; errors under it were below ``tolerance``.
+        entries: each is needed: without any one of them the tolerance is missed.
+        errors_before, errors_after: under the given policy, and under ``policy``.
+        runs: passes over all batches, those in float32 included.
+    """
+
+    policy: Policy
+    given: Policy
+    backend: str
+    scale: float
+    tolerance: float
+    entries: tuple[Entry, ...]
+    errors_before: Errors
+    errors_after: Errors
+    runs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; errors that are infinite are None."""
+        return {
+            "policy": self.policy.to_dict(),
+            "given": self.given.to_dict(),
+            "backend": self.backend,
+            "scale": self.scale,
+            "tolerance": self.tolerance,
+            "entries": [
+                {**entry._asdict(), "errors_without": entry.errors_without.to_dict()}
+                for entry in self.entries
+            ],
+            "errors_before": self.errors_before.to_dict(),
+            "errors_after": self.errors_after.to_dict(),
+            "runs": self.runs,
+        }
+
+    def table(self) -> Table:
+        """As it is printed."""
+        under = f"{self.given!r} on {self.backend}, loss scale {power_of_two(self.scale)}"
+        return Table(
+            f"{under}: " + (f"keep {len(self.entries)}" if self.entries else "nothing to keep"),
+            ("in float32", "name", "calls", "loss off without it", "gradients off without it"),
+            tuple(
+                (entry.kind, entry.name, str(entry.calls), *map(_off, entry.errors_without))
+                for entry in self.entries
+            ),
+            tuple(self._remarks()),
+        )
+
+    def _remarks(self) -> list[str]:
+        before, after = self.errors_before, self.errors_after
+        said = [f"{self.runs} runs; tolerance {_off(self.tolerance)}."]
+        said.append(
+            f"Loss off by {_off(before.loss)}, gradients by {_off(before.gradients)} as given."
+        )
+        if self.entries:
+            said.append(f"With all: loss {_off(after.loss)}, gradients {_off(after.gradients)}.")
+            said.append(f"{self.policy!r}")
+        if isfinite(before.loss) and not isfinite(before.gradients):
+            said.append(
+                "Only gradients were inf or NaN: a lower loss scale may do as well, "
+                "see lens.ranges(...).safe_scale."
+            )
+        return said
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        self.table().print(file)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def _off(error: float) -> str:
+    return f"{error:.2g}"
+
+
+def bisect(
+    loss_fn: LossFn,
+    model: Model,
+    batches: Sequence[Sequence[Any]],
+    policy: str | Policy = "O1",
+    *,
+    scale: float = 2.0**16,
+    tolerance: float = 1e-2,
+    progress: Progress = None,
+) -> Bisection:
+    """Find the smallest set of ops and layers to keep in float32.
+
+        found = lens.bisect(loss_fn, model, [(x, y)], policy="O1", progress=True)
+        print(found)
+        step = amp.train_step(loss_fn, model, optimizer, policy=found.policy)
+
+    Small enough are a loss and gradients that are off float32's by less than ``tolerance``. An op is
+    denied everywhere unless keeping some of the layers that call it does, and leaves more calls in
+    low precision. Takes some log2(number of ops) runs for each entry.
+
+    Args:
+        batches: a list of batches, each a tuple of what ``loss_fn`` takes behind the model.
+        scale: the loss scale, a power of two.
+        progress: True for a bar on a terminal's standard error; or ``progress(done, total, doing)``.
+
+    Raises:
+        ArgumentError: if float32 gives inf or NaN, or something else each time; if it does not help
+            to keep all ops in float32.
+        CallOrderError: if the model is decorated already.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+    """
+    given, subject = single(policy), Subject(loss_fn, model)
+    _check(batches, tolerance)
+    with reported(progress) as report:
+        trials = Trials(subject, batches, checked_scale(scale), report)
+        _check_repeatable(trials.noise(), tolerance)
+        search = Search(trials, given, tolerance)
+        kept = search.smallest()
+        entries = search.explained(kept)
+        report(trials.runs, trials.runs, "")
+    return Bisection(
+        search.policy(kept),
+        given,
+        subject.backend.name,
+        float(scale),
+        float(tolerance),
+        entries,
+        search.start.errors,
+        search.trial(kept).errors,
+        trials.runs,
+    )
+
+
+def _check(batches: Sequence[Sequence[Any]], tolerance: float) -> None:
+    if not isinstance(batches, Sequence) or not batches or isinstance(batches, str):
+        msg = f"batches is a list of at least one batch, not {batches!r:.80}.\n"
+        raise ArgumentTypeError(msg + "Hint: batches=[(x, y)]")
+    for batch in batches:
+        if not isinstance(batch, (tuple, list)):
+            msg = f"A batch is a tuple of what loss_fn takes, not {type(batch).__name__}.\n"
+            raise ArgumentTypeError(msg + "Hint: batches=[(x, y)]")
+    if not (isinstance(tolerance, (int, float)) and tolerance > 0 and isfinite(tolerance)):
+        msg = f"Passed tolerance={tolerance!r}; allowed is a number above 0.\n"
+        raise ArgumentError(msg + "Hint: tolerance=1e-2")
+
+
+def _check_repeatable(noise: Errors, tolerance: float) -> None:
+    if noise.worst > REPEATABLE * tolerance:
+        msg = (
+            f"In float32, run twice, the loss differs by {_off(noise.loss)} and gradients by "
+            f"{_off(noise.gradients)}; allowed is a tenth of the tolerance, {tolerance:g}.\n"
+            "Hint: model.eval() where there is dropout, or set the seed inside of loss_fn."
+        )
+        raise ArgumentError(msg)
+
+
+class Kept(NamedTuple):
+    """A candidate; see ``Entry``."""
+
+    kind: Literal["op", "layer"]
+    name: str
+
+
+class Search:
+    """Looks for the smallest set of candidates under which a policy's errors are tolerable."""
+
+    def __init__(self, trials: Trials, given: Policy, tolerance: float) -> None:
+        self._trials, self._given, self._tolerance = trials, given, tolerance
+        self.start = self.trial([])
+        backend, model = trials.subject.backend, trials.subject.model
+        self._layers = [layer.name for layer in backend.layers(model) if layer.name]
+        self._candidates = candidates(backend, model, given, self.start.low)
+
+    def policy(self, kept: Collection[Kept]) -> Policy:
+        """The given one with ``kept`` in float32."""
+        patch = Patch(
+            deny=tuple(name for kind, name in kept if kind == "op"),
+            keep=tuple(name for kind, name in kept if kind == "layer"),
+        )
+        return patch.applied_to(self._given)
+
+    def trial(self, kept: Collection[Kept]) -> Trial:
+        """What becomes of the errors with ``kept`` in float32."""
+        return self._trials.run(self.policy(kept), f"{len(kept)} in float32")
+
+    def passes(self, kept: Collection[Kept]) -> bool:
+        """Whether that is tolerable."""
+        return self.trial(kept).errors.worst < self._tolerance
+
+    def smallest(self) -> list[Kept]:
+        """What to keep: ops, some of them in some layers alone, and none that can be spared."""
+        if self.passes([]):
+            return []
+        self._expect(len(self._candidates))
+        if not self.passes(self._candidates):
+            raise ArgumentError(self._out_of_reach())
+        found: list[Kept] = []
+        for culprit in culprits(self._candidates, self.passes):
+            found.append(culprit)
+            self._expect(self._candidates.index(culprit), len(found))
+        for culprit in tuple(found):
+            others = [kept for kept in found if kept != culprit]
+            found = [*others, *self._in_fewer_layers(culprit, others)]
+        return without_spare(found, self.passes)
+
+    def explained(self, kept: Sequence[Kept]) -> tuple[Entry, ...]:
+        """Each with what is gained by it."""
+        low = self.trial(kept).low.total()
+        without = {each: self.trial([k for k in kept if k != each]) for each in kept}
+        return tuple(
+            Entry(*each, trial.low.total() - low, trial.errors) for each, trial in without.items()
+        )
+
+    def _expect(self, candidates: int, found: int = 0) -> None:
+        """Say that there is one more search among so many, then the checks of what was found."""
+        halvings = ceil(log2(candidates)) if candidates > 1 else 0
+        self._trials.expected = self._trials.runs + halvings + 1 + found
+
+    def _in_fewer_layers(self, culprit: Kept, others: Sequence[Kept]) -> list[Kept]:
+        """The layers to keep instead of denying an op everywhere, or just ``culprit``.
+
+        Layers count by all calls that they would move: what denying the op moves must not be less.
+        """
+        low = self.start.low
+        denied = sum(calls for (op, _), calls in low.items() if op == culprit.name)
+        calling = [name for name in self._layers if low[culprit.name, name]]
+        costs = {Kept("layer", name): _calls_within(low, [name]) for name in calling}
+        affordable = sorted((k for k in costs if costs[k] < denied), key=costs.__getitem__)
+        if culprit.kind == "layer" or not affordable or not self.passes([*others, *affordable]):
+            return [culprit]
+        chosen: list[Kept] = []
+        for layer in culprits(affordable, lambda layers: self.passes([*others, *layers])):
+            chosen.append(layer)
+            if _calls_within(low, [name for _, name in chosen]) >= denied:
+                return [culprit]
+        left_low = self.trial([*others, *chosen]).low.total()
+        return chosen if left_low > self.trial([*others, culprit]).low.total() else [culprit]
+
+    def _out_of_reach(self) -> str:
+        errors = self.trial(self._candidates).errors
+        hint = "a larger tolerance; float32's own rounding may be above this one."
+        if not self._candidates:
+            hint = "Policy(lists='torch') for ops that can be denied by name; or layers with names."
+        elif self._given.level == "O2":
+            hint = "policy='O1': at O2 the model's inputs are rounded as well."
+        return (
+            f"With all {len(self._candidates)} candidates in float32 the loss is off by "
+            f"{_off(errors.loss)}, gradients by {_off(errors.gradients)}; asked for is less than "
+            f"{self._tolerance:g}.\nHint: {hint}"
+        )
+
+
+def candidates(
+    backend: Backend, model: Model, policy: Policy, low: Counter[tuple[str, str]]
+) -> list[Kept]:
+    """What can be taken to float32; of two that do the same the search takes the first.
+
+    Ops come first, then layers where no op will do: those whose parameters are rounded at O2, and
+    those that call ops that cannot be denied. Matrix products are the last among ops, as speed is
+    theirs; before that, what is called least is what costs least.
+    """
+    listed = oplists.ops() if policy.lists != "native" else {}
+    calls: Counter[str] = Counter()
+    for (op, _), count in low.items():
+        calls[op] += count
+    ops = sorted(
+        (op for op in calls if op in listed),
+        key=lambda op: (listed[op].category == "allow", calls[op]),
+    )
+    not_deniable = {layer for op, layer in low if op not in listed}
+    layers = [
+        layer.name
+        for layer in backend.layers(model)
+        if layer.name and (layer.name in not_deniable or (layer.shapes and policy.level == "O2"))
+    ]
+    layers.sort(key=lambda name: _calls_within(low, [name]))
+    return [*(Kept("op", op) for op in ops), *(Kept("layer", name) for name in layers)]
+
+
+def _calls_within(low: Counter[tuple[str, str]], layers: Sequence[str]) -> int:
+    """The calls in low precision that ``layers`` make, with those below them."""
+    return sum(
+        calls
+        for (_, layer), calls in low.items()
+        if any(layer == name or layer.startswith(name + ".") for name in layers)
+    )

@@ -1,0 +1,6 @@
+"""Makes the models of this folder importable by name; pytest adds no paths."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
