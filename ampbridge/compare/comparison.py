@@ -204,7 +204,7 @@ HEADER = (
     "skipped",
     "last scale",
     "gradient error",
-    "ran",
+    "low precision",
 )
 
 
@@ -221,7 +221,7 @@ def row_of(run: Run, error: GradientError | None) -> tuple[str, ...]:
         str(len(steps.skipped)),
         "none" if set(steps.scale) == {1.0} else power(steps.scale[-1]),
         "" if error is None else f"{error.total:.1e}",
-        run.execution or ("float32" if run.kind == "reference" else "its own way"),
+        run.execution,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log2
+from math import ceil, floor, log2, log10
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ampbridge.compare.comparison import Comparison, first_line
 from ampbridge.compare.op_matrix import shown
@@ -23,6 +23,7 @@ from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponen
 ROUNDOFF = {"float16": -11, "bfloat16": -8, "float32": -24}
 """Half a unit in the last place of 1, as a power of two: what one rounding costs at most."""
 
+WINDOW = 10
 MOST_PARAMETERS = 24  # rows that a phone's reader scrolls through
 
 SETTINGS: dict[Any, Any] = {
@@ -66,7 +67,7 @@ class Look(NamedTuple):
 
 
 WIDE = Look("wide", 9.0, 9.0, 4)
-NARROW = Look("narrow", 4.3, 9.5, 2)
+NARROW = Look("narrow", 4.3, 10.5, 2)
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,14 @@ def _losses(
             _line(axes[0], run.steps.loss, looks[run.label])
         axes[0].set_ylabel("loss")
         if base and others:
-            _title(axes[1], f"Difference from {base.label}")
+            _title(axes[1], f"Distance from {base.label}")
             for run in others:
-                _line(axes[1], _percent(run.steps.loss, base.steps.loss), looks[run.label])
-            axes[1].set_yscale("symlog", linthresh=0.1, linscale=0.6)
-            axes[1].set_yticks([-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100])
-            axes[1].yaxis.set_major_formatter(FuncFormatter(_signed_percent))
-            axes[1].yaxis.set_minor_locator(mpl.ticker.NullLocator())
-            _within(axes[1], [_percent(run.steps.loss, base.steps.loss) for run in others])
-            axes[1].set_ylabel("difference")
+                _line(axes[1], _distance(run.steps.loss, base.steps.loss), looks[run.label])
+            axes[1].set_yscale("log")
+            axes[1].yaxis.set_major_formatter(FuncFormatter(_percent))
+            axes[1].yaxis.set_major_locator(LogLocator(numticks=5))
+            axes[1].yaxis.set_minor_locator(NullLocator())
+            axes[1].set_ylabel("of the loss")
         _steps_axis(axes, comparison.steps)
         _legend(figure, runs, looks, look)
         return figure
@@ -143,27 +143,23 @@ def _losses(
     )
     if base and others:
         caption += (
-            f"Below: how far each run is from {base.label}, in percent of its loss; the scale is "
-            "logarithmic but for the middle between ±0.1 %."
+            f"Below: how far each run's loss is from that of {base.label}, in percent, as a mean over "
+            f"{WINDOW} steps; the axis is logarithmic."
         )
     return Drawing("losses", "Loss", caption, f"Losses of the last step: {last}.", draw)
 
 
-def _percent(values: Sequence[float], base: Sequence[float]) -> list[float]:
+def _distance(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """|values - base| in percent of ``base``, each the mean over up to ``WINDOW`` steps before it."""
     with np.errstate(all="ignore"):
-        return list(100 * (np.array(values) / np.array(base) - 1))
+        apart = 100 * np.abs(np.array(values) / np.array(base) - 1)
+    means = [float(np.mean(apart[max(0, i + 1 - WINDOW) : i + 1])) for i in range(len(apart))]
+    return [mean if mean > 0 else np.nan for mean in means]  # zero has no place on this axis
 
 
-def _signed_percent(value: float, _: int) -> str:
-    return "0" if value == 0 else f"{value:+g} %".replace("-", "−")
-
-
-def _within(axes: Axes, series: Sequence[Sequence[float]]) -> None:
-    """Symmetric limits at a power of ten that holds every value."""
-    finite = [abs(v) for values in series for v in values if np.isfinite(v)]
-    most = max([0.1, *finite])
-    limit = 10.0 ** ceil(log2(most) / log2(10) + 1e-9)
-    axes.set_ylim(-limit * 1.3, limit * 1.3)
+def _percent(value: float, _: object) -> str:
+    """``0.1 %``, ``10⁻⁴ %``."""
+    return f"{value:g} %" if value >= 0.01 else f"10{superscript(round(log10(value)))} %"
 
 
 # -- loss scale and skips
@@ -177,7 +173,8 @@ def _scales(
         return None
 
     def draw(look: Look) -> Figure:
-        rows = max(0.16 * len(scaled) * look.text / 9, 0.3)
+        lines = max(_wrapped(run.label, look).count("\n") + 1 for run in scaled)
+        rows = max(0.12 * len(scaled) * lines * look.text / 9, 0.3)
         figure, axes = _panels(look, heights=[1.4, rows + 0.25], inch=2.0)
         _title(axes[0], "Loss scale")
         for run in scaled:
@@ -240,7 +237,8 @@ def _errors(
 
     def draw(look: Look) -> Figure:
         line = look.text / 72 * 1.75
-        heights = [line * (len(errors) + 2), line * (len(names) + 3)]
+        lines = max(_wrapped(each.label, look).count("\n") + 1 for each in errors)
+        heights = [line * (len(errors) * lines + 2), line * (len(names) + 3)]
         figure, axes = _panels(look, heights=heights, inch=1.0)
         _title(axes[0], "All parameters together")
         for row, each in enumerate(errors):
@@ -255,7 +253,14 @@ def _errors(
                 edgecolor=style.colour,
                 linewidth=1.4,
             )
-            axes[0].text(end * 1.15, row, f"{each.total:.1e}", va="center", color=INK)
+            axes[0].text(
+                1.01,
+                row,
+                f"{each.total:.1e}",
+                va="center",
+                color=INK,
+                transform=axes[0].get_yaxis_transform(),
+            )
         axes[0].set_yticks(range(len(errors)), [_wrapped(each.label, look) for each in errors])
         axes[0].set_ylim(len(errors) - 0.4, -0.6)
         _title(axes[1], "Each parameter")
@@ -275,12 +280,12 @@ def _errors(
             )
         axes[1].set_yticks(range(len(names)), [_wrapped(name, look) for name in names])
         axes[1].set_ylim(len(names) - 0.4, -0.6)
-        axes[1].set_xlabel("error, relative to the gradient's norm (logarithmic)")
+        axes[1].set_xlabel("relative error")
         for each_axes in axes:
             each_axes.set_xscale("log")
             each_axes.set_xlim(*limits)
             each_axes.axvline(unit, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
-            each_axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+            each_axes.xaxis.set_minor_locator(NullLocator())
             each_axes.grid(False, axis="y")
         axes[0].tick_params(labelbottom=False)
         _legend(
@@ -300,7 +305,8 @@ def _errors(
         "errors",
         "Gradient error",
         "Gradients of the first batch, without the loss scale, against float64 on NumPy (or the same "
-        "framework's float32, where the notes say so): the distance relative to the norm. The dashed "
+        "framework's float32, where the notes say so): the distance relative to the norm, on a "
+        "logarithmic axis. The dashed "
         f"line is {dtype}'s unit roundoff, 2{superscript(ROUNDOFF[dtype])}: what one rounding costs at "
         f"most.{more}",
         f"Errors of all parameters together: {totals}.",
@@ -397,7 +403,7 @@ def _bands(axes: Axes, limits: tuple[int, int], look: Look) -> None:
     bands = (
         (limits[0], SMALLEST - 1, "band-lost", "zero"),
         (
-            SMALLEST,
+            SMALLEST - 1,
             SMALLEST_NORMAL,
             "band-coarse",
             "sub-\nnormal" if look.is_narrow else "subnormal",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -32,11 +32,13 @@ class NativeLoop(Protocol):
 
     Attributes:
         described: the calls that it is made of.
+        execution: "native", or "none" where it turns out to run in float32.
         notes: what a reader of its figures must know.
     """
 
     workload: Workload
     described: str
+    execution: Literal["native", "none"]
     notes: Sequence[str]
 
     @abstractmethod

@@ -9,7 +9,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from ampbridge.compare.comparison import HEADER, Comparison, first_line, power, row_of
+from ampbridge.compare.comparison import HEADER, Comparison, power, row_of
 from ampbridge.compare.figures import NARROW, WIDE, Drawing, Look, drawings
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import THEME
@@ -108,16 +108,42 @@ def _style() -> str:
 
 
 def _table(
-    caption: str, header: Sequence[str], rows: Iterable[str], numbers: frozenset[str]
+    name: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    says: str,
+    numbers: frozenset[str] = frozenset(),
+    *,
+    as_cards: bool = False,
 ) -> str:
+    """A table below what it says.
+
+    ``rows`` are cells of HTML, the first the row's heading. With ``as_cards`` a row becomes a card
+    where the page is narrow; else the table can be scrolled there.
+    """
     heads = "".join(
-        f'<th scope="col"{_is_number(name, numbers)}>{escape(name)}</th>' for name in header
+        f'<th scope="col" role="columnheader"{_is_number(column, numbers)}>{escape(column)}</th>'
+        for column in header
     )
+    identity = re.sub(r"\W+", "-", name.lower())
+    kind = "cards" if as_cards else "scroll"
+    focus = "" if as_cards else f' tabindex="0" role="region" aria-label="{escape(name)}"'
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(header[0])} table, '
-        f'{escape(first_line(caption))[:60]}"><table><caption><span>{caption}</span></caption>\n'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody></table></div>"
+        f'<p id="{identity}-says" class="says">{says}</p>\n<div class="{kind}"{focus}>'
+        f'<table role="table" aria-describedby="{identity}-says"><caption>{escape(name)}</caption>\n'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>\n<tbody role="rowgroup">\n'
+        + "\n".join(f'<tr role="row">{"".join(row)}</tr>' for row in rows)
+        + "\n</tbody></table></div>"
     )
+
+
+def _heading_cell(text: str) -> str:
+    return f'<th scope="row" role="rowheader">{text}</th>'
+
+
+def _cell(column: str, text: str, kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<td role="cell" data-column="{escape(column)}"{named}><span>{text}</span></td>'
 
 
 def _is_number(name: str, numbers: frozenset[str]) -> str:
@@ -129,8 +155,10 @@ NUMBERS = frozenset(
 )
 
 SUMMARY = (
-    "A row a run. Loss: of the first and the last batch. Accuracy: on digits that were not learned from, "
-    "or as the workload has it. Gradient error: of the first batch against float64, relative to its norm."
+    "A row a run. Loss: of the first and of the last batch. Accuracy: on digits that were not learned "
+    "from, or as the workload has it. Skipped: steps that overflowed. Gradient error: of the first batch "
+    "against float64, relative to its norm. Low precision: by native kernels, simulated by float32 "
+    "kernels with rounding, or none."
 )
 
 
@@ -138,26 +166,33 @@ def _summary(comparison: Comparison) -> str:
     rows = [_summary_row(comparison, run) for run in comparison.shown]
     notes = "".join(f"<li>{escape(remark)}</li>" for remark in comparison.remarks())
     listed = f"<h3>What to know of these figures</h3><ul>{notes}</ul>" if notes else ""
-    return _table(SUMMARY, HEADER, rows, NUMBERS) + listed
+    return _table("Runs", HEADER, rows, SUMMARY, NUMBERS, as_cards=True) + listed
 
 
-def _summary_row(comparison: Comparison, run: Run) -> str:
-    label = f'<th scope="row">{escape(run.label)}</th>'
+def _summary_row(comparison: Comparison, run: Run) -> list[str]:
     if run.error is not None:
         what = escape(run.error).replace("\n", "<br>")
-        return f'<tr class="failed">{label}<td colspan="{len(HEADER) - 1}">Failed: {what}</td></tr>'
-    cells = row_of(run, comparison.errors.get(run.label))[1:]
-    return (
-        f"<tr>{label}"
-        + "".join(
-            f"<td{_is_number(name, NUMBERS)}>{escape(cell) or _NONE}</td>"
-            for name, cell in zip(HEADER[1:], cells, strict=True)
-        )
-        + "</tr>"
-    )
+        failed = f'<td role="cell" class="failed" colspan="{len(HEADER) - 1}">Failed: {what}</td>'
+        return [_heading_cell(escape(run.label)), failed]
+    cells = zip(HEADER[1:], row_of(run, comparison.errors.get(run.label))[1:], strict=True)
+    return [
+        _heading_cell(escape(run.label)),
+        *(
+            _cell(column, _powers(text) or _NONE, "number" if column in NUMBERS else "")
+            for column, text in cells
+        ),
+    ]
 
 
 _NONE = '<span class="nothing">–</span>'
+
+
+def _powers(text: str) -> str:
+    """``2^16`` and ``4.0e-04`` as they are set."""
+    text = re.sub(r"\^(-?\d+)", r"<sup>\1</sup>", escape(text))
+    return re.sub(
+        r"e([+-]\d+)", lambda found: f"&thinsp;×&thinsp;10<sup>{int(found[1])}</sup>", text
+    ).replace("<sup>-", "<sup>−")
 
 
 def _ops(comparison: Comparison) -> str:
@@ -169,26 +204,38 @@ def _ops(comparison: Comparison) -> str:
     unseen = f"<ul>{unseen}</ul>" if unseen else ""
     if not matrix.columns:
         return f"<p>No backend was observed.</p>{unseen}"
-    rows = []
-    for op, row in matrix.cells.items():
-        mark = ' class="differs"' if matrix.differs(op) else ""
-        cells = "".join(
-            f"<td{mark if row[label] else ''}>{escape(shown(row[label]))}</td>"
-            for label in matrix.columns
-        )
-        rows.append(f'<tr><th scope="row"><code>{escape(op)}</code></th>{cells}</tr>')
-    differing = matrix.differences
+    rows = [
+        [
+            _heading_cell(f"<code>{escape(op)}</code>"),
+            *(
+                _cell(label, escape(shown(row[label])), _differing(matrix.differs(op), row[label]))
+                for label in matrix.columns
+            ),
+        ]
+        for op, row in matrix.cells.items()
+    ]
     says = (
-        f"Cells with ≠ differ between the frameworks: {len(differing)} of {len(matrix.cells)} ops."
-        if differing
-        else "No op differs between the frameworks that ran it."
-    )
-    caption = (
         f"Ops of one forward pass in the order of their first calls, under "
-        f"<code>{escape(repr(comparison.policy))}</code>. {says} A dash: this framework did not call the "
-        "op, or not by itself."
+        f"<code>{escape(repr(comparison.policy))}</code>. {_how_many_differ(comparison)} A dash: this "
+        "framework did not call the op, or not by itself."
     )
-    return _table(caption, ("op", *matrix.columns), rows, frozenset()) + unseen
+    return _table("Ops and dtypes", ("op", *matrix.columns), rows, says) + unseen
+
+
+def _differing(differs: bool, cell: object) -> str:
+    return "differs" if differs and cell else ""
+
+
+def _how_many_differ(comparison: Comparison) -> str:
+    matrix = comparison.matrix
+    if len(matrix.columns) < 2:
+        return "There is no other framework to compare it with."
+    if not matrix.differences:
+        return "No op differs between the frameworks that ran it."
+    return (
+        f"Rows with ≠ differ between the frameworks: {len(matrix.differences)} of "
+        f"{len(matrix.cells)} ops."
+    )
 
 
 def _lists(comparison: Comparison) -> str:
@@ -199,44 +246,49 @@ def _lists(comparison: Comparison) -> str:
         return "<p>All of them have the same rule for every op.</p>"
     used = [op for op in lists.rules if op in lists.used]
     others = [op for op in lists.rules if op not in lists.used]
-    caption = (
-        "Ops that {which} and for which not all lists have the same rule. allow: low precision; deny: "
-        "float32; promote: the widest dtype that arrives. In parentheses the rule for what is on no list: "
-        "follow, the inputs' dtypes; full, float32."
-    )
     parts = []
     if used:
-        parts.append(_rules(comparison, used, caption.format(which="this model runs")))
+        parts.append(_rules(comparison, used, "Lists, ops of this model"))
+    elif lists.used:
+        parts.append("<p>The lists agree on every op that this model was seen to run.</p>")
     if others:
-        table = _rules(comparison, others, caption.format(which="this model does not run"))
-        head = f"{len(others)} ops that this model was not seen to run"
+        table = _rules(comparison, others, "Lists, other ops")
+        head = f"{len(others)} other ops on which the lists do not agree"
         parts.append(f"<details><summary>{head}</summary>{table}</details>")
     return "".join(parts)
 
 
-def _rules(comparison: Comparison, ops: Sequence[str], caption: str) -> str:
+def _rules(comparison: Comparison, ops: Sequence[str], name: str) -> str:
     columns = comparison.lists.columns
+    header = ("op", *(name if name == "the recipe" else f"{name}'s own" for name in columns))
     rows = []
     for op in ops:
         rule = comparison.lists.rules[op]
-        usual = rule[columns[0]]
-        cells = "".join(
-            f"<td{_unlike(usual, rule[name])}>{escape(rule[name])}</td>" for name in columns
+        cells = (
+            _cell(column, escape(rule[name]), _unlike(rule[columns[0]], rule[name]))
+            for column, name in zip(header[1:], columns, strict=True)
         )
-        rows.append(f'<tr><th scope="row"><code>{escape(op)}</code></th>{cells}</tr>')
-    header = ("op", *(name if name == "the recipe" else f"{name}'s own" for name in columns))
-    marked = f" Marked with ≠: another rule than in the column “{escape(header[1])}”."
-    return _table(caption + marked, header, rows, frozenset())
+        rows.append([_heading_cell(f"<code>{escape(op)}</code>"), *cells])
+    says = (
+        "allow: low precision; deny: float32; promote: the widest dtype that arrives. In parentheses the "
+        "rule for what is on no list: follow, the inputs' dtypes; full, float32. Marked with ≠: another "
+        f"rule than in the column “{escape(header[1])}”."
+    )
+    return _table(name, header, rows, says)
 
 
 def _unlike(usual: str, rule: str) -> str:
-    same = usual == rule or {usual, rule} <= {"promote", "(promote)", "(follow)"}
-    return "" if same else ' class="differs"'
+    """Whether another thing becomes of the op; what is promoted and what follows its inputs is alike."""
+    meant = {"(promote)": "promote", "(follow)": "promote", "(full)": "deny"}
+    return "" if meant.get(usual, usual) == meant.get(rule, rule) else "differs"
 
 
 def _recipe(comparison: Comparison) -> str:
     text = escape(comparison.recipe.to_toml())
-    return f'<pre tabindex="0" aria-label="The recipe as TOML"><code>{text}</code></pre>'
+    return f"<pre><code>{text}</code></pre>"
+
+
+MADE_OF = ("run", "made of", "versions", "device")
 
 
 def _made(comparison: Comparison) -> str:
@@ -244,28 +296,27 @@ def _made(comparison: Comparison) -> str:
     for run in comparison.shown:
         if run.error is None:
             said = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-            cells = (run.described, said, run.device)
+            cells = zip(MADE_OF[1:], (run.described, said, run.device), strict=True)
             rows.append(
-                f'<tr><th scope="row">{escape(run.label)}</th>'
-                + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-                + "</tr>"
+                [
+                    _heading_cell(escape(run.label)),
+                    *(_cell(column, escape(text)) for column, text in cells),
+                ]
             )
-    how = (
-        f"<p>Each framework ran in a process of its own: {comparison.steps} steps of "
-        f"<code>{escape(comparison.workload)}</code>, seed {comparison.seed}. Ops and gradients were taken "
+    says = (
+        f"Each framework ran in a process of its own: {comparison.steps} steps of "
+        f"<code>{escape(comparison.workload)}</code>, seed {comparison.seed}. Ops and gradients are those "
         f"of the first batch under <code>{escape(repr(comparison.policy))}</code>"
-        f"{_scales_of(comparison)}. Simulated: float32 kernels, their values rounded to the low precision, "
-        "for rehearsal. Times are not compared: they are the machine's.</p>"
+        f"{_scales_of(comparison)}. Times are not compared: they would be the machine's."
     )
-    table = _table("What ran.", ("run", "made of", "versions", "device"), rows, frozenset())
-    return how + table
+    return _table("What ran", MADE_OF, rows, says, as_cards=True)
 
 
 def _scales_of(comparison: Comparison) -> str:
     scales = {label: each.scale for label, each in comparison.errors.items() if each.scale != 1.0}
     if not scales:
         return ""
-    said = ", ".join(f"{escape(label)} {power(scale)}" for label, scale in scales.items())
+    said = "; ".join(f"{escape(label)}: {_powers(power(scale))}" for label, scale in scales.items())
     return f", at the first loss scale that did not overflow, from the recipe's downwards ({said})"
 
 

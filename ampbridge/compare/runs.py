@@ -86,7 +86,7 @@ class Run:
         error: what went wrong, with a hint; None if nothing did.
         versions: of Python, ampbridge and the framework.
         device: "cpu", "gpu", ...
-        execution: "native" kernels or "simulated" rounding; empty where that is not ampbridge's.
+        execution: how low precision was had: "native" kernels, "simulated" rounding, or "none" at all.
         described: what the run is made of, in words.
         notes: what a reader of its figures must know.
         accuracy: after the last step; None where the workload has none.

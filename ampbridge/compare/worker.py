@@ -95,7 +95,7 @@ def _by_recipe(job: Job, recipe: Recipe, build: Build, tell: Tell) -> Run:
         job.label,
         job.backend,
         job.kind,
-        execution=registry.backend(job.backend).execution(policy),
+        execution=_execution(job.backend, policy),
         described=f"ampbridge, {policy!r}",
         steps=steps,
         accuracy=None if fresh.accuracy is None else fresh.accuracy(),
@@ -104,6 +104,10 @@ def _by_recipe(job: Job, recipe: Recipe, build: Build, tell: Tell) -> Run:
         weights=_weights(workload.model),
         **seen._asdict(),
     )
+
+
+def _execution(backend: str, policy: Policy) -> str:
+    return "none" if policy.level == "O0" else registry.backend(backend).execution(policy)
 
 
 class Seen(NamedTuple):
@@ -197,6 +201,7 @@ def _natively(job: Job, recipe: Recipe, build: Build, tell: Tell) -> Run:
         job.label,
         job.backend,
         job.kind,
+        execution=loop.execution,
         described=loop.described,
         notes=tuple(loop.notes),
         steps=steps,
@@ -234,6 +239,7 @@ def _reference(job: Job, recipe: Recipe, build: Build, tell: Tell) -> Run:
         job.label,
         job.backend,
         job.kind,
+        execution="none",
         described="float32 throughout; its gradients are float64's",
         steps=steps,
         accuracy=None if workload.accuracy is None else workload.accuracy(),

@@ -54,6 +54,7 @@ class NativeLoop:
                 self.workload.model, self._optimizer = paddle.amp.decorate(
                     self.workload.model, self._optimizer, level="O2", dtype=policy.dtype
                 )
+        self.execution = "none" if on_cpu or policy.level == "O0" else "native"
         self.described = (
             f"paddle.amp.auto_cast(level={self._casting['level']!r}, "
             f"dtype={self._casting['dtype']!r})"

@@ -43,6 +43,7 @@ class NativeLoop:
             )
         self._optimizer.build(self.workload.model.trainable_variables)
         self._compiled = tf.function(self._step)
+        self.execution = "none" if policy.level == "O0" else "native"
         self.described = f"the dtype policy {name!r}" + (
             " and keras.optimizers.LossScaleOptimizer" if self._scaled else ""
         )

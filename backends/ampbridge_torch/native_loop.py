@@ -41,6 +41,7 @@ class NativeLoop:
             }
         kind = self._device.type
         self._scaler = torch.amp.GradScaler(kind, enabled=scaling is not None, **settings)
+        self.execution = "none" if self._dtype is None else "native"
         self.described = (
             "float32"
             if self._dtype is None
