@@ -7,7 +7,7 @@ first needed, and only the feature that needs it is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -56,6 +56,12 @@ NAMES = {
         Name("torch.cpu._is_amx_fp16_supported", "execution='auto' in float16", False),
         Name("torch.cpu._is_avx512_bf16_supported", "execution='auto' in bfloat16", False),
         Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
+        Name("torch._C._current_graph_task_id", "amp.lens", True),
+        Name("torch._C._autograd._get_sequence_nr", "amp.lens", True),
+        Name("torch.autograd.graph.Node._sequence_nr", "amp.lens", True),
+        Name("torch.autograd.graph.Node._input_metadata", "amp.lens", True),
+        Name("torch.autograd.Variable._execution_engine", "amp.lens", True),
+        Name("torch._ops.OpOverload._schema", "amp.lens", True),
     )
 }
 
@@ -280,3 +286,65 @@ def decides_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     """
     supports = getattr(optimizer, "_step_supports_amp_scaling", False)
     return bool(supports) and type(optimizer).__module__.startswith("torch.optim.")
+
+
+# -- what the lens sees by
+
+
+def is_backward_pass() -> bool:
+    """Whether autograd's engine calls, in this thread."""
+    return bool(lookup("_current_graph_task_id")() != -1)
+
+
+def backward_pass() -> int:
+    """A number that tells one backward pass from another, inside of it."""
+    return int(lookup("_current_graph_task_id")())
+
+
+def at_the_end_of_the_backward_pass(call: Callable[[], None]) -> None:
+    """Have ``call`` called once the backward pass is over; inside of one alone."""
+    lookup("_execution_engine").queue_callback(call)
+
+
+def nodes_made() -> int:
+    """How many autograd nodes this thread has made: the number of its next one."""
+    return int(lookup("_get_sequence_nr")())
+
+
+def is_made_since(node: Any, number: int) -> bool:
+    """Whether an autograd node of this thread is the ``number``-th or a later one."""
+    return not is_leaf_node(node) and bool(node._sequence_nr() >= number)
+
+
+def is_leaf_node(node: Any) -> bool:
+    """Whether it adds to the ``.grad`` of a leaf, its ``variable``."""
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def gradient_dtype(node: Any) -> torch.dtype:
+    """The dtype in which a node of one output takes its gradient."""
+    return cast(torch.dtype, node._input_metadata[0].dtype)
+
+
+def written(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments that a kernel writes to."""
+    schema = kernel._schema
+    if not schema.is_mutable:
+        return []
+    given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
+    return [
+        given[argument.name]
+        for argument in schema.arguments
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(given.get(argument.name), torch.Tensor)
+    ]
+
+
+def makes_tensors(kernel: Any) -> bool:
+    """Whether a kernel returns tensors with values of their own, or writes values: no view."""
+    return any(
+        "Tensor" in str(returned.type)
+        and (returned.alias_info is None or returned.alias_info.is_write)
+        for returned in kernel._schema.returns
+    )

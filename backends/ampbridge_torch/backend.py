@@ -23,6 +23,7 @@ from ampbridge.backend import (
     Scalar,
     ScaleStore,
 )
+from ampbridge.observation import Observer
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
 from ampbridge.weights import Weight
@@ -31,8 +32,10 @@ from ampbridge_torch import (
     compiling,
     decorating,
     gradients,
+    held_memory,
     native_policy,
     native_scaler,
+    observing,
     probing,
     scaling,
     sharding,
@@ -166,3 +169,14 @@ class TorchBackend(Backend):
 
     def policy_of_native(self, native: Any) -> Policy:
         return native_policy.policy_of_native(native)
+
+    def observe(
+        self, model: nn.Module, observer: Observer, *, gradients: bool
+    ) -> AbstractContextManager[None]:
+        return observing.observe(model, observer, gradients=gradients)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray:
+        return observing.to_numpy(x)
+
+    def peak_memory(self, action: Callable[[], None]) -> int | None:
+        return held_memory.peak_memory(action)

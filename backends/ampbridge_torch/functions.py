@@ -158,6 +158,16 @@ def _no_torch_function(*_: object) -> bool:
     return False
 
 
+def twin_of(function: Function) -> FunctionType | None:
+    """A composite's twin; None for what is no composite."""
+    return _twins().get(function)
+
+
+@cache
+def _twins() -> dict[Function, FunctionType]:
+    return {composite: twin for composite, twin, _ in _composites()}
+
+
 def _names_called(function: FunctionType) -> frozenset[str]:
     """The names in the body, and in the bodies of the same module's functions among them."""
     names: set[str] = set()

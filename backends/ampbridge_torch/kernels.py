@@ -1,0 +1,149 @@
+"""Which of torch's kernels run, below autograd and autocast, and what is no computation among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ampbridge.observation import Kernel
+from ampbridge_torch import _private
+
+Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+# Kernels that make, copy or convert values; views are known by their schemas.
+_MOVES = frozenset({
+    "_reshape_copy", "_to_copy", "_unsafe_view", "clone", "contiguous", "copy", "copy_", "detach",
+    "fill_", "lift_fresh", "resize_", "scalar_tensor", "set_", "zero_",
+})  # fmt: skip
+
+
+class Ran(NamedTuple):
+    """One kernel.
+
+    Attributes:
+        name: without aten's prefix, if it is one of its own: ``"addmm"``, ``"mylib::swish"``.
+        dtype: in which it computed: its result's or, where that is no number, its inputs' widest;
+            None of what only moves, makes or converts values.
+    """
+
+    name: str
+    kernel: Kernel
+    dtype: torch.dtype | None
+    seconds: float
+
+
+class Kernels(TorchDispatchMode):
+    """Notes the kernels of this thread while an op is ``collected``, and hands the others to ``alone``.
+
+    Those of a backward pass go through unseen.
+    """
+
+    def __init__(self, alone: Run) -> None:
+        super().__init__()
+        self._alone = alone
+        self._op: Collected | None = None
+
+    @contextmanager
+    def collected(self, inputs: Sequence[Tensor]) -> Iterator[Collected]:
+        """An op of ``inputs`` runs inside."""
+        outer, self._op = self._op, Collected()
+        try:
+            self._op.inputs = [x.detach() for x in inputs]
+            yield self._op
+        finally:
+            self._op = outer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if _private.is_backward_pass():
+            return func(*args, **(kwargs or {}))
+        if self._op is None:
+            return self._alone(func, args, kwargs or {})
+        return self._op.run(func, args, kwargs or {})
+
+
+class Collected:
+    """The kernels of one op, and its inputs as they were before it wrote to them."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.kernels: list[Ran] = []
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a kernel and note it."""
+        self._preserve(_private.written(func, args, kwargs))
+        started = time.perf_counter()
+        result = func(*args, **kwargs)
+        seconds = time.perf_counter() - started
+        floating = floating_tensors((args, kwargs))
+        if floating:
+            kernel = Kernel(_full_name(func), dtype_name(floating[0].dtype))
+            dtype = None if only_moves(func) else _computed_in(result, floating)
+            self.kernels.append(Ran(bare_name(func), kernel, dtype, seconds))
+        return result
+
+    @property
+    def computing(self) -> list[Ran]:
+        """Those that compute."""
+        return [ran for ran in self.kernels if ran.dtype is not None]
+
+    def _preserve(self, written: Sequence[Tensor]) -> None:
+        if written:
+            memory = set(map(_memory, written))
+            self.inputs = [x.clone() if _memory(x) in memory else x for x in self.inputs]
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr() if x.layout is torch.strided else id(x)
+
+
+def floating_tensors(tree: Any) -> list[Tensor]:
+    """The floating-point tensors in nested arguments or results, in order."""
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float16"``; of a complex dtype that of its parts."""
+    return str(dtype.to_real() if dtype.is_complex else dtype).removeprefix("torch.")
+
+
+def bare_name(func: Any) -> str:
+    """Aten's name without overload: ``"add_"``; of other libraries with theirs."""
+    return _full_name(func).removeprefix("aten::")
+
+
+def _full_name(func: Any) -> str:
+    name: str = func.name()
+    return name.partition(".")[0]
+
+
+@cache
+def only_moves(func: Any) -> bool:
+    """Whether a kernel computes nothing: views, copies, conversions, allocations, questions."""
+    name = bare_name(func)
+    return (
+        name in _MOVES
+        or name.startswith(("new_", "empty"))
+        or name.endswith("_like")
+        or not _private.makes_tensors(func)
+    )
+
+
+def _computed_in(result: Any, inputs: Sequence[Tensor]) -> torch.dtype:
+    made = [x.dtype for x in tree_leaves(result) if isinstance(x, Tensor)]
+    numbers = [dtype for dtype in made if dtype.is_floating_point or dtype.is_complex]
+    if numbers:
+        return numbers[0]
+    widest = inputs[0].dtype
+    for x in inputs[1:]:
+        widest = torch.promote_types(widest, x.dtype)
+    return widest

@@ -1,0 +1,230 @@
+"""Seeing what runs: each op as it is called, the kernels that it comes to, and its gradients.
+
+    a function mode   sees the call, above the region's: the op, and what it is handed
+    a dispatch mode   sees the kernels below casts and autograd; a call that comes to none that computes
+                      (a view, a question, a conversion) is no op
+    hooks             on autograd's nodes see the gradients (``gradient_hooks.py``)
+
+Kernels that no call leads to (TorchScript, ``torch.ops.*``) are ops of their own, whose gradients
+cannot be told apart. Backward passes inside are not looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ampbridge import oplists
+from ampbridge.observation import Observer, OpCall, Operand
+from ampbridge_torch.calling_layers import CallingLayers
+from ampbridge_torch.functions import Function, functions_named, twin_of
+from ampbridge_torch.gradient_hooks import History, Reports
+from ampbridge_torch.kernels import (
+    Collected,
+    Kernels,
+    Ran,
+    bare_name,
+    dtype_name,
+    floating_tensors,
+)
+from ampbridge_torch.mode import OpListMode, active_mode
+from ampbridge_torch.model_calls import casts_here
+from ampbridge_torch.rules import Rule, Rules
+from ampbridge_torch.simulation import LOW_DTYPES
+
+# Whole layers under one name, whose parts have rules of their own.
+_SHOWN_IN_PARTS = frozenset({"multi_head_attention"})
+
+
+@contextmanager
+def observe(model: nn.Module, observer: Observer, *, gradients: bool) -> Iterator[None]:
+    """See ``Backend.observe``."""
+    layers = CallingLayers(model)
+    watch = Watch(observer, layers, gradients)
+    with _eagerly(), _above_all_regions(), layers.followed(), watch.kernels, watch:
+        yield
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """What ``torch.compile`` made runs as it was written.
+
+    The compiler takes seconds to import, and whoever has compiled something has imported it.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+def _above_all_regions() -> AbstractContextManager[Any]:
+    """The regions' mode, if it is not there: regions inside would bring it above the observer's."""
+    if active_mode() is not None or not casts_here():
+        return nullcontext()
+    return OpListMode(Rules({}))
+
+
+class Watch(TorchFunctionMode):
+    """Reports the ops of one forward pass."""
+
+    def __init__(self, observer: Observer, layers: CallingLayers, gradients: bool) -> None:
+        super().__init__()
+        self.kernels = Kernels(self._run_alone)
+        self._observer = observer
+        self._layers = layers
+        self._reports = Reports(observer) if gradients else None
+        self._numbers = count()
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        twin = _shown_in_parts(func)
+        if twin is not None:
+            with self:
+                return twin(*args, **(kwargs or {}))
+        return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function and, if it is an op, report it."""
+        inputs = floating_tensors((args, kwargs))
+        history = History(inputs) if self._reports is not None else None
+        with self.kernels.collected(inputs) as seen:
+            result = func(*args, **kwargs)
+        if inputs and seen.computing:
+            op = _op_name(func, seen.computing)
+            outputs = floating_tensors(result)
+            call = self._report(op, _computed_in(func, seen, outputs), inputs, seen, outputs)
+            if history is not None and self._reports is not None:
+                history.hook(call, outputs, self._reports)
+        return result
+
+    def _run_alone(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a kernel that no function led to."""
+        inputs = floating_tensors((args, kwargs))
+        with self.kernels.collected(inputs) as seen:
+            result = seen.run(kernel, args, kwargs)
+        if seen.computing:
+            dtype = dtype_name(_narrowest(seen.computing))
+            name = bare_name(kernel)
+            op = _canonical_kernel(name) or f"torch:{name}"
+            self._report(op, dtype, inputs, seen, floating_tensors(result))
+        return result
+
+    def _report(
+        self,
+        op: str,
+        dtype: str,
+        inputs: Sequence[Tensor],
+        seen: Collected,
+        outputs: Sequence[Tensor],
+    ) -> OpCall:
+        on_cpu = all(x.is_cpu for x in inputs)
+        call = OpCall(
+            next(self._numbers),
+            op,
+            self._layers.innermost,
+            dtype,
+            tuple(ran.kernel for ran in seen.computing),
+            sum(ran.seconds for ran in seen.kernels) if on_cpu else None,
+        )
+        with self.kernels.collected(()):  # what the observer calls is none of the model's
+            self._observer.op_ran(call, _operands(seen.inputs), _operands(outputs))
+        return call
+
+
+def _operands(tensors: Sequence[Tensor]) -> list[Operand]:
+    return [Operand(x.detach(), dtype_name(x.dtype)) for x in tensors]
+
+
+# -- dtypes
+
+
+def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> str:
+    """The dtype that an op's kernels computed in; where it was simulated, the one that was meant.
+
+    Simulated are float32 kernels under a region that simulates, if what they made is low, or if they
+    only looked at low numbers.
+    """
+    ran_in, mode = _narrowest(seen.computing), active_mode()
+    if mode is not None and mode.rules.simulates and ran_in is torch.float32:
+        rule = mode.rules.table.get(func)
+        denied = isinstance(rule, Rule) and rule.cpu == "deny"
+        meant = {x.dtype for x in (outputs or seen.inputs)} & LOW_DTYPES
+        if meant and not denied:
+            return dtype_name(meant.pop())
+    return dtype_name(ran_in)
+
+
+def _narrowest(kernels: Sequence[Ran]) -> torch.dtype:
+    dtypes = [ran.dtype for ran in kernels if ran.dtype is not None]
+    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits if _is_number(dtype) else 64)
+
+
+def _is_number(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+# -- names
+
+
+def _shown_in_parts(func: Function) -> FunctionType | None:
+    """The twin of a composite whose parts are reported: what is no op, or is cast part by part."""
+    twin = twin_of(func)
+    if twin is None:
+        return None
+    ops = _spellings().get(func)
+    if ops is None:
+        return twin
+    mode = active_mode()
+    rule = None if mode is None else mode.rules.table.get(func)
+    return twin if ops[0] in _SHOWN_IN_PARTS and not isinstance(rule, Rule) else None
+
+
+def _op_name(func: Function, kernels: Sequence[Ran]) -> str:
+    """The op as the lens names it.
+
+    Where a function may be several ops (``interpolate``), the kernels tell which; where the table has
+    no such function (``add_``), a single kernel does.
+    """
+    candidates = _spellings().get(func, ())
+    for op in candidates if len(candidates) > 1 else ():
+        if any(ran.name in oplists.ops()[op].names.get("aten", ()) for ran in kernels):
+            return op
+    if candidates:
+        return candidates[0]
+    alone = _canonical_kernel(kernels[0].name) if len(kernels) == 1 else None
+    return alone or f"torch:{getattr(func, '__name__', func)}"
+
+
+@cache
+def _spellings() -> Mapping[Function, tuple[str, ...]]:
+    """The canonical ops that each function may be, its owner first."""
+    found: dict[Function, tuple[str, ...]] = {}
+    for namespace in ("torch", "aten"):
+        for spelling, ops in oplists.native_names(namespace).items():
+            for function in functions_named(namespace, spelling):
+                found.setdefault(function, ops)
+    return found
+
+
+def _canonical_kernel(name: str) -> str | None:
+    known = oplists.native_names("aten")
+    ops = known.get(name) or known.get(name.removesuffix("_"))
+    return ops[0] if ops else None
+
+
+# -- values on the host
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """See ``Backend.to_numpy``."""
+    values = x.detach() if x.layout is torch.strided else x.detach().to_dense()
+    return (values if values.dtype is torch.float64 else values.float()).cpu().numpy()
