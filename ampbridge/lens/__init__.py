@@ -17,6 +17,7 @@ from ampbridge.lens.census import Census, CensusRow, census
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.locate import Finding, Patch, locate
 from ampbridge.lens.ranges import RangeRow, Ranges, ranges
+from ampbridge.lens.worth import WorthIt, WorthRow, worth_it
 
 __all__ = [
     "Bisection",
@@ -28,8 +29,11 @@ __all__ = [
     "Patch",
     "RangeRow",
     "Ranges",
+    "WorthIt",
+    "WorthRow",
     "bisect",
     "census",
     "locate",
     "ranges",
+    "worth_it",
 ]
