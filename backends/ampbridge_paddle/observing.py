@@ -141,6 +141,8 @@ def _report(
     dtype: str,
     gradient: Tensor,
 ) -> None:
+    if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
+        return
     with paddle.no_grad():
         report(call, index, _in(dtype, _detach(gradient)))
 
@@ -312,7 +314,8 @@ def _place() -> _Place | None:
     return place
 
 
-def _kernel(name: str, replaced: Function) -> Function:
+def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Function:
+    """What calls the kernel ``name``; with a Python number beside a tensor, ``with_number``."""
     in_place = name.endswith("_") and not _ops_named(name)
     # The loss is what its callers know; the softmax beside it is kept for the backward pass.
     results = (1,) if name == "cross_entropy_with_softmax" else simulation.RESULTS.get(name)
@@ -323,7 +326,8 @@ def _kernel(name: str, replaced: Function) -> Function:
         if place is None:
             return replaced(*args, **kwargs)
         inputs = _floating((args, kwargs))
-        known = (Kernel(name, _NAMES[inputs[0].dtype]),) if inputs else ()
+        called = with_number if with_number and isinstance(args[1], (int, float)) else name
+        known = (Kernel(called, _NAMES[inputs[0].dtype]),) if inputs else ()
         if place.kernels is not None:
             place.kernels.extend(known)
             return replaced(*args, **kwargs)
@@ -452,6 +456,13 @@ _COMPARISONS: Mapping[str, str] = {
 }
 _METHODS = {"__getitem__": "slice", "clone": "assign"}
 
+# Operators that call another kernel where the other side is a Python number.
+_WITH_NUMBERS: Mapping[str, str] = {
+    **dict.fromkeys(["__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"], "scale"),
+    **dict.fromkeys(["__div__", "__truediv__"], "div_scale"),
+    "__pow__": "pow",
+}
+
 
 def _replacements() -> Replacements:
     kernels = [
@@ -485,7 +496,12 @@ def _class_sites() -> list[Site]:
     call = vars(paddle.nn.Layer)["__call__"]
     return [
         *(
-            Site(_Tensor, attribute, replaced, _kernel(kernel, replaced))
+            Site(
+                _Tensor,
+                attribute,
+                replaced,
+                _kernel(kernel, replaced, _WITH_NUMBERS.get(attribute)),
+            )
             for attribute, kernel in operators.items()
             if (replaced := vars(_Tensor).get(attribute)) is not None
         ),
