@@ -1,7 +1,7 @@
 """A tutorial is a script of cells (``# %%``): run as a notebook, and written as a page of the site.
 
 A cell that draws a figure begins with a description for those who cannot see it, in a comment that
-starts with ``# Figure:``; the page has it as the image's text.
+starts with ``# Figure:``: the image's text on the page, where the code of such cells is folded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import indent
 from typing import Any
 
 import jupytext
@@ -24,6 +25,7 @@ PREPARE = (
     "%config InlineBackend.figure_formats = ['svg']\n"
     "%config InlineBackend.print_figure_kwargs = {'metadata': {'Date': None}, 'bbox_inches': 'tight'}"
 )
+
 
 @cache  # `mkdocs serve` asks again after every change, of whichever page
 def executed(script: str) -> nbformat.NotebookNode:
@@ -68,14 +70,15 @@ def as_page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, 
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
-        parts.append(_fenced(FIGURE_TEXT.sub("", cell.source), "python"))
-        for output in cell.outputs:
-            if FIGURE in output.get("data", {}):
-                file = f"{name}-{len(figures) + 1}.svg"
-                figures[file] = output["data"][FIGURE].encode()
-                parts.append(f"![{_alt(cell)}]({file}){{ .figure }}")
-            else:
-                parts.append(_fenced(_text(output), "text { .output }"))
+        shown = [_text(output) for output in cell.outputs if FIGURE not in output.get("data", {})]
+        drawn = [output for output in cell.outputs if FIGURE in output.get("data", {})]
+        for figure in drawn:
+            file = f"{name}-{len(figures) + 1}.svg"
+            figures[file] = figure["data"][FIGURE].encode()
+            parts.append(f"![{_alt(cell)}]({file}){{ .figure }}")
+        code = _fenced(FIGURE_TEXT.sub("", cell.source), "python")
+        parts.append(_folded("How it is drawn", code) if drawn else code)
+        parts += [_fenced(text, "text { .output }") for text in shown]
     return "\n\n".join(parts) + "\n", figures
 
 
@@ -93,6 +96,10 @@ def _alt(cell: Any) -> str:
 def _text(output: Any) -> str:
     text = output["text"] if "text" in output else output["data"]["text/plain"]
     return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
+
+
+def _folded(title: str, markdown: str) -> str:
+    return f'??? quote "{title}"\n' + indent(markdown, "    ")
 
 
 def _fenced(text: str, language: str) -> str:

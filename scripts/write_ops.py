@@ -1,7 +1,7 @@
 """Write docs/ops.md from the op table: every op, its rule in each list set, its names in each framework.
 
-    python scripts/write_ops.py            writes it
-    python scripts/write_ops.py --check    exits with 1 if it is not what stands there
+python scripts/write_ops.py            writes it
+python scripts/write_ops.py --check    exits with 1 if it is not what stands there
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ FAMILIES = {
 }
 
 INTRODUCTION = """\
+---
+hide: [toc]
+---
+
 # Ops and lists
 
 <!-- written by scripts/write_ops.py -->
 
-The {count} ops that ampbridge knows, the rule that each has in each [list set](design.md), and what the
-frameworks call it. Any name in this table can stand in `allow` and `deny` of a
-[`Policy`][ampbridge.Policy]: the first column as it is, a framework's own with its prefix
-(`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddle:reduce_sum"`). Paddle's column has the entries of Paddle's own
-lists first, then its functions.
+The {count} ops that ampbridge knows, the rule that each has in each list set, and what the frameworks call
+it. The names stand in `allow` and `deny` of a [`Policy`][ampbridge.Policy]: the first column as it is, a
+framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddle:reduce_sum"`; Paddle's `scale`
+alone is not taken). Paddle's column has the entries of Paddle's own lists first, then its functions.
 
 | rule | the op runs in |
 |---|---|

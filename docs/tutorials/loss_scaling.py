@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2. Why losses are scaled
 #
-# `float16` holds nothing between 0 and 6·10^-8. Gradients are often smaller. Here you watch them vanish,
+# `float16` holds nothing between 0 and 6·10⁻⁸. Gradients are often smaller. Here you watch them vanish,
 # see a training fail of it, and mend it with one multiplication.
 #
 # The page runs on NumPy. Any other framework does the same: set `AMPBRIDGE_TUTORIAL_BACKEND` to `torch`,
@@ -15,18 +15,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import ampbridge as amp
-from ampbridge import workloads
+from ampbridge import lens, workloads
 
 BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
-native = workloads.of_backend(BACKEND)  # models, losses and optimizers in the framework's own words
+native = workloads.of_backend(BACKEND)  # its own models, losses, optimizers
 
 # %% [markdown]
 # ## A loss that is a mean over very much
 #
 # The model is small: it tells handwritten digits apart, 8 x 8 pixels each, by two hidden layers. Its loss
 # is the mean over a batch of 128. Large models average over much more: a segmentation of 64 images of
-# 512 x 512 pixels has 2^24 outputs, and the gradient of each is divided by that number. To meet such
-# gradients here, we divide the loss by the missing 2^17. With a learning rate that is 2^17 times larger,
+# 512 x 512 pixels has 2²⁴ outputs, and the gradient of each is divided by that number. To meet such
+# gradients here, we divide the loss by the missing 2¹⁷. With a learning rate that is 2¹⁷ times larger,
 # the training is the same, to the last bit but for rounding:
 
 # %%
@@ -39,14 +39,17 @@ def small_loss(model, x, y):
 
 
 def new_digits():
-    digits = workloads.find("digits-mlp")(BACKEND, 0)  # seed 0: the same numbers in every framework
+    """From seed 0: the same numbers in every framework."""
+    digits = workloads.find("digits-mlp")(BACKEND, 0)
     return digits, native.optimizer(digits.model, 0.1 / SHRINK)
 
 
 def train(policy, scaler, steps=60):
     """The result of every step."""
     digits, optimizer = new_digits()
-    step = amp.train_step(small_loss, digits.model, optimizer, policy=policy, scaler=scaler)
+    step = amp.train_step(
+        small_loss, digits.model, optimizer, policy=policy, scaler=scaler
+    )
     return [step(x, y) for x, y in digits.first(steps)]
 
 
@@ -67,7 +70,9 @@ names = amp.backend(BACKEND).parameter_names(digits.model)
 
 
 def gradients(policy, scaler=None):
-    _, grads = amp.value_and_grad(small_loss, digits.model, x, y, policy=policy, scaler=scaler)
+    _, grads = amp.value_and_grad(
+        small_loss, digits.model, x, y, policy=policy, scaler=scaler
+    )
     return [np.asarray(gradient) for gradient in grads]
 
 
@@ -77,7 +82,8 @@ lost = [np.mean((b == 0) & (a != 0)) for a, b in zip(true, low, strict=True)]
 for name, share in zip(names, lost, strict=True):
     print(f"{name:32} {share:6.1%} of the gradient became zero")
 
-assert min(lost[:-1]) > 0.5  # of every parameter but the last bias more than half is gone
+# Of every parameter but the last bias more than half is gone.
+assert min(lost[:-1]) > 0.5
 
 # %% [markdown]
 # Where do these gradients lie? Nearly all of them under the smallest number that `float16` knows:
@@ -93,46 +99,72 @@ def magnitudes(grads):
 
 
 SCALE = 2.0**16
-figure, axes = plt.subplots(figsize=(7, 3))
+figure, axes = plt.subplots(figsize=(5.6, 2.8))
 axes.axvspan(-14, 16, color="#009e73", alpha=0.2, label="float16, normal")
 axes.axvspan(-24, -14, color="#e69f00", alpha=0.2, label="float16, subnormal")
 bins = np.arange(-56, 20)
 axes.hist(magnitudes(true), bins, color="#555555", label="gradients")
-axes.hist(magnitudes(true) + np.log2(SCALE), bins, color="#0072b2", label="gradients x 2^16")
+axes.hist(
+    magnitudes(true) + np.log2(SCALE),
+    bins,
+    color="#0072b2",
+    label="gradients × 2¹⁶",
+)
 axes.set_xlim(-56, 18)
 axes.set_xlabel("magnitude, as a power of two")
 axes.set_ylabel("number of gradient values")
 axes.legend(loc="upper left", fontsize="small")
 plt.show()
 
+# %%
 assert np.mean(magnitudes(true) < -24) > 0.8
 assert np.all(magnitudes(true) + np.log2(SCALE) < 16)
 
 # %% [markdown]
+# The gradients of the parameters are only the end of the way. On the way back, from op to op, there are
+# the gradients of each op's output. `lens.ranges` measures all of them, in `float32`, and says what
+# `float16` would make of them:
+
+# %%
+found = lens.ranges(small_loss, digits.model, x, y, scale=1.0)
+print(found)
+
+# Of the gradients between the ops more than nine in ten would be zero.
+assert found.of("gradient").flushed > 0.9
+assert found.of("output").flushed == 0
+
+# %% [markdown]
+# The rows "output" are the forward pass: nothing is lost there. It is the way back that does not fit.
+#
 # ## One multiplication moves them all
 #
-# Differentiation is linear: if the loss is multiplied by 2^16, so is every gradient on its way back.
-# Before the optimizer sees them they are divided by 2^16 again, in `float32`. Multiplying by a power of
+# Differentiation is linear: if the loss is multiplied by 2¹⁶, so is every gradient on its way back.
+# Before the optimizer sees them they are divided by 2¹⁶ again, in `float32`. Multiplying by a power of
 # two changes the exponent alone, so nothing is rounded. `amp.GradScaler` multiplies; in a training step
 # it divides as well, here we do.
 
 # %%
-scaled = [gradient / SCALE for gradient in gradients("O1", amp.GradScaler(SCALE))]
-found = [np.mean((b == 0) & (a != 0)) for a, b in zip(true, scaled, strict=True)]
+scaled = [
+    gradient / SCALE for gradient in gradients("O1", amp.GradScaler(SCALE))
+]
+left = [np.mean((b == 0) & (a != 0)) for a, b in zip(true, scaled, strict=True)]
 
 
 def relative_error(grads):
     """Of all gradients together, against float32."""
-    difference = sum(np.sum((a - b) ** 2) for a, b in zip(grads, true, strict=True))
+    difference = sum(
+        np.sum((a - b) ** 2) for a, b in zip(grads, true, strict=True)
+    )
     return np.sqrt(difference / sum(np.sum(a**2) for a in true))
 
 
-print(f"unscaled: {np.mean(lost):6.1%} lost, gradient off by {relative_error(low):.2%}")
-print(f"scaled:   {np.mean(found):6.1%} lost, gradient off by {relative_error(scaled):.2%}")
+for name, shares, grads in (("unscaled", lost, low), ("scaled", left, scaled)):
+    error = relative_error(grads)
+    print(f"{name:9} {np.mean(shares):6.1%} lost, gradient off by {error:.2%}")
 
 assert relative_error(low) > 0.1
 assert relative_error(scaled) < 0.005
-assert max(found) < 0.01
+assert max(left) < 0.01
 
 # %% [markdown]
 # ## What it means for a training
@@ -150,8 +182,11 @@ with warnings.catch_warnings(record=True) as caught:
         "bfloat16, unscaled": train("O1:bfloat16", None),
     }
 for name, results in runs.items():
-    print(f"{name:20} first loss {losses(results)[0]:.3f}, last {losses(results)[-1]:.3f}")
-warned = [str(each.message) for each in caught if "loss scaling" in str(each.message)]
+    first, *_, last = losses(results)
+    print(f"{name:20} first loss {first:.3f}, last {last:.3f}")
+warned = [
+    str(each.message) for each in caught if "loss scaling" in str(each.message)
+]
 print("warned:", warned[0])
 
 assert "gradients under 6e-8 become zero" in warned[0]
@@ -163,9 +198,13 @@ STYLES = {
     "float32": {"color": "#555555", "linewidth": 5, "alpha": 0.4},
     "float16, unscaled": {"color": "#d55e00", "linestyle": "--"},
     "float16, scaled": {"color": "#0072b2"},
-    "bfloat16, unscaled": {"color": "#009e73", "linestyle": ":", "linewidth": 2.5},
+    "bfloat16, unscaled": {
+        "color": "#009e73",
+        "linestyle": ":",
+        "linewidth": 2.5,
+    },
 }
-figure, axes = plt.subplots(figsize=(7, 3))
+figure, axes = plt.subplots(figsize=(5.6, 2.8))
 for name, results in runs.items():
     axes.plot(losses(results), label=name, **STYLES[name])
 axes.set_xlabel("step")
@@ -184,35 +223,49 @@ assert abs(last["bfloat16, unscaled"] / last["float32"] - 1) < 0.05
 #
 # ## Which scale?
 #
-# As large as possible, but no gradient may reach 65504. The right scale depends on the model and changes
-# while it learns, so it is found by trying: if a gradient is infinite, the step is *skipped* and the
-# scale halved; after a number of good steps it is doubled. Here it starts far too high, at 2^41, and
-# grows after 15 good steps (the default is 2^16 and 2000 steps).
+# As large as possible, but no gradient may reach 65504. For one batch the lens has tried it out:
+
+# %%
+print(f"the largest safe scale is 2^{np.log2(found.safe_scale):g}")
+print(f"at 2^16, {found.at(SCALE).of('gradient').flushed:.1%} become zero")
+
+# %% [markdown]
+# But the right scale changes from batch to batch, and while the model learns. So in a training it is
+# found by trying: if a gradient is infinite, the step is *skipped* and the scale halved; after a number
+# of good steps it is doubled. Here it starts far too high, at 2⁴¹, and grows after 15 good steps (the
+# default is 2¹⁶ and 2000 steps).
 
 # %%
 scaler = amp.GradScaler(2.0**41, max_scale=2.0**41, growth_interval=15)
 results = train("O1", scaler, steps=90)
 scales = np.log2([float(result.scale) for result in results])
 skipped = np.array([not result.applied for result in results])
-print(f"{skipped.sum()} of {len(results)} steps skipped: steps {np.flatnonzero(skipped).tolist()}")
-print(f"reasons: {sorted({result.reason for result in results if not result.applied})}")
+print(f"skipped: steps {np.flatnonzero(skipped).tolist()} of {len(results)}")
+print("reasons:", {result.reason for result in results if not result.applied})
 
 # %%
 # Figure: The loss scale over 90 steps, as a power of two: it falls from 2^41 by one doubling a
 # step until gradients fit, then climbs by one every 15 steps, and falls back by one where a
 # climb was too much. Skipped steps are marked.
-figure, axes = plt.subplots(figsize=(7, 2.8))
+figure, axes = plt.subplots(figsize=(5.6, 2.6))
 steps = np.arange(len(results))
 axes.step(steps, scales, where="mid", color="#0072b2", label="loss scale")
-axes.plot(steps[skipped], scales[skipped], "x", color="#d55e00", label="skipped step")
+axes.plot(
+    steps[skipped], scales[skipped], "x", color="#d55e00", label="skipped step"
+)
 axes.set_xlabel("step")
 axes.set_ylabel("loss scale, as a power of two")
 axes.legend()
 plt.show()
 
+# %%
+# At first each step is skipped and the scale halved, down to what the lens found.
 assert skipped[0]
-assert skipped[: np.argmin(skipped)].all()  # at first each step is skipped, and the scale halved
-assert np.array_equal(np.diff(scales)[skipped[:-1]], -np.ones(skipped[:-1].sum()))
+assert abs(scales[~skipped][0] - np.log2(found.safe_scale)) <= 1
+assert skipped[: np.argmin(skipped)].all()
+assert np.array_equal(
+    np.diff(scales)[skipped[:-1]], -np.ones(skipped[:-1].sum())
+)
 assert losses(results)[-1] < 0.5 * losses(results)[0]
 
 # %% [markdown]
@@ -224,13 +277,14 @@ assert losses(results)[-1] < 0.5 * losses(results)[0]
 # %%
 digits, optimizer = new_digits()
 too_high = amp.GradScaler(2.0**41, max_scale=2.0**41)
-step = amp.train_step(small_loss, digits.model, optimizer, policy="O1", scaler=too_high)
+step = amp.train_step(
+    small_loss, digits.model, optimizer, policy="O1", scaler=too_high
+)
 before = amp.backend(BACKEND).read_weights(digits.model)
 result = step(x, y)
 after = amp.backend(BACKEND).read_weights(digits.model)
-print(
-    f"applied: {result.applied}, reason: {result.reason}, next scale 2^{np.log2(too_high.get_scale()):g}"
-)
+print(f"applied: {result.applied}, reason: {result.reason}")
+print(f"the next scale is 2^{np.log2(too_high.get_scale()):g}")
 
 assert not result.applied
 assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -238,7 +292,7 @@ assert all(np.array_equal(before[name], after[name]) for name in before)
 # %% [markdown]
 # ## What to take along
 #
-# - `float16` turns gradients under 6·10^-8 into zero, and how much of a model's gradient that is, nobody
+# - `float16` turns gradients under 6·10⁻⁸ into zero, and how much of a model's gradient that is, nobody
 #   sees in the loss of a single step.
 # - Scaling the loss by a power of two moves all gradients into range and rounds nothing.
 # - Skipped steps are part of the method. A few at the beginning and one now and then are fine; one every

@@ -22,7 +22,7 @@ bfloat16 = ml_dtypes.bfloat16
 # %% [markdown]
 # ## Half a unit in the last place
 #
-# From 1 to 2 the numbers of `bfloat16` are 2^-7 = 0.0078 apart: that is their *unit in the last place*.
+# From 1 to 2 the numbers of `bfloat16` are 2⁻⁷ = 0.0078 apart: that is their *unit in the last place*.
 # A sum is rounded to the nearest of them. So an update of less than half a unit is rounded away, and
 # that it is repeated does not help: each one starts from the same weight again.
 
@@ -54,11 +54,13 @@ _, grads = amp.value_and_grad(native.loss, digits.model, x, y, policy="O0")
 backend = amp.backend(BACKEND)
 stored = backend.read_weights(digits.model)  # NumPy arrays by name
 updates = [RATE * np.abs(np.asarray(gradient)) for gradient in grads]
-weights = [np.abs(stored[name]) for name in backend.parameter_names(digits.model)]
+weights = [
+    np.abs(stored[name]) for name in backend.parameter_names(digits.model)
+]
 
 
 def half_unit(weight, fraction_bits):
-    """Half of the distance to the next number with that many bits of fraction."""
+    """Half of the distance to the next number of so many bits of fraction."""
     exponent = np.floor(np.log2(np.maximum(weight, 1e-38)))
     return 2.0 ** (exponent - fraction_bits - 1)
 
@@ -67,13 +69,16 @@ def share_lost(fraction_bits):
     """Of the updates that are not zero."""
     lost = nonzero = 0
     for weight, update in zip(weights, updates, strict=True):
-        lost += np.sum((update > 0) & (update < half_unit(weight, fraction_bits)))
+        lost += np.sum(
+            (update > 0) & (update < half_unit(weight, fraction_bits))
+        )
         nonzero += np.sum(update > 0)
     return lost / nonzero
 
 
 for name, fraction_bits in (("float32", 23), ("float16", 10), ("bfloat16", 7)):
-    print(f"updates that {name:8} would round away: {share_lost(fraction_bits):6.1%}")
+    lost = share_lost(fraction_bits)
+    print(f"updates that {name:8} would round away: {lost:6.1%}")
 
 assert share_lost(7) > 0.9
 assert share_lost(23) < 0.05
@@ -84,18 +89,26 @@ assert share_lost(23) < 0.05
 # float16, 2^-24 in float32.
 ratios = np.concatenate(
     [
-        np.log2(update[(update > 0) & (weight > 0)] / weight[(update > 0) & (weight > 0)])
+        np.log2(
+            update[(update > 0) & (weight > 0)]
+            / weight[(update > 0) & (weight > 0)]
+        )
         for weight, update in zip(weights, updates, strict=True)
     ]
 )
-figure, axes = plt.subplots(figsize=(7, 3))
+figure, axes = plt.subplots(figsize=(5.6, 2.8))
 axes.hist(ratios, np.arange(-30, 1), color="#999999")
 for name, unit, colour in (
     ("bfloat16", -8, "#d55e00"),
     ("float16", -11, "#0072b2"),
     ("float32", -24, "#000000"),
 ):
-    axes.axvline(unit, color=colour, linestyle="--", label=f"{name}: lost to the left of 2^{unit}")
+    axes.axvline(
+        unit,
+        color=colour,
+        linestyle="--",
+        label=f"{name}: lost left of $2^{{{unit}}}$",
+    )
 axes.set_xlabel("update / weight, as a power of two")
 axes.set_ylabel("number of weights")
 axes.legend(fontsize="small")
@@ -119,7 +132,7 @@ POLICIES = {
 
 
 def train(policy, steps=180):
-    """The losses, and the share of the weights that are in the end where they were."""
+    """The losses, and the share of the weights that end where they began."""
     digits = workloads.find("digits-mlp")(BACKEND, 0)
     before = backend.read_weights(digits.model)
     optimizer = native.optimizer(digits.model, RATE)
@@ -127,7 +140,9 @@ def train(policy, steps=180):
     losses = [float(step(x, y).loss) for x, y in digits.first(steps)]
     amp.undecorate(digits.model, optimizer)  # O2 had fitted them to itself
     after = backend.read_weights(digits.model)
-    moved = [bfloat16_of(before[name]) != bfloat16_of(after[name]) for name in before]
+    moved = [
+        bfloat16_of(before[name]) != bfloat16_of(after[name]) for name in before
+    ]
     return losses, 1 - np.mean(np.concatenate([each.ravel() for each in moved]))
 
 
@@ -137,7 +152,7 @@ def bfloat16_of(array):
 
 runs = {name: train(policy) for name, policy in POLICIES.items()}
 for name, (losses, stuck) in runs.items():
-    print(f"{name:19} last loss {losses[-1]:.3f}, {stuck:5.1%} of the weights never moved")
+    print(f"{name:19} last loss {losses[-1]:.3f}, {stuck:5.1%} never moved")
 
 # %%
 # Figure: Losses over 180 steps. float32 and O2 with masters fall together from 2.3 to 1.4; O2
@@ -147,7 +162,7 @@ STYLES = {
     "O2 with masters": {"color": "#0072b2"},
     "O2 without masters": {"color": "#d55e00", "linestyle": "--"},
 }
-figure, axes = plt.subplots(figsize=(7, 3))
+figure, axes = plt.subplots(figsize=(5.6, 2.8))
 for name, (losses, _) in runs.items():
     axes.plot(losses, label=name, **STYLES[name])
 axes.set_xlabel("step")
@@ -171,18 +186,16 @@ assert runs["O2 without masters"][1] > 2 * runs["O2 with masters"][1]
 # |---|---|---|---|
 # | the parameter | 4 | 2 | 2 |
 # | its master | | 4 | |
-# | its gradient, as it is computed | 4 | 2 | 2 |
-# | momentum | 4 | 4 | 2 |
 #
-# Masters make O2's parameters larger than `float32`'s by half. What O2 saves is elsewhere: activations,
-# gradients, and what is sent between devices. (What your own model and machine make of it, `lens.worth_it`
-# measures.) In ampbridge the optimizer's own state stays in `float32` where there are masters:
+# Masters make O2's parameters larger than `float32`'s by half. What O2 saves is elsewhere: in activations,
+# and in casts of weights that need not be done in each step. (What your own model and machine make of it,
+# [`lens.worth_it`](../reference/lens.md) measures.) Where there are masters, the optimizer works on them,
+# in `float32`:
 
 # %%
 for name, policy in POLICIES.items():
-    print(
-        f"{name:19} computes in {policy.compute_dtype}, optimizer works in {policy.variable_dtype}"
-    )
+    low, variables = policy.compute_dtype, policy.variable_dtype
+    print(f"{name:19} computes in {low}, its optimizer works in {variables}")
 
 assert POLICIES["O2 with masters"].variable_dtype == "float32"
 assert POLICIES["O2 without masters"].variable_dtype == "bfloat16"

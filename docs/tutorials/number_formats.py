@@ -13,7 +13,11 @@ import matplotlib.pyplot as plt
 import ml_dtypes
 import numpy as np
 
-FORMATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+FORMATS = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
 COLOURS = {"float32": "#555555", "float16": "#0072b2", "bfloat16": "#d55e00"}
 
 # %% [markdown]
@@ -33,7 +37,11 @@ def bits(value, dtype):
 
 
 for name, dtype in FORMATS.items():
-    print(f"{name:9}", *bits(0.1, dtype), f"  = {float(np.array(0.1, dtype)):.10f}")
+    print(
+        f"{name:9}",
+        *bits(0.1, dtype),
+        f"  = {float(np.array(0.1, dtype)):.10f}",
+    )
 
 # %% [markdown]
 # `bfloat16` is the upper half of a `float32`, rounded: the same 8 bits of exponent, and 7 bits of fraction.
@@ -52,7 +60,9 @@ assert [len(part) for part in bits(0.1, ml_dtypes.bfloat16)] == [1, 8, 7]
 # after bit (these are the *subnormal* numbers), and below half of the smallest of those there is zero.
 
 # %%
-print(f"{'':9} {'largest':>10} {'smallest normal':>16} {'smallest subnormal':>19}")
+print(
+    f"{'':9} {'largest':>10} {'smallest normal':>16} {'smallest subnormal':>19}"
+)
 for name, dtype in FORMATS.items():
     info = ml_dtypes.finfo(dtype)
     print(
@@ -64,14 +74,24 @@ for name, dtype in FORMATS.items():
 # Figure: One horizontal bar a format on an axis of powers of two. float32 and bfloat16 reach
 # from 2^-126 to 2^128, float16 only from 2^-14 to 2^16; lighter parts on the left are subnormal
 # numbers.
-figure, axes = plt.subplots(figsize=(7, 2.2))
+figure, axes = plt.subplots(figsize=(5.6, 1.9))
 for row, (name, dtype) in enumerate(FORMATS.items()):
     info = ml_dtypes.finfo(dtype)
     largest, normal, subnormal = (
-        np.log2(float(value)) for value in (info.max, info.smallest_normal, info.smallest_subnormal)
+        np.log2(float(value))
+        for value in (info.max, info.smallest_normal, info.smallest_subnormal)
     )
-    axes.barh(row, largest - normal, left=normal, height=0.6, color=COLOURS[name])
-    axes.barh(row, normal - subnormal, left=subnormal, height=0.6, color=COLOURS[name], alpha=0.35)
+    axes.barh(
+        row, largest - normal, left=normal, height=0.6, color=COLOURS[name]
+    )
+    axes.barh(
+        row,
+        normal - subnormal,
+        left=subnormal,
+        height=0.6,
+        color=COLOURS[name],
+        alpha=0.35,
+    )
 axes.set_yticks(range(3), FORMATS)
 axes.invert_yaxis()
 axes.set_xlabel("magnitude, as a power of two (lighter: subnormal)")
@@ -97,15 +117,15 @@ assert FORMATS["bfloat16"](1e-8) > 0
 # ## Precision
 #
 # Between two neighbouring powers of two the numbers are evenly spaced. Rounding to the nearest is
-# therefore wrong by at most half a spacing: a relative error of 2^-24 in `float32`, 2^-11 in `float16`
-# and 2^-8 in `bfloat16`, anywhere in the normal range.
+# therefore wrong by at most half a spacing: a relative error of 2⁻²⁴ in `float32`, 2⁻¹¹ in `float16`
+# and 2⁻⁸ in `bfloat16`, anywhere in the normal range.
 
 # %%
 # Figure: Relative rounding error against magnitude, both logarithmic. float16's points lie
 # under 2^-11 from 2^-14 to 2^16, rise to 100 % below, and stop above. bfloat16's lie under 2^-8
 # over the whole axis.
 x = 2.0 ** np.random.default_rng(0).uniform(-30, 20, 4000)
-figure, axes = plt.subplots(figsize=(7, 3.2))
+figure, axes = plt.subplots(figsize=(5.6, 3))
 for name in ("float16", "bfloat16"):
     with np.errstate(over="ignore"):
         rounded = x.astype(FORMATS[name]).astype(np.float64)
@@ -132,7 +152,7 @@ plt.show()
 # ## Small steps
 #
 # What is added to a number must not be much smaller than that number. From 1 upwards the spacing is
-# 2^-7 in `bfloat16`: adding less than half of that changes nothing, however often it is done.
+# 2⁻⁷ in `bfloat16`: adding less than half of that changes nothing, however often it is done.
 
 # %%
 total = {name: dtype(1.0) for name, dtype in FORMATS.items()}
@@ -152,13 +172,16 @@ assert abs(float(total["float32"]) - 2.0) < 1e-3
 # add the products up in `float32` and round once, at the end. ampbridge's NumPy backend does the same.
 
 # %%
-products = (np.random.default_rng(1).uniform(0, 1, 4096) ** 2).astype(np.float16)
+products = (np.random.default_rng(1).uniform(0, 1, 4096) ** 2).astype(
+    np.float16
+)
 running = np.float16(0)
 for product in products:
     running = np.float16(running + product)
 once = np.float16(products.astype(np.float32).sum())
 exact = products.astype(np.float64).sum()
-print(f"exact {exact:.2f}, rounded once {once:.2f}, rounded after every addition {running:.2f}")
+print(f"exact {exact:.2f}, rounded once {once:.2f}")
+print(f"rounded after every addition {running:.2f}")
 
 assert abs(once - exact) / exact <= 2.0**-11
 assert abs(running - exact) > 10 * abs(once - exact)

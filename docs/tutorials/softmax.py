@@ -8,13 +8,14 @@
 # %%
 import os
 import warnings
+from textwrap import fill, indent
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 
 import ampbridge as amp
-from ampbridge import lists, oplists, workloads
+from ampbridge import lens, lists, oplists, workloads
 
 BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
 native = workloads.of_backend(BACKEND)
@@ -28,26 +29,38 @@ SETS = ("torch", "paddle", "tensorflow", "safe")
 
 # %%
 for name in SETS:
-    print(f"{name}:\n    {oplists.source(name)}")
+    print(f"{name}:")
+    print(indent(fill(oplists.source(name), 66), "    "))
 
 # %%
 # Figure: A table of colours: fourteen ops by four list sets. linear is low everywhere.
 # layer_norm is float32 everywhere. softmax and log_softmax are float32 for torch, paddle and
 # safe, and follow their inputs for tensorflow. The others differ as well.
 OPS = (
-    "linear", "add", "gelu", "exp", "log", "mean", "sum", "pow",
-    "softmax", "log_softmax", "layer_norm", "cross_entropy", "mse_loss", "cumsum",
+    "linear", "add", "gelu", "exp", "log", "mean", "sum", "pow", "softmax",
+    "log_softmax", "layer_norm", "cross_entropy", "mse_loss", "cumsum",
 )  # fmt: skip
 RULES = ("allow", "promote", "deny")
 policies = {name: amp.Policy("O1", lists=name) for name in SETS}
-grid = [[RULES.index(policies[name].category(op)) for name in SETS] for op in OPS]
+grid = [
+    [RULES.index(policies[name].category(op)) for name in SETS] for op in OPS
+]
 
-figure, axes = plt.subplots(figsize=(6, 5))
-axes.imshow(grid, cmap=ListedColormap(["#56b4e9", "#f0f0f0", "#e69f00"]), aspect="auto")
+figure, axes = plt.subplots(figsize=(5.6, 4.8))
+axes.imshow(
+    grid, cmap=ListedColormap(["#56b4e9", "#f0f0f0", "#e69f00"]), aspect="auto"
+)
 WORDS = {"allow": "float16", "promote": "as it arrives", "deny": "float32"}
 for row, categories in enumerate(grid):
     for column, category in enumerate(categories):
-        axes.text(column, row, WORDS[RULES[category]], ha="center", va="center", fontsize=8)
+        axes.text(
+            column,
+            row,
+            WORDS[RULES[category]],
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
 axes.set_xticks(range(len(SETS)), SETS)
 axes.set_yticks(range(len(OPS)), OPS)
 axes.xaxis.tick_top()
@@ -59,15 +72,23 @@ plt.show()
 # `ampbridge lists diff torch paddle tensorflow safe`.
 
 # %%
-differing = lists.Difference(tuple(lists.Lists.parse(name) for name in SETS)).ops()
-print(f"{len(differing)} of {len(oplists.ops())} ops are treated differently, softmax among them:")
+differing = lists.Difference(
+    tuple(lists.Lists.parse(name) for name in SETS)
+).ops()
+print(
+    f"{len(differing)} of {len(oplists.ops())} ops differ, softmax among them:"
+)
 for name in SETS:
     print(f"    {name:10} O1: {lists.Lists(name).rule('softmax'):8} O2: "
           f"{lists.Lists(name, 'O2').rule('softmax')}")  # fmt: skip
 
 assert "softmax" in differing
 assert "linear" not in differing
-assert policies["torch"].category("softmax") == policies["paddle"].category("softmax") == "deny"
+assert (
+    policies["torch"].category("softmax")
+    == policies["paddle"].category("softmax")
+    == "deny"
+)
 assert policies["tensorflow"].category("softmax") == "promote"
 
 # %% [markdown]
@@ -79,13 +100,17 @@ assert policies["tensorflow"].category("softmax") == "promote"
 
 # %%
 for name in SETS:
-    (row,) = [row for row in amp.explain(policies[name], BACKEND).ops if row.op == "softmax"]
+    (row,) = [
+        row
+        for row in amp.explain(policies[name], BACKEND).ops
+        if row.op == "softmax"
+    ]
     print(f"lists={name!r:13} softmax runs in {row.dtype:8} (by: {row.by})")
 
 # %% [markdown]
 # ## What can go wrong
 #
-# Softmax gives probabilities. `float16` has none between 0 and 6·10^-8, and `bfloat16` has 8 bits for
+# Softmax gives probabilities. `float16` has none between 0 and 6·10⁻⁸, and `bfloat16` has 8 bits for
 # those near 1. Take ten classes, and scores a confident model would give:
 
 # %%
@@ -94,7 +119,8 @@ exact = np.exp(scores) / np.exp(scores).sum()
 with np.errstate(divide="ignore"):
     print("class   probability   -log: exact   after float16")
     for number, p in enumerate(exact):
-        print(f"{number:5} {p:13.2e} {-np.log(p):13.3f} {-np.log(np.float16(p)):15.3f}")
+        low = -np.log(np.float16(p))
+        print(f"{number:5} {p:13.2e} {-np.log(p):13.3f} {low:15.3f}")
 
 assert np.float16(exact[-1]) == 0
 assert np.float16(exact[-3]) > 0
@@ -142,7 +168,9 @@ elif BACKEND == "paddle":
     import paddle
 
     def probability_of(logits, y):
-        return paddle.take_along_axis(paddle.nn.functional.softmax(logits), y.unsqueeze(1), 1)
+        return paddle.take_along_axis(
+            paddle.nn.functional.softmax(logits), y.unsqueeze(1), 1
+        )
 
     def mean_log(p):
         return paddle.mean(paddle.log(p))
@@ -171,21 +199,27 @@ wrong = (y + 1) % 10
 
 def loss_under(policy):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the logarithm of zero
-        loss, _ = amp.value_and_grad(loss_by_hand, digits.model, x, wrong, policy=policy)
+        # NumPy's, of the logarithm of zero.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        loss, _ = amp.value_and_grad(
+            loss_by_hand, digits.model, x, wrong, policy=policy
+        )
     return float(loss)
 
 
 truth = loss_under("O0")
 losses = {
-    (name, dtype): loss_under(amp.Policy("O1", dtype, lists=name, output_dtype=dtype))
+    (name, dtype): loss_under(
+        amp.Policy("O1", dtype, lists=name, output_dtype=dtype)
+    )
     for name in SETS
     for dtype in ("float16", "bfloat16")
 }
 print(f"\nloss of wrong labels: {truth:.3f} in float32\n")
 print(f"{'lists':12}{'float16':>10}{'bfloat16':>10}")
 for name in SETS:
-    print(f"{name:12}{losses[name, 'float16']:10.3f}{losses[name, 'bfloat16']:10.3f}")
+    in_float16, in_bfloat16 = losses[name, "float16"], losses[name, "bfloat16"]
+    print(f"{name:12}{in_float16:10.3f}{in_bfloat16:10.3f}")
 
 for name in ("torch", "paddle", "safe"):
     assert abs(losses[name, "float16"] - truth) < 0.01
@@ -195,14 +229,28 @@ assert np.isinf(losses["tensorflow", "float16"])
 # %% [markdown]
 # Same model, same framework, same batch; only the list differs. Under TensorFlow's lists the loss is
 # infinite in `float16`. The scaler would skip this step, halve the scale, and find that no scale helps:
-# the overflow is in the loss, not in its gradients.
+# the overflow is in the loss, not in its gradients. Where does it come from? `lens.locate` looks for the
+# first op that makes an infinity, tries cures, and names one that works:
+
+# %%
+base = amp.Policy("O1", lists="tensorflow", output_dtype="float16")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", RuntimeWarning)
+    finding = lens.locate(loss_by_hand, digits.model, x, wrong, policy=base)
+print(finding)
+
+assert finding.op == "log"
+assert finding.cured_policy.category("softmax") == "deny"
+
+# %% [markdown]
+# The logarithm is where infinity appears, and softmax is where the number was lost: denying softmax cures
+# it, and the lens has tried that.
 #
-# That is no fault of TensorFlow's. Its guide tells its users to give the last layer `dtype="float32"`, and
+# It is no fault of TensorFlow's. Its guide tells its users to give the last layer `dtype="float32"`, and
 # its fused losses take logits. It is a *convention*, and conventions do not travel with a model from one
 # framework to the next. Four ways to be safe, each a line:
 
 # %%
-base = amp.Policy("O1", lists="tensorflow", output_dtype="float16")
 cures = {
     'deny=["softmax"]': base.replace(deny=["softmax"]),
     'lists="torch"': base.replace(lists="torch"),
@@ -215,8 +263,12 @@ for text, policy in cures.items():
 
 # %% [markdown]
 # The best cure is none of these lines: call the framework's own cross-entropy with logits. It never forms
-# the small probability, and all four lists run it in `float32`.
-#
+# the small probability, and all four lists run it in `float32`:
+
+# %%
+assert all(policies[name].category("cross_entropy") == "deny" for name in SETS)
+
+# %% [markdown]
 # ## What to take along
 #
 # - Which ops are safe in 16 bits is a judgement, and frameworks judge differently, on more than half of
