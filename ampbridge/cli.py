@@ -1,4 +1,4 @@
-"""The command line: ``ampbridge doctor``, ``explain``, ``lists``, ``port`` and ``compare``."""
+"""The command line: ``ampbridge doctor``, ``explain``, ``lists``, ``port``, ``lens``, ``compare``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import ampbridge
-from ampbridge import compare_command, lists_command, registry
+from ampbridge import compare_command, lens_command, lists_command, registry
 from ampbridge.diagnosis import FrameworkReport, Report, inspect, not_probed
 from ampbridge.errors import AmpBridgeError
 from ampbridge.explain import explain
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     lists_command.add_to(commands)
     port_command.add_to(commands)
+    lens_command.add_to(commands)
     compare_command.add_to(commands)
     return parser
 
