@@ -62,6 +62,7 @@ NAMES = {
         Name("torch.autograd.graph.Node._input_metadata", "amp.lens", True),
         Name("torch.autograd.Variable._execution_engine", "amp.lens", True),
         Name("torch._ops.OpOverload._schema", "amp.lens", True),
+        Name("torch._C._functorch.is_functorch_wrapped_tensor", "amp.lens under torch.func", True),
     )
 }
 
@@ -326,10 +327,15 @@ def gradient_dtype(node: Any) -> torch.dtype:
     return cast(torch.dtype, node._input_metadata[0].dtype)
 
 
+def is_within_transform(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ``torch.func`` maps or differentiates with any of them, which then has no values."""
+    return any(map(lookup("is_functorch_wrapped_tensor"), tensors))
+
+
 def written(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors among the arguments that a kernel writes to."""
-    schema = kernel._schema
-    if not schema.is_mutable:
+    schema = getattr(kernel, "_schema", None)  # those that take functions have none
+    if schema is None or not schema.is_mutable:
         return []
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
     return [
@@ -343,8 +349,9 @@ def written(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
 
 def makes_tensors(kernel: Any) -> bool:
     """Whether a kernel returns tensors with values of their own, or writes values: no view."""
-    return any(
+    schema = getattr(kernel, "_schema", None)
+    return schema is None or any(
         "Tensor" in str(returned.type)
         and (returned.alias_info is None or returned.alias_info.is_write)
-        for returned in kernel._schema.returns
+        for returned in schema.returns
     )

@@ -28,28 +28,37 @@ Node: TypeAlias = Any
 
 
 class Reports:
-    """Tells an observer what the hooks see, op by op: the arrivals, then the leavings."""
+    """Tells an observer what the hooks see, op by op: the arrivals, then the leavings.
+
+    Once it has begun: gradients that the forward pass itself takes are no part of the backward pass.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        self._has_begun = False
         self._call: OpCall | None = None
         self._left: dict[Leaving, Tensor] = {}
         self._pass = -1
 
+    def begin(self) -> None:
+        """From here on."""
+        self._has_begun = True
+
     def arrived(self, call: OpCall, place: int, gradient: Tensor) -> None:
         """The whole gradient of an output."""
-        self._begin(call)
-        self._observer.gradient_arrived(call, place, _operand(gradient))
+        if self._has_begun:
+            self._turn_to(call)
+            self._observer.gradient_arrived(call, place, _operand(gradient))
 
     @torch.no_grad()
     def left(self, call: OpCall, leaving: Leaving, gradient: Tensor) -> None:
         """A part of what an input's gradient is given."""
-        self._begin(call)
-        present = self._left.get(leaving)
-        gradient = gradient.detach()
-        self._left[leaving] = gradient if present is None else present + gradient
+        if self._has_begun:
+            self._turn_to(call)
+            present = self._left.get(leaving)
+            self._left[leaving] = gradient.detach() if present is None else present + gradient
 
-    def _begin(self, call: OpCall) -> None:
+    def _turn_to(self, call: OpCall) -> None:
         if self._call is not call:
             self._end()
             self._call = call

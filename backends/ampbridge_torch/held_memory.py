@@ -36,6 +36,8 @@ class Held(TorchDispatchMode):
         peak: the most bytes that were held at once.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0

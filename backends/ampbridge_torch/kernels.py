@@ -18,10 +18,11 @@ from ampbridge_torch import _private
 
 Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
-# Kernels that make, copy or convert values; views are known by their schemas.
+# Kernels that make, copy or convert values, and views in place; other views are known by schema.
 _MOVES = frozenset({
-    "_reshape_copy", "_to_copy", "_unsafe_view", "clone", "contiguous", "copy", "copy_", "detach",
-    "fill_", "lift_fresh", "resize_", "scalar_tensor", "set_", "zero_",
+    "_reshape_copy", "_to_copy", "_unsafe_view", "as_strided_", "clone", "contiguous", "copy", "copy_",
+    "detach", "detach_", "fill_", "lift_fresh", "resize_", "scalar_tensor", "set_", "squeeze_", "t_",
+    "transpose_", "unsqueeze_", "zero_",
 })  # fmt: skip
 
 
@@ -45,6 +46,8 @@ class Kernels(TorchDispatchMode):
 
     Those of a backward pass go through unseen.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, alone: Run) -> None:
         super().__init__()

@@ -5,13 +5,12 @@
                       (a view, a question, a conversion) is no op
     hooks             on autograd's nodes see the gradients (``gradient_hooks.py``)
 
-Kernels that no call leads to (TorchScript, ``torch.ops.*``) are ops of their own, whose gradients
-cannot be told apart. Backward passes inside are not looked at.
+Kernels that no call leads to (those of TorchScript, of ``torch.func``) are ops of their own, whose
+gradients cannot be told apart. Backward passes inside are not looked at.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampbridge import oplists
 from ampbridge.observation import Observer, OpCall, Operand
+from ampbridge_torch import _private
 from ampbridge_torch.calling_layers import CallingLayers
 from ampbridge_torch.functions import Function, functions_named, twin_of
 from ampbridge_torch.gradient_hooks import History, Reports
@@ -51,18 +51,10 @@ def observe(model: nn.Module, observer: Observer, *, gradients: bool) -> Iterato
     """See ``Backend.observe``."""
     layers = CallingLayers(model)
     watch = Watch(observer, layers, gradients)
-    with _eagerly(), _above_all_regions(), layers.followed(), watch.kernels, watch:
+    eagerly = torch.compiler.set_stance("force_eager")
+    with eagerly, _above_all_regions(), layers.followed(), watch.kernels, watch:
         yield
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    """What ``torch.compile`` made runs as it was written.
-
-    The compiler takes seconds to import, and whoever has compiled something has imported it.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    watch.end()
 
 
 def _above_all_regions() -> AbstractContextManager[Any]:
@@ -92,9 +84,16 @@ class Watch(TorchFunctionMode):
                 return twin(*args, **(kwargs or {}))
         return self._run(func, args, kwargs or {})
 
+    def end(self) -> None:
+        """The forward pass is over: backward passes from here on are those that count."""
+        if self._reports is not None:
+            self._reports.begin()
+
     def _run(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function and, if it is an op, report it."""
         inputs = floating_tensors((args, kwargs))
+        if _private.is_within_transform(inputs):
+            return func(*args, **kwargs)
         history = History(inputs) if self._reports is not None else None
         with self.kernels.collected(inputs) as seen:
             result = func(*args, **kwargs)
