@@ -377,7 +377,9 @@ def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
     if name in _composed():
         return _composed()[name]
-    kernel = functions.KERNELS_ELSEWHERE.get(name) or kernels[0].name
+    # Else it is a convolution with its bias.
+    called = functions.KERNELS_ELSEWHERE.get(name)
+    kernel = called or next(kernel.name for kernel in kernels if "conv" in kernel.name)
     return _op_of_kernel(kernel, name) or kernel
 
 

@@ -29,8 +29,9 @@ WHOLE = (
 )  # fmt: skip
 
 OPERATORS = {
-    "__add__": "add", "__radd__": "add", "__sub__": "subtract",
-    "__rsub__": "subtract", "__mul__": "multiply", "__rmul__": "multiply", "__truediv__": "divide", "__matmul__": "matmul", "__getitem__": "slice",
+    "__add__": "add", "__radd__": "add", "__sub__": "subtract", "__rsub__": "subtract",
+    "__mul__": "multiply", "__rmul__": "multiply", "__truediv__": "divide", "__matmul__": "matmul",
+    "__getitem__": "slice",
 }  # fmt: skip
 
 OTHER_NAMES = {"legacy_reshape": "reshape", "squeeze2": "squeeze", "unsqueeze2": "unsqueeze"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,13 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
-from paddle_reference import normal
+from paddle_reference import bits, normal, rounded, trainable
 from recorder import Recorder, counted
 
 import ampbridge as amp
 from ampbridge import lens
+from ampbridge.lens.subject import Pass, Subject
+from ampbridge.observation import OpCall, Operand
 from ampbridge.workloads import digits, weights
 from ampbridge_paddle import workloads
 
@@ -90,7 +94,7 @@ def as_paddle_counts(found: Counter[Any]) -> Counter[str]:
     """``linear`` calls two kernels on a CPU."""
     names: Counter[str] = Counter()
     for (name, _), times in found.items():
-        names.update({part: times for part in (("matmul", "add") if name == "linear" else (name,))})
+        names.update(dict.fromkeys(("matmul", "add") if name == "linear" else (name,), times))
     return names
 
 
@@ -128,3 +132,373 @@ def test_census_equals_the_recorder_on_functions_and_operators() -> None:
         assert without(hidden, found) == without(hidden, kernels)
         assert [row.op for row in census.rows if row.layer == "conv"] == ["conv2d"]
         assert {row.op for row in census.rows} >= {"scaled_dot_product_attention", "mse_loss"}
+
+
+# -- ranges equal NumPy's own on dumped tensors
+
+SCALE = 2.0**10
+
+
+class Dump:
+    """Outputs and gradients of a float32 run without ampbridge, by Paddle's own hooks."""
+
+    def __init__(self, workload: str) -> None:
+        model, x, y = example(workload)
+        self.outputs: dict[str, np.ndarray] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+        for name, layer in model.named_sublayers():
+            if not layer.sublayers():
+                layer.register_forward_post_hook(self._dumping(name))
+        workloads.loss(model, paddle.to_tensor(x), paddle.to_tensor(y)).backward()
+        self.parameters = {
+            name: p.grad.numpy() for name, p in model.named_parameters() if not p.stop_gradient
+        }
+
+    def _dumping(self, name: str) -> Any:
+        def dump(layer: Any, inputs: Any, output: Any) -> None:
+            self.outputs[name] = output.numpy()
+            if not output.stop_gradient:
+                output.register_hook(lambda grad: self.gradients.update({name: grad.numpy()}))
+
+        return dump
+
+
+def assert_range_is_that_of(values: np.ndarray, found: lens.Exponents) -> None:
+    wide = np.abs(values.astype(np.float64))
+    with np.errstate(over="ignore"):
+        low = wide.astype(np.float16)
+        doublings = [np.isfinite((wide * 2.0**n).astype(np.float16)).all() for n in range(-40, 160)]
+    assert found.total == values.size
+    assert found.largest == wide.max()
+    assert found.overflowing == np.isinf(low).mean()
+    assert found.flushed == ((low == 0) & (wide != 0)).mean()
+    assert found.subnormal == ((low != 0) & (wide < 2.0**-14)).mean()
+    assert found.headroom == doublings.index(False) - 41
+    exponents = np.floor(np.log2(wide[wide != 0])).astype(int)
+    assert {e: b.values for e, b in found.bins.items()} == Counter(exponents.tolist())
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_ranges_equal_numpy_s_on_dumped_tensors(workload: str) -> None:
+    dump, (model, *batch) = Dump(workload), example(workload)
+    ranges = lens.ranges(workloads.loss, model, *batch, scale=SCALE)
+    compared = Counter()
+    for row in ranges.rows:
+        if row.kind == "parameter":
+            values = dump.parameters[row.name] * np.float32(SCALE)
+        elif row.kind == "output" and row.layer in dump.outputs:
+            values = dump.outputs[row.layer]
+        elif row.kind == "gradient" and row.layer in dump.gradients:
+            values = dump.gradients[row.layer] * np.float32(SCALE)
+        else:
+            continue
+        assert_range_is_that_of(values, row.values)
+        compared[row.kind] += 1
+    assert compared["parameter"] == len(dump.parameters)
+    assert compared["output"] == len(dump.outputs)
+    assert compared["gradient"] == len(dump.gradients)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_the_safe_scale_does_not_overflow_and_twice_it_does(workload: str) -> None:
+    model, *batch = example(workload)
+    safe = lens.ranges(workloads.loss, model, *batch).safe_scale
+
+    def is_finite(scale: float) -> bool:
+        scaler = amp.GradScaler(scale, max_scale=2.0**127)
+        _, grads = amp.value_and_grad(workloads.loss, model, *batch, policy="O1", scaler=scaler)
+        return all(bool(paddle.isfinite(grad).all()) for grad in grads)
+
+    assert (is_finite(safe), is_finite(2 * safe)) == (True, False)
+
+
+# -- gradients
+
+
+class Seen:
+    """An observer that copies all it is told, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[OpCall] = []
+        self.inputs: dict[int, list[tuple[np.ndarray, str]]] = {}
+        self.outputs: dict[int, list[tuple[np.ndarray, str]]] = {}
+        self.gradients: list[tuple[str, int, int, np.ndarray, str]] = []
+
+    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        self.calls.append(call)
+        self.inputs[call.number] = [copied(x) for x in inputs]
+        self.outputs[call.number] = [copied(x) for x in outputs]
+
+    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
+        self.gradients.append(("arrived", call.number, output, *copied(gradient)))
+
+    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
+        self.gradients.append(("left", call.number, input, *copied(gradient)))
+
+    @property
+    def ops(self) -> list[tuple[str, str, str]]:
+        return [(call.op, call.layer, call.dtype) for call in self.calls]
+
+    def of(self, op: str, nth: int = 0) -> OpCall:
+        return [call for call in self.calls if call.op == op][nth]
+
+    def gradient(self, side: str, call: OpCall, place: int = 0) -> np.ndarray:
+        """The one that was seen on that side of a call, at that place."""
+        (found,) = [
+            values
+            for seen_side, number, seen_place, values, _ in self.gradients
+            if (seen_side, number, seen_place) == (side, call.number, place)
+        ]
+        return found
+
+
+def copied(x: Operand) -> tuple[np.ndarray, str]:
+    return np.array(x.values.astype("float32").numpy()), x.dtype
+
+
+def look(
+    loss_fn: Any, model: Any, *batch: Any, policy: Any = "O0", scale: float = 1.0
+) -> tuple[Seen, Pass]:
+    """What one pass shows, whose bits are those of a pass that is not looked at."""
+    seen, subject = Seen(), Subject(loss_fn, model)
+    parsed = amp.Policy.parse(policy) if isinstance(policy, str) else policy
+    found = subject.run(batch, parsed, scale, seen)
+    plain = subject.run(batch, parsed, scale)
+    np.testing.assert_array_equal(found.loss, plain.loss)
+    assert list(found.gradients) == list(plain.gradients)
+    for name, gradient in plain.gradients.items():
+        assert bits(found.gradients[name]) == bits(gradient), name
+    return seen, found
+
+
+class Function(nn.Layer):
+    """A model of weights by name, and a function of them."""
+
+    def __init__(self, run: Any, **weights: np.ndarray) -> None:
+        super().__init__()
+        self.run = run
+        for name, values in weights.items():
+            initial = nn.initializer.Assign(values)
+            parameter = self.create_parameter(values.shape, default_initializer=initial)
+            self.add_parameter(name, parameter)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(self, *inputs)
+
+
+def output_of(model: Any, *batch: Any) -> Any:
+    return model(*batch)
+
+
+def test_gradients_that_arrive_and_leave_are_paddle_s_own() -> None:
+    """Each use of a value is cut off by a leaf of its own: its gradient is what that use adds."""
+    x, w, v = normal(5, 4), normal(4, 4, seed=1) * 0.3, normal(5, 4, seed=2)
+
+    def run(model: Any, x: Any) -> Any:
+        h = paddle.matmul(x, model.w)
+        return (paddle.exp(h) + h * model.v - paddle.matmul(h, model.w)).mean()
+
+    seen, passed = look(output_of, Function(run, w=w, v=v), x)
+
+    h = paddle.matmul(paddle.to_tensor(x), paddle.to_tensor(w))
+    uses = [trainable(h.numpy()) for _ in range(3)]
+    w1, w2, v1 = trainable(w), trainable(w), trainable(v)
+    parts = [paddle.exp(uses[0]), uses[1] * v1, paddle.matmul(uses[2], w2)]
+    loss = (parts[0] + parts[1] - parts[2]).mean()
+    of_uses = paddle.grad(loss, [*uses, w2, v1, *parts], retain_graph=True)
+    exp, product = seen.of("exp"), seen.of("multiply")
+    first, second = seen.of("matmul", 0), seen.of("matmul", 1)
+    arrived = seen.gradient("arrived", first)  # a sum, in whatever order
+    np.testing.assert_allclose(arrived, sum(part.numpy() for part in of_uses[:3]), rtol=1e-6)
+    again = paddle.matmul(paddle.to_tensor(x), w1)
+    (of_w1,) = paddle.grad(again, [w1], [paddle.to_tensor(arrived)])
+
+    expected = {
+        ("left", exp, 0): of_uses[0],
+        ("left", product, 0): of_uses[1],
+        ("left", second, 0): of_uses[2],
+        ("left", second, 1): of_uses[3],
+        ("left", product, 1): of_uses[4],
+        ("arrived", exp, 0): of_uses[5],
+        ("arrived", product, 0): of_uses[6],
+        ("arrived", second, 0): of_uses[7],
+        ("left", first, 1): of_w1,
+    }
+    for (side, call, place), gradient in expected.items():
+        assert bits(seen.gradient(side, call, place)) == bits(gradient), (side, call.op, place)
+    added = seen.gradient("left", first, 1) + seen.gradient("left", second, 1)
+    assert bits(added) == bits(passed.gradients["w"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gradient_leaves_rounded_to_what_it_leaves_for(dtype: str) -> None:
+    """The second product's input is low already: in the simulation the op before rounds for it."""
+    x, w, v = normal(3, 4), normal(4, 4, seed=1), normal(4, 4, seed=2)
+
+    def run(model: Any, x: Any) -> Any:
+        return paddle.matmul(paddle.matmul(x, model.w), model.v).astype("float32").sum()
+
+    seen, _ = look(output_of, Function(run, w=w, v=v), x, policy=f"O1:{dtype}")
+    arrived = seen.gradient("arrived", seen.of("matmul", 1))
+    exact = arrived @ rounded(v, dtype).T
+    left = seen.gradient("left", seen.of("matmul", 1), 0)
+    assert not np.array_equal(exact, rounded(exact, dtype))
+    assert bits(left) == bits(rounded(exact, dtype))
+    assert bits(seen.gradient("arrived", seen.of("matmul", 0))) == bits(left)
+    sides = {(side, number, place): found for side, number, place, _, found in seen.gradients}
+    last = seen.of("matmul", 1).number
+    assert sides["arrived", last, 0] == sides["left", last, 0] == dtype
+    assert sides["left", last, 1] == "float32"  # of the parameter
+
+
+def test_an_op_whose_backward_overflows_is_handed_finite_and_leaves_inf() -> None:
+    x, w, v = normal(3, 4), normal(4, 4, seed=1), 3e3 * np.ones((4, 1), np.float32)
+
+    def run(model: Any, x: Any) -> Any:
+        return paddle.matmul(paddle.tanh(paddle.matmul(x, model.w)), model.v).sum()
+
+    seen, _ = look(output_of, Function(run, w=w, v=v), x, policy="O1", scale=64.0)
+    last = seen.of("matmul", 1)
+    assert np.isfinite(seen.gradient("arrived", last)).all()
+    assert np.isinf(seen.gradient("left", last, 0)).all()
+    assert np.isfinite(seen.gradient("left", last, 1)).all()
+    first_not_finite = next(g for g in seen.gradients if not np.isfinite(g[3]).all())
+    assert first_not_finite[:3] == ("left", last.number, 0)
+
+
+def random_model(seed: int) -> Function:
+    """Forty ops over a few values, each used several times; moves and views among them."""
+    choose = random.Random(seed)
+    plan = [(choose.randrange(12), choose.randrange(8), choose.randrange(8)) for _ in range(40)]
+    ops = [
+        lambda a, b, w: a + b,
+        lambda a, b, w: a * b * 0.3,
+        lambda a, b, w: a @ w,
+        lambda a, b, w: F.gelu(a),
+        lambda a, b, w: F.softmax(a),
+        lambda a, b, w: a.transpose([1, 0]).transpose([1, 0]),
+        lambda a, b, w: paddle.concat([a[:, :4], b[:, 4:]], axis=1),
+        lambda a, b, w: F.layer_norm(a, 8),
+        lambda a, b, w: paddle.tanh(a) - b,
+        lambda a, b, w: a[::2].sum(axis=0) + b,
+        lambda a, b, w: paddle.exp(-(a * a)),
+        lambda a, b, w: F.linear(a, w),
+    ]
+
+    def run(model: Any, x: Any) -> Any:
+        found = [x, *(x @ w for w in model.parameters())] * 2
+        for op, a, b in plan:
+            found.append(ops[op](found[-1 - a], found[-1 - b], model.parameters()[a % 3]))
+        return (sum(found) ** 2).mean()
+
+    return Function(run, **{f"w{n}": normal(8, 8, seed=seed + n) for n in range(3)})
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1:float16", "O1:bfloat16", "O2:float16"])
+def test_no_bit_is_changed(policy: str) -> None:
+    """Gradients of several uses are added in the order in which they come."""
+    for seed in range(6):
+        look(output_of, random_model(seed), normal(8, 8, seed=seed), policy=policy, scale=8.0)
+
+
+# -- layers
+
+
+def test_layers_that_are_nested_shared_kept_and_called_twice() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(
+        nn.Sequential(shared, nn.Tanh(), shared), nn.LayerNorm(4), nn.Sequential(shared)
+    )
+    policy = amp.Policy("O1", keep=["1", "0.1"])
+    seen, _ = look(lambda m, x: m(x).sum(), model, normal(3, 4), policy=policy)
+    low, wide = "float16", "float32"
+    assert seen.ops == [
+        ("linear", "0.0", low), ("tanh", "0.1", wide), ("linear", "0.0", low),
+        ("layer_norm", "1", wide), ("linear", "0.0", low), ("sum", "", wide),
+    ]  # fmt: skip
+    rules = {(row.op, row.layer): row.rule for row in lens.census(
+        lambda m, x: m(x).sum(), model, normal(3, 4), policy=policy).rows}  # fmt: skip
+    assert rules["tanh", "0.1"] == "kept layer"
+
+
+def test_a_layer_that_is_not_the_model_s_runs_where_it_is_called() -> None:
+    head = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(4, 4))
+    seen, _ = look(lambda m, x: head(m(x)).sum(), model, normal(3, 4))
+    assert [call.layer for call in seen.calls] == ["0", "", ""]
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_a_recurrent_cell_is_one_op_whose_parameters_are_inputs(policy: str) -> None:
+    paddle.seed(3)
+    model = nn.LSTMCell(4, 3)
+    before = dict(model._parameters)
+
+    def loss(model: Any, x: Any) -> Any:
+        return model(x)[0].astype("float32").sum()
+
+    seen, passed = look(loss, model, normal(2, 4), policy=policy)
+    assert [op for op, _, _ in seen.ops if op != "sum"] == ["lstm_cell"]
+    cell = seen.of("lstm_cell")
+    assert cell.dtype == ("float16" if policy == "O1" else "float32")
+    assert {kernel.name for kernel in cell.kernels} >= {"matmul", "sigmoid", "tanh"}
+    assert [model._parameters[name] is p for name, p in before.items()] == [True] * 4
+    shapes = [tuple(values.shape) for values, _ in seen.inputs[cell.number]]
+    assert shapes == [(2, 4), *(tuple(p.shape) for p in before.values())]
+    for place, name in enumerate(before, start=1):
+        assert bits(seen.gradient("left", cell, place)) == bits(passed.gradients[name])
+
+
+def test_a_recurrent_layer_goes_by_its_own_name() -> None:
+    paddle.seed(3)
+    seen, passed = look(lambda m, x: m(x)[0].sum(), nn.LSTM(4, 3), normal(2, 5, 4))
+    lstm = seen.of("lstm")
+    assert [kernel.name for kernel in lstm.kernels] == ["rnn"]
+    left = [
+        values for side, n, _, values, _ in seen.gradients if (side, n) == ("left", lstm.number)
+    ]
+    assert {bits(g) for g in passed.gradients.values()} <= {bits(values) for values in left}
+
+
+def test_attention_shows_its_parts() -> None:
+    paddle.seed(3)
+    model = nn.MultiHeadAttention(8, 2)
+    seen, _ = look(lambda m, x: m(x).sum(), model, normal(2, 5, 8), policy="O1")
+    assert ("softmax", "", "float32") in seen.ops
+    assert ("linear", "q_proj", "float16") in seen.ops
+    denied = amp.Policy("O1", deny=["multi_head_attention"])
+    seen, _ = look(lambda m, x: m(x).sum(), model, normal(2, 5, 8), policy=denied)
+    assert seen.ops == [("multi_head_attention", "", "float32"), ("sum", "", "float32")]
+
+
+# -- names
+
+IMAGE, SERIES = normal(2, 4, 8, 8), normal(2, 4, 8)
+NAMED: dict[str, tuple[Any, np.ndarray, list[str]]] = {
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), IMAGE, ["avg_pool2d"]),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), IMAGE, ["max_pool2d"]),
+    "AdaptiveAvgPool2D": (nn.AdaptiveAvgPool2D(1), IMAGE, ["adaptive_avg_pool2d"]),
+    "conv1d": (nn.Conv1D(4, 3, 3), SERIES, ["conv1d"]),
+    "conv2d with its bias": (nn.Conv2D(4, 3, 3), IMAGE, ["conv2d"]),
+    "depthwise": (nn.Conv2D(4, 4, 3, groups=4), IMAGE, ["depthwise_conv2d"]),
+    "mm": (lambda x: paddle.mm(x[0], x[1].T), SERIES, ["slice", "slice", "transpose", "mm"]),
+    "x @ x": (lambda x: x @ x.transpose([0, 2, 1]), SERIES, ["transpose", "matmul"]),
+    "-x": (lambda x: -x, SERIES, ["neg"]),
+    "x + 1": (lambda x: x + 1.0, SERIES, ["add"]),
+    "x > 0": (lambda x: paddle.where(x > 0, x, x), SERIES, ["greater", "where"]),
+    "logaddexp": (lambda x: paddle.logaddexp(x, x), SERIES, ["logaddexp"]),
+    "of no rule": (lambda x: paddle.heaviside(x, x), SERIES, ["paddle:heaviside"]),
+    "a copy": (lambda x: x.detach().astype("float64").astype("float32") + x, SERIES, ["add"]),
+    "in place": (lambda x: F.relu_(x * 2.0), SERIES, ["multiply", "relu"]),
+}
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+@pytest.mark.parametrize("name", NAMED)
+def test_ops_go_by_their_canonical_names(name: str, policy: str) -> None:
+    run, x, expected = NAMED[name]
+    seen, _ = look(
+        lambda m, x: run(x * m.w).sum(), Function(None, w=np.ones(1, np.float32)), x, policy=policy
+    )
+    ops = [op for op, _, _ in seen.ops]
+    assert ops[1:-1] == expected, ops
