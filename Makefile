@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FRAMEWORKS := numpy torch tensorflow paddle
-TESTS := lint types test-tensorflow test-torch test-examples test-paddle test-core test-port test-numpy test-compare test-lens
+TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-core test-port test-numpy test-compare test-lens
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens nightly bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens nightly bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-compare: $(VENV)/.test ## frameworks beside each other, the page in a brows
 test-lens: $(VENV)/.test ## the lens' reports, on NumPy
 	$(BIN)/python -m pytest -q tests/lens
 
+test-docs: $(VENV)/.test ## every tutorial in every framework, every block of code, the site
+	$(BIN)/python -m pytest -q tests/docs
+
 nightly: $(VENV)/.test ## the same tests with longer random searches
 	HYPOTHESIS_PROFILE=nightly $(MAKE) test
 
@@ -57,16 +60,18 @@ bench: $(VENV)/.bench ## what ampbridge, simulation and the scaler cost, as rati
 	$(BIN)/python bench/simulated.py
 	$(BIN)/python bench/scaler.py
 
-docs: $(VENV)/.test ## write the tables that are made from code
+docs: $(VENV)/.test ## write the tables that are made from code; build the site into site/
 	$(BIN)/python scripts/write_tables.py
 	$(BIN)/python scripts/write_porting.py
+	$(BIN)/python scripts/write_ops.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/.test ## ruff's formatter and its safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ampbridge needs Python 3.10 or newer")'
@@ -79,7 +84,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing the pinned frameworks (some minutes the first time)"
 	$(PIP) install --constraint constraints.txt torch tensorflow-cpu paddlepaddle
-	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port]'
+	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port,docs]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.test

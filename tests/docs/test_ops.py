@@ -1,0 +1,45 @@
+"""docs/ops.md is what the op table says."""
+
+import json
+from pathlib import Path
+
+from ampbridge import oplists
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "ampbridge" / "data"
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in (ROOT / "docs/ops.md").read_text().splitlines()
+    if line.startswith("| `")
+]
+
+
+def test_it_is_up_to_date(run):
+    run(ROOT / "scripts/write_ops.py", "--check")
+
+
+def test_every_op_has_a_row():
+    table = json.loads((DATA / "ops.json").read_text())["ops"]
+    assert sorted(row[0].strip("` ") for row in ROWS) == sorted(op["name"] for op in table)
+
+
+def test_its_rules_are_those_of_the_lists():
+    """By the raw lists, for one list set that says the same at every level and of every dtype."""
+    (rules,) = json.loads((DATA / "lists.json").read_text())["torch"]["lists"]
+    for row in ROWS:
+        op = row[0].strip("` ")
+        listed = [rule for rule in ("allow", "deny", "promote") if op in rules[rule]]
+        assert row[1] == (listed[0] if listed else f"({rules['unlisted']})"), op
+
+
+def test_its_names_are_taken_by_policies():
+    refused = set()
+    for row in ROWS:
+        columns = zip(("torch", "tf", "paddle", "numpy"), row[5:9], strict=True)
+        for prefix, cell in columns:
+            for name in filter(None, cell.replace("`", "").split(", ")):
+                try:
+                    oplists.resolve(f"{prefix}:{name}")
+                except oplists.PolicyError:
+                    refused.add(f"{prefix}:{name}")
+    assert refused == {"paddle:scale"}  # as the page says

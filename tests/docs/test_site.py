@@ -1,0 +1,88 @@
+"""The site is built without a warning, is whole, and asks nothing of any other."""
+
+import json
+import re
+import zlib
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import ampbridge as amp
+from ampbridge import lens, port, testing
+
+TUTORIALS = sorted(
+    path.stem for path in (Path(__file__).parents[2] / "docs/tutorials").glob("*.py")
+)
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source)[^>]*?\ssrc=["']?(?:https?:)?//
+    |<link\s(?![^>]*rel=["']?canonical)[^>]*?href=["']?(?:https?:)?//
+    |@import\s+(?:url\()?["']?(?:https?:)?//
+    |url\(["']?(?:https?:)?//""",
+    re.X,
+)
+
+
+def test_no_page_fetches_anything_from_elsewhere(site):
+    files = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(files) > 20
+    found = {
+        str(path.relative_to(site)): match[0]
+        for path in files
+        if (match := FETCHED.search(path.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://unpkg.com/iframe-worker/shim"></script>',
+        '<link rel="stylesheet" href="https://fonts.googleapis.com/css">',
+        '<img alt="x" src="//elsewhere.org/x.png">',
+        "@import url(https://fonts.example/f.css)",
+        "src: url(https://fonts.example/f.woff2)",
+    ],
+)
+def test_that_check_finds_what_is_fetched(text):
+    assert FETCHED.search(text)
+
+
+def documented(site: Path) -> set[str]:
+    """The dotted names in the site's inventory of objects."""
+    raw = (site / "objects.inv").read_bytes()
+    for _ in range(4):  # lines of its head
+        raw = raw.partition(b"\n")[2]
+    return {line.split(" ")[0] for line in zlib.decompress(raw).decode().splitlines()}
+
+
+@pytest.mark.parametrize("module", [amp, lens, port, testing], ids=lambda module: module.__name__)
+def test_the_reference_has_every_public_name(site, module):
+    names = documented(site)
+    missing = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        own = f"{value.__module__}.{value.__qualname__}"
+        if not names & {f"{module.__name__}.{name}", own}:
+            missing.append(name)
+    assert missing == [], "write `::: the.name` into a page of docs/reference"
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_can_be_downloaded_as_it_was_run(site, name):
+    notebook = nbformat.read(site / "tutorials" / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    assert outputs
+    assert not [out for out in outputs if out.output_type == "error"]
+    page = (site / "tutorials" / f"{name}.html").read_text()
+    figures = re.findall(r'<img alt="([^"]{20,})"[^>]* src="([^"]+\.svg)"', page)
+    assert len(figures) == len([out for out in outputs if "image/svg+xml" in out.get("data", {})])
+    assert all((site / "tutorials" / file).read_text().startswith("<?xml") for _, file in figures)
+
+
+def test_the_search_knows_all_pages(site):
+    index = (site / "search" / "search_index.js").read_text().removeprefix("var __index = ")
+    found = {entry["location"].partition("#")[0] for entry in json.loads(index)["docs"]}
+    pages = {str(path.relative_to(site)) for path in site.rglob("*.html")} - {"404.html"}
+    assert pages <= found

@@ -1,0 +1,38 @@
+"""Every tutorial runs, its claims hold, in every framework; warnings are errors."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
+TUTORIALS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
+FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
+
+# Number formats are NumPy's alone; every other page runs in each framework.
+RUNS = [
+    (name, framework)
+    for framework in FRAMEWORKS
+    for name, text in TUTORIALS.items()
+    if framework == "numpy" or "BACKEND" in text
+]
+
+
+@pytest.mark.parametrize("name, framework", RUNS)
+def test_it_runs(name, framework, run, check_installed):
+    check_installed(framework)
+    run(Path(__file__).with_name("run_script.py"), framework, FOLDER / f"{name}.py")
+
+
+def test_all_but_one_run_in_each_framework():
+    assert len(TUTORIALS) == 6
+    assert len(RUNS) == len(TUTORIALS) + 3 * (len(TUTORIALS) - 1)
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_it_claims_nothing_without_an_assert(name):
+    """After each section that prints something, or with it, there is a check."""
+    sections = re.split(r"^# ## ", TUTORIALS[name], flags=re.M)
+    shown = [section for section in sections if "print(" in section or "plt.show()" in section]
+    assert shown
+    assert [s.splitlines()[0] for s in shown if not re.search(r"^ *assert ", s, re.M)] == []
