@@ -108,6 +108,12 @@ class Comparison:
             for each in self.errors.values()
             if self.exact is not None and each.own
         ]
+        notes += [
+            f"{each.label}: {len(each.missing)} of its gradients have another layout than NumPy's, and "
+            "are held against nothing."
+            for each in self.errors.values()
+            if each.missing
+        ]
         notes += [f"{label}: ops were not observed. {why}" for label, why in self._unseen()]
         return [*notes, *self._unlike_starts()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
-from typing import Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -23,7 +23,9 @@ from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponen
 ROUNDOFF = {"float16": -11, "bfloat16": -8, "float32": -24}
 """Half a unit in the last place of 1, as a power of two: what one rounding costs at most."""
 
-WINDOW = 10
+DOTS_PER_INCH = 150  # of a picture
+
+WINDOW = 10  # steps
 MOST_PARAMETERS = 24  # rows that a phone's reader scrolls through
 
 SETTINGS: dict[Any, Any] = {
@@ -88,13 +90,14 @@ class Drawing:
     says: str
     draw: Callable[[Look], Figure]
 
-    def figure(self, look: Look) -> Figure:
-        """The figure, in the light colours."""
+    def save(self, look: Look, file: IO[bytes], kind: Literal["svg", "png"]) -> None:
+        """Write the figure to ``file``, in the light colours."""
         sizes: dict[Any, Any] = {"font.size": look.text, "axes.titlesize": look.text + 1}
         sizes |= {"legend.fontsize": look.text, "axes.labelsize": look.text}
         sizes |= {"xtick.labelsize": look.text - 0.5, "ytick.labelsize": look.text - 0.5}
+        undated: dict[str, Any] = {"Date": None} if kind == "svg" else {}
         with mpl.rc_context({**SETTINGS, **sizes}):
-            return self.draw(look)
+            self.draw(look).savefig(file, format=kind, metadata=undated, dpi=DOTS_PER_INCH)
 
 
 def drawings(comparison: Comparison) -> list[Drawing]:
@@ -225,11 +228,12 @@ def _errors(
         return None
     worst: dict[str, float] = {}
     for each in errors:
-        for parameter in each.parameters:
+        for parameter in (p for p in each.parameters if not p.vanishes):
             worst[parameter.partner] = max(worst.get(parameter.partner, 0.0), parameter.error)
     shown = sorted(worst, key=lambda name: -worst[name])[:MOST_PARAMETERS]
     names = [name for name in worst if name in shown]
-    values = [p.error for each in errors for p in each.parameters] + [e.total for e in errors]
+    values = [*(p.error for e in errors for p in e.parameters if not p.vanishes)]
+    values += [each.total for each in errors]
     finite = [value for value in values if np.isfinite(value) and value > 0]
     unit = 2.0 ** ROUNDOFF[comparison.policy.compute_dtype]
     low, high = min([unit, *finite]), max([unit, *finite])
@@ -293,6 +297,7 @@ def _errors(
         )
         return figure
 
+    vanishing = dict.fromkeys(p.partner for e in errors for p in e.parameters if p.vanishes)
     totals = ", ".join(f"{each.label} {each.total:.1e}" for each in errors)
     left_out = len(worst) - len(names)
     more = (
@@ -300,6 +305,8 @@ def _errors(
         if left_out
         else ""
     )
+    if vanishing:
+        more += f" Not drawn, as the exact gradient is zero: {', '.join(vanishing)}."
     dtype = comparison.policy.compute_dtype
     return Drawing(
         "errors",

@@ -17,6 +17,11 @@ from ampbridge.weights import Match, Weight, match_weights
 Against = Literal["float64", "its own float32"]
 
 
+VANISHING = 2.0**-40
+"""A parameter's share of the norm of all gradients below which it is rounding and nothing else:
+float64's own, summed over a layer, stays well below it."""
+
+
 class ParameterError(NamedTuple):
     """The error of one parameter's gradient.
 
@@ -25,12 +30,15 @@ class ParameterError(NamedTuple):
         partner: what the reference calls it; the same name where it is held against its own float32.
         error: the distance relative to the reference's norm; infinite where the gradient is.
         against: which reference.
+        vanishes: whether the reference is zero but for its rounding, as of the bias before a softmax
+            that takes no notice of it: there a relative error says nothing.
     """
 
     name: str
     partner: str
     error: float
     against: Against
+    vanishes: bool
 
 
 @dataclass(frozen=True)
@@ -41,18 +49,21 @@ class GradientError:
         label: of the run.
         total: of all parameters that have a reference, as one vector.
         scale: the loss scale at which the gradients were taken; they are compared without it.
+        missing: parameters that there is no reference for.
     """
 
     label: str
     total: float
     scale: float
     parameters: tuple[ParameterError, ...]
+    missing: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; an error that is not finite is None."""
         return {
             "total": _finite(self.total),
             "scale": self.scale,
+            "missing": list(self.missing),
             "parameters": [
                 {**each._asdict(), "error": _finite(each.error)} for each in self.parameters
             ],
@@ -76,7 +87,7 @@ def error_of(run: Run, reference: Run | None, own: Arrays) -> GradientError | No
             a layout that is another altogether, such as query, key and value in one matrix.
     """
     partners = {} if reference is None else _partners(reference.weights, run.weights)
-    compared = []
+    compared: list[tuple[str, str, npt.NDArray[Any], npt.NDArray[Any], Against]] = []
     for name, found in run.gradients.items():
         if reference is not None and name in partners:
             match = partners[name]
@@ -88,16 +99,18 @@ def error_of(run: Run, reference: Run | None, own: Arrays) -> GradientError | No
         return None
     distances = [_norm(_difference(found, exact)) for _, _, found, exact, _ in compared]
     norms = [_norm(exact) for _, _, _, exact, _ in compared]
+    whole = _norm(np.array(norms))
     return GradientError(
         run.label,
-        _ratio(_norm(np.array(distances)), _norm(np.array(norms))),
+        _ratio(_norm(np.array(distances)), whole),
         run.gradient_scale,
         tuple(
-            ParameterError(name, partner, _ratio(distance, norm), against)  # type: ignore[arg-type]
+            ParameterError(name, partner, _ratio(distance, norm), against, norm < VANISHING * whole)
             for (name, partner, _, _, against), distance, norm in zip(
                 compared, distances, norms, strict=True
             )
         ),
+        tuple(name for name in run.gradients if name not in {each[0] for each in compared}),
     )
 
 

@@ -206,7 +206,7 @@ def _ops(comparison: Comparison) -> str:
         return f"<p>No backend was observed.</p>{unseen}"
     rows = [
         [
-            _heading_cell(f"<code>{escape(op)}</code>"),
+            _heading_cell(_op(op)),
             *(
                 _cell(label, escape(shown(row[label])), _differing(matrix.differs(op), row[label]))
                 for label in matrix.columns
@@ -220,6 +220,11 @@ def _ops(comparison: Comparison) -> str:
         "framework did not call the op, or not by itself."
     )
     return _table("Ops and dtypes", ("op", *matrix.columns), rows, says) + unseen
+
+
+def _op(name: str) -> str:
+    """An op's name, that may be broken where it is long."""
+    return f"<code>{escape(name).replace('_', '_<wbr>')}</code>"
 
 
 def _differing(differs: bool, cell: object) -> str:
@@ -268,7 +273,7 @@ def _rules(comparison: Comparison, ops: Sequence[str], name: str) -> str:
             _cell(column, escape(rule[name]), _unlike(rule[columns[0]], rule[name]))
             for column, name in zip(header[1:], columns, strict=True)
         )
-        rows.append([_heading_cell(f"<code>{escape(op)}</code>"), *cells])
+        rows.append([_heading_cell(_op(op)), *cells])
     says = (
         "allow: low precision; deny: float32; promote: the widest dtype that arrives. In parentheses the "
         "rule for what is on no list: follow, the inputs' dtypes; full, float32. Marked with ≠: another "
@@ -333,9 +338,9 @@ def _figure(figures: dict[str, Drawing], name: str, otherwise: str) -> str:
 
 def svg(drawing: Drawing, look: Look) -> str:
     """The figure as SVG to stand in a page: its text is text, its colours are the page's."""
-    file = io.StringIO()
-    drawing.figure(look).savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
+    file = io.BytesIO()
+    drawing.save(look, file, "svg")
+    text = file.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     prefix = f"{drawing.name}-{look.name}-"  # ids are those of a page

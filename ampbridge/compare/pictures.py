@@ -12,8 +12,6 @@ from matplotlib.image import imread, imsave
 from ampbridge.compare.comparison import Comparison
 from ampbridge.compare.figures import WIDE, Drawing, drawings, heading
 
-DOTS_PER_INCH = 150
-
 
 def save_png(comparison: Comparison, path: str | PathLike[str]) -> None:
     """Write all figures in their wide form, in the light colours."""
@@ -24,7 +22,7 @@ def save_png(comparison: Comparison, path: str | PathLike[str]) -> None:
 def _pixels(drawing: Drawing) -> npt.NDArray[np.float32]:
     """(height, width, 4); all figures are of one width."""
     file = io.BytesIO()
-    drawing.figure(WIDE).savefig(file, format="png", dpi=DOTS_PER_INCH)
+    drawing.save(WIDE, file, "png")
     file.seek(0)
     pixels: npt.NDArray[np.float32] = imread(file)
     return pixels

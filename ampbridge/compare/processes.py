@@ -62,10 +62,11 @@ def _in_a_process(job: Job, tell: Tell, started: list[subprocess.Popen[str]]) ->
                 env=_environment(),
             )
             started.append(process)
-            assert process.stdout is not None
-            for line in process.stdout:
-                tell(job, json.loads(line)["doing"])
-            code = process.wait()
+            with process:  # waits for it, and closes its pipe
+                assert process.stdout is not None
+                for line in process.stdout:
+                    tell(job, json.loads(line)["doing"])
+            code = process.returncode
             if (folder / RUN).exists():
                 return Run.load(folder)
             stderr.seek(0)

@@ -1,0 +1,55 @@
+"""Comparisons that were really run, and a browser to look at their pages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for browser.py; pytest adds no paths
+
+from browser import Browser
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "examples" / "recipes" / "digits.toml"
+
+
+@pytest.fixture(scope="session")
+def backends() -> list[str]:
+    """Those whose frameworks are installed; AMPBRIDGE_REQUIRE (a comma list) names those that must be."""
+    names = ["numpy", "torch", "tensorflow", "paddle"]
+    missing = [name for name in names if find_spec(name) is None]
+    required = set(missing) & set(os.environ.get("AMPBRIDGE_REQUIRE", "").split(","))
+    if required:
+        pytest.fail(f"AMPBRIDGE_REQUIRE names {sorted(required)}, which are not installed")
+    return [name for name in names if name not in missing]
+
+
+@pytest.fixture(scope="session")
+def ran(
+    backends: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What ``ampbridge compare`` said of the digits' transformer, and the folder that it wrote."""
+    folder = tmp_path_factory.mktemp("compare") / "written"
+    command = ["-m", "ampbridge", "compare", str(RECIPE), "--native", "--steps", "40"]
+    command += ["--workload", "digits-transformer", "--backends", ",".join(backends)]
+    done = subprocess.run(
+        [sys.executable, *command, "--output", str(folder)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=600,
+        check=False,
+    )
+    return done, folder
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.close()
