@@ -188,6 +188,33 @@ CUSTOM_GRADIENT_GRAPH = PrivateName(
     "the same, in tf.function",
 )
 
+# -- observing
+RECORD_OPERATION = PrivateName(
+    "tensorflow.python.eager.record",
+    "record_operation_backprop_only",
+    "the gradients of ops cannot be observed",
+    required=False,
+)
+STOP_RECORDING = PrivateName(
+    "tensorflow.python.eager.record",
+    "stop_recording",
+    "what an observer computes would be on the tapes of what it observes",
+    required=False,
+)
+RUNS_EAGERLY = PrivateName(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function",
+    "Function._run_functions_eagerly",
+    "ops of tf.functions cannot be observed",
+    required=False,
+)
+PROFILE = PrivateName(
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2",
+    "XSpace",
+    "peak memory on CPUs is not known",
+    required=False,
+)
+OF_OBSERVING = (RECORD_OPERATION, STOP_RECORDING, RUNS_EAGERLY)
+
 # -- Keras
 LAYER_CALL = PrivateName(
     "keras.src.ops.operation",
@@ -343,6 +370,18 @@ MACHINERY = frozenset(
         "_seed_generators",
     }
 )
+
+
+def gradients_on(
+    tape: Any, targets: list[Any], sources: list[Any], gradients: list[Any]
+) -> list[Any]:
+    """The gradients of ``sources`` on a tf.GradientTape, from those of ``targets``.
+
+    ``GradientTape.gradient`` would make tensors of IndexedSlices; this is what it calls (with
+    ``tape._tape``).
+    """
+    found: list[Any] = value(EAGER_GRADIENT)(tape._tape, targets, sources, gradients)
+    return found
 
 
 def sublayers(layer: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from ampbridge.backend import (
     Scalar,
     ScaleStore,
 )
+from ampbridge.observation import Observer
 from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
 from ampbridge.weights import Weight
@@ -34,8 +35,10 @@ from ampbridge_tensorflow import (
     decorating,
     distribution,
     gradients,
+    memory,
     native_policy,
     native_scaler,
+    observing,
     probing,
     scaling,
     training_state,
@@ -158,6 +161,17 @@ class TensorflowBackend(Backend):
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return native_scaler.native_scaler_state(scaler)
+
+    def observe(
+        self, model: Model, observer: Observer, *, gradients: bool
+    ) -> AbstractContextManager[None]:
+        return observing.observe(model, observer, gradients=gradients)
+
+    def to_numpy(self, x: Array) -> np.ndarray:
+        return observing.to_numpy(x)
+
+    def peak_memory(self, action: Callable[[], None]) -> int | None:
+        return memory.peak_memory(action)
 
     def native_policy(self, policy: Policy) -> Any:
         return native_policy.native_policy(policy)

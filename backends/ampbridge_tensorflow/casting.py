@@ -131,6 +131,16 @@ def _private_sites() -> Iterator[Site]:
         yield site
 
 
+def entry(name: _private.PrivateName) -> Site | None:
+    """Where a region replaces ``name``, while one is open; None if this version has no such name."""
+    return _made.get(name)
+
+
+def function_sites() -> Sequence[tuple[str, Site]]:
+    """The functions that a region runs as one op, while one is open, with their spellings."""
+    return _function_sites().standing()
+
+
 _made: dict[_private.PrivateName, Site] = {}
 
 

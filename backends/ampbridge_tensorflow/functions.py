@@ -115,9 +115,11 @@ class FunctionSites:
     """Where the named functions stand; modules imported since the last look are looked at too."""
 
     def __init__(self, regions: Regions) -> None:
+        named = named_functions()
+        self._spellings = {id(function): spelling for spelling, function in named.items()}
         self._by_id = {
             id(function): (function, _replacement(spelling, function, regions))
-            for spelling, function in named_functions().items()
+            for spelling, function in named.items()
         }
         self._seen: set[str] = set()
         self._imported = 0
@@ -134,6 +136,14 @@ class FunctionSites:
                     self._sites += self._sites_in(module)
         return [s for s in self._sites if vars(s.owner).get(s.attribute) is s.original]
 
+    def standing(self) -> list[tuple[str, Site]]:
+        """Those at which a region's replacement stands now, with the function's spelling."""
+        return [
+            (self._spellings[id(s.original)], s)
+            for s in self._sites
+            if vars(s.owner).get(s.attribute) is s.replacement
+        ]
+
     def _sites_in(self, module: ModuleType) -> list[Site]:
         return [
             Site(module, attribute, *self._by_id[id(value)])
@@ -144,18 +154,32 @@ class FunctionSites:
 
 def replace_loss_call(original: Any, regions: Regions) -> Any:
     """``LossFunctionWrapper.call``: a Keras Loss object casts its inputs to float32 itself."""
-    spellings = {id(f): s for s, f in named_functions().items() if s.startswith("keras.losses.")}
 
     @functools.wraps(original)
     def call(self: Any, y_true: Any, y_pred: Any) -> Any:
         rules = regions.active.get()
-        function = getattr(self.fn, "__wrapped__", self.fn)
-        spelling = spellings.get(id(function))
+        spelling = loss_spelling(self)
         if rules is None or spelling is None:
             return original(self, y_true, y_pred)
         return run_as_one_op(rules, spelling, original, regions, (self, y_true, y_pred), {})
 
     return call
+
+
+def loss_spelling(loss: Any) -> str | None:
+    """The spelling of the function that a Keras Loss object calls, if the table has it."""
+    return _loss_spellings().get(id(_as_it_was(loss.fn)))
+
+
+@functools.cache
+def _loss_spellings() -> Mapping[int, str]:
+    named = named_functions().items()
+    return {id(_as_it_was(f)): s for s, f in named if s.startswith("keras.losses.")}
+
+
+def _as_it_was(function: Any) -> Any:
+    """A function without what a region has put in its place."""
+    return getattr(function, "__wrapped__", function)
 
 
 REPLACE: Mapping[_private.PrivateName, Replace] = {_private.LOSS_CLASS: replace_loss_call}

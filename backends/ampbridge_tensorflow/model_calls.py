@@ -38,11 +38,12 @@ class Call(NamedTuple):
 
 def calls_of(kind: type) -> Interception[None] | None:
     """What replaces ``__call__`` on the class from which ``kind`` has it; None if it has none."""
-    owner = _defining_class(kind)
+    owner = defining_class(kind)
     return None if owner is None else _calls(owner)
 
 
-def _defining_class(kind: type) -> type | None:
+def defining_class(kind: type) -> type | None:
+    """The class from which ``kind`` has its ``__call__``; None if it has none."""
     return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
@@ -78,7 +79,7 @@ def _prepared(
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
     if found is None and not kept:
         return None
-    if _defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
+    if defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
         return None
     active = casting.regions.active.get()
     casts_here = active is not None and active.low in LOW

@@ -149,7 +149,7 @@ class Rules:
             return None
         rule = self.ops.get(op)
         if rule is None:
-            rule = "promote" if _uses_storage(definition) else self.unlisted
+            rule = "promote" if uses_storage(definition) else self.unlisted
         groups = list(self._groups(definition, rule))
         if not groups:
             return None
@@ -210,10 +210,10 @@ def _computes(definition: Any) -> bool:
     """Whether its results have to be rounded; those of a list beside others cannot be told apart."""
     outputs = definition.output_arg
     some_in_a_list = len(outputs) > 1 and any(a.number_attr for a in outputs)
-    return not (definition.name in EXACT or some_in_a_list or _uses_storage(definition))
+    return not (definition.name in EXACT or some_in_a_list or uses_storage(definition))
 
 
-def _uses_storage(definition: Any) -> bool:
+def uses_storage(definition: Any) -> bool:
     """Whether it reads or writes variables or lists, whose own dtype counts."""
     handles = {tf.resource.as_datatype_enum, tf.variant.as_datatype_enum}
     return any(a.type in handles or a.is_ref for a in definition.input_arg)
