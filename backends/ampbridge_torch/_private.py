@@ -61,7 +61,7 @@ NAMES = {
         Name("torch.autograd.graph.Node._sequence_nr", "amp.lens", True),
         Name("torch.autograd.graph.Node._input_metadata", "amp.lens", True),
         Name("torch.autograd.Variable._execution_engine", "amp.lens", True),
-        Name("torch._ops.OpOverload._schema", "amp.lens", True),
+        Name("torch.ops.aten.relu.default._schema", "amp.lens", True),
         Name("torch._C._functorch.is_functorch_wrapped_tensor", "amp.lens under torch.func", True),
     )
 }

@@ -1,23 +1,28 @@
-"""Which layer of a model calls, by hooks around the calls of all modules."""
+"""Which layer of a model calls, by hooks around the calls of its layers."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ampbridge_torch import decorating
 
 
 class CallingLayers:
-    """The layers of ``model`` that this thread is in."""
+    """The layers of ``model`` that this thread is in; not those of TorchScript, which takes no hooks."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(layer.layer): layer.name for layer in decorating.layers(model)}
+        self._layers = [
+            layer
+            for layer in decorating.layers(model)
+            if not isinstance(layer.layer, torch.jit.ScriptModule)
+        ]
         self._thread = threading.get_ident()
         self._path: list[str] = []
 
@@ -29,24 +34,21 @@ class CallingLayers:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Calls are noticed inside."""
-        entering = register_module_forward_pre_hook(self._enter)
-        leaving = register_module_forward_hook(self._leave, always_call=True)
-        try:
+        with ExitStack() as hooks:
+            for layer in self._layers:
+                module: nn.Module = layer.layer
+                enter, leave = partial(self._enter, layer.name), partial(self._leave, layer.name)
+                hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
             yield
-        finally:
-            entering.remove()
-            leaving.remove()
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        name = self._name(module)
-        if name is not None:
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        if self._is_followed():
             self._path.append(name)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        name = self._name(module)
-        if name is not None and self.innermost == name:
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_followed() and self.innermost == name:
             self._path.pop()
 
-    def _name(self, module: nn.Module) -> str | None:
-        """None for what is no layer of the model, and in other threads."""
-        return self._names.get(id(module)) if threading.get_ident() == self._thread else None
+    def _is_followed(self) -> bool:
+        return threading.get_ident() == self._thread

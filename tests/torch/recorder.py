@@ -24,22 +24,27 @@ MOVES = """
 
 
 class Recorder(TorchDispatchMode):
-    """Collects ``(aten op, dtypes of its floating-point inputs)`` of every op that computes."""
+    """Collects ``(aten op, dtypes of its floating-point inputs)`` of every op that computes.
+
+    ``firsts`` has the dtype of the first of them alone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, frozenset[str]]] = []
+        self.firsts: list[tuple[str, str]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
         if name not in MOVES.split():
-            dtypes = frozenset(
+            dtypes = [
                 str(leaf.dtype).removeprefix("torch.")
                 for leaf in tree_leaves((args, kwargs))
                 if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-            )
+            ]
             if dtypes:
-                self.calls.append((name, dtypes))
+                self.calls.append((name, frozenset(dtypes)))
+                self.firsts.append((name, dtypes[0]))
         return func(*args, **(kwargs or {}))
 
     @property
