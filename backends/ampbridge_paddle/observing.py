@@ -166,8 +166,8 @@ class _Needs(NamedTuple):
 class _Handed:
     """The inputs of one op, views of which are handed over to it.
 
-    An op in place gets copies to write into; what is written is then assigned to the input itself,
-    which gives it the op's history.
+    An op in place writes into the first. It gets a copy of that; what is written is then assigned to
+    the input itself, which gives it the op's history.
     """
 
     def __init__(self, in_place: bool) -> None:
@@ -178,13 +178,14 @@ class _Handed:
     def over(self, x: Any) -> Any:
         if not _is_floating(x):
             return x
+        is_written = self._in_place and not self.hooked
         # A leaf cannot be written to; Paddle says so itself.
-        if x.stop_gradient or (self._in_place and x.is_leaf):
+        if x.stop_gradient or (is_written and x.is_leaf):
             self.hooked.append(x)
             return x
         view = _view(x)
         self.hooked.append(view)
-        if self._in_place:
+        if is_written:
             view = _view(_assign(view))
             self._originals[id(view)] = x
         return read_like(simulation.marked_like(view, x), x)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,15 +16,18 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
+from paddle.base import core
+from paddle.jit.dy2static.program_translator import ProgramTranslator
 from paddle_reference import bits, normal, rounded, trainable
 from recorder import Recorder, counted
 
 import ampbridge as amp
 from ampbridge import lens
 from ampbridge.lens.subject import Pass, Subject
-from ampbridge.observation import OpCall, Operand
+from ampbridge.observation import Kernel, OpCall, Operand
 from ampbridge.workloads import digits, weights
-from ampbridge_paddle import workloads
+from ampbridge_paddle import casting, recompute, workloads
+from ampbridge_paddle.backend import PaddleBackend
 
 WORKLOADS = ("mlp", "conv", "transformer")
 POLICIES = {
@@ -502,3 +509,257 @@ def test_ops_go_by_their_canonical_names(name: str, policy: str) -> None:
     )
     ops = [op for op, _, _ in seen.ops]
     assert ops[1:-1] == expected, ops
+
+
+# -- what a forward pass may do besides
+
+
+def test_ops_in_place_have_their_gradients() -> None:
+    """``x.add_(y)`` is ``x = x + y`` to the gradients, and ``x`` stays the same tensor."""
+    x, w, b = normal(5, 4), normal(4, 4, seed=1), normal(5, 4, seed=2)
+
+    def run(model: Any, x: Any) -> Any:
+        h = paddle.matmul(x, model.w)
+        same = F.relu_(h.add_(model.b))
+        assert same is h
+        return (h * h).sum()
+
+    seen, passed = look(output_of, Function(run, w=w, b=b), x)
+    h = paddle.matmul(paddle.to_tensor(x), paddle.to_tensor(w))
+    total = trainable((h + paddle.to_tensor(b)).numpy())
+    result = F.relu(total)
+    of_total, of_result = paddle.grad((result * result).sum(), [total, result])
+    assert [op for op, _, _ in seen.ops] == ["matmul", "add", "relu", "multiply", "sum"]
+    added, relu = seen.of("add"), seen.of("relu")
+    assert bits(seen.inputs[added.number][0][0]) == bits(h)  # before it was written to
+    assert bits(seen.outputs[added.number][0][0]) == bits(total)
+    assert bits(seen.gradient("arrived", relu)) == bits(of_result)
+    for side, call, place in (
+        ("left", relu, 0), ("arrived", added, 0), ("left", added, 0), ("left", added, 1),
+        ("arrived", seen.of("matmul"), 0),
+    ):  # fmt: skip
+        assert bits(seen.gradient(side, call, place)) == bits(of_total), (side, call.op)
+    assert bits(passed.gradients["b"]) == bits(of_total)
+
+
+def test_a_leaf_that_is_written_to_is_refused_as_ever() -> None:
+    model = Function(lambda m, x: m.w.add_(x).sum(), w=normal(3))
+    with pytest.raises(ValueError, match="can't use inplace strategy"):
+        Subject(output_of, model).run((normal(3),), amp.Policy("O0"), observer=Seen())
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_embeddings(policy: str, sparse: bool) -> None:
+    """Of a sparse one the gradient of the table is not reported; it is what it was."""
+    paddle.seed(3)
+    model = nn.Sequential(nn.Embedding(6, 4, sparse=sparse), nn.Linear(4, 2))
+    rows = np.array([[1, 2], [5, 1]])
+    seen, _ = look(lambda m, x: m(x).astype("float32").sum(), model, rows, policy=policy)
+    lookup = seen.of("embedding")
+    left = [g for g in seen.gradients if g[:2] == ("left", lookup.number)]
+    assert len(left) == (0 if sparse else 1)
+    assert lookup.dtype == ("float16" if policy == "O2" else "float32")
+    assert np.abs(seen.gradient("arrived", lookup)).max() > 0
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_a_checkpointed_layer_is_seen_once_and_without_gradients(policy: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+    def loss(model: Any, x: Any) -> Any:
+        return recompute(model[1], model[0](x)).astype("float32").sum()
+
+    seen, _ = look(loss, model, normal(3, 4), policy=policy)
+    assert [layer for op, layer, _ in seen.ops if op == "linear"] == ["0", "1"]
+    assert [g for g in seen.gradients if g[1] == seen.of("linear", 1).number] == []
+    assert len([g for g in seen.gradients if g[1] == seen.of("linear", 0).number]) >= 2
+
+
+def test_gradients_that_the_forward_pass_takes_are_not_those_of_the_loss() -> None:
+    def penalized(model: Any, x: Any) -> Any:
+        x.stop_gradient = False
+        output = paddle.exp(paddle.matmul(x, model.w)).sum()
+        (slope,) = paddle.grad(output, [x], create_graph=True)
+        return output + (slope * slope).sum()
+
+    seen, _ = look(penalized, Function(None, w=normal(4, 2)), normal(3, 4))
+    exp = seen.of("exp")
+    assert len([g for g in seen.gradients if g[:2] == ("arrived", exp.number)]) == 1
+
+
+def test_backward_passes_written_in_python_are_no_ops_of_the_forward_pass() -> None:
+    class Doubled(paddle.autograd.PyLayer):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return paddle.exp(gradient) * 2.0
+
+    def loss(model: Any, x: Any) -> Any:
+        paddle.grad(Doubled.apply(model.w * 3.0).sum(), [model.w])
+        return model.w.sum()
+
+    seen, _ = look(loss, Function(None, w=normal(3)), normal(3))
+    assert [op for op, _, _ in seen.ops] == ["multiply", "multiply", "sum", "sum"]
+
+
+def test_float64_is_seen_as_such() -> None:
+    w = normal(4, 2).astype(np.float64)
+    paddle.set_default_dtype("float64")
+    try:
+        model = Function(lambda m, x: paddle.matmul(x, m.w).sum(), w=w)
+    finally:
+        paddle.set_default_dtype("float32")
+    seen, _ = look(output_of, model, normal(3, 4).astype(np.float64), policy="O1")
+    assert seen.ops == [("matmul", "", "float64"), ("sum", "", "float64")]
+
+
+@pytest.mark.parametrize("full_graph", [True, False])
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_what_was_compiled_runs_eagerly(policy: str, full_graph: bool) -> None:
+    translator = ProgramTranslator()
+    compiled = paddle.jit.to_static(lambda x, w: paddle.tanh(x @ w), full_graph=full_graph)
+    layer = paddle.jit.to_static(nn.Linear(4, 2), full_graph=full_graph)
+    model = nn.Sequential(Function(lambda m, x: compiled(x, m.w), w=normal(4, 4)), layer)
+    seen, subject = Seen(), Subject(lambda m, x: m(x).sum(), model)
+    subject.run((normal(3, 4),), amp.Policy.parse(policy), observer=seen)
+    low = "float16" if policy == "O1" else "float32"
+    assert seen.ops == [
+        ("matmul", "0", low), ("tanh", "0", low), ("linear", "1", low), ("sum", "", "float32"),
+    ]  # fmt: skip
+    assert translator.enable_to_static
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_nothing_is_left_behind(policy: str) -> None:
+    """Also by an exception, and where regions open and close inside."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.LSTMCell(4, 2))
+
+    def attributes() -> dict[tuple[int, str], Any]:
+        modules = {
+            id(m): m for n, m in sys.modules.items() if n.startswith(("paddle", "ampbridge"))
+        }
+        classes = [
+            core.eager.Tensor,
+            paddle.pir.Value,
+            nn.Layer,
+            nn.LSTMCell,
+            nn.MultiHeadAttention,
+        ]
+        owners = [*modules.values(), *classes, ProgramTranslator()]
+        return {
+            (id(o), k): v
+            for o in owners
+            for k, v in list(vars(o).items())
+            if callable(v) or v is True
+        }
+
+    def failing(model: Any, x: Any) -> Any:
+        with amp.autocast("O1:bfloat16", "paddle"):
+            h = paddle.matmul(model[0](x), model[0].weight)
+        with amp.autocast("O0", "paddle"):
+            h = paddle.exp(h)
+        model[1](h)
+        raise KeyError("on purpose")
+
+    def run() -> Seen:
+        seen = Seen()
+        with pytest.raises(KeyError, match="on purpose"):
+            Subject(failing, model).run((normal(3, 4),), amp.Policy.parse(policy), observer=seen)
+        return seen
+
+    run()  # modules that are imported late
+    before = attributes()
+    seen = run()
+    after = attributes()
+    assert [name for name in before if before[name] is not after.get(name)] == []
+    outer = "float16" if policy == "O1" else "float32"
+    assert [call.dtype for call in seen.calls] == ["bfloat16", "bfloat16", "float32", outer]
+    paddle.exp(paddle.ones([2]))
+    assert len(seen.calls) == 4
+
+
+def test_two_threads_observe_their_own_models() -> None:
+    """Forward passes; Paddle's own ``paddle.grad`` crashes in two threads at once (3.3.1)."""
+    together, original = threading.Barrier(2), paddle._C_ops.matmul
+
+    def run(layers: int) -> list[str]:
+        model, seen = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))), Seen()
+        for _ in range(20):
+            together.wait(timeout=60)
+            with PaddleBackend().observe(model, seen, gradients=False):
+                model(paddle.ones([3, 4])).sum()
+        return [call.op for call in seen.calls]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, [1, 3]))
+    assert found == [[*["linear"] * n, "sum"] * 20 for n in (1, 3)]
+    assert paddle._C_ops.matmul is original
+
+
+# -- on a GPU, as far as a CPU shows
+
+
+def test_a_region_of_paddle_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole functions are one op by the rules of a native region, too; nobody waits for the device.
+
+    Paddle's dispatcher, which casts below Python, does nothing here: all runs in float32.
+    """
+    monkeypatch.setattr(casting, "on_cpu", lambda: False)
+    monkeypatch.setattr(casting, "_auto_cast", lambda lists: nullcontext())
+    paddle.seed(3)
+    model = nn.Sequential(nn.Conv1D(1, 2, 3), nn.Linear(6, 4), nn.LSTMCell(4, 3))
+
+    def loss(model: Any, x: Any) -> Any:
+        return F.mse_loss(model[2](model[1](model[0](x))[:, 0])[0], x[:, 0, :3])
+
+    seen, _ = look(loss, model, normal(2, 1, 8), policy="O1")
+    assert [(op, layer) for op, layer, _ in seen.ops if op != "slice"] == [
+        ("conv1d", "0"), ("linear", "1"), ("lstm_cell", "2"), ("mse_loss", ""),
+    ]  # fmt: skip
+    assert {call.seconds for call in seen.calls} == {None}
+
+
+def test_tensors_of_16_bits_are_told_by_their_storage() -> None:
+    """A move is all that a CPU runs on them."""
+    seen, model = Seen(), nn.Linear(2, 2)
+    stored = paddle.to_tensor(normal(2, 3).astype(np.float16), stop_gradient=False)
+    with PaddleBackend().observe(model, seen, gradients=True):
+        moved = paddle.reshape(stored, [3, 2])
+    moved.astype("float32").sum().backward()
+    (call,) = seen.calls
+    assert (call.op, call.dtype, call.kernels) == (
+        "reshape", "float16", (Kernel("reshape", "float16"),),
+    )  # fmt: skip
+    assert [(side, dtype) for side, _, _, _, dtype in seen.gradients] == [
+        ("arrived", "float16"), ("left", "float16"),
+    ]  # fmt: skip
+
+
+# -- values and memory
+
+
+def test_values_of_a_sparse_gradient_are_the_rows_that_it_has() -> None:
+    table = trainable(normal(6, 4))
+    rows = F.embedding(paddle.to_tensor([1, 3, 1]), table, sparse=True)
+    (gradient,) = paddle.grad(rows.sum(), [table])
+    found = PaddleBackend().to_numpy(gradient)
+    assert sorted(found[:, 0]) == [1.0, 2.0]
+
+
+def test_peak_memory_is_that_of_a_known_allocation() -> None:
+    backend, megabyte = PaddleBackend(), 2**20
+    held = paddle.zeros([2**18])  # held before and after: does not count
+
+    def hold_three_and_let_go() -> None:
+        first = held + 1.0
+        second = first + held
+        del first
+        third = second + held
+        del second, third
+
+    assert backend.peak_memory(hold_three_and_let_go) == pytest.approx(2 * megabyte, rel=0.01)
+    assert backend.peak_memory(lambda: None) == 0
