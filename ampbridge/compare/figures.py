@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ampbridge.compare.comparison import Comparison, first_line
+from ampbridge.compare.gradients import ParameterError
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import INK, MUTED, RULE, SURFACE, THEME, Style, styles
 from ampbridge.compare.runs import Run
@@ -229,7 +230,8 @@ def _errors(
     worst: dict[str, float] = {}
     for each in errors:
         for parameter in (p for p in each.parameters if not p.vanishes):
-            worst[parameter.partner] = max(worst.get(parameter.partner, 0.0), parameter.error)
+            row = _row_name(parameter)
+            worst[row] = max(worst.get(row, 0.0), parameter.error)
     shown = sorted(worst, key=lambda name: -worst[name])[:MOST_PARAMETERS]
     names = [name for name in worst if name in shown]
     values = [*(p.error for e in errors for p in e.parameters if not p.vanishes)]
@@ -244,7 +246,7 @@ def _errors(
         lines = max(_wrapped(each.label, look).count("\n") + 1 for each in errors)
         heights = [line * (len(errors) * lines + 2), line * (len(names) + 3)]
         figure, axes = _panels(look, heights=heights, inch=1.0)
-        _title(axes[0], "All parameters together")
+        _title(axes[0], "All together")
         for row, each in enumerate(errors):
             style = looks[each.label]
             end = each.total if np.isfinite(each.total) else limits[1]
@@ -270,7 +272,7 @@ def _errors(
         _title(axes[1], "Each parameter")
         for each in errors:
             style = looks[each.label]
-            at = {p.partner: p.error for p in each.parameters}
+            at = {_row_name(p): p.error for p in each.parameters}
             rows = [row for row, name in enumerate(names) if np.isfinite(at.get(name, np.inf))]
             axes[1].plot(
                 [max(at[names[row]], limits[0]) for row in rows],
@@ -297,7 +299,7 @@ def _errors(
         )
         return figure
 
-    vanishing = dict.fromkeys(p.partner for e in errors for p in e.parameters if p.vanishes)
+    vanishing = dict.fromkeys(_row_name(p) for e in errors for p in e.parameters if p.vanishes)
     totals = ", ".join(f"{each.label} {each.total:.1e}" for each in errors)
     left_out = len(worst) - len(names)
     more = (
@@ -311,14 +313,18 @@ def _errors(
     return Drawing(
         "errors",
         "Gradient error",
-        "Gradients of the first batch, without the loss scale, against float64 on NumPy (or the same "
-        "framework's float32, where the notes say so): the distance relative to the norm, on a "
+        "Gradients of the first batch, without the loss scale, against float64 on NumPy (or, marked with "
+        "*, the same framework's float32): the distance relative to the norm, on a "
         "logarithmic axis. The dashed "
         f"line is {dtype}'s unit roundoff, 2{superscript(ROUNDOFF[dtype])}: what one rounding costs at "
         f"most.{more}",
         f"Errors of all parameters together: {totals}.",
         draw,
     )
+
+
+def _row_name(parameter: ParameterError) -> str:
+    return parameter.partner + ("" if parameter.against == "float64" else " *")
 
 
 # -- exponents

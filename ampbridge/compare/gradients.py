@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,9 +17,9 @@ from ampbridge.weights import Match, Weight, match_weights
 Against = Literal["float64", "its own float32"]
 
 
-VANISHING = 2.0**-40
-"""A parameter's share of the norm of all gradients below which it is rounding and nothing else:
-float64's own, summed over a layer, stays well below it."""
+VANISHING: Mapping[Against, float] = {"float64": 2.0**-40, "its own float32": 2.0**-18}
+"""A parameter's share of the norm of all gradients below which it is the reference's own rounding and
+nothing else: some bits above its unit roundoff, since sums over a layer gather it."""
 
 
 class ParameterError(NamedTuple):
@@ -105,7 +105,9 @@ def error_of(run: Run, reference: Run | None, own: Arrays) -> GradientError | No
         _ratio(_norm(np.array(distances)), whole),
         run.gradient_scale,
         tuple(
-            ParameterError(name, partner, _ratio(distance, norm), against, norm < VANISHING * whole)
+            ParameterError(
+                name, partner, _ratio(distance, norm), against, norm < VANISHING[against] * whole
+            )
             for (name, partner, _, _, against), distance, norm in zip(
                 compared, distances, norms, strict=True
             )
