@@ -46,6 +46,11 @@ x, y = digits.batches[0]
 o1 = lens.census(native.loss, digits.model, x, y, policy="O1")
 print(o1)
 
+rules = {(row.op, row.rule) for row in o1.rows}
+assert ("linear", "O1 allow") in rules
+assert ("cross_entropy", "O1 deny") in rules
+assert ("add", "promote") in rules
+
 # %% [markdown]
 # Read the column "rule". `O1 allow` stands beside the matrix products: they cost the most, and a GPU is
 # fastest at them in 16 bits. `O1 deny` stands beside the norms and the loss: they sum over many
