@@ -22,6 +22,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
+INHERITED = object()
+"""The original of an attribute that ``vars(owner)`` does not hold: it is deleted again."""
+
+
 class Site(NamedTuple):
     """One attribute to replace. ``original`` is what ``vars(owner)`` holds, descriptors included."""
 
@@ -85,5 +89,12 @@ class Interception(Generic[T]):
             if self._open_regions == 0:
                 for site in reversed(self._installed):
                     if vars(site.owner).get(site.attribute) is site.replacement:
-                        setattr(site.owner, site.attribute, site.original)
+                        _put_back(site)
                 self._installed = ()
+
+
+def _put_back(site: Site) -> None:
+    if site.original is INHERITED:
+        delattr(site.owner, site.attribute)
+    else:
+        setattr(site.owner, site.attribute, site.original)

@@ -62,6 +62,7 @@ NAMES = {
         Name("torch.autograd.graph.Node._input_metadata", "amp.lens", True),
         Name("torch.autograd.Variable._execution_engine", "amp.lens", True),
         Name("torch.ops.aten.relu.default._schema", "amp.lens", True),
+        Name("torch.autograd.function._SingleLevelFunction", "amp.lens", True),
         Name("torch._C._functorch.is_functorch_wrapped_tensor", "amp.lens under torch.func", True),
     )
 }

@@ -54,6 +54,11 @@ class Kernels(TorchDispatchMode):
         self._alone = alone
         self._op: Collected | None = None
 
+    @property
+    def is_collecting(self) -> bool:
+        """Whether an op is under way."""
+        return self._op is not None
+
     @contextmanager
     def collected(self, inputs: Sequence[Tensor]) -> Iterator[Collected]:
         """An op of ``inputs`` runs inside."""

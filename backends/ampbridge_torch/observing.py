@@ -5,15 +5,16 @@
                       (a view, a question, a conversion) is no op
     hooks             on autograd's nodes see the gradients (``gradient_hooks.py``)
 
+A ``torch.autograd.Function`` is one op, whatever its body calls: its backward is the user's own.
 Kernels that no call leads to (those of TorchScript, of ``torch.func``) are ops of their own, whose
 gradients cannot be told apart. Backward passes inside are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ampbridge import oplists
+from ampbridge.interception import INHERITED, Interception, Site
 from ampbridge.observation import Observer, OpCall, Operand
 from ampbridge_torch import _private
 from ampbridge_torch.calling_layers import CallingLayers
@@ -52,7 +54,8 @@ def observe(model: nn.Module, observer: Observer, *, gradients: bool) -> Iterato
     layers = CallingLayers(model)
     watch = Watch(observer, layers, gradients)
     eagerly = torch.compiler.set_stance("force_eager")
-    with eagerly, _above_all_regions(), layers.followed(), watch.kernels, watch:
+    own = _own_functions.region(watch)
+    with eagerly, own, _above_all_regions(), layers.followed(), watch.kernels, watch:
         yield
     watch.end()
 
@@ -78,54 +81,58 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        twin = _shown_in_parts(func)
+        twin = None if self.kernels.is_collecting else _shown_in_parts(func)
         if twin is not None:
             with self:
                 return twin(*args, **(kwargs or {}))
-        return self._run(func, args, kwargs or {})
+        return self.run(func, partial(_op_name, func), func, args, kwargs or {})
+
+    def run(
+        self,
+        func: Function,
+        name: Callable[[Sequence[Ran]], str | None],
+        call: Function,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """``call(*args, **kwargs)``, reported as an op unless one is under way, of which it is a part.
+
+        Args:
+            func: what the rules know it by.
+            name: the op, by the kernels that computed; None if it is none.
+        """
+        inputs = floating_tensors((args, kwargs))
+        if self.kernels.is_collecting or _private.is_within_transform(inputs):
+            return call(*args, **kwargs)
+        history = History(inputs) if self._reports is not None else None
+        with self.kernels.collected(inputs) as seen:
+            result = call(*args, **kwargs)
+        op = name(seen.computing) if inputs else None
+        if op is not None:
+            outputs = floating_tensors(result)
+            reported = self._report(op, _computed_in(func, seen, outputs), seen, outputs)
+            if history is not None and self._reports is not None:
+                history.hook(reported, outputs, self._reports)
+        return result
 
     def end(self) -> None:
         """The forward pass is over: backward passes from here on are those that count."""
         if self._reports is not None:
             self._reports.begin()
 
-    def _run(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a function and, if it is an op, report it."""
-        inputs = floating_tensors((args, kwargs))
-        if _private.is_within_transform(inputs):
-            return func(*args, **kwargs)
-        history = History(inputs) if self._reports is not None else None
-        with self.kernels.collected(inputs) as seen:
-            result = func(*args, **kwargs)
-        if inputs and seen.computing:
-            op = _op_name(func, seen.computing)
-            outputs = floating_tensors(result)
-            call = self._report(op, _computed_in(func, seen, outputs), inputs, seen, outputs)
-            if history is not None and self._reports is not None:
-                history.hook(call, outputs, self._reports)
-        return result
-
     def _run_alone(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a kernel that no function led to."""
-        inputs = floating_tensors((args, kwargs))
-        with self.kernels.collected(inputs) as seen:
+        with self.kernels.collected(floating_tensors((args, kwargs))) as seen:
             result = seen.run(kernel, args, kwargs)
         if seen.computing:
-            dtype = dtype_name(_narrowest(seen.computing))
             name = bare_name(kernel)
             op = _canonical_kernel(name) or f"torch:{name}"
-            self._report(op, dtype, inputs, seen, floating_tensors(result))
+            outputs = floating_tensors(result)
+            self._report(op, _computed_in(kernel, seen, outputs), seen, outputs)
         return result
 
-    def _report(
-        self,
-        op: str,
-        dtype: str,
-        inputs: Sequence[Tensor],
-        seen: Collected,
-        outputs: Sequence[Tensor],
-    ) -> OpCall:
-        on_cpu = all(x.is_cpu for x in inputs)
+    def _report(self, op: str, dtype: str, seen: Collected, outputs: Sequence[Tensor]) -> OpCall:
+        on_cpu = all(x.is_cpu for x in seen.inputs)
         call = OpCall(
             next(self._numbers),
             op,
@@ -150,9 +157,9 @@ def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> 
     """The dtype that an op's kernels computed in; where it was simulated, the one that was meant.
 
     Simulated are float32 kernels under a region that simulates, if what they made is low, or if they
-    only looked at low numbers.
+    only looked at low numbers. Of an op without kernels it is that of its values.
     """
-    ran_in, mode = _narrowest(seen.computing), active_mode()
+    ran_in, mode = _narrowest(seen.computing, (outputs or seen.inputs)[0].dtype), active_mode()
     if mode is not None and mode.rules.simulates and ran_in is torch.float32:
         rule = mode.rules.table.get(func)
         denied = isinstance(rule, Rule) and rule.cpu == "deny"
@@ -162,13 +169,9 @@ def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> 
     return dtype_name(ran_in)
 
 
-def _narrowest(kernels: Sequence[Ran]) -> torch.dtype:
+def _narrowest(kernels: Sequence[Ran], default: torch.dtype) -> torch.dtype:
     dtypes = [ran.dtype for ran in kernels if ran.dtype is not None]
-    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits if _is_number(dtype) else 64)
-
-
-def _is_number(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=default)
 
 
 # -- names
@@ -187,12 +190,14 @@ def _shown_in_parts(func: Function) -> FunctionType | None:
     return twin if ops[0] in _SHOWN_IN_PARTS and not isinstance(rule, Rule) else None
 
 
-def _op_name(func: Function, kernels: Sequence[Ran]) -> str:
-    """The op as the lens names it.
+def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
+    """The op as the lens names it; None of what came to no kernel that computes.
 
     Where a function may be several ops (``interpolate``), the kernels tell which; where the table has
     no such function (``add_``), a single kernel does.
     """
+    if not kernels:
+        return None
     candidates = _spellings().get(func, ())
     for op in candidates if len(candidates) > 1 else ():
         if any(ran.name in oplists.ops()[op].names.get("aten", ()) for ran in kernels):
@@ -218,6 +223,25 @@ def _canonical_kernel(name: str) -> str | None:
     known = oplists.native_names("aten")
     ops = known.get(name) or known.get(name.removesuffix("_"))
     return ops[0] if ops else None
+
+
+# -- functions with a backward of the user's own
+
+
+def _sites() -> Sequence[Site]:
+    """Where each ``torch.autograd.Function`` is applied, also by a name that was bound before."""
+    owner = _private.lookup("_SingleLevelFunction")
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        call, watch = super(owner, cls).apply, _own_functions.active.get()
+        if watch is None or cls is _private.lookup("CheckpointFunction"):  # which shows its parts
+            return call(*args, **kwargs)
+        return watch.run(call, lambda _: f"torch:{cls.__name__}", call, args, kwargs)
+
+    return [Site(owner, "apply", INHERITED, classmethod(apply))]
+
+
+_own_functions: Interception[Watch] = Interception("torch autograd functions", _sites)
 
 
 # -- values on the host

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ampbridge.interception import Interception, Site
+from ampbridge.interception import INHERITED, Interception, Site
 
 
 def original():
@@ -45,6 +45,20 @@ def test_the_original_object_is_back_afterwards(module, patch):
         assert module.op is not original
     assert module.op is original
     assert patch.active.get() is None
+
+
+def test_what_was_inherited_is_inherited_again():
+    class Parent:
+        op = "original"
+
+    class Child(Parent):
+        pass
+
+    site = Site(Child, "op", INHERITED, "replaced")
+    with Interception("test", lambda: [site]).region("a"):
+        assert (Parent.op, Child.op) == ("original", "replaced")
+    assert Child.op == "original"
+    assert "op" not in vars(Child)
 
 
 def test_an_exception_restores_everything(module, patch):

@@ -556,6 +556,61 @@ def test_recomputation_is_not_seen_as_ops(reentrant: bool) -> None:
         assert torch.equal(seen.left("linear")[1], found)
 
 
+# -- functions with a backward of the user's own
+
+
+class Affine(torch.autograd.Function):
+    """``a * n + b`` and ``b``, by kernels; its gradients are what they are."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, n: int, b: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.n = n
+        return a * n + b, b.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor, None, Tensor]:
+        return g * ctx.n, None, g.sum(0) + h
+
+
+class Steep(torch.autograd.Function):
+    """The identity, with a gradient 1e6 times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 1e6
+
+
+bound_before = Affine.apply
+
+
+@pytest.mark.parametrize("apply", [lambda *args: Affine.apply(*args), bound_before])
+def test_a_function_of_the_user_s_is_one_op(apply: Callable[..., Any]) -> None:
+    x, b = M.clone().requires_grad_(), torch.ones(4, requires_grad=True)
+    seen, (first, second) = observed(apply, x, 3, b)
+    assert (seen.ops, len(seen.inputs[0])) == (["torch:Affine"], 2)
+    assert [kernel.name for kernel in seen.calls[0].kernels] == ["aten::mul", "aten::add"]
+    (first.sum() + 2 * second.sum()).backward()
+    assert [(g.side, g.place) for g in seen.gradients] == [
+        ("arrived", 0), ("arrived", 1), ("left", 0), ("left", 1),
+    ]  # fmt: skip
+    assert torch.equal(seen.gradients[2].values, torch.full((4, 4), 3.0))
+    assert torch.equal(seen.gradients[3].values, torch.full((4,), 6.0))
+
+
+def test_a_gradient_that_overflows_in_the_user_s_own_backward_is_located() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return Steep.apply(model(x).half()).float().sum()
+
+    found = lens.locate(loss, model, M, policy=native("float16"), scale=1.0)
+    assert (found.op, found.direction, found.kind) == ("torch:Steep", "backward", "overflow")
+
+
 # -- nothing is changed by it
 
 
@@ -616,6 +671,7 @@ def test_an_exception_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         observed(failing, policy=native("bfloat16"), model=model)
     assert _modes() == before
+    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
     assert not any(_hooks(model))
     seen, _ = observed(lambda: torch.exp(model(M)), model=model)
     assert [call.layer for call in seen.calls] == ["0", ""]
