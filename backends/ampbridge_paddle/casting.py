@@ -238,6 +238,18 @@ def _amp_is_on() -> bool:
     return bool(level != private("paddle.base.core.AmpLevel").O0)
 
 
+@contextmanager
+def dispatched_as_it_is() -> Iterator[None]:
+    """Paddle's dispatcher casts nothing inside, whatever region is open."""
+    tracer = _tracer()
+    level = method("Tracer", tracer, "_amp_level")
+    tracer._amp_level = private("paddle.base.core.AmpLevel").O0
+    try:
+        yield
+    finally:
+        tracer._amp_level = level
+
+
 def _tracer() -> Any:
     return private("paddle.base.framework._dygraph_tracer")()
 

@@ -99,17 +99,18 @@ class Watch:
         inputs = _floating((args, kwargs))
         if not inputs:
             return run(*args, **kwargs)
-        seen = [_operand(x, needs.in_place) for x in inputs]
         handed = _Handed(needs.in_place)
-        if self._gradients and needs.leaves and paddle.is_grad_enabled():
-            args, kwargs = map_leaves(handed.over, (args, kwargs))
+        with casting.dispatched_as_it_is():
+            seen = [_operand(x, needs.in_place) for x in inputs]
+            if self._gradients and needs.leaves and paddle.is_grad_enabled():
+                args, kwargs = map_leaves(handed.over, (args, kwargs))
         kernels = list(needs.kernels)
         started = time.perf_counter()
         with _interception.paused(place._replace(kernels=kernels)):
             result = run(*args, **kwargs)
         seconds = time.perf_counter() - started if self._computes_at_once else None
-        if needs.in_place:
-            result = map_leaves(handed.written_back, result)
+        with casting.dispatched_as_it_is():
+            result = map_leaves(handed.written_back, result) if needs.in_place else result
         outputs = _floating(_results(result, needs.results))
         returned = [_operand(x) for x in outputs]
         ran_in = returned[0].dtype if returned else _widest(seen)

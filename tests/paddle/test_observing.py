@@ -739,6 +739,25 @@ def test_tensors_of_16_bits_are_told_by_their_storage() -> None:
     ]  # fmt: skip
 
 
+def test_the_views_that_ops_are_handed_are_not_cast() -> None:
+    """With its level forced, Paddle's dispatcher takes every op of 16-bit tensors here to float32."""
+    tracer, seen = paddle.base.framework._dygraph_tracer(), Seen()
+    stored = paddle.to_tensor(normal(2, 3).astype(np.float16), stop_gradient=False)
+    dtype, tracer._amp_dtype, tracer._amp_level = tracer._amp_dtype, "float16", core.AmpLevel.O1
+    try:
+        with PaddleBackend().observe(nn.Linear(2, 2), seen, gradients=True):
+            output = paddle.exp(stored)
+        assert tracer._amp_level == core.AmpLevel.O1
+    finally:
+        tracer._amp_dtype, tracer._amp_level = dtype, core.AmpLevel.O0
+    (exp,) = seen.calls
+    assert (exp.op, exp.dtype) == ("exp", "float32")
+    # Backwards: the op, the dispatcher's cast of what it was handed, the view, the leaf.
+    node, cast = output.grad_fn, output.grad_fn.next_functions[0]
+    names = [node.name(), cast.name(), cast.next_functions[0].name()]
+    assert names == ["ExpGradNode", "CastGradNode", "ViewShapeGradNode"]
+
+
 # -- values and memory
 
 
