@@ -44,7 +44,11 @@ def executed(script: str) -> nbformat.NotebookNode:
     with TemporaryDirectory() as folder:
         sockets = {"transport": "ipc", "ip": f"{folder}/kernel"}  # files: nothing listens on a port
         NotebookClient(
-            notebook, timeout=300, kernel_name="python3", config=Config({"KernelManager": sockets})
+            notebook,
+            timeout=300,
+            kernel_name="python3",
+            coalesce_streams=True,
+            config=Config({"KernelManager": sockets}),
         ).execute()
     del notebook.cells[0]
     for number, cell in enumerate(_code_cells(notebook), 1):

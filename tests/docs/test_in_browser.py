@@ -1,0 +1,87 @@
+"""The site in Chromium, from the disk, as a reader opens it who has no server and no network."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "compare"))  # for its browser.py
+
+from browser import Browser
+
+PAGES = (
+    "index.html",
+    "tutorials/loss_scaling.html",
+    "tutorials/o1_and_o2.html",
+    "reference/lens.html",
+    "porting.html",
+    "ops.html",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    made = Browser(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def opened(site, browser):
+    def opened(page, width=1300, theme="light"):
+        browser.open(f"{site.as_uri()}/{page}", width, theme)
+        return browser
+
+    return opened
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1300, 390])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_whole(opened, page, width, theme):
+    shown = opened(page, width, theme)
+    assert shown.complaints == []
+    assert [
+        address for address in shown.requests if not address.startswith(("file:", "data:"))
+    ] == []
+    assert shown.ask("[...document.images].filter((i) => !i.naturalWidth).map((i) => i.src)") == []
+    # Wide tables and code scroll by themselves, the page does not.
+    assert shown.ask("document.documentElement.scrollWidth - innerWidth") <= 0
+    scheme = shown.ask("document.body.dataset.mdColorScheme")
+    assert scheme == {"light": "default", "dark": "slate"}[theme]
+
+
+def test_the_search_finds_without_a_server(opened):
+    shown = opened("index.html?q=softmax")
+    found = "[...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"
+    links = _until(lambda: shown.ask(found))
+    assert any("tutorials/softmax.html" in link for link in links)
+    assert shown.complaints == []
+
+
+def test_ops_can_be_filtered(opened):
+    shown = opened("ops.html")
+    every, some = "article tbody tr", "article h2 ~ * tbody tr:not([hidden])"
+    total = shown.ask(f"document.querySelectorAll('{some}').length")
+    assert total == 339
+    assert shown.ask(f"document.querySelectorAll('{every}').length") > total  # the two of the head
+    shown.ask(
+        "(() => { const field = document.querySelector('.table-filter input');"
+        "field.value = 'LayerNormalization'; field.dispatchEvent(new Event('input')) })()"
+    )
+    ops = shown.ask(
+        f"[...document.querySelectorAll('{some}')].map((row) => row.cells[0].textContent.trim())"
+    )
+    assert ops == ["layer_norm"]
+    headings = "[...document.querySelectorAll('article h2:not([hidden])')].map((h) => h.id)"
+    assert shown.ask(headings) == ["normalization"]
+
+
+def _until(value, seconds=30.0):
+    """What ``value()`` is as soon as it is something."""
+    deadline = time.monotonic() + seconds
+    while not (found := value()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
