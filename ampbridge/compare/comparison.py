@@ -19,6 +19,7 @@ from ampbridge.policy import Policy
 from ampbridge.printing import Table
 from ampbridge.recipe import Recipe
 
+SAME_START = 1e-5  # norms of weights; a framework may keep them in another layout and order
 NO_REFERENCE = "There is no float64 reference: "
 
 
@@ -121,13 +122,19 @@ class Comparison:
         return list(self.matrix.not_observed.items())
 
     def _unlike_starts(self) -> list[str]:
-        """The first losses are those of the same weights and data, or somebody's ``build`` is wrong."""
-        first = {run.label: run.steps.loss[0] for run in self.by_recipe}
-        low = {label: loss for label, loss in first.items() if np.isfinite(loss)}
-        if not low or max(low.values()) - min(low.values()) <= 0.05 * abs(max(low.values())):
+        """Somebody's ``build`` is at fault where models do not start from the same weights."""
+        starts = {run.label: run.starts for run in self.shown if run.starts}
+        norms = [norm for each in starts.values() for norm in each]
+        if not norms or max(norms) - min(norms) <= SAME_START * max(norms):
             return []
-        shown = ", ".join(f"{loss:.4g} ({label})" for label, loss in low.items())
-        return [f"The first losses differ: {shown}. Are weights and data the same?"]
+        said = ", ".join(
+            " and ".join(dict.fromkeys(f"{norm:.6g}" for norm in each)) + f" ({label})"
+            for label, each in starts.items()
+        )
+        return [
+            f"Not all runs start from the same weights; the norms of all of them: {said}. What build() "
+            "makes must depend on its seed alone."
+        ]
 
     # -- as data
 

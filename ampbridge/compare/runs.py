@@ -96,6 +96,7 @@ class Run:
             reference.
         float32_gradients: the same at O0, in this framework.
         gradient_scale: the loss scale at which ``gradients`` were taken.
+        starts: the norm of all parameters of each model that was built, before any step.
     """
 
     label: str
@@ -115,6 +116,7 @@ class Run:
     gradients: Arrays = field(default_factory=dict)
     float32_gradients: Arrays = field(default_factory=dict)
     gradient_scale: float = 1.0
+    starts: tuple[float, ...] = ()
 
     @classmethod
     def failed(cls, job: Job, error: str) -> Run:
@@ -138,7 +140,7 @@ class Run:
         weights = tuple(
             Weight(**{**weight, "shape": tuple(weight["shape"])}) for weight in data.pop("weights")
         )
-        for name in ("notes", "census"):
+        for name in ("notes", "census", "starts"):
             data[name] = None if data[name] is None else tuple(data[name])
         with np.load(folder / GRADIENTS) as arrays:
             kept = {name: arrays[name] for name in arrays.files}

@@ -69,12 +69,25 @@ def measured(job: Job, tell: Tell) -> Run:
     tell("starting")
     registry.backend(job.backend)
     recipe = Recipe.from_dict(job.recipe)
-    build = partial(workloads.find(job.workload), job.backend, job.seed)
+    build, starts = workloads.find(job.workload), list[float]()
+
+    def built() -> Workload:
+        workload = build(job.backend, job.seed)
+        starts.append(_norm_of_weights(workload.model))
+        return workload
+
     by_kind = {"ampbridge": _by_recipe, "native": _natively, "reference": _reference}
-    run = by_kind[job.kind](job, recipe, build, tell)
-    return replace(
-        run, versions=_versions(job.backend), device=registry.backend(job.backend).devices()[0].kind
-    )
+    run = by_kind[job.kind](job, recipe, built, tell)
+    device = registry.backend(job.backend).devices()[0].kind
+    return replace(run, versions=_versions(job.backend), device=device, starts=tuple(starts))
+
+
+def _norm_of_weights(model: Any) -> float:
+    """Of all parameters as one vector: the same in every layout."""
+    backend = registry.backend(registry.framework_of(model))
+    values, names = backend.read_weights(model), backend.parameter_names(model)
+    squares = (np.sum(np.square(values[name].astype(np.float64))) for name in names)
+    return float(np.sqrt(sum(squares)))
 
 
 Build = Callable[[], Workload]
