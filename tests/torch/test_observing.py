@@ -235,6 +235,25 @@ def test_an_op_by_any_spelling(spelling: str) -> None:
     assert observed(run, x)[0].ops == expected
 
 
+@pytest.mark.parametrize(
+    "changes, expected", [({}, "bfloat16"), ({"deny": ["greater"]}, "float32")]
+)
+def test_a_simulated_question_has_the_dtype_of_its_rule(
+    changes: dict[str, Any], expected: str
+) -> None:
+    """Whose answer is no number, so that nothing is rounded."""
+    policy = amp.Policy("O1", "bfloat16", execution="simulated", **changes)
+    seen, _ = observed(lambda x: x > 1, M.bfloat16(), policy=policy)
+    assert [(call.op, call.dtype) for call in seen.calls] == [("greater", expected)]
+
+
+def test_what_is_mapped_has_the_values_of_the_whole() -> None:
+    seen, _ = observed(torch.vmap(lambda row: torch.tanh(row).sum()), M)
+    values = [BACKEND.to_numpy(outputs[0]) for outputs in seen.outputs]
+    assert np.array_equal(values[0], np.asarray(M.tanh()))
+    assert [x.shape for x in values] == [(4, 4), (4,)]
+
+
 def test_torchscript_is_seen_kernel_by_kernel() -> None:
     with pytest.warns(DeprecationWarning, match="trace"):
         traced = torch.jit.trace(lambda x: torch.tanh(x) * 2, M)
@@ -339,22 +358,38 @@ def test_kept_layers_and_decorated_models(level: str, device: str) -> None:
     assert ("linear", "head", "bfloat16") in {(row.op, row.layer, row.dtype) for row in rows}
 
 
-def test_another_thread_that_calls_the_same_model_is_not_seen() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    results: list[Tensor] = []
+class Meeting(nn.Module):
+    """Calls back in the midst of its forward pass."""
 
-    def elsewhere() -> None:
-        results.append(model(M).tanh())
+    def __init__(self, midst: Callable[[], None]) -> None:
+        super().__init__()
+        self.midst = midst
 
-    def run() -> Tensor:
-        thread = threading.Thread(target=elsewhere)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.tanh()
+        self.midst()
+        return x
+
+
+def test_another_thread_in_the_same_model_is_not_seen() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert done.wait(10)
+
+    model = nn.Sequential(Meeting(wait))
+
+    def run() -> None:
+        thread = threading.Thread(target=model, args=(M,))
         thread.start()
+        assert inside.wait(10)
+        torch.exp(M)
+        done.set()
         thread.join()
-        return torch.exp(M)
 
     seen, _ = observed(run, model=model)
     assert [(call.op, call.layer) for call in seen.calls] == [("exp", "")]
-    assert len(results) == 1
 
 
 # -- gradients: held against autograd
@@ -507,6 +542,30 @@ def test_arrivals_at_all_outputs_come_before_what_leaves() -> None:
     assert of_cell == [("arrived", 0), ("arrived", 1), *(("left", place) for place in range(3, 7))]
     for place, parameter in zip(range(3, 7), layer.parameters(), strict=True):
         assert torch.equal(seen.left("lstm_cell")[place], parameter.grad)
+
+
+def test_outputs_of_one_node_have_their_own_gradients() -> None:
+    x = M.clone().requires_grad_()
+    seen, (variance, mean) = observed(torch.var_mean, x)
+    (3 * variance + 5 * mean).backward()
+    arrived = [(g.place, g.values.item()) for g in seen.gradients if g.side == "arrived"]
+    assert sorted(arrived) == [(0, 3), (1, 5)]
+    assert torch.equal(seen.left("torch:var_mean")[0], x.grad)
+
+
+def test_what_has_no_history_of_its_own_has_no_gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def run() -> Tensor:
+        y = x * 2
+        with torch.no_grad():
+            y.add_(1)
+        return y
+
+    seen, result = observed(run)
+    result.sum().backward()
+    assert seen.ops == ["multiply", "add"]
+    assert {g.op for g in seen.gradients} == {"multiply"}
 
 
 def test_an_output_that_nothing_depends_on() -> None:
