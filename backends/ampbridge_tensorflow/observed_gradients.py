@@ -48,7 +48,7 @@ def is_differentiable(x: Any) -> bool:
 def recorded_on_a_tape(
     op: str, run: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[Any, Recorded]:
-    """What ``run(*arguments)`` returns, and what a backward pass needs to know of it."""
+    """What ``run(*arguments)`` returns, the outputs, and what a backward pass needs to know of it."""
     inputs: list[tf.Tensor] = []
     apart: list[tf.Tensor] = []
 
@@ -75,7 +75,8 @@ def report_arrivals(
 ) -> None:
     """Have each op that made one of ``outputs`` (ids) report their gradients as it gets them."""
     for each in recorded:
-        if any(id(output) in outputs for output in each.outputs):
+        has_one_twice = len(set(map(id, each.inputs))) < len(each.inputs)
+        if has_one_twice or any(id(output) in outputs for output in each.outputs):
             _record_once_more(each, outputs, report)
 
 
@@ -84,7 +85,9 @@ def _record_once_more(
 ) -> None:
     def backward(*gradients: Any) -> Sequence[Any]:
         come = [(o, g) for o, g in zip(each.outputs, gradients, strict=True) if g is not None]
-        report([(o, g) for o, g in come if id(o) in outputs])
+        arrived = [(o, g) for o, g in come if id(o) in outputs]
+        if arrived:
+            report(arrived)
         return gradients_on(each.tape, come, each.apart)
 
     record = _private.value(_private.RECORD_OPERATION)

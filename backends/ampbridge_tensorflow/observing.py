@@ -116,37 +116,43 @@ def _replace_eager_kernel(original: Any) -> Any:
 
 
 def _replace_fallback(original: Any) -> Any:
-    """Of what comes here the gradients are not reported: tapes learn of it later, by another way."""
+    return _fallback(original, Watch.own_op)
 
-    def fallback(op: Any, outputs: int, inputs: Any, *rest: Any, **options: Any) -> Any:
+
+def _replace_fallback_kernel(original: Any) -> Any:
+    return _fallback(original, Watch.unrecorded_kernel)
+
+
+def _fallback(original: Any, seen_by: Callable[..., Any]) -> Any:
+    def fallback(
+        op: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
+    ) -> Any:
         watch = _watching()
         if watch is None:
-            return original(op, outputs, inputs, *rest, **options)
+            return original(op, num_outputs, inputs, attrs, ctx, name)
 
         def run(*inputs: Any) -> Any:
-            return original(op, outputs, list(inputs), *rest, **options)
+            return original(op, num_outputs, list(inputs), attrs, ctx, name)
 
-        return watch.own_op(_name(op), run, inputs)
+        return seen_by(watch, op.decode() if isinstance(op, bytes) else op, run, inputs)
 
     return fallback
 
 
-def _replace_fallback_kernel(original: Any) -> Any:
-    def fallback_kernel(op: Any, outputs: int, inputs: Any, *rest: Any, **options: Any) -> Any:
+def _replace_record_gradient(original: Any) -> Any:
+    """By which tapes learn of an op that has come the way of ``_fallback``."""
+
+    @functools.wraps(original)
+    def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         watch = _watching()
         if watch is None:
-            return original(op, outputs, inputs, *rest, **options)
+            original(op_name, inputs, attrs, outputs)
+        else:
+            watch.record(
+                op_name, lambda given: original(op_name, given, attrs, outputs), inputs, outputs
+            )
 
-        def run(*inputs: Any) -> Any:
-            return original(op, outputs, list(inputs), *rest, **options)
-
-        return watch.kernel(_name(op), run, inputs)
-
-    return fallback_kernel
-
-
-def _name(op: str | bytes) -> str:
-    return op.decode() if isinstance(op, bytes) else op
+    return record_gradient
 
 
 def _replace_function(op: str, original: Any) -> Any:
@@ -184,7 +190,7 @@ def _replace_layer_call(original: Any) -> Any:
         with watch.running(self):
             if op is None:
                 return original(self, *args, **kwargs)
-            return watch.op(op, partial(original, self), args, kwargs, reads=self.variables)
+            return watch.op(op, partial(original, self), args, kwargs, layer=self)
 
     return call
 
@@ -237,6 +243,7 @@ _ENTRIES: Mapping[_private.PrivateName, tuple[Callable[[Any], Any], Callable[[An
 }
 
 _REPLACE: Mapping[_private.PrivateName, Callable[[Any], Any]] = {
+    _private.RECORD_GRADIENT: _replace_record_gradient,
     _private.LOSS_CLASS: _replace_loss_call,
     _private.LAYER_CALL: _replace_layer_call,
     _private.LAYER_BUILD: _replace_unseen,

@@ -19,6 +19,7 @@ from ampbridge.backend import Model
 from ampbridge.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private, observed_ops
 from ampbridge_tensorflow.casting import regions
+from ampbridge_tensorflow.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.model_layers import layers
 from ampbridge_tensorflow.native_values import native_variable
 from ampbridge_tensorflow.observed_gradients import (
@@ -58,44 +59,63 @@ class Call:
         self.outputs: list[tf.Tensor] = []
         self.kernels: list[Kernel] = []
         self.recorded: list[Recorded] = []
+        self.reported: OpCall | None = None
         self.seconds = 0.0
         self._made: list[Any] = []
         self._simulated = simulated
+        self._rounded_to: str | None = None
         self._tape = new_tape() if gradients else None
 
     def run(self, inputs: Sequence[Input], action: Callable[[], Any]) -> Any:
-        """Run it, or what belongs to it besides."""
-        self.inputs += inputs
+        """Run it, or what belongs to it besides; nothing has happened if it raises."""
         started = time.perf_counter()
-        if self._tape is None:
+        with self.on_tape(inputs):
             result = action()
-        else:
-            with self._tape:
-                self._tape.watch([each.source for each in inputs])
-                result = action()
         self.seconds += time.perf_counter() - started
+        self.inputs += inputs
         self._made += tf.nest.flatten(result)
         return result
 
+    @contextmanager
+    def on_tape(self, inputs: Sequence[Input]) -> Iterator[None]:
+        """Where its tape records; none does where gradients are not reported."""
+        if self._tape is None:
+            yield
+            return
+        with self._tape:
+            self._tape.watch([each.source for each in inputs])
+            yield
+
     def run_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Run a part of it, below the casts."""
-        if self._tape is None:
-            result = run(*arguments)
-        else:
-            result, recorded = recorded_on_a_tape(op, run, arguments)
-            self.recorded.append(recorded)
+        result = run(*arguments) if self._tape is None else self.record(op, run, arguments)
+        self.notice_kernel(op, arguments, result)
+        return result
+
+    def record(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Run what tapes record as ``op``."""
+        result, recorded = recorded_on_a_tape(op, run, arguments)
+        self.recorded.append(recorded)
+        return result
+
+    def notice_kernel(self, op: str, arguments: Sequence[Any], result: Any) -> None:
+        """Remember what a part of it was, below the casts."""
         if observed_ops.of_own_op(op) is not None:
             # What reads a variable has no floating-point input, but an output.
             values = [*tf.nest.flatten(list(arguments)), *tf.nest.flatten(result)]
             dtype = next((x.dtype.name for x in values if is_floating(x)), None)
             self.kernels += [] if dtype is None else [Kernel(op, dtype)]
-        return result
 
     @property
     def dtype(self) -> str:
-        """In which it computed; simulated, that to which its results were rounded."""
-        low = [x.dtype.name for x in self.outputs if x.dtype in LOW]
-        return low[0] if self._simulated and low else self.kernels[0].dtype
+        """In which it computed; simulated, that to which it was rounded."""
+        return self._rounded_to or self.kernels[0].dtype
+
+    def notice_rounding(self, result: Any) -> None:
+        """Of a part of it, or of all: a low result of what is simulated has been rounded."""
+        low = [x.dtype.name for x in tf.nest.flatten(result) if is_floating(x) and x.dtype in LOW]
+        if self._simulated and low:
+            self._rounded_to = low[0]
 
     def has_made(self, x: Any) -> bool:
         """Whether it is one of its results so far."""
@@ -144,6 +164,7 @@ class Watch:
         self._frames = [Frame("", None)]
         self._open: Call | None = None
         self._pending: Call | None = None
+        self._last: Call | None = None
         self._reported = 0
         self._conversions: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         """Tensors that were converted, by their ids, beside what they were converted from."""
@@ -157,16 +178,16 @@ class Watch:
         run: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        reads: Sequence[Any] = (),
+        layer: Any = None,
     ) -> Any:
         """Run and report an op; within another one, just run it.
 
         Args:
-            reads: variables that it takes besides its arguments.
+            layer: that it is the call of, whose variables it takes besides its arguments.
         """
         if self._open is not None:
-            return run(*args, **kwargs)
-        given = tf.nest.flatten((args, kwargs, reads))
+            return self._part(run, args, kwargs)
+        given = tf.nest.flatten((args, kwargs, [] if layer is None else layer.variables))
         call = self._gone_on_with(name, given) or self._begun(name)
         inputs = [self._input(x) for x in given if not call.has_made(x)]
         self._open = call
@@ -174,14 +195,18 @@ class Watch:
             result = call.run([x for x in inputs if x is not None], lambda: run(*args, **kwargs))
         finally:
             self._open = None
+        self._last = call
+        if layer is None or isinstance(layer, NORMALIZATIONS):  # of others, their parts are
+            call.notice_rounding(result)
         self._end(call, name, result)
         return result
 
     def own_op(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Run one of TensorFlow's own, and report it unless it only moves, makes or converts values."""
-        if self._open is not None:
-            return run(*map(_read, arguments))
         name = observed_ops.of_own_op(op)
+        if self._open is not None:
+            arguments = list(map(_read, arguments))
+            return run(*arguments) if name is None else self._part(run, arguments, {})
         if name is not None:
             return self.op(name, lambda *given: run(*map(_read, given)), arguments, {})
         result = run(*arguments)
@@ -194,6 +219,42 @@ class Watch:
         if self._open is None:
             return run(*arguments)
         return self._open.run_kernel(op, run, arguments)
+
+    def unrecorded_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """The same, where tapes learn of it later; see ``record``."""
+        result = run(*arguments)
+        if self._open is not None:
+            self._open.notice_kernel(op, arguments, result)
+        return result
+
+    def record(
+        self, op: str, run: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> None:
+        """Have tapes learn of an op that has run."""
+
+        def recording(*given: Any) -> Sequence[Any]:
+            run(given)
+            return outputs
+
+        call = self._open or self._last
+        if not self._gradients or call is None:
+            run(inputs)
+        elif call is self._open:
+            call.record(op, recording, inputs)
+        elif any(map(call.has_made, outputs)):
+            with call.on_tape(call.inputs):
+                call.record(op, recording, inputs)
+            if call.reported is not None:
+                self._report_gradients(call, call.reported)
+        else:
+            run(inputs)
+
+    def _part(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function or an op that another one is made of."""
+        result = run(*args, **kwargs)
+        if self._open is not None:
+            self._open.notice_rounding(result)
+        return result
 
     def _begun(self, name: str) -> Call:
         self.report_pending()
@@ -238,6 +299,7 @@ class Watch:
             return
         kernels, seconds = tuple(call.kernels), call.seconds if self._waits else None
         reported = OpCall(self._reported, call.op, call.layer, call.dtype, kernels, seconds)
+        call.reported = reported
         self._reported += 1
         with self._apart():
             inputs = [each.operand for each in call.inputs]
