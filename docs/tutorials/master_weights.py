@@ -31,9 +31,9 @@ low, master = bfloat16(1.0), np.float32(1.0)
 for _ in range(100):
     low = bfloat16(low - bfloat16(0.001))
     master = np.float32(master - np.float32(0.001))
-print("1 - 100 x 0.001, in bfloat16:              ", low)
-print("1 - 100 x 0.001, in a master:              ", master)
-print("what the model reads, the master in bfloat16:", bfloat16(master))
+print(f"1 - 100 x 0.001 in bfloat16: {float(low):.4f}")
+print(f"1 - 100 x 0.001 in a master: {master:.4f}")
+print(f"what the model reads of it:  {float(bfloat16(master)):.4f}")
 
 assert low == 1.0
 assert abs(master - 0.9) < 1e-5
