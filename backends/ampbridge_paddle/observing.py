@@ -195,13 +195,20 @@ class _Handed:
         original = self._originals.get(id(x))
         if original is None:
             return x
-        private("paddle._C_ops.assign_out_")(x, original)
+        _itself("assign_out_")(x, original)
         return simulation.marked_like(original, x)
 
 
 def _view(x: Tensor) -> Tensor:
     """``x`` under another node of the graph; a copy of what is empty, of which there are no views."""
-    return _assign(x) if 0 in x.shape else private("paddle._C_ops.view_shape")(x, x.shape)
+    return _assign(x) if 0 in x.shape else _itself("view_shape")(x, x.shape)
+
+
+@cache
+def _itself(kernel: str) -> Function:
+    """A kernel below all that stands for it while regions are open."""
+    found: Function = unwrap(private(f"paddle._C_ops.{kernel}"))
+    return found
 
 
 # -- tensors that are seen

@@ -67,8 +67,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         functions = paddle.nn.functional
-        whole = {id(f): (f, None) for name in WHOLE for f in [getattr(functions, name)]}
-        whole |= {id(f): (f, None) for f in [functions.conv._conv_nd]}
+        whole = [getattr(functions, name) for name in WHOLE] + [functions.conv._conv_nd]
         kernels = {
             id(kernel): (kernel, name)
             for name, kernel in vars(paddle._C_ops).items()
@@ -76,9 +75,10 @@ class Recorder:
             and not name.endswith(("_grad", "_grad_"))
             and name not in MOVES
         }
+        replaced = {id(function): (function, None) for function in whole} | kernels
         for owner in {id(m): m for n, m in sys.modules.items() if n.startswith("paddle")}.values():
             for attribute, value in list(vars(owner).items()):
-                found = (whole | kernels).get(id(value)) if callable(value) else None
+                found = replaced.get(id(value))
                 if found is not None and found[0] is value:
                     self._replace(owner, attribute, value, found[1])
         for attribute, name in OPERATORS.items():

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,14 @@ POLICIES = {
 }
 
 
-def example(workload: str) -> tuple[paddle.nn.Layer, np.ndarray, np.ndarray]:
-    model = getattr(workloads, workload)(weights.make(workload, 2))
+@cache
+def batch(workload: str) -> tuple[np.ndarray, np.ndarray]:
     training, _ = digits.load(workload)
-    x, y = next(iter(digits.batches(training, 32, 1, 2)))
-    return model, x, y
+    return next(iter(digits.batches(training, 32, 1, 2)))
+
+
+def example(workload: str) -> tuple[paddle.nn.Layer, np.ndarray, np.ndarray]:
+    return getattr(workloads, workload)(weights.make(workload, 2)), *batch(workload)
 
 
 def recorded(
@@ -406,6 +410,18 @@ def test_no_bit_is_changed(policy: str) -> None:
     """Gradients of several uses are added in the order in which they come."""
     for seed in range(6):
         look(output_of, random_model(seed), normal(8, 8, seed=seed), policy=policy, scale=8.0)
+
+
+def test_a_low_parameter_is_shown_as_it_is_read() -> None:
+    """Simulated O2 stores it in float32; its gradient is rounded as well."""
+    model = nn.Linear(4, 2)
+    stored = model.weight.numpy()
+    seen, passed = look(lambda m, x: m(x).sum(), model, normal(3, 4), policy="O2", scale=0.3)
+    (linear,) = [call for call in seen.calls if call.op == "linear"]
+    assert [dtype for _, dtype in seen.inputs[linear.number]] == ["float16"] * 3
+    assert bits(seen.inputs[linear.number][1][0]) == bits(rounded(stored, "float16"))
+    assert not np.array_equal(stored, rounded(stored, "float16"))
+    assert bits(seen.gradient("left", linear, 1)) == bits(passed.gradients["weight"])
 
 
 # -- layers
