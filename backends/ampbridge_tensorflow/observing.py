@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.backend import Array, Model
+from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.observation import Observer
 from ampbridge_tensorflow import _private, casting, functions, observed_ops, op_entry
@@ -35,8 +36,13 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
     """See ``Backend.observe``.
 
     Raises:
-        UnsupportedError: if this TensorFlow lacks a private name that it takes.
+        UnsupportedError: while a graph is traced, and if this TensorFlow lacks a private name.
     """
+    if not tf.executing_eagerly():
+        msg = "Ops are observed as they run, and this is a graph that is being traced.\n"
+        raise UnsupportedError(
+            msg + "Hint: lens.census(loss_fn, model, x, y) outside of tf.function"
+        )
     _private.check(*_private.OF_OBSERVING)
     watch = Watch(model, observer, gradients)
     modules = [part.layer for part in layers(model) if not isinstance(part.layer, keras.Layer)]

@@ -253,6 +253,16 @@ def test_a_keras_variable_given_to_an_op_is_an_input_of_it() -> None:
     np.testing.assert_array_equal(left.values, gradient)
 
 
+def test_a_variable_that_is_looked_up_is_an_input() -> None:
+    module = Module(lambda m, rows: tf.nn.embedding_lookup(m.weight, rows), 5, 2)
+    rows = tf.constant([0, 3, 3])
+    seen, passed = observed(mean_of_squares, module, rows)
+    lookup = seen.calls[0]
+    assert (lookup.op, lookup.kernels) == ("embedding", (("ResourceGather", "float32"),))
+    (left,) = seen.of(lookup, "left")
+    np.testing.assert_array_equal(left.values, passed.gradients["weight"])
+
+
 def test_what_is_computed_while_weights_are_made_is_not_reported() -> None:
     class Late(keras.Model):
         def __init__(self) -> None:
@@ -328,9 +338,10 @@ def test_gradients_in_float32_are_the_tape_s() -> None:
     model = keras.Sequential(
         [
             keras.Input((8, 3)),
-            layers.Dense(4, name="dense"),
+            layers.Conv1D(4, 3, padding="same", name="conv"),
             layers.LayerNormalization(name="norm"),
             layers.Activation("gelu", name="gelu"),
+            layers.Reshape((4, 8), name="reshape"),
             layers.GlobalAveragePooling1D(name="pool"),
             layers.Dense(2, name="head"),
         ]
@@ -592,6 +603,16 @@ def test_a_tensorflow_that_has_moved_is_refused(monkeypatch: pytest.MonkeyPatch)
     refused = pytest.raises(amp.UnsupportedError, match="gradients of ops cannot be observed")
     with refused, BACKEND.observe(module, Seen(BACKEND), gradients=True):
         pass
+
+
+def test_a_graph_is_refused() -> None:
+    @tf.function(autograph=False)
+    def traced() -> Any:
+        with BACKEND.observe(Module(lambda m, x: x, 3), Seen(BACKEND), gradients=True):
+            return tf.ones(3)
+
+    with pytest.raises(amp.UnsupportedError, match="a graph that is being traced"):
+        traced()
 
 
 # -- ranges, beside NumPy
