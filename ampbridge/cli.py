@@ -1,4 +1,9 @@
-"""The command line: ``ampbridge doctor``, ``explain``, ``lists``, ``port``, ``lens``, ``compare``."""
+"""The command line: ``ampbridge doctor``, ``explain``, ``lists``, ``port``, ``lens``, ``compare``.
+
+Results go to standard output, as a table or with ``--json`` as data; progress, findings and warnings
+to standard error, unless ``--quiet``. The exit code is 0, 1 for an error or a failure, 2 for arguments
+that cannot be read; a command may have more of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 
 import ampbridge
-from ampbridge import compare_command, lens_command, lists_command, registry
+from ampbridge import compare_command, completion_command, lens_command, lists_command, registry
+from ampbridge.command_options import EXIT_CODES, add_output
 from ampbridge.diagnosis import FrameworkReport, Report, inspect, not_probed
 from ampbridge.errors import AmpBridgeError
 from ampbridge.explain import explain
@@ -21,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 if it succeeded, 1 if not, 2 for arguments that cannot be read."""
     options = _parser().parse_args(arguments)
     try:
-        exit_code: int = options.run(options)
+        with warnings.catch_warnings():
+            if getattr(options, "quiet", False):
+                warnings.simplefilter("ignore")
+            exit_code: int = options.run(options)
         sys.stdout.flush()
     except AmpBridgeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -33,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ampbridge", description=ampbridge.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="ampbridge", description=ampbridge.__doc__, epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"ampbridge {ampbridge.__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
 
@@ -41,31 +53,43 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="frameworks, devices, and what they do in 16 bits, as tried"
     )
     doctor.add_argument("--framework", help="this one alone")
-    doctor.add_argument("--json", action="store_true", help="as data")
+    add_output(doctor)
     doctor.set_defaults(run=_doctor)
 
     explained = commands.add_parser("explain", help="what a backend does with a policy, op by op")
     explained.add_argument("policy", help="O1, O2:bfloat16, or a framework's own spelling")
     explained.add_argument("backend", help="torch, tensorflow, paddle or numpy")
     explained.add_argument("--ops", help="these alone: softmax,matmul")
-    explained.add_argument("--json", action="store_true", help="as data")
+    add_output(explained)
     explained.set_defaults(run=_explain)
 
     lists_command.add_to(commands)
     port_command.add_to(commands)
     lens_command.add_to(commands)
     compare_command.add_to(commands)
+    completion_command.add_to(commands, parser)
     return parser
 
 
 def _doctor(options: argparse.Namespace) -> int:
     if options.framework is None:
-        reports = [_inspect_in_another_process(name) for name in registry.backend_names()]
+        reports = _inspect_all(registry.backend_names(), options.quiet)
     else:
         reports = [inspect(options.framework)]
     report = Report(tuple(reports))
     print(json.dumps(report.to_dict()) if options.json else report)
     return int(any(framework.status == "failed" for framework in reports))
+
+
+def _inspect_all(names: Sequence[str], quiet: bool) -> list[FrameworkReport]:
+    from ampbridge.lens.progress import reported  # by who waits, not by every command
+
+    reports = []
+    with reported(not quiet) as progress:
+        for done, name in enumerate(names):
+            progress(done, len(names), name)
+            reports.append(_inspect_in_another_process(name))
+    return reports
 
 
 def _inspect_in_another_process(name: str) -> FrameworkReport:

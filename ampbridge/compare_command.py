@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampbridge.command_options import add_quiet
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
 from ampbridge.recipe import Recipe
 from ampbridge.workloads import NAMES
@@ -59,7 +60,7 @@ def add_to(commands: Commands) -> None:
         metavar="FILE",
         help="as data; without FILE on standard output, in the table's place",
     )
-    add("--quiet", action="store_true", help="no progress bars")
+    add_quiet(parser)
     parser.set_defaults(run=_run)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ampbridge.command_options import add_output
 from ampbridge.lists import FRAMEWORKS, Difference, ListedOps, Lists, translate, why
 from ampbridge.printing import Table
 
@@ -45,7 +46,7 @@ def _add(
     kinds: Commands, name: str, says: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=says, description=says)
-    parser.add_argument("--json", action="store_true", help="as data")
+    add_output(parser)
     parser.set_defaults(run=run)
     return parser
 

@@ -1,7 +1,7 @@
 """The command ``ampbridge port``: what files say of mixed precision, and the same for another framework.
 
 The result goes to standard output or ``--out``; what was found on the way and the fidelity report go
-to standard error. With ``--json`` all of it is one value on standard output.
+to standard error, unless ``--quiet``. With ``--json`` all of it is one value on standard output.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampbridge.command_options import add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.port.targets import TARGETS
 from ampbridge.printing import Table
@@ -71,7 +72,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--strict", action="store_true", help=f"exit with {NOT_EXPRESSIBLE} if something is lost"
     )
-    parser.add_argument("--json", action="store_true", help="as data")
+    add_output(parser)
     parser.set_defaults(run=_run)
 
 
@@ -88,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(data if several else data[0]))
     else:
         for result in results:
-            _tell(result)
+            _tell(result, options.quiet)
         if several:
             _show_several(results, options)
         else:
@@ -216,9 +217,9 @@ def _save(path: Path, text: str) -> None:
         raise ArgumentError(msg + "Hint: --out in a directory that exists.") from error
 
 
-def _tell(result: Ported) -> None:
-    """What was found on the way, or went wrong."""
-    for finding in result.findings:
+def _tell(result: Ported, quiet: bool) -> None:
+    """What went wrong and, unless ``quiet``, was found on the way."""
+    for finding in () if quiet else result.findings:
         print(f"{finding.kind}: {finding}", file=sys.stderr)
     if result.error:
         print(f"{type(result.error).__name__}: {result.error}", file=sys.stderr)
@@ -233,7 +234,7 @@ def _show(result: Ported, options: argparse.Namespace) -> None:
         return
     if not options.write and options.out is None:
         print(result.rewriting.difference if result.rewriting else result.text, end="")
-    if result.report:
+    if result.report and not options.quiet:
         for table in result.report.tables():
             print(file=sys.stderr)
             table.print(sys.stderr)
