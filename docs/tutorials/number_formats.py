@@ -23,8 +23,8 @@ COLOURS = {"float32": "#555555", "float16": "#0072b2", "bfloat16": "#d55e00"}
 # %% [markdown]
 # ## Sign, exponent, fraction
 #
-# A floating-point number is ±1.*fraction* × 2<sup>*exponent*</sup>. The exponent's bits decide how large and how
-# small numbers can be, the fraction's bits how finely they are spaced. Here is 0.1 in each format:
+# A floating-point number is ±1.*fraction* × 2<sup>*exponent*</sup>. The exponent's bits decide how large
+# and how small numbers can be, the fraction's bits how finely they are spaced. Here is 0.1 in each format:
 
 
 # %%

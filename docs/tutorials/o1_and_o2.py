@@ -203,8 +203,24 @@ assert {row.rule for row in head} == {"kept layer"}
 #   masters, and more ops compute in 16 bits than a list has vouched for.
 # - **bfloat16** before `float16` wherever the hardware has it: no loss scaling, no skipped steps.
 #   `amp.Policy.auto()` asks the hardware.
-# - Then measure your own model, time and memory: `ampbridge doctor`, and `lens.worth_it`. On a CPU without
-#   16-bit units there is nothing to gain; on such a CPU you have just read this page.
+# - Then measure your own model, on your own machine. `lens.worth_it` races the policies against each other
+#   and against `float32` a second time, which shows how much of a difference is noise:
+
+
+# %%
+def make():
+    digits = new_transformer()
+    return digits.model, digits.optimizer
+
+
+race = lens.worth_it(native.loss, make, x, y, steps=2, rounds=4)
+print(race)
+
+assert [row.name for row in race.rows[:2]] == ["float32", "float32, again"]
+
+# %% [markdown]
+# On a CPU without 16-bit units there is nothing to gain, and rounding costs time. This page was built on a
+# CPU, and its times say nothing of a GPU.
 #
 # ## Exercises
 #
