@@ -75,8 +75,7 @@ def report_arrivals(
 ) -> None:
     """Have each op that made one of ``outputs`` (ids) report their gradients as it gets them."""
     for each in recorded:
-        has_one_twice = len(set(map(id, each.inputs))) < len(each.inputs)
-        if has_one_twice or any(id(output) in outputs for output in each.outputs):
+        if any(id(output) in outputs for output in each.outputs):
             _record_once_more(each, outputs, report)
 
 

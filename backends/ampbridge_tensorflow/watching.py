@@ -124,12 +124,12 @@ class Call:
     def leaving(self, arrived: Arrived) -> Iterator[tuple[int, tf.Tensor]]:
         """The gradients of its inputs, by their places; of one that is there twice, once."""
         assert self._tape is not None  # else nothing arrives
-        first: dict[int, int] = {}
+        first: dict[int, tuple[int, Input]] = {}
         for place, each in enumerate(self.inputs):
-            first.setdefault(id(each.source), place)
-        found = [self.inputs[place] for place in first.values()]
-        gradients = gradients_on(self._tape, arrived, [each.source for each in found])
-        for place, each, gradient in zip(first.values(), found, gradients, strict=True):
+            first.setdefault(id(each.source), (place, each))
+        sources = [each.source for _, each in first.values()]
+        gradients = gradients_on(self._tape, arrived, sources)
+        for (place, each), gradient in zip(first.values(), gradients, strict=True):
             if gradient is not None:
                 yield place, _converted_back(gradient, each.dtypes)
 
@@ -379,11 +379,9 @@ class Watch:
     def running(self, layer: Any) -> Iterator[None]:
         """A call of a layer; what is no part of the model runs in the name of its caller."""
         name = self._name(layer)
-        self._frames.append(
-            Frame(
-                self._frames[-1].name if name is None else name, observed_ops.of_product_in(layer)
-            )
-        )
+        caller = self._frames[-1].name
+        product = observed_ops.of_product_in(layer)
+        self._frames.append(Frame(caller if name is None else name, product))
         try:
             yield
         finally:
