@@ -193,8 +193,14 @@ class Comparison:
             f"{self.policy!r}: {self.workload}, {self.steps} steps, seed {self.seed}",
             HEADER,
             tuple(rows),
-            (*remarks, *self.remarks()),
+            (*self._failures(), *remarks, *self.remarks()),
         )
+
+    def _failures(self) -> list[str]:
+        """What went wrong, and what to do about it, a line for each run."""
+        return [
+            f"{run.label} failed: " + (run.error or "").replace("\n", " ") for run in self.failed
+        ]
 
     @property
     def shown(self) -> tuple[Run, ...]:
@@ -224,7 +230,7 @@ HEADER = (
 def row_of(run: Run, error: GradientError | None) -> tuple[str, ...]:
     """The cells of a run, under ``HEADER``."""
     if run.error is not None:
-        return (run.label, f"failed: {first_line(run.error)}", *[""] * (len(HEADER) - 2))
+        return (run.label, "failed", *[""] * (len(HEADER) - 2))
     steps = run.steps
     return (
         run.label,

@@ -270,16 +270,17 @@ def _errors(
         axes[0].set_yticks(range(len(errors)), [_wrapped(each.label, look) for each in errors])
         axes[0].set_ylim(len(errors) - 0.4, -0.6)
         _title(axes[1], "Each parameter")
-        for each in errors:
+        # What coincides stands side by side.
+        for each, aside in zip(errors, _aside(len(errors)), strict=True):
             style = looks[each.label]
             at = {_row_name(p): p.error for p in each.parameters}
             rows = [row for row, name in enumerate(names) if np.isfinite(at.get(name, np.inf))]
             axes[1].plot(
                 [max(at[names[row]], limits[0]) for row in rows],
-                rows,
+                [row + aside for row in rows],
                 linestyle="",
                 marker=style.marker,
-                markersize=6,
+                markersize=5,
                 color=style.colour,
                 markerfacecolor=style.colour if style.filled else "none",
                 alpha=0.9,
@@ -321,6 +322,11 @@ def _errors(
         f"Errors of all parameters together: {totals}.",
         draw,
     )
+
+
+def _aside(count: int) -> list[float]:
+    """A place for each of ``count`` marks around the middle of a row of height 1."""
+    return [0.0] if count == 1 else [float(place) for place in np.linspace(-0.3, 0.3, count)]
 
 
 def _row_name(parameter: ParameterError) -> str:

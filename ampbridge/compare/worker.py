@@ -46,11 +46,15 @@ def main(folder: str) -> int:
         except AmpBridgeError as error:
             run = Run.failed(job, f"{type(error).__name__}: {error}")
         except Exception as error:
-            traceback.print_exc()
-            run = Run.failed(job, f"{type(error).__name__}: {error}")
+            run = Run.failed(job, f"{type(error).__name__}: {error}\n{_where(error)}")
     said = (str(warning.message) for warning in caught)
     replace(run, notes=(*run.notes, *dict.fromkeys(said))).save(Path(folder))
     return int(run.error is not None)
+
+
+def _where(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"Hint: it was raised in {place.filename}, line {place.lineno}."
 
 
 def _own_stdout() -> TextIO:
