@@ -55,10 +55,11 @@ test-docs: $(VENV)/.test ## every tutorial in every framework, every block of co
 nightly: $(VENV)/.test ## the same tests with longer random searches
 	HYPOTHESIS_PROFILE=nightly $(MAKE) test
 
-bench: $(VENV)/.bench ## what ampbridge, simulation and the scaler cost, as ratios within one run
+bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cost, as ratios within one run
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/simulated.py
 	$(BIN)/python bench/scaler.py
+	$(BIN)/python bench/lens.py
 
 docs: $(VENV)/.test ## write the tables that are made from code; build the site into site/
 	$(BIN)/python scripts/write_tables.py

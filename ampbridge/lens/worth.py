@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from math import comb
 from typing import Any, NamedTuple, TextIO
 
@@ -48,13 +49,9 @@ class Times(NamedTuple):
         """Those of at least two ratios."""
         ordered, count = sorted(ratios), len(ratios)
         low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
-        rare = (
-            0.025 * 2**count
-        )  # of all ways in which the ratios may fall above or below the median
-        outside = max(
-            (k for k in range(count // 2) if sum(comb(count, i) for i in range(k + 1)) <= rare),
-            default=0,
-        )
+        # Of all ways in which ratios fall above or below the median, those with k or fewer below it.
+        ways = list(accumulate(comb(count, k) for k in range(count // 2)))
+        outside = max(0, sum(number <= 0.025 * 2**count for number in ways) - 1)
         return cls(median, (low, high), (ordered[outside], ordered[-1 - outside]))
 
 

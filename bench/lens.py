@@ -1,0 +1,82 @@
+"""What the lens costs while it looks: the time of a report over that of a plain eager pass.
+
+    python bench/lens.py                      every framework, one process each
+    python bench/lens.py --framework torch    one of them, in this process
+
+A plain pass is `value_and_grad` under O1 on a batch of 128 of the digits' models. Measured as in
+overhead.py: all variants take turns, a figure is the median of the paired ratios, "again" is the
+baseline a second time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+from overhead import FRAMEWORKS, Step, figures, machine, measure
+
+import ampbridge as amp
+from ampbridge import lens, workloads
+
+
+def variants(framework: str, name: str) -> dict[str, Step]:
+    """The plain pass, and each report of the lens on a model of its own."""
+    build = workloads.find(name)
+
+    def made(look: Any) -> Step:
+        workload = build(framework, 0)
+        return partial(look, workload.loss_fn, workload.model, *workload.batches[0], policy="O1")
+
+    def plain(*arguments: Any, **options: Any) -> float:
+        loss, _ = amp.value_and_grad(*arguments, **options)
+        return float(loss)  # waits for the device
+
+    return {
+        "plain pass": made(plain),
+        "lens.census": made(lens.census),
+        "lens.ranges": made(lens.ranges),
+        "lens.locate, all is sound": made(lens.locate),
+        "plain pass, again": made(plain),
+    }
+
+
+def run_here(framework: str, options: argparse.Namespace) -> None:
+    """Measure one framework in this process and print its table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=120)
+    table = Table("workload", "variant", "ms", "over a plain pass", "quartiles")
+    for name in options.workload:
+        with console.status(f"{framework}: {name}"):
+            times = measure(variants(framework, name), options.rounds, options.seconds)
+        for line in figures(name, "", times):
+            quartiles = f"{line.low:.2f} to {line.high:.2f}"
+            ms, ratio = f"{line.milliseconds:.2f}", f"{line.ratio:.2f}"
+            table.add_row(name, line.variant, ms, ratio, quartiles)
+        table.add_section()
+    console.print(machine(framework))
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
+    parser.add_argument(
+        "--workload", nargs="+", choices=workloads.NAMES, default=list(workloads.NAMES)
+    )
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
+    options = parser.parse_args()
+    if options.framework:
+        run_here(options.framework, options)
+        return 0
+    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
+    return max(subprocess.run(command, check=False).returncode for command in commands)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
