@@ -274,10 +274,7 @@ _MOVES = frozenset(
 )
 
 # They change a tensor's shape in place, or its values without reading them.
-_MOVES_IN_PLACE = frozenset(
-    {"assign_", "cast_", "flatten_", "reshape_", "share_data_", "squeeze_", "transpose_"}
-    | {"unsqueeze_"}
-)
+_MOVES_IN_PLACE = simulation.EXACT_IN_PLACE - {"relu_"} | {"assign_", "cast_", "share_data_"}
 
 
 @cache
