@@ -36,8 +36,7 @@ def opened(site, browser):
     return opened
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1300, 390])
+@pytest.mark.parametrize("width, theme", [(1300, "light"), (390, "dark")])
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_whole(opened, page, width, theme):
     shown = opened(page, width, theme)
