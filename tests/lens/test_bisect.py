@@ -234,6 +234,14 @@ def test_an_op_is_denied_where_that_costs_fewer_calls_than_keeping_layers(faulty
     assert found.policy == amp.Policy(deny=["exp"])
 
 
+def test_layers_are_given_up_as_soon_as_they_cost_as_much_as_the_op():
+    """Six of them do, as each makes two calls: at most 6 * (log2(12) + 1) runs, not 12 times that."""
+    found = bisected_blocks(*range(12))
+    assert [entry.name for entry in found.entries] == ["exp"]
+    others = 7  # float32 twice, as given, all, either op, all layers
+    assert found.runs <= others + 6 * (ceil(log2(12)) + 1)
+
+
 def test_what_the_given_policy_says_stays():
     found = bisected_blocks(2, keep=["blocks.0"], deny=["tanh"], output_dtype="float16", others=1)
     assert found.policy == amp.Policy(
