@@ -102,21 +102,21 @@ class Watch:
         handed = _Handed(needs.in_place)
         with casting.dispatched_as_it_is():
             seen = [_operand(x, needs.in_place) for x in inputs]
-            if self._gradients and needs.leaves and paddle.is_grad_enabled():
+            if self._gradients and needs.takes_views and paddle.is_grad_enabled():
                 args, kwargs = map_leaves(handed.over, (args, kwargs))
         kernels = list(needs.kernels)
         started = time.perf_counter()
         with _interception.paused(place._replace(kernels=kernels)):
             result = run(*args, **kwargs)
         seconds = time.perf_counter() - started if self._computes_at_once else None
-        with casting.dispatched_as_it_is():
-            result = map_leaves(handed.written_back, result) if needs.in_place else result
+        if needs.in_place:
+            with casting.dispatched_as_it_is():
+                result = map_leaves(handed.written_back, result)
         outputs = _floating(_results(result, needs.results))
         returned = [_operand(x) for x in outputs]
         ran_in = returned[0].dtype if returned else _widest(seen)
-        call = OpCall(
-            next(self._numbers), name(kernels), place.layer, ran_in, tuple(kernels), seconds
-        )
+        number, made_of = next(self._numbers), tuple(kernels)
+        call = OpCall(number, name(kernels), place.layer, ran_in, made_of, seconds)
         self._observer.op_ran(call, seen, returned)
         if self._gradients:
             self._hook(call, outputs, returned, self._observer.gradient_arrived)
@@ -155,13 +155,13 @@ class _Needs(NamedTuple):
         kernels: the kernels that are known beforehand.
         results: which of several outputs are results, the others being caches; None for all.
         in_place: whether it writes into an input.
-        leaves: whether it may be handed views of its inputs.
+        takes_views: whether it may be handed views of its inputs.
     """
 
     kernels: tuple[Kernel, ...] = ()
     results: tuple[int, ...] | None = None
     in_place: bool = False
-    leaves: bool = True
+    takes_views: bool = True
 
 
 class _Handed:
@@ -215,14 +215,16 @@ def _itself(kernel: str) -> Function:
 
 
 def _is_floating(x: Any) -> bool:
-    return isinstance(x, _Tensor) and x.dtype in _NAMES
+    if not isinstance(x, _Tensor) or x.dtype not in _NAMES:
+        return False
+    return bool(method("Tensor", x, "_is_initialized")())  # outputs that nobody asked for are not
 
 
 def _floating(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
 
     def note(x: Any) -> None:
-        if _is_floating(x) and method("Tensor", x, "_is_initialized")():
+        if _is_floating(x):
             found.append(x)
 
     map_leaves(note, tree)
@@ -338,7 +340,7 @@ def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Fu
             place.kernels.extend(known)
             return replaced(*args, **kwargs)
         op = _op_of_kernel(name, place.spelling) or name
-        needs = _Needs(known, results, in_place, leaves=not _gradient_is_sparse(name, args))
+        needs = _Needs(known, results, in_place, takes_views=not _gradient_is_sparse(name, args))
         return place.watch.op(place, lambda _: op, replaced, args, kwargs, needs)
 
     return kernel
