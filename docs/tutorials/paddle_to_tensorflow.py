@@ -10,6 +10,7 @@
 
 # %%
 import os
+from textwrap import fill, indent
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -79,7 +80,8 @@ assert recipe == amp.Recipe(
 
 # %%
 for finding in reading.findings:
-    print(finding)
+    for line in str(finding).splitlines():
+        print(fill(line, 80, subsequent_indent="    "))
 
 assert [finding.kind for finding in reading.findings] == ["ignored"]
 assert recipe.policy.category("matmul") == "allow"
@@ -100,7 +102,7 @@ report = amp.port.fidelity(recipe, "tensorflow")
 for row in report.rows:
     print(f"{row.kind:8} {row.key:23} {row.value}")
     if row.message:
-        print(f"         {row.message}")
+        print(indent(fill(row.message, 70), " " * 9))
 
 assert report.can_be_expressed
 assert {row.key for row in report.of("changes")} == {
