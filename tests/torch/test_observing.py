@@ -710,8 +710,12 @@ def test_no_bit_is_changed(policy: amp.Policy) -> None:
         np.testing.assert_array_equal(gradient, watched.gradients[name], err_msg=name)
 
 
-def _modes() -> tuple[int, int]:
-    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+def _modes() -> tuple[int, int, str]:
+    return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._dynamo.eval_frame._stance.stance,
+    )
 
 
 def _hooks(model: nn.Module) -> list[Any]:
