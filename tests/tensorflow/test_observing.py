@@ -253,6 +253,23 @@ def test_a_keras_variable_given_to_an_op_is_an_input_of_it() -> None:
     np.testing.assert_array_equal(left.values, gradient)
 
 
+@pytest.mark.parametrize("policy", ["O0", "O1:bfloat16", "O2:bfloat16"])
+def test_a_tf_variable_given_to_an_op_is_an_input_of_it(policy: str) -> None:
+    """TensorFlow reads it below all that Python sees."""
+
+    def run(module: Any, x: Any) -> Any:
+        return keras.ops.add(x, module.weight) * tf.raw_ops.Exp(x=module.other)
+
+    module, x = Module(run, 3, other=tf.Variable(values(3))), values(4, 3)
+    seen, passed = observed(mean_of_squares, module, x, policy=policy)
+    add, exp = (next(c for c in seen.calls if c.op == op) for op in ("add", "exp"))
+    assert [e.place for e in seen.of(add, "left") if e.values.shape == (3,)] == [1]
+    for name, call in (("weight", add), ("other", exp)):
+        left = seen.of(call, "left")[-1]
+        assert left.dtype == "float32"
+        np.testing.assert_array_equal(left.values, passed.gradients[name])
+
+
 def test_a_variable_that_is_looked_up_is_an_input() -> None:
     module = Module(lambda m, rows: tf.nn.embedding_lookup(m.weight, rows), 5, 2)
     rows = tf.constant([0, 3, 3])
