@@ -60,12 +60,11 @@ class Exponents:
         flat = np.abs(values).reshape(-1)
         finite = flat[np.isfinite(flat)]
         digits, upper = np.frexp(finite[finite > 0])  # digits in [1/2, 1)
-        top, edge = digits >= _ROUNDS_UP / 2, digits == 0.5
-        bins = {
-            int(exponent) - 1: Bin(*(int(np.sum(part[upper == exponent])) for part in parts))
-            for parts in [(np.ones_like(top), top, edge)]
-            for exponent in np.unique(upper)
-        }
+        exponents = upper - 1
+        counted = _counts(exponents)
+        top = _counts(exponents[digits >= _ROUNDS_UP / 2])
+        edge = _counts(exponents[digits == 0.5])
+        bins = {e: Bin(n, top.get(e, 0), edge.get(e, 0)) for e, n in counted.items()}
         return cls(
             bins,
             zeros=int(np.sum(finite == 0)),
@@ -163,3 +162,12 @@ class Exponents:
             "subnormal": self.subnormal,
             "headroom": self.headroom,
         }
+
+
+def _counts(exponents: npt.NDArray[np.int32]) -> dict[int, int]:
+    """How often each exponent is there, ascending; in one pass, as a lens looks at every array."""
+    if not exponents.size:
+        return {}
+    lowest = int(exponents.min())
+    found = np.bincount(exponents - lowest)
+    return {lowest + int(i): int(found[i]) for i in np.flatnonzero(found)}

@@ -19,6 +19,7 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, new_box
 
 from ampbridge import Policy, oplists
+from ampbridge.lens.census import Calls
 from ampbridge_numpy import functional, nn
 from ampbridge_numpy.backend import NumpyBackend
 
@@ -410,6 +411,25 @@ def test_O0_inside_O1_takes_low_inputs_to_float32(op: str) -> None:
     with NumpyBackend().autocast(Policy("O1")):
         result, _ = run(case, Policy("O0"), [x.astype(np.float16) for x in case.inputs])
     assert result.dtype == np.float32
+
+
+@every_dtype
+@every_setting
+@every_case
+def test_what_is_observed_is_what_numpy_was_given(op: str, setting: str, dtype: str) -> None:
+    """One call, under the op's name or that of its spelling's owner; indexing comes after it."""
+    case, policy, calls = CASES[op], policy_for(op, setting, dtype), Calls()
+
+    def observed(*arrays: Any) -> Any:
+        with NumpyBackend().observe(nn.Module(), calls, gradients=False):
+            return case.call(*arrays)
+
+    _, seen = run(case._replace(call=observed), policy, list(case.inputs))
+    call, *others = calls.seen
+    assert {other.op for other in others} <= {"slice"}
+    (kernel,) = call.kernels
+    assert op in (call.op, *oplists.native_names("numpy").get(kernel.name, ()))
+    assert call.dtype == kernel.dtype == given_to_numpy(seen, dtype)
 
 
 # -- none is skipped silently
