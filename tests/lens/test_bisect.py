@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import Counter
 from math import ceil, log2
+from types import SimpleNamespace
 
 import autograd.numpy as anp
 import numpy as np
@@ -15,8 +16,9 @@ from sixty_ops import ALL_LOW, BATCHES, OPS, SCALE, SixtyOps
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge.lens.bisect import Kept, candidates
+from ampbridge.lens.bisect import Kept, Search, candidates
 from ampbridge.lens.search import culprits, without_spare
+from ampbridge.lens.trials import Errors, Trial
 from ampbridge_numpy import functional, nn
 
 FEWER_THAN = 3 * log2(60) + 10
@@ -297,6 +299,20 @@ def test_layers_are_tried_where_no_op_will_do(policy, low, layers):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     found = candidates(amp.backend("numpy"), model, policy, Counter(low))
     assert [name for kind, name in found if kind == "layer"] == layers
+
+
+def test_where_more_does_hurt_nothing_is_left_to_spare():
+    """Denying sin or cos hurts unless neg is denied as well: the search meets neg before tanh."""
+
+    def run(policy, doing):
+        denied = set(policy.deny)
+        passes = "tanh" in denied and ("neg" in denied or denied.isdisjoint({"sin", "cos"}))
+        return Trial(Errors(0.0 if passes else 1.0, 0.0), low)
+
+    low = Counter({("tanh", ""): 1, ("sin", ""): 2, ("cos", ""): 3, ("neg", ""): 4})
+    subject = SimpleNamespace(backend=amp.backend("numpy"), model=nn.ReLU())
+    trials = SimpleNamespace(subject=subject, run=run, runs=0, expected=0)
+    assert Search(trials, amp.Policy(), 1e-2).smallest() == [Kept("op", "tanh")]
 
 
 # -- what is left behind, told and refused
