@@ -445,10 +445,10 @@ def test_layers_that_are_nested_shared_kept_and_called_twice() -> None:
 
 
 def test_a_layer_that_is_not_the_model_s_runs_where_it_is_called() -> None:
-    head = nn.Linear(4, 2)
-    model = nn.Sequential(nn.Linear(4, 4))
-    seen, _ = look(lambda m, x: head(m(x)).sum(), model, normal(3, 4))
-    assert [call.layer for call in seen.calls] == ["0", "", ""]
+    foreign = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: foreign(x)))
+    seen, _ = look(lambda m, x: foreign(m(x)).sum(), model, normal(3, 4))
+    assert [call.layer for call in seen.calls] == ["0", "1", "", ""]
 
 
 @pytest.mark.parametrize("policy", ["O0", "O1"])
@@ -486,9 +486,10 @@ def test_a_recurrent_layer_goes_by_its_own_name() -> None:
 def test_attention_shows_its_parts() -> None:
     paddle.seed(3)
     model = nn.MultiHeadAttention(8, 2)
-    seen, _ = look(lambda m, x: m(x).sum(), model, normal(2, 5, 8), policy="O1")
-    assert ("softmax", "", "float32") in seen.ops
-    assert ("linear", "q_proj", "float16") in seen.ops
+    for policy, low in (("O0", "float32"), ("O1", "float16")):
+        seen, _ = look(lambda m, x: m(x).sum(), model, normal(2, 5, 8), policy=policy)
+        assert ("softmax", "", "float32") in seen.ops
+        assert ("linear", "q_proj", low) in seen.ops
     denied = amp.Policy("O1", deny=["multi_head_attention"])
     seen, _ = look(lambda m, x: m(x).sum(), model, normal(2, 5, 8), policy=denied)
     assert seen.ops == [("multi_head_attention", "", "float32"), ("sum", "", "float32")]
