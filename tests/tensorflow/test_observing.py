@@ -444,7 +444,8 @@ def many_uses(module: Any, x: Any) -> Any:
     largest, _ = tf.math.top_k(y, 2)
     mean, variance = tf.nn.moments(y + first, axes=[0])
     rows = tf.gather(tf.matmul(tf.stack([x, x, y])[2], module.weight), [0, 2, 0, 0, 0])
-    parts = [second * third, largest, tf.reduce_mean(rows * rows, axis=0, keepdims=True) * x]
+    rows = rows * rows * tf.constant([[1.0], [0.3], [0.7], [0.11], [0.9]])
+    parts = [second * third, largest, tf.reduce_mean(rows, axis=0, keepdims=True) * x]
     return tf.concat(parts, 1) * (mean + variance)[0]
 
 
