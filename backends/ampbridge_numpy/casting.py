@@ -102,6 +102,8 @@ class Rules(NamedTuple):
 
 
 ALL_FLOAT32 = Rules(FLOAT32, {}, "deny")
+UNTOUCHED = Rules(FLOAT32, {}, "promote")
+"""Of a region that is there only for its ops to be seen: nothing is cast."""
 
 
 @cache
@@ -137,7 +139,7 @@ def execution(policy: Policy) -> Literal["native", "simulated"]:
 def region(policy: Policy) -> Iterator[None]:
     """Ops run as ``policy`` says. O0 intercepts nothing, except inside of another region."""
     rules = rules_of(policy)
-    if rules is ALL_FLOAT32 and _interception.active.get() is None:
+    if rules is ALL_FLOAT32 and _interception.active.get() in (None, UNTOUCHED):
         yield
         return
     with _interception.region(rules):
@@ -173,15 +175,15 @@ def watching(watch: Watch | None) -> Iterator[None]:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """The same, also where no region is open: plain float32 is a region like any other then."""
-    with _interception.region(_interception.active.get() or ALL_FLOAT32), watching(watch):
+    """The same, also where no region is open."""
+    with _interception.region(_interception.active.get() or UNTOUCHED), watching(watch):
         yield
 
 
 def casts_here() -> bool:
     """Whether an O1 or O2 region is the innermost one."""
     rules = _interception.active.get()
-    return rules is not None and rules is not ALL_FLOAT32
+    return rules not in (None, UNTOUCHED, ALL_FLOAT32)
 
 
 # -- ops
@@ -214,7 +216,7 @@ def op(
                 return watch.op(name, target, partial(run, rules), args, kwargs)
 
         def target_of(rules: Rules, args: Any, kwargs: Any) -> np.dtype[Any] | None:
-            if kwargs.get("dtype") is not None:  # the caller has decided
+            if rules is UNTOUCHED or kwargs.get("dtype") is not None:  # the caller has decided
                 return None
             return _target(rules, name, [*args, *kwargs.values()], decided_by)
 

@@ -64,7 +64,7 @@ class Watch:
         started = time.perf_counter()
         result = run(*args, **kwargs)
         seconds = time.perf_counter() - started
-        ran_in = _NAMES[dtype] if dtype is not None else inputs[0].dtype
+        ran_in = _NAMES[dtype] if dtype is not None else _dtype_of(inputs)
         call = OpCall(number, canonical, layer, ran_in, (Kernel(name, ran_in),), seconds)
         self._observer.op_ran(call, inputs, _operands(result))
         if self._gradients:
@@ -114,6 +114,11 @@ def _operands(tree: Any) -> list[Operand]:
 
 def _operand(value: Any) -> Operand:
     return Operand(value, _NAMES[value.dtype])
+
+
+def _dtype_of(inputs: Sequence[Operand]) -> str:
+    """Of what is not cast: the first array's; scalars count where there is nothing else."""
+    return next((o for o in inputs if o.values.ndim), inputs[0]).dtype
 
 
 def _is_floating(x: Any) -> bool:

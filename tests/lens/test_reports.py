@@ -2,10 +2,10 @@
 
 import json
 
-import autograd.numpy as anp  # noqa: TID253  the models here are NumPy's
+import autograd.numpy as anp
 import numpy as np
 import pytest
-from autograd.extend import defvjp, primitive  # noqa: TID253
+from autograd.extend import defvjp, primitive
 
 import ampbridge as amp
 from ampbridge import lens
@@ -73,6 +73,13 @@ def test_the_census_prints_and_is_plain_data():
     )
     data = json.loads(json.dumps(found.to_dict()))
     assert data["rows"][0]["kernels"] == [{"name": "linear", "dtype": "float16", "times": 1}]
+
+
+def test_a_scalar_says_nothing_of_an_op_s_dtype():
+    def scaled(model, x, y):
+        return loss_fn(model, x, y) + anp.sum(anp.multiply(np.float64(0.5), model(x)))
+
+    assert lens.census(scaled, Net(), X, Y, policy="O0").dtypes("multiply") == {"float32": 1}
 
 
 # -- ranges
