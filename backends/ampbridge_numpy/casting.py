@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import autograd.numpy as anp
@@ -208,20 +208,11 @@ def op(
             rules = _interception.active.get()
             if rules is None:
                 return function(*args, **kwargs)
+            target = _target(rules, name, args, kwargs, decided_by)
             watch = _watch.get()
-            if watch is None:
-                return run(rules, *args, **kwargs)
-            target = target_of(rules, args, kwargs)
-            with watching(None):  # one op, whatever it is made of
-                return watch.op(name, target, partial(run, rules), args, kwargs)
-
-        def target_of(rules: Rules, args: Any, kwargs: Any) -> np.dtype[Any] | None:
-            if rules is UNTOUCHED or kwargs.get("dtype") is not None:  # the caller has decided
-                return None
-            return _target(rules, name, [*args, *kwargs.values()], decided_by)
-
-        def run(rules: Rules, *args: Any, **kwargs: Any) -> Any:
-            target = target_of(rules, args, kwargs)
+            if watch is not None:
+                with watching(None):  # one op, whatever it is made of
+                    return watch.op(name, target, entry, args, kwargs)
             if target is None:
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
@@ -257,15 +248,23 @@ def composite(name: str) -> Callable[[Function], Function]:
 
 
 def _target(
-    rules: Rules, name: str, arguments: Sequence[Any], decided_by: int | None
+    rules: Rules,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    decided_by: int | None,
 ) -> np.dtype[Any] | None:
     """The dtype that inputs and result are rounded to; None where there is nothing to round.
 
-    A float64 array was asked for by the caller, and the op runs in float64. A float64 scalar was
-    not: ``x / np.sqrt(64)`` is meant to be of ``x``'s dtype.
+    With ``dtype=`` the caller has decided. A float64 array was asked for by the caller, and the op runs
+    in float64. A float64 scalar was not: ``x / np.sqrt(64)`` is meant to be of ``x``'s dtype.
     """
+    if rules is UNTOUCHED or kwargs.get("dtype") is not None:
+        return None
     arrays: list[Any] = []
-    map_leaves(lambda x: arrays.append(x) if _dtype_of(x) is not None else None, list(arguments))
+    map_leaves(
+        lambda x: arrays.append(x) if _dtype_of(x) is not None else None, [*args, *kwargs.values()]
+    )
     if any(_dtype_of(x) == FLOAT64 and x.ndim for x in arrays):
         return FLOAT64
     if all(_dtype_of(x) not in CASTABLE for x in arrays):
