@@ -31,9 +31,9 @@ def failed_and_unscaled() -> Comparison:
 
 
 @pytest.fixture(scope="session", params=["four frameworks", "failed and unscaled"])
-def address(request, ran, tmp_path_factory) -> str:
+def address(request, tmp_path_factory) -> str:
     if request.param == "four frameworks":
-        return (ran[1] / "comparison.html").as_uri()
+        return (request.getfixturevalue("ran")[1] / "comparison.html").as_uri()
     file = tmp_path_factory.mktemp("page") / "page.html"
     file.write_text(page(failed_and_unscaled()), encoding="utf-8")
     return file.as_uri()
