@@ -11,6 +11,7 @@ them by, so that ``from tensorflow.math import l2_normalize`` is reached too.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -168,18 +169,14 @@ def replace_loss_call(original: Any, regions: Regions) -> Any:
 
 def loss_spelling(loss: Any) -> str | None:
     """The spelling of the function that a Keras Loss object calls, if the table has it."""
-    return _loss_spellings().get(id(_as_it_was(loss.fn)))
+    return _loss_spellings().get(id(inspect.unwrap(loss.fn)))
 
 
 @functools.cache
 def _loss_spellings() -> Mapping[int, str]:
     named = named_functions().items()
-    return {id(_as_it_was(f)): s for s, f in named if s.startswith("keras.losses.")}
-
-
-def _as_it_was(function: Any) -> Any:
-    """A function without what a region has put in its place."""
-    return getattr(function, "__wrapped__", function)
+    # Unwrapped: either may have been looked up where a region or a watch has replaced it.
+    return {id(inspect.unwrap(f)): s for s, f in named if s.startswith("keras.losses.")}
 
 
 REPLACE: Mapping[_private.PrivateName, Replace] = {_private.LOSS_CLASS: replace_loss_call}
