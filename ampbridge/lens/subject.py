@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -58,6 +58,7 @@ class Subject:
         """The model fitted to ``policy``; afterwards what it was, weights and buffers included.
 
         Raises:
+            CallOrderError: for a model that makes its weights in its first call, which is to come yet.
             PolicyError: if an entry of ``policy.keep`` matches no layer.
             UnsupportedError: for what this backend refuses.
         """
@@ -70,7 +71,17 @@ class Subject:
             self.backend.undecorate(self.model, None)
             if earlier is not None:
                 self.backend.decorate(self.model, None, earlier)
-            self.backend.write_weights(self.model, values)
+            self._restore(values)
+
+    def _restore(self, values: Mapping[str, NumpyArray]) -> None:
+        made = [w.name for w in self.backend.weights(self.model) if w.name not in values]
+        if made:
+            msg = (
+                f"The model made its weights only now ({made[0]}, ...): what they were before its first "
+                "call cannot be given back.\nHint: model(x) once, before the lens looks at it."
+            )
+            raise CallOrderError(msg)
+        self.backend.write_weights(self.model, values)
 
     def run(
         self,

@@ -235,6 +235,19 @@ def test_a_decorated_model_is_refused():
         lens.census(loss_fn, model, X, Y)
 
 
+def test_a_model_that_makes_its_weights_when_called_is_to_be_called_before():
+    class Lazy(Net):
+        def forward(self, x):
+            if not hasattr(self, "last"):
+                self.last = nn.Linear(3, 3, rng=0)
+            return self.last(super().forward(x))
+
+    model = Lazy()
+    with pytest.raises(amp.CallOrderError, match=r"last\.weight.*\nHint: model\(x\) once"):
+        lens.census(loss_fn, model, X, Y)
+    assert lens.census(loss_fn, model, X, Y).dtypes("linear") == {"float16": 3}
+
+
 @pytest.mark.parametrize("scale", [0, -1.0, 3.0, float("nan"), float("inf"), 2.0**200])
 def test_a_scale_is_a_power_of_two(scale):
     with pytest.raises(amp.ArgumentError, match=r"allowed are powers of two.*\nHint: scale="):
