@@ -10,10 +10,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from ampbridge import workloads
 from ampbridge.errors import ArgumentError
+from ampbridge.printing import TabularReport
 from ampbridge.workloads import NAMES, Workload
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
@@ -23,18 +24,8 @@ EXIT_CODES = (
 )
 
 
-class Report(Protocol):
-    """What every part of the lens returns."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-
-    def print(self, file: TextIO) -> None:
-        """As a table."""
-
-
 Progress = Callable[[int, int, str], None]
-Look = Callable[[argparse.Namespace, Workload, Progress], Report]
+Look = Callable[[argparse.Namespace, Workload, Progress], TabularReport]
 
 
 def add_to(commands: Commands) -> None:
@@ -139,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
         progress(0, 1, f"building {options.workload}")
         workload = workloads.find(options.workload)(options.backend, options.seed)
         progress(0, 1, options.kind)
-        report: Report = options.look(options, workload, progress)
+        report = options.look(options, workload, progress)
     if options.json:
         print(json.dumps(report.to_dict()))
     else:
@@ -150,7 +141,7 @@ def _run(options: argparse.Namespace) -> int:
 # Each shows the bar that ``progress`` moves, or leaves it as it is where a few passes are all.
 
 
-def _census(options: argparse.Namespace, workload: Workload, progress: Progress) -> Report:
+def _census(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
     del progress
     from ampbridge.lens import census
 
@@ -158,7 +149,7 @@ def _census(options: argparse.Namespace, workload: Workload, progress: Progress)
     return census(workload.loss_fn, workload.model, *first, policy=options.policy)
 
 
-def _ranges(options: argparse.Namespace, workload: Workload, progress: Progress) -> Report:
+def _ranges(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
     del progress
     from ampbridge.lens import ranges
 
@@ -166,7 +157,7 @@ def _ranges(options: argparse.Namespace, workload: Workload, progress: Progress)
     return ranges(workload.loss_fn, workload.model, *first, **chosen)
 
 
-def _locate(options: argparse.Namespace, workload: Workload, progress: Progress) -> Report:
+def _locate(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
     del progress
     from ampbridge.lens import locate
 
@@ -174,7 +165,7 @@ def _locate(options: argparse.Namespace, workload: Workload, progress: Progress)
     return locate(workload.loss_fn, workload.model, *first, **chosen)
 
 
-def _bisect(options: argparse.Namespace, workload: Workload, progress: Progress) -> Report:
+def _bisect(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
     from ampbridge.lens import bisect
 
     if options.batches > len(workload.batches):
@@ -193,7 +184,7 @@ def _bisect(options: argparse.Namespace, workload: Workload, progress: Progress)
     )
 
 
-def _worth(options: argparse.Namespace, workload: Workload, progress: Progress) -> Report:
+def _worth(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
     from ampbridge.lens import worth_it
 
     build = workloads.find(options.workload)

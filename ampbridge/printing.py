@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from ampbridge.tables import aligned
 
@@ -39,3 +40,22 @@ class Table:
             console.print(table)
         for remark in self.remarks:
             console.print(Text(remark))
+
+
+class TabularReport(ABC):
+    """What is shown as a table, and comes as data; ``str`` is its plain form."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+
+    @abstractmethod
+    def table(self) -> Table:
+        """As it is printed."""
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        self.table().print(file)
+
+    def __str__(self) -> str:
+        return str(self.table())

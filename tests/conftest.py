@@ -13,4 +13,4 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-sys.path.insert(0, str(Path(__file__).parent))  # for histories.py; pytest adds no paths
+sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 import ampbridge as amp
+from ampbridge import lens
 
 Forward = Callable[[Any, Any], Any]
 """``forward(layer, x)``, which reads the layer's weights and parts as attributes."""
@@ -251,7 +252,19 @@ FAULTS: Sequence[Fault] = (
 )  # fmt: skip
 
 
-# -- told without the lens
+# -- what is asserted
+
+
+def assert_located_and_cured(kit: Kit, fault: Fault) -> None:
+    """Op, layer, direction and kind are named, and the patch cures it as told without the lens."""
+    assert not is_sound(kit, fault, fault.policy, fault.scale)
+    found = lens.locate(loss_fn, fault.model(kit), fault.x, policy=fault.policy, scale=fault.scale)
+    expected = (fault.op, fault.layer, fault.direction, fault.kind)
+    assert (found.op, found.layer, found.direction, found.kind) == expected
+    assert found.patch is not None, found
+    assert is_sound(kit, fault, found.cured_policy, found.cured_scale), found
+    if fault.only_the_scale:
+        assert (found.patch.deny, found.patch.keep) == ((), ())
 
 
 def gradients(kit: Kit, fault: Fault, policy: amp.Policy, scale: float) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ampbridge.compare.op_matrix import OpMatrix, shown
 from ampbridge.compare.runs import Run, observed_policy
 from ampbridge.lens.exponents import Exponents
 from ampbridge.policy import Policy
-from ampbridge.printing import Table
+from ampbridge.printing import Table, TabularReport
 from ampbridge.recipe import Recipe
 
 SAME_START = 1e-5  # norms of weights; a framework may keep them in another layout and order
@@ -24,7 +24,7 @@ NO_REFERENCE = "There is no float64 reference: "
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(TabularReport):
     """One recipe on several frameworks, from the same weights on the same data.
 
     Attributes:
@@ -206,13 +206,6 @@ class Comparison:
     def shown(self) -> tuple[Run, ...]:
         """All runs, the reference first where there is one."""
         return (*filter(None, [self.exact]), *self.runs)
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        self.table().print(file)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 HEADER = (

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, log2
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 from ampbridge import oplists
 from ampbridge.backend import Backend, LossFn, Model
@@ -18,7 +18,7 @@ from ampbridge.lens.search import culprits, without_spare
 from ampbridge.lens.subject import Subject, checked_scale
 from ampbridge.lens.trials import Errors, Trial, Trials
 from ampbridge.policy import Policy
-from ampbridge.printing import Table
+from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 
 REPEATABLE = 0.1
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bisection:
+class Bisection(TabularReport):
     """What to keep in float32, and why; prints as a table.
 
     Attributes:
@@ -107,13 +107,6 @@ class Bisection:
                 "see lens.ranges(...).safe_scale."
             )
         return said
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        self.table().print(file)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def _off(error: float) -> str:

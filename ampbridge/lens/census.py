@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from ampbridge import oplists
 from ampbridge.backend import Backend, LossFn, Model
@@ -13,7 +13,7 @@ from ampbridge.decorate import kept_layers
 from ampbridge.lens.subject import Subject
 from ampbridge.observation import Kernel, OpCall, Operand
 from ampbridge.policy import Policy
-from ampbridge.printing import Table
+from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 
 
@@ -41,7 +41,7 @@ class CensusRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Census:
+class Census(TabularReport):
     """The ops of one forward pass, in the order of their first calls; prints as a table."""
 
     policy: Policy
@@ -89,13 +89,6 @@ class Census:
             ),
             ("Times are the forward pass's, as the lens saw it.",) if shared else (),
         )
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        self.table().print(file)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def _percent(share: float | None) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ampbridge.lens.ranges import power_of_two, safe_scale
 from ampbridge.lens.subject import Pass, Subject, checked_scale
 from ampbridge.observation import OpCall, Operand
 from ampbridge.policy import Policy
-from ampbridge.printing import Table
+from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 
 Kind = Literal["overflow", "nan", "underflow"]
@@ -79,7 +79,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(TabularReport):
     """Where it begins; prints as a report. False where nothing is wrong.
 
     Attributes:
@@ -156,13 +156,6 @@ class Finding:
             ("patch", "none found" if self.patch is None else f"{self.patch}  (tried: it cures)"),
         )
         return Table(under, ("", "found"), rows, (self.advice,))
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        self.table().print(file)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def _range(values: Exponents) -> str:

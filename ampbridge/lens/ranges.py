@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.subject import Subject, checked_scale
 from ampbridge.observation import OpCall, Operand
 from ampbridge.policy import Policy
-from ampbridge.printing import Table
+from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 
 Kind = Literal["output", "gradient", "parameter"]
@@ -43,7 +43,7 @@ class RangeRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ranges:
+class Ranges(TabularReport):
     """What float16 would make of a model's values; prints as a table.
 
     Attributes:
@@ -113,13 +113,6 @@ class Ranges:
                 "headroom: doublings until the largest overflows.",
             ),
         )
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        self.table().print(file)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def _cells(row: RangeRow) -> tuple[str, ...]:

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from math import comb
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from ampbridge import registry
 from ampbridge.backend import Backend, LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.lens.progress import Progress, Report, reported
 from ampbridge.policy import Policy
-from ampbridge.printing import Table
+from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 from ampbridge.step import StepResult, TrainStep, train_step
 
@@ -80,7 +80,7 @@ class WorthRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WorthIt:
+class WorthIt(TabularReport):
     """Time and memory by policy, float32 first; prints as a table.
 
     ``noise`` is how far from 1 the ratio of float32 to itself came: what this run cannot tell apart.
@@ -123,13 +123,6 @@ class WorthIt:
                 "and what the optimizer keeps.",
             ),
         )
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        self.table().print(file)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def _cells(row: WorthRow) -> tuple[str, ...]:

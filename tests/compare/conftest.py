@@ -10,9 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for browser.py; pytest adds no paths
-
 from browser import Browser
 
 ROOT = Path(__file__).parents[2]

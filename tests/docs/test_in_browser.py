@@ -1,13 +1,8 @@
 """The site in Chromium, from the disk, as a reader opens it who has no server and no network."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "compare"))  # for its browser.py
-
 from browser import Browser
 
 PAGES = (

@@ -2,9 +2,8 @@
 
 import autograd.numpy as anp
 import pytest
-from planted_faults import FAULTS, is_sound, loss_fn
+from planted_faults import FAULTS, assert_located_and_cured
 
-from ampbridge import lens
 from ampbridge_numpy import nn
 
 
@@ -42,11 +41,4 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault):
-    assert not is_sound(KIT, fault, fault.policy, fault.scale)
-    found = lens.locate(loss_fn, fault.model(KIT), fault.x, policy=fault.policy, scale=fault.scale)
-    expected = (fault.op, fault.layer, fault.direction, fault.kind)
-    assert (found.op, found.layer, found.direction, found.kind) == expected
-    assert found.patch is not None, found
-    assert is_sound(KIT, fault, found.cured_policy, found.cured_scale), found
-    if fault.only_the_scale:
-        assert (found.patch.deny, found.patch.keep) == ((), ())
+    assert_located_and_cured(KIT, fault)

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from planted_faults import FAULTS, Fault, Forward, is_sound, loss_fn
-
-from ampbridge import lens
+from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 
 
 class Layer(paddle.nn.Layer):
@@ -59,11 +57,4 @@ KIT = PaddleKit()
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault: Fault) -> None:
-    assert not is_sound(KIT, fault, fault.policy, fault.scale)
-    found = lens.locate(loss_fn, fault.model(KIT), fault.x, policy=fault.policy, scale=fault.scale)
-    expected = (fault.op, fault.layer, fault.direction, fault.kind)
-    assert (found.op, found.layer, found.direction, found.kind) == expected
-    assert found.patch is not None, found
-    assert is_sound(KIT, fault, found.cured_policy, found.cured_scale), found
-    if fault.only_the_scale:
-        assert (found.patch.deny, found.patch.keep) == ((), ())
+    assert_located_and_cured(KIT, fault)

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted_faults import FAULTS, Fault, Forward, Kit, is_sound, loss_fn
+from planted_faults import FAULTS, Fault, Forward, Kit, assert_located_and_cured
 
 from ampbridge.testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-
-from ampbridge import lens  # noqa: E402
 
 
 class TensorFlowKit:
@@ -105,11 +103,4 @@ KITS: Mapping[str, Kit] = {"tensorflow": TensorFlowKit(), "keras": KerasKit()}
 @pytest.mark.parametrize("kit", KITS.values(), ids=KITS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault: Fault, kit: Kit) -> None:
-    assert not is_sound(kit, fault, fault.policy, fault.scale)
-    found = lens.locate(loss_fn, fault.model(kit), fault.x, policy=fault.policy, scale=fault.scale)
-    expected = (fault.op, fault.layer, fault.direction, fault.kind)
-    assert (found.op, found.layer, found.direction, found.kind) == expected
-    assert found.patch is not None, found
-    assert is_sound(kit, fault, found.cured_policy, found.cured_scale), found
-    if fault.only_the_scale:
-        assert (found.patch.deny, found.patch.keep) == ((), ())
+    assert_located_and_cured(kit, fault)

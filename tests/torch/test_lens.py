@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted_faults import FAULTS, Fault, Forward, is_sound, loss_fn
+from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 from torch import Tensor, nn
-
-from ampbridge import lens
 
 
 class Layer(nn.Module):
@@ -68,11 +66,4 @@ def test_a_planted_fault_is_located_and_cured(fault: Fault, execution: str, devi
         pytest.skip("CUDA has its kernels")
     fault = fault._replace(policy=fault.policy.replace(execution=execution))
     kit = TorchKit(device)
-    assert not is_sound(kit, fault, fault.policy, fault.scale)
-    found = lens.locate(loss_fn, fault.model(kit), fault.x, policy=fault.policy, scale=fault.scale)
-    expected = (fault.op, fault.layer, fault.direction, fault.kind)
-    assert (found.op, found.layer, found.direction, found.kind) == expected
-    assert found.patch is not None, found
-    assert is_sound(kit, fault, found.cured_policy, found.cured_scale), found
-    if fault.only_the_scale:
-        assert (found.patch.deny, found.patch.keep) == ((), ())
+    assert_located_and_cured(kit, fault)
