@@ -27,6 +27,7 @@ batches = digits.first(3)
 CONTEXTS = {
     ("README.md", "import ampbridge as amp"): DIGITS
     + "from ampbridge_numpy.nn import cross_entropy\n",
+    ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
     ("docs/examples.md", "model = getattr(native, workload)(weights.make(workload, seed))"): """
 import ampbridge as amp
 from ampbridge.workloads import digits, of_backend, weights

@@ -558,7 +558,7 @@ def test_nothing_is_left_behind_by_an_exception() -> None:
     module, before = Module(lambda m, x: x @ m.weight, 3), places()
     seen = Seen(BACKEND)
     failing = pytest.raises(tf.errors.InvalidArgumentError)
-    with failing, amp.autocast("O1"), BACKEND.observe(module, seen, gradients=True):
+    with failing, amp.autocast("O1", BACKEND), BACKEND.observe(module, seen, gradients=True):
         tf.exp(module.weight)
         module(values(3))
     assert places() == before
@@ -615,7 +615,7 @@ def test_two_threads_each_see_their_own_pass() -> None:
 
         seen = Seen(BACKEND)
         observing = BACKEND.observe(module, seen, gradients=True)
-        with tf.GradientTape() as tape, amp.autocast(policy), observing:
+        with tf.GradientTape() as tape, amp.autocast(policy, BACKEND), observing:
             loss = loss_fn(module, x)
         tape.gradient(loss, module.weight)
         counts[policy] = len(seen.calls) + len(seen.gradients)
@@ -754,7 +754,8 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
     one, four = (BACKEND.peak_memory(held_at_once(n)) for n in (1, 4))
     assert one is not None
     assert four is not None
-    assert four - one == pytest.approx(3 * MEGABYTE, rel=0.15)  # its chunks are a little larger
+    # An allocator that has been in use hands out chunks that are larger than what is asked for.
+    assert 3 * MEGABYTE <= four - one <= 4.5 * MEGABYTE
     assert four < 7 * MEGABYTE
     del already_there
 
