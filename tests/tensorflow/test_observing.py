@@ -756,7 +756,7 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
     assert four is not None
     # An allocator that has been in use hands out chunks that are larger than what is asked for.
     assert 3 * MEGABYTE <= four - one <= 4.5 * MEGABYTE
-    assert four < 7 * MEGABYTE
+    assert four < 9 * MEGABYTE  # twice the arrays: not what is held beside them, nor in all
     del already_there
 
 
