@@ -304,16 +304,8 @@ def _row(
     backend: Backend, contestant: Contestant, baseline: Contestant, noise: float, steps: int
 ) -> WorthRow:
     if contestant.refusal:
-        return WorthRow(
-            contestant.name,
-            contestant.policy,
-            "",
-            (),
-            None,
-            None,
-            0,
-            f"refused: {contestant.refusal}",
-        )
+        said = f"refused: {contestant.refusal}"
+        return WorthRow(contestant.name, contestant.policy, "", (), None, None, 0, said)
     low = contestant.policy.level != "O0"
     execution = backend.execution(contestant.policy) if low else "native"
     times = contestant.times(baseline)
