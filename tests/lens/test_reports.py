@@ -214,6 +214,24 @@ def test_weights_and_decoration_are_left_as_they_were(policy):
     assert amp.backend(model).decoration(model, None) is None
 
 
+def test_running_statistics_are_left_as_they_were():
+    """Passes move them, as passes do; the lens puts them back."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            self.norm = nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            return self.norm(anp.reshape(x, (-1, 2, 1, 2)))
+
+    model = Normed()
+    before = amp.backend(model).read_weights(model)
+    assert {"norm.running_mean", "norm.running_var"} < set(before)
+    lens.ranges(lambda model, x: anp.mean(model(x) ** 2), model, X)
+    after = amp.backend(model).read_weights(model)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
 def test_a_model_in_training_is_looked_at_between_its_steps():
     """``train_step`` fits the model below O2 as well; the lens puts that back."""
     model = Net()
