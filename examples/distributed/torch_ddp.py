@@ -72,9 +72,11 @@ def main() -> None:
         digest.update(whole.detach().float().cpu().numpy().tobytes())
     line = f"{history} scale={scaler.get_scale():g} weights={digest.hexdigest()}\n"
     os.write(1, line.encode())  # in one piece: torchrun mixes the ranks' output
-    dist.barrier()  # a rank that leaves while another still talks to it can abort that one
+    dist.barrier()  # nobody leaves while another still talks to it
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # Gloo's threads outlive their group, and may abort Python's own way out (pytorch#179291).
+    os._exit(0)

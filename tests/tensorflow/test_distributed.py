@@ -342,9 +342,10 @@ for number in range(5):
 def test_a_worker_that_dies_or_stands_still_is_an_error_on_the_other_one(tmp_path: Path) -> None:
     script = tmp_path / "ending.py"
     script.write_text(ENDING)
+    # TensorFlow's own threads may abort the process while it prints what was raised.
     messages = {
-        "dies": "Connection reset by peer|Socket closed|Connection refused|Broken pipe",
-        "stands still": "Collective has timed out",
+        "dies": "Connection reset by peer|Socket closed|Connection refused|Broken pipe|Mutex corrupt",
+        "stands still": "Collective has timed out|Mutex corrupt",
     }
     started = {end: start_workers(2, script, end) for end in messages}
     try:

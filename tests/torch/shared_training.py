@@ -137,3 +137,4 @@ def main(folder: Path, own: str, foreign: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    os._exit(0)  # gloo's threads outlive their group, and may abort Python's own way out

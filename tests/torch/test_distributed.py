@@ -127,6 +127,7 @@ try:
 except amp.UnsupportedError as error:
     say(str(error).splitlines()[0])
 dist.destroy_process_group()
+os._exit(0)  # see the example
 """
 
 
@@ -159,6 +160,7 @@ for losses in ((0.0, 1.5), (0.0, 0.5), (0.0, 1.5)):
     loss = step(torch.tensor(losses[dist.get_rank()])).loss
     os.write(1, f"<{loss:g} {step.policy}>\\n".encode())
 dist.destroy_process_group()
+os._exit(0)  # see the example
 """
 
 
