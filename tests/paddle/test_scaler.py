@@ -256,8 +256,8 @@ class TestNativeBugs:
             text=True,
             check=False,
         )
-        assert native.stdout == "backward\n"
-        assert native.returncode != 0  # a SystemError, or a crash of the process
+        assert native.stdout.startswith("backward\n")
+        assert native.returncode != 0  # a SystemError, or a crash that prints where it was
 
         scaler = amp.GradScaler(8.0)
         scaler.scale(table(paddle.to_tensor([1, 3, 3])).sum()).backward()
