@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ampbridge import oplists
 from ampbridge.backend import Backend, LossFn, Model
 from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.lens.census import is_within
 from ampbridge.lens.locate import Patch
 from ampbridge.lens.progress import Progress, reported
 from ampbridge.lens.ranges import power_of_two
@@ -315,7 +316,5 @@ def candidates(
 def _calls_within(low: Counter[tuple[str, str]], layers: Sequence[str]) -> int:
     """The calls in low precision that ``layers`` make, with those below them."""
     return sum(
-        calls
-        for (_, layer), calls in low.items()
-        if any(layer == name or layer.startswith(name + ".") for name in layers)
+        calls for (_, layer), calls in low.items() if any(is_within(layer, name) for name in layers)
     )

@@ -22,16 +22,14 @@ from ampbridge.backend import Backend, LossFn, Model
 from ampbridge.lens.census import is_within
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.ranges import power_of_two, safe_scale
-from ampbridge.lens.subject import Pass, Subject, checked_scale
+from ampbridge.lens.subject import FLOAT32, Pass, Subject, checked_scale
 from ampbridge.observation import OpCall, Operand
-from ampbridge.policy import Policy
+from ampbridge.policy import LOW_DTYPES, Policy
 from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 
 Kind = Literal["overflow", "nan", "underflow"]
 Direction = Literal["forward", "backward"]
-
-LOW_DTYPES = ("float16", "bfloat16")
 
 SELECTING = ("where", "masked_fill")
 """Ops by which masks of -inf come in."""
@@ -314,7 +312,7 @@ class Search:
 
     def __post_init__(self) -> None:
         seen = Events(self.subject.backend)
-        self.reference = self.subject.run(self.batch, Policy("O0"), observer=seen)
+        self.reference = self.subject.run(self.batch, FLOAT32, observer=seen)
         self.expected = {event.key: event for event in seen.events}
         self.reference_events = seen.events
 
@@ -389,16 +387,14 @@ class Search:
         """What may help, the likeliest first."""
         if beginning.kind == "underflow":
             yield from self._higher_scale(trial)
-        elif beginning.direction == "backward":
-            scale = self._safe_scale(trial)
-            if scale is not None and scale >= 1:
-                yield Patch(scale=scale)
-                return
+        overflows_backward = beginning.direction == "backward" and beginning.kind != "underflow"
+        scale = self._safe_scale(trial) if overflows_backward else None
+        if scale is not None and scale >= 1:
+            yield Patch(scale=scale)
+            return
         yield from self._wider(trial, beginning.event)
-        if beginning.direction == "backward" and beginning.kind != "underflow":
-            scale = self._safe_scale(trial)
-            if scale is not None:
-                yield Patch(scale=scale)
+        if scale is not None:  # below 1 it is the last resort
+            yield Patch(scale=scale)
 
     def _higher_scale(self, trial: Trial) -> Iterator[Patch]:
         """A quarter of the largest safe one: other batches have larger gradients."""
@@ -468,13 +464,11 @@ def _beginning(event: Event) -> Beginning:
 
 
 def _kind_of(passed: Pass) -> Kind:
-    arrays = [np.asarray(passed.loss), *passed.gradients.values()]
-    return "overflow" if any(bool(np.isinf(a).any()) for a in arrays) else "nan"
+    return "overflow" if any(bool(np.isinf(a).any()) for a in passed.arrays) else "nan"
 
 
 def _is_finite(passed: Pass) -> bool:
-    arrays = [np.asarray(passed.loss), *passed.gradients.values()]
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    return all(bool(np.isfinite(array).all()) for array in passed.arrays)
 
 
 def _is_starved(passed: Pass, reference: Pass) -> bool:

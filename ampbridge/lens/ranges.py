@@ -12,7 +12,7 @@ import numpy as np
 from ampbridge.backend import Backend, LossFn, Model
 from ampbridge.lens.census import Calls
 from ampbridge.lens.exponents import Exponents
-from ampbridge.lens.subject import Subject, checked_scale
+from ampbridge.lens.subject import FLOAT32, Subject, checked_scale
 from ampbridge.observation import OpCall, Operand
 from ampbridge.policy import Policy
 from ampbridge.printing import Table, TabularReport
@@ -161,7 +161,7 @@ def ranges(
     checked_scale(scale)
     calls, measured = Calls(), Measured(subject.backend)
     subject.run(batch, parsed, observer=calls, gradients=False)
-    found = subject.run(batch, Policy("O0"), observer=measured)
+    found = subject.run(batch, FLOAT32, observer=measured)
     gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
     at_one = Ranges(
         parsed,

@@ -19,6 +19,9 @@ from ampbridge.step import checked_loss, returning_aux
 
 NumpyArray = npt.NDArray[Any]
 
+FLOAT32 = Policy("O0")
+"""What other policies are held against."""
+
 
 class Pass(NamedTuple):
     """One forward and backward pass, on the host.
@@ -31,6 +34,11 @@ class Pass(NamedTuple):
 
     loss: float
     gradients: dict[str, NumpyArray]
+
+    @property
+    def arrays(self) -> list[NumpyArray]:
+        """The loss and the gradients."""
+        return [np.asarray(self.loss), *self.gradients.values()]
 
 
 class Subject:

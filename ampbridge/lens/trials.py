@@ -13,11 +13,9 @@ import numpy as np
 from ampbridge.errors import ArgumentError
 from ampbridge.lens.census import Calls
 from ampbridge.lens.progress import Report
-from ampbridge.lens.subject import Pass, Subject
+from ampbridge.lens.subject import FLOAT32, Pass, Subject
 from ampbridge.observation import OpCall
 from ampbridge.policy import LOW_DTYPES, Policy
-
-FLOAT32 = Policy("O0")
 
 
 class Errors(NamedTuple):

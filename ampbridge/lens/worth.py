@@ -22,12 +22,12 @@ from ampbridge import registry
 from ampbridge.backend import Backend, LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.lens.progress import Progress, Report, reported
+from ampbridge.lens.subject import FLOAT32
 from ampbridge.policy import Policy
 from ampbridge.printing import Table, TabularReport
 from ampbridge.schedule import single
 from ampbridge.step import StepResult, TrainStep, train_step
 
-FLOAT32 = Policy("O0")
 FEWEST_WARM_UP, MOST_WARM_UP = 3, 25
 """Steps before the clock runs: at least so many, and then until one was not skipped."""
 
