@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Deadlines measure the machine, not the code. The nightly profile searches longer.
@@ -14,3 +16,17 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generators that were given no seed, such as those of NumPy layers' weights, get one.
+
+    What a test sees does not depend on the run then: an overflow either happens always or never.
+    """
+    entropy, unseeded = np.random.SeedSequence(0), np.random.default_rng
+
+    def default_rng(seed: object = None) -> np.random.Generator:
+        return unseeded(entropy.spawn(1)[0] if seed is None else seed)
+
+    monkeypatch.setattr(np.random, "default_rng", default_rng)

@@ -17,3 +17,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Once a process, so it would hit whichever test comes first; test_simulation.py looks for it in
     # a process of its own.
     config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    import keras
+
+    keras.utils.set_random_seed(0)
