@@ -10,6 +10,7 @@ from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
+from processes import check_installed, run_python
 
 import ampbridge as amp
 
@@ -82,13 +83,13 @@ RUNNING = [block for block in BLOCKS if block.key not in FRAGMENTS]
 @pytest.mark.parametrize(
     "block", RUNNING, ids=lambda block: f"{block.document}: {block.key[1]:.40}"
 )
-def test_it_runs(block, run, check_installed, tmp_path):
+def test_it_runs(block, tmp_path):
     for framework in ("torch", "tensorflow", "paddle"):
         if re.search(
             rf"^import {framework.replace('tensorflow', '(tensorflow|keras)')}\b", block.code, re.M
         ):
             check_installed(framework)
-    run("-c", CONTEXTS.get(block.key, "") + block.code, cwd=tmp_path)
+    run_python("-c", CONTEXTS.get(block.key, "") + block.code, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("key", FRAGMENTS, ids=str)

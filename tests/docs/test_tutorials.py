@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from processes import check_installed, run_python
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 TUTORIALS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
@@ -19,9 +20,9 @@ RUNS = [
 
 
 @pytest.mark.parametrize("name, framework", RUNS)
-def test_it_runs(name, framework, run, check_installed):
+def test_it_runs(name, framework):
     check_installed(framework)
-    run(Path(__file__).with_name("run_script.py"), framework, FOLDER / f"{name}.py")
+    run_python(Path(__file__).with_name("run_script.py"), framework, FOLDER / f"{name}.py")
 
 
 def test_all_but_one_run_in_each_framework():

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import check_installed
 
 OTHERS = ("numpy", "tensorflow", "paddle")
 WORKLOADS = ("mlp", "conv")
@@ -17,7 +18,6 @@ WORKLOADS = ("mlp", "conv")
 @pytest.fixture(scope="module")
 def runs(
     tmp_path_factory: pytest.TempPathFactory,
-    check_installed: Callable[[str], None],
     run_script: Callable[..., str],
 ) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("portability")

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import check_installed
 
-Check, Script = Callable[[str], None], Callable[..., str]
+Script = Callable[..., str]
 
 ROOT = Path(__file__).parents[2]
 TRAIN, DEMO = ROOT / "examples/train.py", ROOT / "examples/demo.py"
@@ -26,9 +27,7 @@ TRAIN, DEMO = ROOT / "examples/train.py", ROOT / "examples/demo.py"
         ("paddle", ["--dtype", "bfloat16", "--compile"]),
     ],
 )
-def test_train(
-    framework: str, options: list[str], tmp_path: Path, check_installed: Check, run_script: Script
-) -> None:
+def test_train(framework: str, options: list[str], tmp_path: Path, run_script: Script) -> None:
     check_installed(framework)
     file = tmp_path / "run.json"
     command = [TRAIN, "--backend", framework, "--steps", 10, "--batch-size", 64, "--json", file]

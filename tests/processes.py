@@ -1,0 +1,49 @@
+"""Scripts in processes of their own: two frameworks in one process can crash it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+# One thread: the matrices of tests are too small to share, and the machine may be busy.
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONIOENCODING": "utf-8",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+def run_python(
+    *command: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> str:
+    """The standard output of ``python command``; fails the test if it ends with an error."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={**os.environ, **QUIET, **(environment or {})},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=900,
+        check=False,
+    )
+    if done.returncode:
+        what = f"{command} ended with {done.returncode}"
+        pytest.fail(f"{what}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def check_installed(framework: str) -> None:
+    """Skip without ``framework``; fail if AMPBRIDGE_REQUIRE (a comma list) names it."""
+    if find_spec(framework):
+        return
+    if framework in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
+        pytest.fail(f"AMPBRIDGE_REQUIRE names {framework}, which is not installed")
+    pytest.skip(f"{framework} is not installed")
