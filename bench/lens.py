@@ -11,12 +11,11 @@ baseline a second time.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from functools import partial
 from typing import Any
 
-from overhead import FRAMEWORKS, Step, figures, machine, measure
+from overhead import FRAMEWORKS, Step, figures, in_one_process_each, machine, measure
 
 import ampbridge as amp
 from ampbridge import lens, workloads
@@ -70,12 +69,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
-    options = parser.parse_args()
-    if options.framework:
-        run_here(options.framework, options)
-        return 0
-    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
-    return max(subprocess.run(command, check=False).returncode for command in commands)
+    return in_one_process_each(parser.parse_args(), run_here)
 
 
 if __name__ == "__main__":

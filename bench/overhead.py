@@ -182,6 +182,20 @@ def run_here(framework: str, options: argparse.Namespace) -> None:
         Path(f"{options.json}.{framework}.json").write_text(json.dumps(head, indent=1))
 
 
+def in_one_process_each(
+    options: argparse.Namespace, run_here: Callable[[str, argparse.Namespace], None]
+) -> int:
+    """Measure ``options.framework`` here, or every framework by this script; the exit status.
+
+    TensorFlow and Paddle cannot share a process, and no framework should warm another's caches.
+    """
+    if options.framework:
+        run_here(options.framework, options)
+        return 0
+    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
+    return max(subprocess.run(command, check=False).returncode for command in commands)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
@@ -190,13 +204,7 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
-    options = parser.parse_args()
-    if options.framework:
-        run_here(options.framework, options)
-        return 0
-    # TensorFlow and Paddle cannot share a process, and no framework should warm another's caches.
-    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
-    return max(subprocess.run(command, check=False).returncode for command in commands)
+    return in_one_process_each(parser.parse_args(), run_here)
 
 
 if __name__ == "__main__":

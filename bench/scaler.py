@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -24,7 +23,16 @@ from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
-from overhead import FRAMEWORKS, SHAPES, Shape, Step, batch_of, machine, measure
+from overhead import (
+    FRAMEWORKS,
+    SHAPES,
+    Shape,
+    Step,
+    batch_of,
+    in_one_process_each,
+    machine,
+    measure,
+)
 
 import ampbridge as amp
 
@@ -294,13 +302,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
-    options = parser.parse_args()
-    if options.framework:
-        importlib.import_module(options.framework)
-        run_here(options.framework, options)
-        return 0
-    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
-    return max(subprocess.run(command, check=False).returncode for command in commands)
+    return in_one_process_each(parser.parse_args(), run_here)
 
 
 if __name__ == "__main__":
