@@ -251,6 +251,24 @@ def test_what_the_given_policy_says_stays():
     )
 
 
+def test_errors_have_to_be_below_the_tolerance():
+    """At the error that a model has, and at the next number above."""
+    x = np.array([[1.0, 2.0, 3.0, 4.1]], np.float32)  # 4.1 is none of float16's
+    model = nn.Linear(4, 1, bias=False, rng=0)
+    model.weight[...] = 1.0
+
+    def bisected(tolerance):
+        return lens.bisect(
+            lambda m, x: anp.sum(m(x)), model, [(x,)], scale=1.0, tolerance=tolerance
+        )
+
+    error = bisected(1.0).errors_before.worst  # of the weight's gradient, which is x
+    norm = np.linalg.norm(x.astype(np.float64))
+    assert error == pytest.approx(np.linalg.norm(x.astype(np.float16) - x) / norm, rel=1e-6)
+    assert [entry.name for entry in bisected(error).entries] == ["linear"]
+    assert bisected(np.nextafter(error, 1.0)).entries == ()
+
+
 class Difference(nn.Module):
     """What is left of a large weight, where no op is to blame if the weight itself is rounded."""
 
