@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import Counter
-from math import ceil, log2
+from math import ceil, inf, log2
 from types import SimpleNamespace
 
 import autograd.numpy as anp
@@ -267,6 +267,15 @@ def test_errors_have_to_be_below_the_tolerance():
     assert error == pytest.approx(np.linalg.norm(x.astype(np.float16) - x) / norm, rel=1e-6)
     assert [entry.name for entry in bisected(error).entries] == ["linear"]
     assert bisected(np.nextafter(error, 1.0)).entries == ()
+
+
+def test_what_float32_has_not_at_all_is_infinitely_far_off():
+    x = np.array([[4.1]], np.float32)
+    model = nn.Linear(1, 1, bias=False, rng=0)
+    model.weight[...] = 1.0
+    found = lens.bisect(lambda m, x: anp.sum(m(x) - x), model, [(x,)], scale=1.0)
+    assert found.errors_before.loss == inf  # 4.1016 - 4.1, where it is 0
+    assert [entry.name for entry in found.entries] == ["linear"]
 
 
 class Difference(nn.Module):

@@ -101,9 +101,10 @@ def test_ranges_are_those_of_the_float32_pass():
     assert bias.values.largest == pytest.approx(np.abs(of_prediction.sum(0)).max(), rel=1e-5)
 
 
-def test_ranges_at_another_scale_are_the_same_as_measured_there():
+@pytest.mark.parametrize("scale", [1.0, 2.0**-3, 2.0**12])
+def test_ranges_at_another_scale_are_the_same_as_measured_there(scale):
     model = Net()
-    found = lens.ranges(loss_fn, model, X, Y, scale=1.0)
+    found = lens.ranges(loss_fn, model, X, Y, scale=scale)
     assert found.at(2.0**8) == lens.ranges(loss_fn, model, X, Y, scale=2.0**8)
 
 
@@ -175,6 +176,65 @@ def test_a_cure_takes_as_few_calls_along_as_it_can():
     assert (found.op, found.layer) == ("linear", "first")
     assert found.patch == lens.Patch(keep=("first",))
     assert str(found.patch) == "keep += {'first'}"
+
+
+class Steep(nn.Module):
+    """Its exp overflows float16, and so does the product that is handed the result, if it casts it."""
+
+    def __init__(self):
+        self.weight = nn.Parameter(np.eye(4, dtype=np.float32))
+
+    def forward(self, x):
+        return 1e-9 * anp.mean(anp.astype(anp.matmul(anp.exp(x), self.weight), np.float32))
+
+
+class WithSoundProducts(nn.Module):
+    """To deny matmul takes more calls along than to keep ``steep``."""
+
+    def __init__(self):
+        self.steep = Steep()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = anp.matmul(x, np.eye(4, dtype=np.float32))
+        return self.steep(x)
+
+
+TWELVE = np.full((1, 4), 12.0, np.float32)  # exp(12) is 162754.8
+ALLOWING_EXP = amp.Policy("O1", "float16", allow=["exp"])
+
+
+@pytest.mark.parametrize(
+    "make, layer, patch",
+    [
+        # The model itself is no layer that can be kept: one op after the other is denied.
+        (Steep, "", lens.Patch(deny=("exp", "matmul"))),
+        # First exp is denied; then "steep" is kept, within which exp is in float32 anyway.
+        (WithSoundProducts, "steep", lens.Patch(keep=("steep",))),
+    ],
+)
+def test_a_cure_of_two_faults_has_what_it_needs_and_no_more(make, layer, patch):
+    with np.errstate(over="ignore"):
+        found = lens.locate(lambda m, x: m(x), make(), TWELVE, policy=ALLOWING_EXP, scale=1.0)
+    assert (found.op, found.layer, found.kind) == ("exp", layer, "overflow")
+    assert found.patch == patch
+
+
+@pytest.mark.parametrize(
+    "x, kind", [([1e-9, 1e-9], "nan"), ([1.0, 1.0], "overflow"), ([1e-9, 1.0], "overflow")]
+)
+def test_nan_is_said_where_there_is_no_inf_beside_it(x, kind):
+    """Divided by 1e-9, which float16 flushes to zero."""
+
+    def divided(model, x):
+        return anp.mean(x / model.weight)
+
+    model = nn.Linear(2, 1, bias=False, rng=0)
+    model.weight[...] = 1e-9
+    policy = amp.Policy("O1", "float16", allow=["divide"])
+    with np.errstate(all="ignore"):
+        found = lens.locate(divided, model, np.array([[v] for v in x], np.float32), policy=policy)
+    assert (found.op, found.kind, found.direction) == ("divide", kind, "forward")
 
 
 def test_a_patch_moves_an_op_from_allow_to_deny():
