@@ -71,6 +71,8 @@ def test_the_census_prints_and_is_plain_data():
     assert str(found).splitlines()[0] == (
         "Policy('O1', 'float16') on numpy (native): 3 float32, 2 float16"
     )
+    printed = [line.split()[-1] for line in str(found).splitlines() if line.endswith("%")]
+    assert printed == [f"{100 * row.share:.1f}%" for row in found.rows]
     data = json.loads(json.dumps(found.to_dict()))
     assert data["rows"][0]["kernels"] == [{"name": "linear", "dtype": "float16", "times": 1}]
 
