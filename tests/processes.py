@@ -22,7 +22,10 @@ QUIET = {
 
 
 def run_python(
-    *command: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    *command: object,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 300,
 ) -> str:
     """The standard output of ``python command``; fails the test if it ends with an error."""
     done = subprocess.run(
@@ -31,7 +34,7 @@ def run_python(
         env={**os.environ, **QUIET, **(environment or {})},
         capture_output=True,
         encoding="utf-8",
-        timeout=900,
+        timeout=timeout,
         check=False,
     )
     if done.returncode:
@@ -40,10 +43,15 @@ def run_python(
     return done.stdout
 
 
+def required() -> set[str]:
+    """The frameworks that must be there, by AMPBRIDGE_REQUIRE, a comma list."""
+    return set(os.environ.get("AMPBRIDGE_REQUIRE", "").split(","))
+
+
 def check_installed(framework: str) -> None:
-    """Skip without ``framework``; fail if AMPBRIDGE_REQUIRE (a comma list) names it."""
+    """Skip without ``framework``; fail if AMPBRIDGE_REQUIRE names it."""
     if find_spec(framework):
         return
-    if framework in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
+    if framework in required():
         pytest.fail(f"AMPBRIDGE_REQUIRE names {framework}, which is not installed")
     pytest.skip(f"{framework} is not installed")

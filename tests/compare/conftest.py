@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
+from processes import required
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples" / "recipes" / "digits.toml"
@@ -18,12 +18,11 @@ RECIPE = ROOT / "examples" / "recipes" / "digits.toml"
 
 @pytest.fixture(scope="session")
 def backends() -> list[str]:
-    """Those whose frameworks are installed; AMPBRIDGE_REQUIRE (a comma list) names those that must be."""
+    """Those whose frameworks are installed; AMPBRIDGE_REQUIRE names those that must be."""
     names = ["numpy", "torch", "tensorflow", "paddle"]
     missing = [name for name in names if find_spec(name) is None]
-    required = set(missing) & set(os.environ.get("AMPBRIDGE_REQUIRE", "").split(","))
-    if required:
-        pytest.fail(f"AMPBRIDGE_REQUIRE names {sorted(required)}, which are not installed")
+    if asked_for := required() & set(missing):
+        pytest.fail(f"AMPBRIDGE_REQUIRE names {sorted(asked_for)}, which are not installed")
     return [name for name in names if name not in missing]
 
 

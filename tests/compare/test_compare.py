@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from processes import run_python
 
 import ampbridge as amp
 from ampbridge import registry
@@ -92,8 +93,7 @@ for mine, other in zip(exact.values(), theirs.model.parameters(), strict=True):
     np.testing.assert_allclose(mine, other.grad.numpy().T, rtol=1e-9, atol=1e-14)
 print("equal")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "equal\n", done.stderr
+    assert run_python("-c", code) == "equal\n"
 
 
 def test_ops_are_observed_and_softmax_stays_float32(data, backends):
@@ -227,8 +227,7 @@ def test_the_parent_loads_no_framework():
         "compare(amp.Recipe(), ['numpy'], steps=1, native=True)\n"
         "print(sorted({'torch', 'tensorflow', 'paddle', 'keras', 'autograd'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+    assert run_python("-c", code) == "[]\n"
 
 
 def test_importing_the_command_line_loads_neither_lens_nor_figures():
@@ -237,8 +236,7 @@ def test_importing_the_command_line_loads_neither_lens_nor_figures():
         "print([m for m in ('ampbridge.lens', 'ampbridge.compare', 'matplotlib', 'rich', 'sklearn')"
         " if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+    assert run_python("-c", code) == "[]\n"
 
 
 def test_an_interrupt_ends_the_processes(tmp_path):

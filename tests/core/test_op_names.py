@@ -4,12 +4,12 @@ One process per framework, through the script that users and maintainers run.
 """
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import check_installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +23,7 @@ def load_script():
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow", "paddle"])
 def test_names_exist(framework):
-    required = os.environ.get("AMPBRIDGE_REQUIRE", "").split(",")
-    if importlib.util.find_spec(framework) is None and framework not in required:
-        pytest.skip(f"{framework} is not installed")
+    check_installed(framework)
     script = [sys.executable, str(ROOT / "scripts/check_op_names.py"), framework]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     *gaps, verdict = done.stdout.splitlines()

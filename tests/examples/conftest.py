@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 Job = Callable[[str], Any]
 """Something to do with a framework, by its name."""
 
-run_example = partial(run_python, environment={"PYTHONPATH": str(EXAMPLES)})
+run_example = partial(run_python, environment={"PYTHONPATH": str(EXAMPLES)}, timeout=900)
 
 
 @pytest.fixture(scope="session")
