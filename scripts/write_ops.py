@@ -58,8 +58,8 @@ hide: [toc]
 
 The {count} ops that ampbridge knows, the rule that each has in each list set, and what the frameworks call
 it. The names stand in `allow` and `deny` of a [`Policy`][ampbridge.Policy]: the first column as it is, a
-framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddle:reduce_sum"`; only Paddle's
-`scale` is not taken). Paddle's column has the entries of Paddle's own lists first, then its functions.
+framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddle:reduce_sum"`; Paddle's
+`scale` is an op of its own). Paddle's column has the entries of Paddle's own lists first, then its functions.
 
 | rule | the op runs in |
 |---|---|
