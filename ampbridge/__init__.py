@@ -5,7 +5,7 @@ from types import ModuleType
 
 from ampbridge.autocast import autocast
 from ampbridge.backend import Backend
-from ampbridge.decorate import decorate, undecorate
+from ampbridge.decorate import decorate, undecorate, undecorated
 from ampbridge.doctor import doctor
 from ampbridge.errors import (
     AmpBridgeError,
@@ -15,6 +15,7 @@ from ampbridge.errors import (
     BackendLoadError,
     BackendNotFoundError,
     CallOrderError,
+    ForeignNameError,
     OverflowStuckError,
     PolicyError,
     RecipeError,
@@ -24,6 +25,7 @@ from ampbridge.errors import (
     UnsupportedError,
 )
 from ampbridge.explain import explain
+from ampbridge.function_ops import register_op
 from ampbridge.policy import Policy
 from ampbridge.recipe import Recipe, Scaling
 from ampbridge.registry import backend, backends, register_backend
@@ -41,6 +43,7 @@ __all__ = [
     "BackendLoadError",
     "BackendNotFoundError",
     "CallOrderError",
+    "ForeignNameError",
     "GradScaler",
     "Gradients",
     "OverflowStuckError",
@@ -64,8 +67,10 @@ __all__ = [
     "explain",
     "load_weights",
     "register_backend",
+    "register_op",
     "train_step",
     "undecorate",
+    "undecorated",
     "value_and_grad",
 ]
 

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from ampbridge import registry
 from ampbridge.backend import Backend
 from ampbridge.errors import UnsupportedError
+from ampbridge.foreign_names import told_of
 from ampbridge.policy import Policy
 from ampbridge.schedule import single
 from ampbridge.tracing import called_as_it_is, constant_result
 
 
 @called_as_it_is
+@told_of("autocast")
 @contextmanager
 def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) -> Iterator[None]:
     """Run the enclosed ops, or the decorated function's, as ``policy`` says.

@@ -14,8 +14,9 @@ symbolic tensor while a step is being traced.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
@@ -38,22 +39,31 @@ Optimizer: TypeAlias = Any
 LossFn: TypeAlias = Callable[..., Any]
 Program: TypeAlias = Callable[..., "StepOutput"]
 
+Kind: TypeAlias = Literal["model", "optimizer", "loss", "scheduler"]
+
 # What a finiteness check found, as a number so that it also travels through traced code.
 # INF wins over NAN: an overflow makes both, and only NaN alone is beyond the scaler's reach.
 FINITE, INF, NAN = 0, 1, 2
 
 
+def worst_on_host(found: Iterable[int]) -> int:
+    """INF before NAN before FINITE."""
+    return min((kind for kind in found if kind != FINITE), default=FINITE)
+
+
 class StepOutput(NamedTuple):
     """What one traced or eager step hands back, all native.
 
-    ``grads`` are the gradients so far, where they are to be added to. ``before`` is the scaler's
-    state that the step began with; ``kinds`` what was found in each gradient, on request.
+    ``grads`` are the gradients so far, where they are to be added to. ``scale`` is what the loss was
+    multiplied by, ``after`` the scaler's state at the end; ``kinds`` what was found in each gradient,
+    on request.
     """
 
     loss: Array
     aux: Any
     grads: Sequence[Array] | None = None
-    before: ScaleState | None = None
+    scale: Scalar = None
+    after: ScaleState | None = None
     found: Scalar = None
     applied: Scalar = None
     grad_norm: Scalar = None
@@ -71,6 +81,18 @@ class Layer(NamedTuple):
     kind: str
     layer: Model
     shapes: Mapping[str, tuple[int, ...]]
+
+
+def is_normalization(layer: Layer, known: tuple[type, ...] = ()) -> bool:
+    """Whether the parameters that ``layer`` holds itself stay float32 at O2, as a normalization's do.
+
+    It is of a class of the framework's own (``known``); or its class is called one ("LlamaRMSNorm",
+    "LayerNorm2d") and it holds vectors alone: of no parameter is more than one axis longer than 1.
+    """
+    if isinstance(layer.layer, known):
+        return True
+    vectors = all(sum(size > 1 for size in shape) <= 1 for shape in layer.shapes.values())
+    return vectors and "norm" in layer.kind.lower()
 
 
 class Decoration(NamedTuple):
@@ -199,11 +221,20 @@ class Backend(Protocol):
     """Everything the core asks of a framework.
 
     ``name`` is the framework's root module. ``compiles_by_default`` says whether its users expect
-    a training step to be compiled.
+    a training step to be compiled. ``examples`` are what a user writes to make a "model", an
+    "optimizer", and a "loss_fn" of a loss object of the framework's, for hints.
     """
 
     name: str
     compiles_by_default: bool
+    examples: Mapping[str, str]
+
+    @abstractmethod
+    def kind(self, obj: object) -> Kind | None:
+        """What ``obj`` is to this framework, if it is one of these.
+
+        A "loss" is a loss object of the framework's own, a "scheduler" one of its rates'.
+        """
 
     # -- precision
 
@@ -243,7 +274,7 @@ class Backend(Protocol):
         of a call of the model come in ``policy.output_dtype``. At O2 besides:
 
         * parameters are in ``policy.dtype``, or are read so; those of kept layers and of
-          normalizations stay float32;
+          normalizations (``is_normalization``) stay float32, and so do all buffers;
         * floating-point inputs of a call of the model (float64 apart) are cast to ``policy.dtype``;
         * ``optimizer`` updates float32 masters; with ``master_weights=False`` the low-precision
           parameters themselves, so that an update under half a unit in the last place is lost.
@@ -259,6 +290,21 @@ class Backend(Protocol):
     def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
         """Take back all that ``decorate`` did; parameters keep their masters' values, bit by bit."""
 
+    @contextmanager
+    def undecorated(self, model: Model, optimizer: Optimizer | None) -> Iterator[None]:
+        """Take the decoration of ``model``, which has one, back for a while.
+
+        By default by ``undecorate`` and ``decorate``.
+        """
+        present = self.decoration(model, None)
+        assert present is not None
+        self.undecorate(model, optimizer)
+        try:
+            yield
+        finally:
+            self.undecorate(model, optimizer)  # what was decorated inside
+            self.decorate(model, optimizer, present)
+
     @abstractmethod
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         """What the model, together with that optimizer, is decorated with; None if it is not."""
@@ -267,7 +313,19 @@ class Backend(Protocol):
 
     @abstractmethod
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
-        """The trainable parameters of a model or an optimizer, in a fixed order."""
+        """The trainable parameters of a model or an optimizer, in a fixed order.
+
+        What both of them hold is one object.
+
+        Raises:
+            CallOrderError: for an optimizer that has not been told any yet.
+        """
+
+    def low_parameters(self, model: Model) -> list[str]:
+        """The names of trainable parameters of an undecorated model that are in 16 bits by themselves."""
+        is_low = ["float16" in str(parameter.dtype) for parameter in self.parameters(model)]
+        names = self.parameter_names(model) if any(is_low) else []
+        return list(compress(names, is_low))
 
     @abstractmethod
     def parameter_names(self, model: Model) -> list[str]:
@@ -282,26 +340,32 @@ class Backend(Protocol):
         policy: Policy,
         factor: Scalar,
         total: Sequence[Array] | None,
+        optimizer: Optimizer | None = None,
     ) -> tuple[Array, Any, list[Array]]:
         """Run ``loss_fn(model, *batch)`` under ``policy`` and differentiate ``factor * loss``.
 
-        ``loss_fn`` returns ``(loss, aux)``, the loss a scalar. Arrays in ``batch`` may be NumPy's.
+        ``loss_fn`` returns ``(loss, aux)``, the loss a scalar. Arrays in ``batch``, also those in
+        containers (``ampbridge.nested``), may be NumPy's.
         The region spans the forward pass alone. The loss is taken to float32 before it is
         multiplied: 65536 is already infinite in float16.
 
         Args:
             factor: multiplies the loss; a native scalar, or None for 1.
             total: gradients of earlier micro-batches, to be added to; None for the first.
+            optimizer: whose parameters the gradients are of; None for the model's.
 
         Returns:
-            The loss (float32, without ``factor``), ``aux``, and the sum of ``total`` and the new
-            gradients, in the order of ``parameters(model)`` and in float32 also where a parameter
-            is in low precision; None where the loss does not depend on a parameter.
+            The loss (float32, without ``factor``), ``aux``, both cut off from the computation, and
+            the sum of ``total`` and the new gradients, in the order of ``parameters(optimizer)``, or
+            of ``parameters(model)`` without one, and in float32 also where a parameter is in low
+            precision; None where the loss does not depend on a parameter.
         """
 
     @abstractmethod
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
         """The gradients that the framework keeps beside the optimizer's parameters.
+
+        16-bit ones are in float32 from now on, so that what the caller clips in place is what steps.
 
         Raises:
             UnsupportedError: where gradients are values that the caller holds.
@@ -319,6 +383,13 @@ class Backend(Protocol):
             The gradients in float32 or wider, and FINITE, INF or NAN as a native scalar. After
             INF or NAN the gradients' values are undefined.
         """
+
+    def worst(self, found: Sequence[Scalar]) -> Scalar:
+        """What was found in several lots of gradients together: INF before NAN before FINITE.
+
+        By default, of Python numbers.
+        """
+        return worst_on_host(found)
 
     def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
         """What any rank found, INF before NAN, where the ranks of an engine see different gradients.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ampbridge import registry
+from ampbridge.arguments import backend_of_decorated
 from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
-from ampbridge.errors import AmpBridgeError, ArgumentError, PolicyError, nearest
+from ampbridge.errors import (
+    AmpBridgeWarning,
+    ArgumentError,
+    ArgumentTypeError,
+    PolicyError,
+    listed,
+    nearest,
+)
 from ampbridge.policy import OUTPUT_DTYPES, Policy
 from ampbridge.schedule import single
 
@@ -34,40 +44,52 @@ def decorate(
         policy: O1 or O2. O0 takes an earlier decoration back.
         save_dtype: dtype of the parameters in the model's own ``state_dict``; None for that in
             which the framework holds them (torch: low precision; elsewhere float32).
-        master_grad: hold gradients of low-precision parameters in float32 (torch's and Paddle's
-            low ones; elsewhere they are float32 anyway).
+        master_grad: at O2, hold gradients of low-precision parameters in float32 (torch's and
+            Paddle's low ones; elsewhere they are float32 anyway).
 
     Returns:
         ``model``, or ``(model, optimizer)`` if one was given.
 
     Raises:
+        ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other;
+            for a ``save_dtype`` or ``master_grad`` that cannot be, or would have no effect at this level.
         PolicyError: if an entry of ``policy.keep`` matches no layer.
         UnsupportedError: for what the framework or the model cannot be given. Nothing is changed.
     """
     parsed = single(policy)
-    checked_save_dtype(save_dtype)
-    backend = registry.backend(
-        registry.framework_of(model)
-        if optimizer is None
-        else registry.check_same_framework(model, optimizer)
-    )
+    check_parameter_settings([parsed], save_dtype, master_grad)
+    backend = backend_of_decorated(model, optimizer)
     wanted = Decoration(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     _replace(backend, model, optimizer, wanted if parsed.level != "O0" else None)
     return model if optimizer is None else (model, optimizer)
 
 
-def checked_save_dtype(value: Any) -> str | None:
-    """A dtype of saved parameters, None for that in which they are held.
+def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master_grad: Any) -> None:
+    """What is said of parameters beside the policies of a run: ``save_dtype``, ``master_grad``.
 
     Raises:
-        ArgumentError: for anything else.
+        ArgumentError, ArgumentTypeError: for a value that is not allowed, or that none of
+            ``policies`` could follow.
     """
-    if value is None or value in OUTPUT_DTYPES:
-        chosen: str | None = value
-        return chosen
-    allowed = ", ".join(map(repr, OUTPUT_DTYPES))
-    msg = f"Passed save_dtype={value!r}; allowed are None, {allowed}.\n"
-    raise ArgumentError(msg + "Hint: save_dtype='float32'")
+    if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
+        msg = f"Passed save_dtype={save_dtype!r}; allowed are {listed((None, *OUTPUT_DTYPES))}.\n"
+        raise ArgumentError(msg + "Hint: save_dtype='float32'")
+    if not isinstance(master_grad, bool):
+        msg = f"master_grad is True or False, not {master_grad!r}.\n"
+        raise ArgumentTypeError(msg + "Hint: master_grad=True")
+    levels = {policy.level for policy in policies}
+    if save_dtype is not None and levels == {"O0"}:
+        msg = (
+            f"save_dtype={save_dtype!r} at O0, which decorates nothing: a model saves its parameters "
+            "as they are.\nHint: save_dtype=None, or a policy of O1 or O2."
+        )
+        raise ArgumentError(msg)
+    if master_grad and "O2" not in levels:
+        msg = (
+            f"master_grad=True at {max(levels)}, where parameters and their gradients are float32.\n"
+            "Hint: master_grad=False, or policy='O2'."
+        )
+        raise ArgumentError(msg)
 
 
 def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
@@ -80,6 +102,41 @@ def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
     """
     registry.backend(registry.framework_of(model)).undecorate(model, optimizer)
     return model if optimizer is None else (model, optimizer)
+
+
+@contextmanager
+def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[None]:
+    """``undecorate`` for a while: inside, parameters are float32 and a call of the model is its own.
+
+    For whatever looks at weights from outside of a step: averages of them, saving, exporting.
+
+        averaged = AveragedModel(model)             # ahead of decorate, or within such a block
+        ...
+        with amp.undecorated(model):
+            averaged.update_parameters(model)
+
+    What is written to parameters inside is what training goes on with. A model that is not decorated
+    is left as it is, so that the same lines serve at every level.
+
+    Args:
+        optimizer: the one that ``model`` was decorated with; torch finds it by itself.
+
+    Raises:
+        ArgumentError: without masters, if there is no ``optimizer``.
+    """
+    backend = registry.backend(registry.framework_of(model))
+    present = backend.decoration(model, None)
+    if present is None:
+        yield
+        return
+    if optimizer is None and not present.policy.master_weights:
+        msg = (
+            f"The model is decorated with {present.policy!r}: without masters it is decorated "
+            "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
+        )
+        raise ArgumentError(msg)
+    with backend.undecorated(model, optimizer):
+        yield
 
 
 def for_steps(
@@ -115,12 +172,27 @@ def _replace(
     backend.undecorate(model, optimizer)
     if wanted is None:
         return
+    _warn_of_low_parameters(backend, model, wanted.policy)
     try:
         backend.decorate(model, optimizer, wanted)
-    except AmpBridgeError:
+    except BaseException:
+        backend.undecorate(model, optimizer)  # what an error of another kind has left half done
         if earlier is not None:
             backend.decorate(model, optimizer, earlier)
         raise
+
+
+def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
+    """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
+    names = backend.low_parameters(model)
+    if names:
+        msg = (
+            "Parameters of the model are in 16 bits by themselves: "
+            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. {policy!r} has no float32 "
+            "masters of them, so that updates under half a unit in the last place are lost.\n"
+            "Hint: model.float() first: the policy casts what is to be low."
+        )
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=4)
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:

@@ -25,6 +25,10 @@ class ArgumentTypeError(AmpBridgeError, TypeError):
     """An object of the wrong kind."""
 
 
+class ForeignNameError(AmpBridgeError, AttributeError):
+    """A name of another library's; the hint says what it is called here."""
+
+
 class CallOrderError(AmpBridgeError, RuntimeError):
     """Calls in an order that cannot work, such as a second ``step`` before ``update``."""
 

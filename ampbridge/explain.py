@@ -14,7 +14,7 @@ from ampbridge.tables import aligned
 
 
 class OpRow(NamedTuple):
-    """One canonical op; see ``OpTreatment``."""
+    """One op, canonical or listed by the policy; see ``OpTreatment``."""
 
     op: str
     category: str
@@ -42,9 +42,18 @@ class ExplanationTable:
     features: tuple[FeatureRow, ...]
 
     def op(self, name: str) -> OpRow:
-        """The row of an op, by its canonical name or any spelling that ``Policy(deny=...)`` takes."""
-        canonical = oplists.resolve(name)
-        return next(row for row in self.ops if row.op == canonical)
+        """The row of an op, by its canonical name or any spelling that ``Policy(deny=...)`` takes.
+
+        Raises:
+            PolicyError: for a name that is none.
+            ArgumentError: for an op that neither the op table nor the policy has.
+        """
+        resolved = oplists.resolve(name)
+        for row in self.ops:
+            if row.op == resolved:
+                return row
+        msg = f"{name!r} is not in the op table, and {self.policy!r} does not list it.\n"
+        raise ArgumentError(msg + f"Hint: explain(policy.replace(deny=[{name!r}]), ...)")
 
     def feature(self, name: str) -> FeatureRow:
         """The row of a feature.
@@ -92,15 +101,36 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
     """
     parsed, chosen = Policy.parse(policy), registry.backend(backend)
     found = chosen.explain(parsed)
+    listed = sorted({*parsed.allow, *parsed.deny} - oplists.ops().keys())
+    functions = {
+        name: _of_function(parsed.category(name), parsed, chosen)
+        for name in listed
+        if oplists.is_function(name)
+    }
     return ExplanationTable(
         parsed,
         chosen.name,
         found.device,
-        tuple(_op_row(name, found.ops[name]) for name in oplists.ops()),
+        tuple(
+            _op_row(name, {**found.ops, **functions}.get(name, _ABSENT))
+            for name in [*oplists.ops(), *listed]
+        ),
         tuple(
             FeatureRow(name, *found.features[name]) for name in FEATURES if name in found.features
         ),
     )
+
+
+def _of_function(rule: oplists.Category, policy: Policy, backend: Backend) -> OpTreatment:
+    """A Python function that ``policy`` lists is cast by us, on every backend."""
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    simulated = rule == "allow" and backend.execution(policy) == "simulated"
+    why = "a Python function, one op as a whole"
+    return OpTreatment("simulated" if simulated else "ampbridge", rule, dtype_of(rule, policy), why)
+
+
+_ABSENT = OpTreatment("absent", None, "", "an op of another framework")
 
 
 def _op_row(name: str, treatment: OpTreatment) -> OpRow:

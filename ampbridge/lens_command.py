@@ -49,7 +49,9 @@ def add_to(commands: Commands) -> None:
     _add_policy(locate)
     _add_scale(locate)
 
-    bisect = _add(kinds, "bisect", "the smallest set of ops and layers to keep in float32", _bisect)
+    bisect = _add(
+        kinds, "bisect", "ops and layers to keep in float32, none of them in vain", _bisect
+    )
     _add_policy(bisect)
     _add_scale(bisect)
     bisect.add_argument(

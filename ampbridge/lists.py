@@ -233,7 +233,7 @@ def why(name: str) -> Reason:
     Raises:
         PolicyError: for a name that is none.
     """
-    return Reason(oplists.ops()[oplists.resolve(name)])
+    return Reason(oplists.op(oplists.resolve(name)))
 
 
 # -- translate
@@ -300,7 +300,7 @@ def translate(names: Iterable[str], source: str | None, target: str) -> Translat
             raise ArgumentError(msg + f"Hint: did you mean {close[0]!r}?")
     spelled = [(name, f"{source}:{name}" if source else name) for name in names]
     return Translation(
-        source, target, tuple((name, oplists.resolve(spelling)) for name, spelling in spelled)
+        source, target, tuple((name, oplists.canonical(spelling)) for name, spelling in spelled)
     )
 
 

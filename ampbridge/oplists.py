@@ -2,11 +2,17 @@
 
 All of it is data: ``data/ops.json`` (ops and names) and ``data/lists.json`` (list sets with their
 sources). Both are read once, when a policy first asks.
+
+What the table lacks has a name as well: a framework's own op behind its prefix
+(``"torch:my_library::my_op"``), a Python function behind its module (``"package.module:function"``).
+Whether it exists is known to the framework, or to the module; so the backend says, when it compiles
+a policy's rules.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -110,45 +116,130 @@ def native_names(namespace: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def resolve(name: str) -> str:
-    """The canonical name of ``name``.
+    """The name under which a policy keeps the op ``name``.
 
-    ``name`` is canonical (``"softmax"``), an alias (``"dense"``), or a framework's own spelling
-    with its prefix (``"paddle:reduce_sum"``, ``"tf:MatMul"``, ``"torch:aten::mm"``).
+    The canonical one, if the op table has it under any spelling. Else a framework's own name with its
+    prefix (``"torch:my_library::my_op"``, ``"tf:Betainc"``) or a Python function with its module
+    (``"package.module:function"``) is kept; whether there is such a thing, ``backend.explain`` and the
+    regions know.
 
     Raises:
-        PolicyError: If no such op is known; it suggests the nearest names.
+        PolicyError: for anything else; it suggests the nearest names.
     """
+    found = _in_table(name)
+    if found is not None:
+        return found
+    prefix, _, rest = name.partition(":")
+    if prefix in _OWN_PREFIXES and _FRAMEWORKS_OWN.fullmatch(rest):
+        return f"{_OWN_PREFIXES[prefix]}:{_bare(rest)}"
+    if prefix not in PREFIXES and _FUNCTION.fullmatch(name):
+        return name
+    raise _unknown(name)
+
+
+def canonical(name: str) -> str:
+    """The canonical name of ``name``, in any spelling of the op table.
+
+    Raises:
+        PolicyError: If the table has no such op; it suggests the nearest names.
+    """
+    found = _in_table(name)
+    if found is None:
+        raise _unknown(name)
+    return found
+
+
+def op(name: str) -> Op:
+    """What is known of an op by the name under which a policy keeps it."""
+    return ops().get(name) or Op(
+        name,
+        "own",
+        "",
+        f"not in the op table: {_whose(name)}, followed where a policy lists it",
+        {},
+    )
+
+
+def _whose(name: str) -> str:
+    prefix = own_prefix(name)
+    return f"an op of {prefix}'s own" if prefix else "a Python function"
+
+
+def own_prefix(name: str) -> str:
+    """The framework, by its prefix, that alone has the op of this name; of all other names none.
+
+    As for names that ``resolve`` gave.
+    """
+    prefix, colon, _ = name.partition(":")
+    return prefix if colon and prefix in PREFIXES else ""
+
+
+def is_function(name: str) -> bool:
+    """Whether the name that ``resolve`` gave is a Python function's."""
+    return ":" in name and not own_prefix(name)
+
+
+def no_such_op(name: str, where: str, known: Iterable[str]) -> PolicyError:
+    """The error for a name behind a prefix or a module that is nothing there.
+
+    Args:
+        name: as the policy has it.
+        where: what was searched: ``"torch 2.13.0"``, ``"module package.layers"``.
+        known: what there is, without prefix or module.
+    """
+    prefix, _, rest = name.partition(":")
+    close = [f"{prefix}:{each}" for each in nearest(rest, known)]
+    msg = f"Unknown op {name!r}: {where} has no {rest!r}.\nHint: {_did_you_mean(close)}"
+    return PolicyError(msg)
+
+
+# Behind which there may be ops that the table lacks -> the one that they are kept with. (Keras' are
+# Python functions: ``keras.ops:correlate``.)
+_OWN_PREFIXES: Mapping[str, str] = {
+    **{prefix: prefix for prefix in ("torch", "tf", "paddle", "numpy")},
+    "tensorflow": "tf",
+}
+
+_FRAMEWORKS_OWN = re.compile(r"\w+(::\w+)?(\.\w+)*")
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
+
+
+def _in_table(name: str) -> str | None:
     if name in ops():
         return name
     if name in _aliases():
         return _aliases()[name]
-    prefix, colon, native = name.partition(":")
-    if colon and prefix in PREFIXES:
-        return _resolve_native(name, prefix, native)
-    close = nearest(name, [*ops(), *_aliases()]) or _owners_of_bare(name)
-    msg = (
-        f"Unknown op {name!r}; allowed are the canonical names and framework names with a prefix "
-        f"({', '.join(f'{p}:' for p in PREFIXES)}).\n"
-        f"Hint: {_did_you_mean(close)}"
-    )
-    raise PolicyError(msg)
+    prefix, _, native = name.partition(":")
+    return _spellings(prefix).get(_bare(native)) if prefix in PREFIXES else None
 
 
-def _resolve_native(name: str, prefix: str, native: str) -> str:
-    native = native.removeprefix("aten::").removeprefix("_C_ops.")
-    spellings: dict[str, str] = {}
+def _bare(native: str) -> str:
+    return native.removeprefix("aten::").removeprefix("_C_ops.")
+
+
+@cache
+def _spellings(prefix: str) -> Mapping[str, str]:
+    """What may stand behind ``prefix`` -> the canonical op."""
+    found: dict[str, str] = {}
     for namespace in PREFIXES[prefix]:
         for spelling, candidates in native_names(namespace).items():
-            spellings.setdefault(spelling, candidates[0])
-            spellings.setdefault(spelling.rpartition(".")[2], candidates[0])
-    if native in spellings:
-        return spellings[native]
-    close = [f"{prefix}:{n}" for n in nearest(native, spellings)]
+            found.setdefault(spelling, candidates[0])
+            found.setdefault(spelling.rpartition(".")[2], candidates[0])
+    return found
+
+
+def _unknown(name: str) -> PolicyError:
+    prefix, colon, _ = name.partition(":")
+    if colon and prefix in PREFIXES:
+        return no_such_op(name, "the op table", _spellings(prefix))
+    close = nearest(name, [*ops(), *_aliases()]) or _owners_of_bare(name)
     msg = (
-        f"Unknown op {name!r}: {native!r} is no name of {prefix!r} in the op table.\n"
+        f"Unknown op {name!r}; allowed are the canonical names, framework names with a prefix "
+        f"({', '.join(f'{p}:' for p in PREFIXES)}), and functions with their module "
+        "(package.module:function).\n"
         f"Hint: {_did_you_mean(close)}"
     )
-    raise PolicyError(msg)
+    return PolicyError(msg)
 
 
 def _owners_of_bare(name: str) -> list[str]:

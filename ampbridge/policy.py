@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from ampbridge import oplists
 from ampbridge.errors import ArgumentTypeError, PolicyError, listed, nearest
+from ampbridge.foreign_names import told_of
 from ampbridge.oplists import Category, OpList
 
 Level = Literal["O0", "O1", "O2"]
@@ -46,16 +47,23 @@ class Policy:
         dtype: the low precision, ``"float16"`` or ``"bfloat16"``. O0 has none (``"float32"``).
         lists: whose lists to start from, on any backend: ``"torch"`` (CUDA autocast's), ``"paddle"``,
             ``"tensorflow"`` (Grappler's), ``"safe"`` (wider deny list) or ``"native"`` (whatever
-            the framework does by itself, nothing intercepted).
-        allow, deny: ops moved to that list. Canonical names (``"softmax"``) or a framework's own
-            with its prefix (``"paddle:reduce_sum"``). Kept as sorted canonical names.
+            the framework does by itself, no op intercepted; what a model returns is cast all the same).
+        allow, deny: ops moved to that list. Canonical names (``"softmax"``), a framework's own with
+            its prefix (``"paddle:reduce_sum"``), also of ops that the op table lacks
+            (``"torch:my_library::my_op"``), or a Python function with its module
+            (``"package.module:function"``, see ``register_op``). Kept sorted, canonical where the
+            table has the op.
         keep: layers held in float32, by dotted-name pattern (``"decoder.*"``) or class name.
-        master_weights: at O2, keep float32 masters of the low-precision parameters.
-        output_dtype: dtype of what the model returns when it is called under this policy.
+        master_weights: at O2, keep float32 masters of the low-precision parameters; below O2
+            parameters are float32 themselves.
+        output_dtype: dtype of what the model returns when it is called under this policy; O0 returns
+            float32.
         execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
 
     Raises:
-        PolicyError: for a value that is not allowed, an unknown op, or one op in both lists.
+        PolicyError: for a value that is not allowed, an unknown op, or one op in both lists. Whether
+            an op that the table lacks exists, its framework knows: the backend raises it, when a
+            region of the policy first opens.
     """
 
     level: Level = "O1"
@@ -84,6 +92,7 @@ class Policy:
         self._set("allow", _canonical("allow", self.allow))
         self._set("deny", _canonical("deny", self.deny))
         self._check_lists()
+        self._check_level()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor
@@ -101,6 +110,22 @@ class Policy:
                 "lists='native' intercepts nothing, so allow and deny cannot be honoured "
                 f"(allow={list(self.allow)!r}, deny={list(self.deny)!r}).\n"
                 "Hint: start from a list set, lists='torch', and keep allow and deny."
+            )
+            raise PolicyError(msg)
+
+    def _check_level(self) -> None:
+        """What asks for low precision where the level has none would be ignored."""
+        if self.level == "O0" and self.output_dtype != "float32":
+            msg = (
+                f"output_dtype={self.output_dtype!r} at O0, where a model returns what it computes: "
+                "float32.\n"
+                f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
+            )
+            raise PolicyError(msg)
+        if self.level != "O2" and not self.master_weights:
+            msg = (
+                f"master_weights=False at {self.level}, where parameters are float32 and need no "
+                "masters.\nHint: Policy('O2', master_weights=False)"
             )
             raise PolicyError(msg)
 
@@ -158,6 +183,11 @@ class Policy:
             spelling: self._shared_category(candidates)
             for spelling, candidates in oplists.native_names(namespace).items()
         }
+
+    def own_rules(self, prefix: str) -> Mapping[str, Category]:
+        """The rule for each listed op of a framework's own that the op table lacks, without prefix."""
+        listed = (op for op in (*self.allow, *self.deny) if oplists.own_prefix(op) == prefix)
+        return {op.removeprefix(f"{prefix}:"): self.category(op) for op in listed}
 
     def _shared_category(self, candidates: tuple[str, ...]) -> Category:
         if self.level == "O0" or not set(candidates).isdisjoint(self.deny):
@@ -307,7 +337,10 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             msg = f"{field_name} takes names, not {name!r} of type {type(name).__name__}.\n"
-            raise ArgumentTypeError(msg + f"Hint: {field_name}=['softmax']")
+            example = "softmax"
+            if field_name != "keep" and callable(name):
+                example = f"{name.__module__}:{name.__qualname__}"
+            raise ArgumentTypeError(msg + f"Hint: {field_name}=[{example!r}]")
     return names
 
 
@@ -321,6 +354,8 @@ def _unknown_field(name: str, where: str) -> str:
 
 
 # Made beforehand: torch.compile can trace a lookup, not the making of a policy.
+Policy.__init__ = told_of("Policy")(Policy.__init__)  # type: ignore[method-assign]
+
 _SHORT_FORMS: Mapping[str, Policy] = {
     text: Policy(cast(Level, level), dtype)
     for text, (level, dtype) in {

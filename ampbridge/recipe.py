@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ampbridge import recipe_file
-from ampbridge.decorate import checked_save_dtype
+from ampbridge.decorate import check_parameter_settings
 from ampbridge.errors import AmpBridgeError, ArgumentTypeError, RecipeError
 from ampbridge.policy import Policy
 from ampbridge.presets import preset as preset_named
@@ -59,7 +59,14 @@ class Scaling(ScalerConfig):
 
     @classmethod
     def of(cls, scaler: GradScaler) -> Scaling:
-        """The settings of ``scaler``, from its present scale on. Waits for the device."""
+        """The settings of ``scaler``, from its present scale on. Waits for the device.
+
+        Raises:
+            ArgumentTypeError: if it is none.
+        """
+        if not isinstance(scaler, GradScaler):
+            msg = f"A Scaling is made of an ampbridge.GradScaler, not of {scaler!r}.\n"
+            raise ArgumentTypeError(msg + "Hint: amp.Scaling.of(amp.GradScaler())")
         return cls(**asdict(scaler.config), init_scale=scaler.get_scale())
 
     def make(self) -> GradScaler:
@@ -119,10 +126,7 @@ class Recipe:
         checked_accumulate(self.accumulate)
         self._set("clip_norm", checked_clip_norm(self.clip_norm))
         checked_on_overflow(self.on_overflow, self.plan)
-        checked_save_dtype(self.save_dtype)
-        if not isinstance(self.master_grad, bool):
-            msg = f"master_grad is True or False, not {self.master_grad!r}.\n"
-            raise ArgumentTypeError(msg + "Hint: master_grad=True")
+        check_parameter_settings(self.policies, self.save_dtype, self.master_grad)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor
@@ -236,10 +240,18 @@ class Recipe:
     def save(
         self, path: str | PathLike[str], comments: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Write ``to_toml(comments)`` to the file ``path``."""
+        """Write ``to_toml(comments)`` to the file ``path``.
+
+        Raises:
+            RecipeError: if the file cannot be written.
+        """
         text = self.to_toml(comments)
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        try:
+            with open(path, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+        except OSError as error:
+            msg = f"Cannot write the recipe {str(path)!r}: {error}.\n"
+            raise RecipeError(msg + "Hint: recipe.save('recipe.toml')") from error
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Recipe:

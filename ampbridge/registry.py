@@ -52,7 +52,21 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
 
 def register_backend(name: str, factory: Factory) -> None:
-    """Add a backend of this process, or put one in another's place. ``name`` is the root module."""
+    """Add a backend of this process, or put one in another's place.
+
+    Args:
+        name: the root module of its framework.
+        factory: makes the backend, without arguments; its class will do.
+
+    Raises:
+        ArgumentTypeError: if the name is no identifier, or the factory cannot be called.
+    """
+    if not (isinstance(name, str) and name.isidentifier() and callable(factory)):
+        msg = (
+            f"A backend is registered by its framework's root module and a factory, not by {name!r} "
+            f"and {factory!r}.\nHint: amp.register_backend('jax', JaxBackend)"
+        )
+        raise ArgumentTypeError(msg)
     _registered[name] = factory
     _loaded.pop(name, None)
 
@@ -221,23 +235,6 @@ def _is_backend(obj: object) -> TypeGuard[Backend]:
 def _missing_methods(obj: Any) -> Iterator[str]:
     methods: frozenset[str] = Backend.__abstractmethods__
     return (m for m in methods if not callable(getattr(obj, m, None)))
-
-
-def check_same_framework(model: object, optimizer: object) -> str:
-    """The framework of both; the optimizer may be of none that is known.
-
-    Raises:
-        ArgumentTypeError: if the optimizer is of another framework than the model.
-    """
-    name = framework_of(model)
-    other = _framework_of_type(type(optimizer))
-    if other is not None and other != name:
-        msg = (
-            f"The model {_kind(model)} belongs to {name}, the optimizer {_kind(optimizer)} to {other}.\n"
-            f"Hint: make the optimizer with {name}, over the model's own parameters."
-        )
-        raise ArgumentTypeError(msg)
-    return name
 
 
 def adapter_package(name: str) -> str:

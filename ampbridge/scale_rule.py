@@ -11,6 +11,9 @@ and with a floor and a ceiling, which torch, Paddle and Keras lack: there a scal
 What other scalers do otherwise are settings of the same rule: finite steps that do not count
 (``growth_delay``), overflows that are counted on (``backoff_count``), a scale that would pass the
 ceiling and stays (``at_max_scale``).
+
+What skipped steps have come to is counted by the same rule, on whatever device the state lives on, so
+that it does not matter how seldom somebody looks; ``ampbridge.skip_alarm`` says it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ampbridge.backend import Scalar
+from ampbridge.backend import FINITE, NAN, Scalar
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 
 # Below 2**-126 the reciprocal of a float32 scale overflows, and finite gradients become NaN unseen
@@ -32,6 +35,10 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 BackoffCount = Literal["consecutive", "until_finite", "until_growth"]
 AtMaxScale = Literal["clamp", "keep"]
 AtMinScale = Literal["stay", "raise"]
+
+# inf times 0, and inf minus inf, are NaN: a scale that is merely too high may show as NaN alone. By
+# then it has fallen by a factor of 256.
+NANS_BEFORE_WARNING = 8
 
 BACKOFF_COUNTS = ("consecutive", "until_finite", "until_growth")
 AT_MAX_SCALE = ("clamp", "keep")
@@ -44,13 +51,33 @@ Where = Callable[[Any, Any, Any], Any]
 class ScaleState(NamedTuple):
     """What the scaler remembers from step to step, as native scalars.
 
-    ``scale`` is float32 wherever it lives, so that every backend rounds it alike.
+    ``scale`` is float32 wherever it lives, so that every backend rounds it alike. The last four only
+    grow, one for each time that an alarm was due: whoever looks seldom compares them with what they
+    were, and misses none.
+
+    Attributes:
+        good, bad: finite and overflowed steps, as the rule counts them.
+        consecutive_skips: overflowed steps in a row, up to now.
+        consecutive_nans: steps in a row, up to now, that had NaN and no inf.
+        skip_warnings: how often ``warn_after_skips`` steps in a row were reached.
+        nan_warnings: how often ``NANS_BEFORE_WARNING`` steps in a row had NaN alone.
+        stuck_steps: skipped steps from the one on that made ``max_consecutive_skips`` in a row.
+        floor_steps: overflows that should have lowered a scale at its minimum, where that raises.
     """
 
     scale: Scalar
     good: Scalar
     bad: Scalar
     consecutive_skips: Scalar
+    consecutive_nans: Scalar = 0
+    skip_warnings: Scalar = 0
+    nan_warnings: Scalar = 0
+    stuck_steps: Scalar = 0
+    floor_steps: Scalar = 0
+
+    def on_host(self) -> ScaleState:
+        """As Python numbers. Waits for the device."""
+        return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
 
 
 @dataclass(frozen=True)
@@ -84,6 +111,7 @@ class ScalerConfig:
         for name in ("warn_after_skips", "max_consecutive_skips"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least=1)
+        object.__setattr__(self, "dynamic", checked_flag("dynamic", self.dynamic))
         _check_choice("backoff_count", self.backoff_count, BACKOFF_COUNTS)
         _check_choice("at_max_scale", self.at_max_scale, AT_MAX_SCALE)
         _check_choice("at_min_scale", self.at_min_scale, AT_MIN_SCALE)
@@ -105,20 +133,23 @@ class ScalerConfig:
         """
         return ScaleState(self.check_scale(scale), -self.growth_delay, 0, 0)
 
-    def check_scale(self, scale: float) -> float:
-        """``scale`` as a float, if it lies between the bounds.
+    def check_scale(self, scale: float, name: str = "init_scale") -> float:
+        """``scale`` as a float, if it lies between the bounds; ``name`` is the argument's.
 
         Raises:
             ArgumentError: if it does not.
         """
-        scale = checked_float("init_scale", scale)
-        if not self.min_scale <= scale <= self.max_scale:
-            msg = (
-                f"Passed init_scale={scale!r}; allowed is min_scale ({self.min_scale!r}) to "
-                f"max_scale ({self.max_scale!r}).\nHint: GradScaler({scale!r}, max_scale={scale!r})"
-            )
-            raise ArgumentError(msg)
-        return scale
+        scale = checked_float(name, scale)
+        if self.min_scale <= scale <= self.max_scale:
+            return scale
+        bound = "max_scale" if scale > self.max_scale else "min_scale"
+        possible = SMALLEST_SCALE <= scale <= LARGEST_SCALE
+        hint = f"GradScaler({scale!r}, {bound}={scale!r})" if possible else f"{name}=2.0**16"
+        msg = (
+            f"Passed {name}={scale!r}; allowed is min_scale ({self.min_scale!r}) to "
+            f"max_scale ({self.max_scale!r}).\nHint: {hint}"
+        )
+        raise ArgumentError(msg)
 
 
 def next_state(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
@@ -127,19 +158,46 @@ def next_state(state: ScaleState, found: Scalar, config: ScalerConfig, where: Wh
     Only arithmetic, comparison and ``where``: it runs on Python numbers and, branch-free, on
     device tensors and under a tracer. Does not wait for a device.
     """
-    overflow = found > 0
-    skips = where(overflow, state.consecutive_skips + 1, 0)
+    counting = counted(state, found, config, where)
     if not config.dynamic:
-        return state._replace(consecutive_skips=skips)
+        return counting
+    overflow = found > FINITE
     good = where(overflow, -config.growth_delay, state.good + 1)
     grow = good == config.growth_interval
     bad = where(overflow, state.bad + 1, _overflows_after_finite(state.bad, grow, config, where))
     back_off = where(overflow, bad >= config.backoff_interval, False)
     scale = where(back_off, _smaller(state.scale, config, where), state.scale)
     scale = where(grow, _larger(state.scale, config, where), scale)
-    return ScaleState(
-        scale, where(grow, 0, good), _overflows_after_backoff(bad, back_off, config, where), skips
+    return counting._replace(
+        scale=scale,
+        good=where(grow, 0, good),
+        bad=_overflows_after_backoff(bad, back_off, config, where),
     )
+
+
+def counted(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
+    """``state`` with the step counted for the alarms; the scale, and what moves it, stays."""
+    overflow = found > FINITE
+    skips = where(overflow, state.consecutive_skips + 1, 0)
+    nans = where(found == NAN, state.consecutive_nans + 1, 0)
+    warn, most = config.warn_after_skips, config.max_consecutive_skips
+
+    def one_more(count: Scalar, due: Scalar) -> Scalar:
+        return where(due, count + 1, count)
+
+    counting = state._replace(consecutive_skips=skips, consecutive_nans=nans)
+    if warn is not None:
+        counting = counting._replace(
+            skip_warnings=one_more(state.skip_warnings, skips == warn),
+            nan_warnings=one_more(state.nan_warnings, nans == NANS_BEFORE_WARNING),
+        )
+    if most is not None:
+        counting = counting._replace(stuck_steps=one_more(state.stuck_steps, skips >= most))
+    if config.at_min_scale == "raise" and config.dynamic:
+        lowers = where(overflow, state.bad + 1 >= config.backoff_interval, False)
+        at_floor = where(lowers, state.scale == config.min_scale, False)
+        counting = counting._replace(floor_steps=one_more(state.floor_steps, at_floor))
+    return counting
 
 
 def _overflows_after_finite(
@@ -204,6 +262,14 @@ def checked_float(name: str, value: object) -> float:
     raise ArgumentTypeError(
         msg + f"Hint: {name}=2.0**16" if "scale" in name else msg + f"Hint: {name}=2.0"
     )
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """``value``, if it is True or False; a word would pass for True."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    msg = f"{name} is True or False, not {value!r} of type {type(value).__name__}.\n"
+    raise ArgumentTypeError(msg + f"Hint: GradScaler({name}=False)")
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -9,8 +9,10 @@ from enum import Enum
 from typing import Any
 
 from ampbridge import registry
+from ampbridge.arguments import check_optimizer, check_that_it_holds_some
 from ampbridge.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
 from ampbridge.errors import ArgumentTypeError, CallOrderError
+from ampbridge.foreign_names import no_attribute, told_of
 from ampbridge.native_scaler import NATIVE, to_native
 from ampbridge.presets import preset
 from ampbridge.scale_rule import (
@@ -20,9 +22,10 @@ from ampbridge.scale_rule import (
     HostStore,
     ScalerConfig,
     ScaleState,
+    checked_flag,
 )
 from ampbridge.scaler_state import LoadedState, read_state, write_state
-from ampbridge.skip_alarm import SkipAlarm
+from ampbridge.skip_alarm import Told, sound
 from ampbridge.tracing import called_as_it_is
 
 
@@ -62,6 +65,13 @@ class _Checked:
     stage: _Stage
     gradients: Gradients
     found: Scalar
+    applied: Scalar = None
+
+    @property
+    def skipped_on_host(self) -> bool:
+        """Whether the host knows, without waiting, that the gradients overflowed."""
+        known = isinstance(self.found, int) and self.found != FINITE
+        return known or self.applied is False
 
 
 class GradScaler:
@@ -95,15 +105,18 @@ class GradScaler:
             its value.
         at_min_scale: an overflow at ``min_scale`` changes nothing ("stay") or is an
             ``OverflowStuckError`` ("raise").
-        warn_after_skips, max_consecutive_skips: steps skipped in a row after which to warn, and to
-            raise an ``OverflowStuckError``; None for never. NaN without inf, which no scale cures, is
-            warned of after eight. Seen when the count is on the host:
-            at once on the CPU, elsewhere when a result is read.
+        warn_after_skips, max_consecutive_skips: the number of steps skipped in a row at which to warn,
+            and to raise an ``OverflowStuckError``; None for never. NaN without inf, which no scale
+            cures, is warned of at the eighth. Counted where the state lives, so that no look comes
+            too late. ``update`` says it at once where the host knows that a step was skipped: always
+            but in traced code, and with optimizers on a GPU whose own kernel takes the decision.
+            There it is said when ``get_scale`` or ``found_inf`` is called, or a ``StepResult`` read.
 
     Raises:
         ArgumentError, ArgumentTypeError: for numbers outside of their range.
     """
 
+    @told_of("GradScaler")
     def __init__(
         self,
         init_scale: float = 2.0**16,
@@ -130,7 +143,7 @@ class GradScaler:
             backoff_interval,
             min_scale,
             max_scale,
-            bool(dynamic),
+            dynamic,
             growth_delay,
             backoff_count,
             at_max_scale,
@@ -138,11 +151,12 @@ class GradScaler:
             warn_after_skips,
             max_consecutive_skips,
         )
-        self.enabled = bool(enabled)
+        self.enabled = checked_flag("enabled", enabled)
         self._store: ScaleStore = HostStore(self.config.first_state(init_scale))
         self._backend: Backend | None = None
         self._checked: defaultdict[int, dict[int, _Checked]] = defaultdict(dict)
-        self._alarm = SkipAlarm()
+        self._told = Told()
+        self._has_scaled = False
 
     @classmethod
     def like(cls, name: str, **overrides: Any) -> GradScaler:
@@ -175,21 +189,24 @@ class GradScaler:
         if isinstance(loss, (list, tuple)):
             return type(loss)(self.scale(value) for value in loss)
         backend = self._bound_to(loss)
-        return backend.cast(loss, "float32") * self._store.read().scale
+        return backend.cast(loss, "float32") * self.factor(backend, loss)
 
     @called_as_it_is
     def unscale(self, owner: Optimizer | Sequence[Array]) -> Gradients:
         """Divide gradients by the scale and check them, ahead of ``step``; for clipping.
 
         Args:
-            owner: an optimizer that holds its gradients (torch, Paddle: changed in place), or the
-                gradients themselves (TensorFlow, NumPy: the result goes to ``step``).
+            owner: an optimizer that holds its gradients (torch, Paddle: changed in place, 16-bit ones
+                to float32, which has their small values and is what clipping sees), or the gradients
+                themselves (TensorFlow, NumPy: the result goes to ``step``).
 
         Raises:
-            CallOrderError: if it was done already since the last ``update``.
+            CallOrderError: if it was done already since the last ``update``; if there is not one
+                gradient; if this scaler has never scaled a loss.
         """
         if isinstance(owner, (Gradients, list, tuple)):
             return self._unscale_values(owner)
+        check_optimizer(owner, self._backend)
         record = self._records.get(id(owner))
         if record is not None:
             what = "unscale()" if record.stage is _Stage.UNSCALED else "step()"
@@ -219,8 +236,9 @@ class GradScaler:
             Whether it was stepped (a symbolic bool in traced code).
 
         Raises:
-            CallOrderError: on a second call since the last ``update``.
+            CallOrderError: on a second call since the last ``update``; and as ``unscale``.
         """
+        check_optimizer(optimizer, self._backend)
         record = self._records.get(id(optimizer))
         if record is not None and record.stage is _Stage.STEPPED:
             msg = (
@@ -230,37 +248,49 @@ class GradScaler:
             raise CallOrderError(msg)
         gradients = self._gradients_for(optimizer, grads, record)
         backend = self._bound_to(optimizer)
+        check_that_it_holds_some(backend, optimizer, gradients.parameters)
         applied: bool = backend.apply(
             optimizer, gradients.parameters, gradients.values, gradients.found
         )
         self._records[id(optimizer)] = _Checked(
-            optimizer, _Stage.STEPPED, gradients, gradients.found
+            optimizer, _Stage.STEPPED, gradients, gradients.found, applied
         )
         return applied
 
     @called_as_it_is
-    def update(self) -> None:
+    def update(self, new_scale: float | None = None) -> None:
         """Adapt the scale to what the steps since the last ``update`` found.
 
+        Args:
+            new_scale: takes the place of that, as in torch, whatever was found. Waits for the device.
+
         Raises:
+            ArgumentError: for a ``new_scale`` outside of the bounds.
             CallOrderError: if there were none.
             OverflowStuckError: where too many were skipped in a row; the scale has been adapted.
         """
-        records = self._records
+        if new_scale is not None:
+            self._set_scale(new_scale)
+            return
+        records = list(self._records.values())
         if not records:
             msg = (
                 "update() without a step() or unscale() since the last one: nothing was checked.\n"
                 "Hint: scaler.step(optimizer); scaler.update()"
             )
             raise CallOrderError(msg)
-        found = [record.found for record in records.values() if record.found is not None]
-        records.clear()
+        self._records.clear()
+        found = [record.found for record in records if record.found is not None]
         if self.enabled and found:
-            before = self._store.read()
-            self._store.update(sum(found[1:], start=found[0]), self.config)
-            if all(isinstance(each, int) for each in found):
-                worst = min((each for each in found if each != FINITE), default=FINITE)
-                self._alarm.observe(worst, before, self.config)
+            self._store.update(self._bound_to(records[0].optimizer).worst(found), self.config)
+            if any(record.skipped_on_host for record in records):
+                self.sound_alarms()
+
+    def _set_scale(self, scale: float) -> None:
+        if self.enabled:
+            checked = self.config.check_scale(scale, "new_scale")
+            self._store.write(self._store.read()._replace(scale=checked))
+        self._records.clear()
 
     @called_as_it_is
     def minimize(self, optimizer: Optimizer, scaled_loss: Any) -> bool:
@@ -273,7 +303,15 @@ class GradScaler:
     # -- what it knows
 
     def get_scale(self) -> float:
-        """The present scale, 1.0 if disabled. Waits for the device."""
+        """The present scale, 1.0 if disabled. Waits for the device.
+
+        Raises:
+            OverflowStuckError: where too many steps were skipped in a row, and it was not said yet.
+        """
+        self.sound_alarms()
+        return self._present_scale()
+
+    def _present_scale(self) -> float:
         return float(self._store.read().scale) if self.enabled else 1.0
 
     def found_inf(self, optimizer: Optimizer) -> bool:
@@ -281,7 +319,9 @@ class GradScaler:
 
         Raises:
             CallOrderError: if they have not been checked since.
+            OverflowStuckError: as ``get_scale``, of the steps before.
         """
+        self.sound_alarms()
         record = self._records.get(id(optimizer))
         if record is None:
             msg = (
@@ -295,11 +335,11 @@ class GradScaler:
         """Plain JSON values, the same keys on every backend. Waits for the device.
 
         Keys: ``version``, ``enabled``, ``scale``, ``good_steps`` and ``bad_steps`` (in a row, so
-        far), ``consecutive_skips``, and the settings under their argument names.
+        far), ``consecutive_skips`` and ``consecutive_nans``, how many alarms are due and not sounded
+        yet (0 if somebody looks), and the settings under their argument names.
         """
-        state = self._store.read()
-        host = ScaleState(float(state.scale), *(int(count) for count in state[1:]))
-        return write_state(host, self.config, self.enabled)
+        state = self._told.pending(self._store.read().on_host())
+        return write_state(state, self.config, self.enabled)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over ``state_dict()``'s result, or that of torch's, Paddle's or Keras' scaler.
@@ -322,6 +362,7 @@ class GradScaler:
         state, self.config, self.enabled = loaded
         self._store.write(state)
         self._checked.clear()
+        self._told = Told()
 
     # -- the frameworks' own scalers
 
@@ -356,6 +397,21 @@ class GradScaler:
         """Where the state lives since ``bind``."""
         return self._store
 
+    def sound_alarms(self, state: ScaleState | None = None) -> None:
+        """Say of skipped steps what has become due and was not said yet. Waits for the device.
+
+        Args:
+            state: the state after some step; None for the present one.
+
+        Raises:
+            OverflowStuckError: where too many were skipped in a row, or at the minimum of the scale.
+        """
+        if not self.enabled:
+            return
+        now = (self._store.read() if state is None else state).on_host()
+        told, self._told = self._told, self._told.with_all_of(now)
+        sound(told, now, self.config)
+
     def bind(self, backend: Backend, like: Any) -> None:
         """Move the state to where ``backend`` wants it, once.
 
@@ -372,6 +428,14 @@ class GradScaler:
                 "other.load_state_dict(scaler.state_dict())"
             )
             raise ArgumentTypeError(msg)
+
+    def factor(self, backend: Backend, like: Any) -> Scalar:
+        """What a loss is multiplied by, None if it is not; the state lives where ``like`` is."""
+        if not self.enabled:
+            return None
+        self.bind(backend, like)
+        self._has_scaled = True
+        return self._store.read().scale
 
     @property
     def _records(self) -> dict[int, _Checked]:
@@ -400,7 +464,11 @@ class GradScaler:
             raise CallOrderError(msg)
         if not self.enabled:
             return grads
-        backend = self._backend or self._bound_to(next((g for g in grads if g is not None), None))
+        if not self._has_scaled:
+            raise CallOrderError(_NEVER_SCALED)
+        backend = self._backend
+        if backend is None or all(gradient is None for gradient in grads):
+            raise CallOrderError(_NO_GRADIENTS)
         values, found = backend.unscale(grads.values, self._store.read().scale)
         return Gradients(values, grads.parameters, backend.agree(found, optimizer))
 
@@ -418,17 +486,12 @@ class GradScaler:
         return gradients
 
     def _present(self, record: _Checked) -> Gradients:
-        """The unscaled gradients of ``record`` as they are now: the caller may have put others there.
+        """The unscaled gradients of ``record`` as they are now: the caller may have put others there."""
+        present = self._bound_to(record.optimizer).stored_gradients(record.optimizer)
+        return Gradients(present, record.gradients.parameters, record.found)
 
-        A gradient that unscaling had to widen is not among the stored ones.
-        """
-        unscaled, backend = record.gradients, self._bound_to(record.optimizer)
-        pairs = zip(unscaled, backend.stored_gradients(record.optimizer), strict=True)
-        present = [
-            kept if now is not None and kept is not None and now.dtype != kept.dtype else now
-            for kept, now in pairs
-        ]
-        return Gradients(present, unscaled.parameters, unscaled.found)
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         changed = [
@@ -438,4 +501,17 @@ class GradScaler:
         ]
         if not self.enabled:
             changed.append("enabled=False")
-        return f"GradScaler({', '.join([f'{self.get_scale()!r}', *changed])})"
+        return f"GradScaler({', '.join([f'{self._present_scale()!r}', *changed])})"
+
+
+_NEVER_SCALED = (
+    "These gradients would be divided by a loss scale that this GradScaler has multiplied no loss by.\n"
+    "Hint: scaler.scale(loss).backward(), before step() and unscale(); or "
+    "amp.value_and_grad(..., scaler=scaler)"
+)
+
+_NO_GRADIENTS = (
+    "There is not one gradient to unscale: nothing was differentiated since gradients were cleared, or "
+    "the loss does not depend on these parameters.\n"
+    "Hint: scaler.scale(loss).backward(), before step() and unscale(), with a loss that depends on them."
+)

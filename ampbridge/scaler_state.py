@@ -16,15 +16,16 @@ import numpy as np
 from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, StateError
 from ampbridge.scale_rule import ScalerConfig, ScaleState, checked_float
 
-VERSION = 2
+VERSION = 3
 
 _LARGEST_COUNT = 2**31 - 1  # of the counters on devices
 
-_COUNTERS = ("good_steps", "bad_steps", "consecutive_skips")
+_COUNTERS = ("good_steps", "bad_steps", *ScaleState._fields[3:])
 _SETTINGS = tuple(asdict(ScalerConfig()))
 _KEYS = ("version", "enabled", "scale", *_COUNTERS, *_SETTINGS)
 
-# Settings that a version did not have yet; the scaler that loads it keeps its own.
+# What a version did not have yet: settings, of which the scaler that loads it keeps its own, and
+# counters, which begin at 0.
 _SINCE_VERSION_2 = frozenset(
     {
         "growth_delay",
@@ -35,7 +36,12 @@ _SINCE_VERSION_2 = frozenset(
         "max_consecutive_skips",
     }
 )
-_NOT_YET: Mapping[Any, frozenset[str]] = {1: _SINCE_VERSION_2, 2: frozenset()}
+_SINCE_VERSION_3 = frozenset(ScaleState._fields[4:])
+_NOT_YET: Mapping[Any, frozenset[str]] = {
+    1: _SINCE_VERSION_2 | _SINCE_VERSION_3,
+    2: _SINCE_VERSION_3,
+    3: frozenset(),
+}
 
 # Format -> (the key that gives it away, its keys -> ours).
 FOREIGN: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -110,15 +116,17 @@ def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> 
         msg = f"The state holds an impossible value. {error}"
         raise StateError(msg) from error
     least = {"good_steps": -config.growth_delay}
-    if not scale > 0 or any(count < least.get(k, 0) for k, count in counters.items()):
+    impossible = {k: count for k, count in counters.items() if count < least.get(k, 0)}
+    if not scale > 0 or impossible:
         msg = (
-            f"The state holds an impossible value: scale={scale!r}, {counters}.\n"
+            f"The state holds an impossible value: {impossible or {'scale': scale}}.\n"
             "Hint: start anew with GradScaler(); the saved scaler had collapsed."
         )
         raise StateError(msg)
     good = min(counters["good_steps"], config.growth_interval - 1)
     bad = min(counters["bad_steps"], config.backoff_interval - 1)
-    state = ScaleState(_within(scale, config), good, bad, counters["consecutive_skips"])
+    counters |= {"good_steps": good, "bad_steps": bad}
+    state = ScaleState(_within(scale, config), *counters.values())
     return state, config, bool(values.get("enabled", enabled))
 
 

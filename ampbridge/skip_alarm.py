@@ -1,91 +1,55 @@
-"""Says when skipping steps has become the problem: NaN, or a scale that falls and falls."""
+"""Says when skipping steps has become the problem: NaN, or a scale that falls and falls.
+
+The rule counts, wherever the scaler's state lives (``ampbridge.scale_rule``). Here two looks at that
+state are compared, so that many steps between them, or few, make no difference.
+"""
 
 from __future__ import annotations
 
 import warnings
 from typing import NamedTuple
 
-from ampbridge.backend import FINITE, NAN
 from ampbridge.errors import AmpBridgeWarning, OverflowStuckError
-from ampbridge.scale_rule import ScalerConfig, ScaleState
-
-# inf times 0, and inf minus inf, are NaN: a scale that is merely too high may show as NaN alone. By
-# then it has fallen by a factor of 256.
-NANS_BEFORE_WARNING = 8
+from ampbridge.scale_rule import NANS_BEFORE_WARNING, ScalerConfig, ScaleState
 
 
-class SkippedRun(NamedTuple):
-    """Skipped steps in a row, counted where they ran.
+class Told(NamedTuple):
+    """How many of the alarms that were due have been sounded; ``ScaleState`` has the same counts."""
 
-    Attributes:
-        skips: how many; 0 if the last step was finite.
-        nans: how many of them, at the end and in a row, had NaN and no inf.
-        at_floor: how many should have lowered a scale that was at its minimum.
-        scale: the loss scale after them.
+    skip_warnings: int = 0
+    nan_warnings: int = 0
+    stuck_steps: int = 0
+    floor_steps: int = 0
+
+    def with_all_of(self, state: ScaleState) -> Told:
+        """Those of ``state`` too, which may be an older one."""
+        return Told(*(max(getattr(state, name), told) for name, told in self._asdict().items()))
+
+    def pending(self, state: ScaleState) -> ScaleState:
+        """``state`` with the alarms alone that are yet to be sounded."""
+        counts = {name: getattr(state, name) - told for name, told in self._asdict().items()}
+        return state._replace(**counts)
+
+
+def sound(told: Told, now: ScaleState, config: ScalerConfig) -> None:
+    """Say what has become due in ``now``, of Python numbers, beyond what was told.
+
+    Raises:
+        OverflowStuckError: for ``max_consecutive_skips`` steps skipped in a row; or, with
+            ``at_min_scale="raise"``, for an overflow that should lower a scale at its minimum.
     """
-
-    skips: int
-    nans: int
-    at_floor: int
-    scale: float
-
-
-class SkipAlarm:
-    """Watches skipped steps: each of them, in their order, or what many have come to."""
-
-    def __init__(self) -> None:
-        self._nans_in_a_row = 0
-        self._seen = SkippedRun(0, 0, 0, 1.0)
-
-    def observe(self, found: int, before: ScaleState, config: ScalerConfig) -> None:
-        """Look at one step: what was found in its gradients, and the state it began with.
-
-        Raises:
-            OverflowStuckError: after more than ``max_consecutive_skips`` steps skipped in a row, or,
-                with ``at_min_scale="raise"``, at an overflow that should lower a scale at its floor.
-        """
-        self._nans_in_a_row = self._nans_in_a_row + 1 if found == NAN else 0
-        if found == FINITE:
-            return
-        if self._nans_in_a_row == NANS_BEFORE_WARNING and config.warn_after_skips is not None:
-            _warn_of_nan(NANS_BEFORE_WARNING)
-        skips, scale = int(before.consecutive_skips) + 1, float(before.scale)
-        _check_floor(before, config)
-        if config.max_consecutive_skips is not None and skips > config.max_consecutive_skips:
-            raise OverflowStuckError(_stuck(skips, f"was {scale!r} in the last one"))
-        if skips == config.warn_after_skips:
-            text = _stuck(skips, f"was {scale!r} in the last one")
-            warnings.warn(text, AmpBridgeWarning, stacklevel=4)
-
-    def look(self, run: SkippedRun, config: ScalerConfig) -> None:
-        """Look at what all steps so far have come to, after any number of them.
-
-        What ``observe`` would have said since the last look is said now, once; not of a run that has
-        ended in between.
-
-        Raises:
-            OverflowStuckError: as ``observe``.
-        """
-        before = self._seen if run.skips >= self._seen.skips else SkippedRun(0, 0, 0, 1.0)
-        self._seen = run
-        if before.nans < NANS_BEFORE_WARNING <= run.nans and config.warn_after_skips is not None:
-            _warn_of_nan(run.nans)
-        if config.at_min_scale == "raise" and run.at_floor > before.at_floor:
-            raise OverflowStuckError(_at_floor(config))
-        if config.max_consecutive_skips is not None and run.skips > config.max_consecutive_skips:
-            raise OverflowStuckError(_stuck(run.skips, f"is {run.scale!r} now"))
-        if config.warn_after_skips is not None and (
-            before.skips < config.warn_after_skips <= run.skips
-        ):
-            text = _stuck(run.skips, f"is {run.scale!r} now")
-            warnings.warn(text, AmpBridgeWarning, stacklevel=4)
-
-
-def _check_floor(before: ScaleState, config: ScalerConfig) -> None:
-    due = int(before.bad) + 1 >= config.backoff_interval
-    at_floor = config.dynamic and float(before.scale) == config.min_scale
-    if config.at_min_scale == "raise" and at_floor and due:
+    if now.nan_warnings > told.nan_warnings:
+        _warn(_nan(now))
+    if now.floor_steps > told.floor_steps:
         raise OverflowStuckError(_at_floor(config))
+    if now.stuck_steps > told.stuck_steps:
+        raise OverflowStuckError(_skipped(now, config.max_consecutive_skips))
+    if now.skip_warnings > told.skip_warnings:
+        _warn(_skipped(now, config.warn_after_skips))
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, AmpBridgeWarning, stacklevel=5)
 
 
 def _at_floor(config: ScalerConfig) -> str:
@@ -95,17 +59,21 @@ def _at_floor(config: ScalerConfig) -> str:
     )
 
 
-def _stuck(skips: int, scale: str) -> str:
+def _skipped(now: ScaleState, due: int | None) -> str:
+    """Of the present run; of one that has ended, all that is known is that it was so long."""
+    least = due or 1
+    goes_on = now.consecutive_skips >= least
+    ended = "Nothing is being trained." if goes_on else "It has ended since."
     return (
-        f"{skips} steps in a row were skipped; the loss scale {scale}. Nothing is being trained.\n"
+        f"{max(now.consecutive_skips, least)} steps in a row were skipped; the loss scale is "
+        f"{now.scale!r} now. {ended}\n"
         "Hint: result.reason says inf or NaN; train_step(..., name_overflows=True) says where."
     )
 
 
-def _warn_of_nan(steps: int) -> None:
-    msg = (
-        f"{steps} steps in a row had NaN in their gradients and no inf: lowering the loss scale has "
-        "not helped.\nHint: look for 0/0, log(0) or inf - inf in the loss; train_step(..., "
-        "name_overflows=True) says which parameters' gradients are NaN."
+def _nan(now: ScaleState) -> str:
+    return (
+        f"{max(now.consecutive_nans, NANS_BEFORE_WARNING)} steps in a row had NaN in their gradients "
+        "and no inf: lowering the loss scale has not helped.\nHint: look for 0/0, log(0) or inf - inf "
+        "in the loss; train_step(..., name_overflows=True) says which parameters' gradients are NaN."
     )
-    warnings.warn(msg, AmpBridgeWarning, stacklevel=5)

@@ -12,7 +12,13 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, NamedTuple
 
-from ampbridge import registry, training_state
+from ampbridge import training_state
+from ampbridge.arguments import (
+    backend_of_pass,
+    backend_of_training,
+    described,
+    required_arguments,
+)
 from ampbridge.backend import (
     FINITE,
     INF,
@@ -37,19 +43,16 @@ from ampbridge.errors import (
 )
 from ampbridge.policy import Policy
 from ampbridge.recipe import Recipe
-from ampbridge.scale_rule import ScalerConfig, ScaleState
+from ampbridge.scale_rule import ScalerConfig
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.scaler_state import LoadedState
 from ampbridge.schedule import Schedule, from_dict, parse, single
-from ampbridge.skip_alarm import SkipAlarm
-from ampbridge.step_settings import (
-    OnOverflow,
-)
+from ampbridge.step_settings import OnOverflow, checked_name_overflows
 from ampbridge.tracing import called_as_it_is
 from ampbridge.training_state import Trained
 from ampbridge.weights import Report
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 Reason = Literal["inf", "nan", "accumulating"]
 
@@ -67,7 +70,7 @@ class StepResult:
         step: int,
         *,
         accumulating: bool = False,
-        alarm: Callable[[StepOutput], None] | None = None,
+        alarm: Callable[[], None] | None = None,
         names: Sequence[str] = (),
     ) -> None:
         self._output = output
@@ -90,7 +93,7 @@ class StepResult:
     @property
     def scale(self) -> float:
         """The loss scale of this step; 1.0 without a scaler."""
-        return 1.0 if self._output.before is None else float(self._output.before.scale)
+        return 1.0 if self._output.scale is None else float(self._output.scale)
 
     @property
     def applied(self) -> bool:
@@ -114,9 +117,9 @@ class StepResult:
     @property
     def consecutive_skips(self) -> int:
         """Skipped steps in a row, this one included."""
-        if self.reason not in ("inf", "nan") or self._output.before is None:
+        if self.reason not in ("inf", "nan") or self._output.after is None:
             return 0
-        return int(self._output.before.consecutive_skips) + 1
+        return int(self._output.after.consecutive_skips)
 
     @property
     def overflows(self) -> dict[str, Reason]:
@@ -138,7 +141,7 @@ class StepResult:
         """Once, and only where the step is being looked at anyway: it waits for the device."""
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
-            alarm(self._output)
+            alarm()
 
     def __repr__(self) -> str:
         return (
@@ -151,9 +154,9 @@ class _CheckedState(NamedTuple):
     """A ``state_dict`` that fits the step it is loaded into."""
 
     step: int
-    unscaled_skips: int
     schedule: dict[str, Any]
     scaler: LoadedState | None
+    unscaled: LoadedState
 
 
 class TrainStep:
@@ -187,7 +190,6 @@ class TrainStep:
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps that are not scaled are checked and counted as well.
         self._unscaled = GradScaler(1.0, dynamic=False)
-        self._alarm = SkipAlarm()
         for each in (scaler, self._unscaled):
             if each is not None and each.enabled:
                 each.bind(backend, model)
@@ -207,12 +209,15 @@ class TrainStep:
             return self._plan
         return self._plan.policy(self._schedule_state)
 
-    def __call__(self, *batch: Any) -> StepResult:
-        """Run one batch, or micro-batch, of NumPy arrays or native tensors."""
+    def __call__(self, /, *batch: Any, **named: Any) -> StepResult:
+        """Run one batch, or micro-batch, of NumPy arrays or native tensors, also nested ones.
+
+        ``loss_fn`` is called with it: ``loss_fn(model, *batch, **named)``.
+        """
         final = self._micro_steps + 1 == self.accumulate
         policy = self.policy
         fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
-        output = self._present_program()(policy, final, self._total, batch)
+        output = self._present_program()(policy, final, self._total, (batch, named))
         if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
             return self._result(output, policy)
         if not final:
@@ -245,17 +250,20 @@ class TrainStep:
     ) -> StepResult:
         if accumulating:
             return StepResult(output, self._steps, accumulating=True)
-        config = self._counting(policy).config
-
-        def alarm(output: StepOutput) -> None:
-            assert output.before is not None
-            self._alarm.observe(int(output.found), output.before, config)
-
-        names = self._backend.parameter_names(self.model) if self.name_overflows else ()
+        alarm = partial(self._counting(policy).sound_alarms, output.after)
+        names = self._parameter_names() if self.name_overflows else ()
         result = StepResult(output, self._steps, alarm=alarm, names=names)
         if isinstance(output.found, int):
             result._raise_alarm()
         return result
+
+    def _parameter_names(self) -> list[str]:
+        """Of the optimizer's parameters: those in the model, and their places in it of others."""
+        backend, model = self._backend, self.model
+        pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
+        names = {id(parameter): name for parameter, name in pairs}
+        trained = enumerate(backend.parameters(self.optimizer))
+        return [names.get(id(p), f"optimizer[{place}]") for place, p in trained]
 
     def _build_on_replicas(self, loss_fn: LossFn) -> Program:
         return self._backend.on_replicas(self._build(loss_fn), self.model)
@@ -265,7 +273,7 @@ class TrainStep:
 
         ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
         """
-        loss_and_aux = returning_aux(loss_fn)
+        loss_and_aux = _taking_both(returning_aux(loss_fn))
         whole_steps = self.on_overflow == "drop_step"
 
         def program(
@@ -273,8 +281,7 @@ class TrainStep:
         ) -> StepOutput:
             backend = self._backend
             counting, scaling = self._counting(policy), self._scaler_under(policy) is not None
-            before = counting.store.read()
-            scale = before.scale if scaling else None
+            scale = counting.store.read().scale if scaling else None
             loss, aux, grads = backend.gradients(
                 loss_and_aux,
                 self.model,
@@ -282,23 +289,27 @@ class TrainStep:
                 policy,
                 self._factor(scale),
                 total if whole_steps else None,
+                self.optimizer,
             )
             if whole_steps and not final:
-                return StepOutput(loss, aux, grads, before)
+                return StepOutput(loss, aux, grads, scale)
             kinds = self._kinds(grads)
             grads, found = backend.unscale(grads, scale)
             found = backend.agree(found, self.optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
-            counting.store.update(found, counting.config)
             if not final:
-                return StepOutput(loss, aux, grads, before, found, kinds=kinds)
+                counting.store.update(found, counting.config)
+                after = counting.store.read()
+                return StepOutput(loss, aux, grads, scale, after, found, kinds=kinds)
             norm = None
             if self.clip_norm is not None:
                 grads, norm = backend.clip(grads, self.clip_norm)
-            parameters = backend.parameters(self.model)
+            parameters = backend.parameters(self.optimizer)
             applied = backend.apply(self.optimizer, parameters, grads, found)
-            return StepOutput(loss, aux, None, before, found, applied, norm, kinds)
+            counting.store.update(found, counting.config)  # last: what raises moves no scale
+            after = counting.store.read()
+            return StepOutput(loss, aux, None, scale, after, found, applied, norm, kinds)
 
         return program
 
@@ -330,8 +341,8 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values: ``version``, ``step``, ``policy`` (or schedule), ``schedule`` (what it
-        remembers; empty for a policy), ``scaler`` (None without one), ``unscaled_skips`` (in a row,
-        of steps without loss scaling).
+        remembers; empty for a policy), ``scaler`` (None without one), ``unscaled`` (the same of steps
+        without loss scaling, which are counted as well).
 
         Save between steps, not between micro-batches: gradients so far are not part of it.
 
@@ -350,7 +361,7 @@ class TrainStep:
             "policy": self._plan.to_dict(),
             "schedule": self._schedule_state,
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "unscaled_skips": int(self._unscaled.store.read().consecutive_skips),
+            "unscaled": self._unscaled.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -364,7 +375,8 @@ class TrainStep:
     def _take(self, checked: _CheckedState) -> None:
         if self.scaler is not None and checked.scaler is not None:
             self.scaler.take_state(checked.scaler)
-        self._unscaled.store.write(ScaleState(1.0, 0, 0, checked.unscaled_skips))
+        counts = checked.unscaled[0]._replace(scale=1.0)
+        self._unscaled.take_state((counts, self._unscaled.config, True))
         self._steps, self._schedule_state = checked.step, checked.schedule
         self._micro_steps, self._total = 0, None
 
@@ -414,7 +426,7 @@ class TrainStep:
     def _checked_state(self, state: Mapping[str, Any]) -> _CheckedState:
         """All of a state that fits, before any of it is taken over."""
         keys = {"version", "step", "policy", "schedule", "scaler"}
-        known = {1: keys, STATE_VERSION: keys | {"unscaled_skips"}}
+        known = {1: keys, 2: keys | {"unscaled_skips"}, STATE_VERSION: keys | {"unscaled"}}
         version = state.get("version") if isinstance(state, Mapping) else None
         if not isinstance(version, int) or set(state) != known.get(version):
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
@@ -439,12 +451,15 @@ class TrainStep:
             self._plan.check_state(schedule_state)
         elif not isinstance(schedule_state, dict) or schedule_state:
             raise StateError(_impossible("schedule", schedule_state))
-        counts = {name: state.get(name, 0) for name in ("step", "unscaled_skips")}
-        for name, count in counts.items():
-            if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
-                raise StateError(_impossible(name, count))
+        step = state["step"]
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
+            raise StateError(_impossible("step", step))
         scaler = None if self.scaler is None else self.scaler.checked_state(state["scaler"])
-        return _CheckedState(**counts, schedule=dict(schedule_state), scaler=scaler)
+        skips = {"consecutive_skips": state.get("unscaled_skips", 0)}
+        unscaled = state.get("unscaled", {**self._unscaled.state_dict(), **skips})
+        return _CheckedState(
+            step, dict(schedule_state), scaler, self._unscaled.checked_state(unscaled)
+        )
 
 
 def _saved_plan(data: Any) -> Policy | Schedule:
@@ -481,14 +496,18 @@ def train_step(
     """A callable that trains ``model`` by one batch: ``result = step(x, y)``.
 
     Args:
-        loss_fn: ``loss_fn(model, *batch)`` returns a scalar loss (a mean over the batch, if
+        loss_fn: ``loss_fn(model, *batch, **named)`` returns a scalar loss (a mean over the batch, if
             micro-batches are accumulated), or ``(loss, aux)``.
-        model, optimizer: native, of one framework. They stay the user's own.
+        model, optimizer: native, of one framework. They stay the user's own. What the optimizer
+            holds is trained, also what is not in the model (a criterion's weights); of Keras, what
+            it was built for, or the model's variables.
         policy: a Policy, its short form, or a Schedule of them; "O1" if nothing else is said.
         scaler: a GradScaler; "auto" makes one where the policy needs it; None for none.
         accumulate: micro-batches a step, one if nothing else is said; their gradients are averaged.
         clip_norm: clips the joint 2-norm of the unscaled gradients.
-        scheduler: an object with ``step()`` or a callable, advanced only by applied steps.
+        scheduler: an object with ``step()`` or a callable, advanced only by applied steps. Saved
+            and loaded with the step if it has ``state_dict()`` and ``load_state_dict()``; the state
+            of a plain function or method is yours to save.
         compile: ``tf.function`` / ``torch.compile`` / ``to_static``; "auto" as the framework's
             users expect: compiled on TensorFlow, eager elsewhere.
         on_overflow: where micro-batches are accumulated, an overflow in one of them drops the whole
@@ -498,7 +517,7 @@ def train_step(
         name_overflows: make ``result.overflows`` say which parameters' gradients were not finite,
             at the cost of another pass over the gradients.
         recipe: all of this as one value, in the place of policy, scaler, accumulate, clip_norm and
-            on_overflow.
+            on_overflow. None, and "auto" for the scaler, leave the say to the recipe.
 
     Steps without loss scaling are checked and skipped likewise.
 
@@ -508,20 +527,20 @@ def train_step(
     Raises:
         AmpBridgeError: for arguments that cannot work together.
     """
-    chosen = registry.backend(registry.check_same_framework(model, optimizer))
+    chosen = backend_of_training(loss_fn, model, optimizer)
     if recipe is None:
         recipe, scaler = _recipe_of(policy, scaler, accumulate, clip_norm, on_overflow)
     else:
         scaler = _scaler_of(recipe, scaler, policy, accumulate, clip_norm, on_overflow)
     return TrainStep(
-        checked_loss(loss_fn),
+        loss_fn,
         model,
         optimizer,
         backend=chosen,
         recipe=recipe,
         scaler=scaler,
         scheduler=scheduler,
-        name_overflows=bool(name_overflows),
+        name_overflows=checked_name_overflows(name_overflows),
         compiled=chosen.compiles_by_default if compile == "auto" else _checked_compile(compile),
     )
 
@@ -573,6 +592,7 @@ def value_and_grad(
     *batch: Any,
     policy: str | Policy = "O1",
     scaler: GradScaler | None = None,
+    **named: Any,
 ) -> tuple[Any, Gradients]:
     """The loss and the gradients of ``model``'s parameters, for loops of one's own.
 
@@ -580,7 +600,8 @@ def value_and_grad(
         scaler.step(optimizer, grads)
         scaler.update()
 
-    With a ``scaler`` the gradients come scaled, for ``scaler.unscale`` or ``scaler.step``.
+    With a ``scaler`` the gradients come scaled, for ``scaler.unscale`` or ``scaler.step``. Other
+    keyword arguments go to ``loss_fn``.
 
     At O2 model and optimizer have to be decorated before; elsewhere the policy holds for the call.
 
@@ -592,14 +613,12 @@ def value_and_grad(
         CallOrderError: if the model is not decorated, or is with another policy.
     """
     parsed = single(policy)
-    backend = registry.backend(registry.framework_of(model))
-    factor = None
-    if scaler is not None and scaler.enabled:
-        scaler.bind(backend, model)
-        factor = scaler.store.read().scale
+    backend = backend_of_pass(loss_fn, model)
+    scaler = _checked_scaler(scaler, "an ampbridge.GradScaler or None")
+    factor = None if scaler is None else scaler.factor(backend, model)
     _fit_for_own_loop(backend, model, parsed)
-    paired = returning_aux(checked_loss(loss_fn))
-    loss, aux, grads = backend.gradients(paired, model, batch, parsed, factor, None)
+    paired = _taking_both(returning_aux(loss_fn))
+    loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)
 
@@ -626,8 +645,8 @@ def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
 def returning_aux(loss_fn: LossFn) -> LossFn:
     """``loss_fn`` made to return ``(loss, aux)``, the loss checked to be a scalar."""
 
-    def loss_and_aux(model: Model, *batch: Any) -> tuple[Array, Any]:
-        output = loss_fn(model, *batch)
+    def loss_and_aux(model: Model, /, *batch: Any, **named: Any) -> tuple[Array, Any]:
+        output = loss_fn(model, *batch, **named)
         loss, aux = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
         dimensions = getattr(loss, "ndim", loss)
         if dimensions is loss:
@@ -647,52 +666,57 @@ def returning_aux(loss_fn: LossFn) -> LossFn:
     return loss_and_aux
 
 
+def _taking_both(loss_fn: LossFn) -> LossFn:
+    """``loss_fn`` as a backend calls it: with the positional part of a batch, and the named one."""
+    return lambda model, batch, named: loss_fn(model, *batch, **named)
+
+
 def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
     in_need = next((policy for policy in policies if policy.needs_scaling), None)
     if scaler == "auto":
         return GradScaler() if in_need else None
-    if scaler is not None and not isinstance(scaler, GradScaler):
-        kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
-        msg = (
-            f"scaler is an ampbridge.GradScaler, 'auto' or None, not {scaler!r} ({kind}).\n"
-            "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
-        )
-        raise ArgumentTypeError(msg)
-    if in_need and (scaler is None or not scaler.enabled):
+    chosen = _checked_scaler(scaler, "an ampbridge.GradScaler, 'auto' or None")
+    if in_need and (chosen is None or not chosen.enabled):
         msg = (
             f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
             "Hint: scaler='auto', or a bfloat16 policy, which needs none."
         )
         warnings.warn(msg, AmpBridgeWarning, stacklevel=4)
-    return scaler
+    return chosen
 
 
-def checked_loss(loss_fn: Any) -> LossFn:
-    """``loss_fn``, if it can be called.
-
-    Raises:
-        ArgumentTypeError: if not.
-    """
-    if callable(loss_fn):
-        function: LossFn = loss_fn
-        return function
-    msg = f"loss_fn is a function of (model, *batch), not {loss_fn!r}.\n"
-    raise ArgumentTypeError(msg + "Hint: def loss_fn(model, x, y): return loss")
+def _checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
+    if scaler is None or isinstance(scaler, GradScaler):
+        return scaler
+    kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
+    msg = (
+        f"scaler is {allowed}, not {scaler!r} ({kind}).\n"
+        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
+    )
+    raise ArgumentTypeError(msg)
 
 
 def _schedule_step(scheduler: Any) -> Callable[[], Any] | None:
     if scheduler is None:
         return None
     advance = getattr(scheduler, "step", scheduler)
-    if callable(advance) and not _is_rate_schedule(scheduler):
-        step: Callable[[], Any] = advance
-        return step
-    msg = (
-        f"scheduler is an object with step() or a function, not {type(scheduler).__name__}.\n"
-        "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-        "follows optimizer.iterations, which stands still on skipped steps."
-    )
-    raise ArgumentTypeError(msg)
+    if not callable(advance) or isinstance(scheduler, type) or _is_rate_schedule(scheduler):
+        msg = (
+            f"scheduler is an object with step() or a function, not {described(scheduler)}.\n"
+            "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
+            "follows optimizer.iterations, which stands still on skipped steps."
+        )
+        raise ArgumentTypeError(msg)
+    needed = required_arguments(advance)
+    if needed:
+        msg = (
+            f"scheduler is advanced by each applied step, without arguments; that of "
+            f"{described(scheduler)} needs {', '.join(needed)}.\n"
+            "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
+        )
+        raise ArgumentTypeError(msg)
+    step: Callable[[], Any] = advance
+    return step
 
 
 def _is_rate_schedule(scheduler: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import isroutine
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 from ampbridge import registry
 from ampbridge.backend import Backend, Model, Optimizer, OptimizerState
-from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
+from ampbridge.errors import AmpBridgeError, CallOrderError, StateError, UnsupportedError
 from ampbridge.weights import Report, Weight, match_weights
 
 Path = str | PathLike[str]
@@ -45,20 +47,45 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     """
     from ampbridge import __version__, checkpoint  # its modules are half of what importing costs
 
+    weights = trained.backend.weights(trained.model)  # a sharded model has its parameters back then
+    _check_that_the_model_has_them(trained)
     optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
     state = {
         "training": dict(training),
-        "weights": [_description(weight) for weight in trained.backend.weights(trained.model)],
+        "weights": [_description(weight) for weight in weights],
         "optimizer": dict(optimizer.settings),
         "scheduler": _scheduler_state(trained.scheduler),
         "framework": trained.backend.name,
         "versions": {"ampbridge": __version__, "python": sys.version.split()[0]},
     }
-    weights = trained.backend.read_weights(trained.model)
-    tensors = {f"weights/{name}": array for name, array in weights.items()}
+    values = trained.backend.read_weights(trained.model)
+    tensors = {f"weights/{name}": array for name, array in values.items()}
     tensors |= {f"optimizer/{name}": array for name, array in optimizer.slots.items()}
     whole = checkpoint.Checkpoint(state, tensors)
     trained.backend.on_one_rank(trained.model, lambda: checkpoint.write(path, whole))
+
+
+def _check_that_the_model_has_them(trained: Trained) -> None:
+    """The parameters that the optimizer trains: a checkpoint holds the model's weights.
+
+    Raises:
+        UnsupportedError: if some are of something else.
+    """
+    backend = trained.backend
+    try:
+        held = backend.parameters(trained.optimizer)
+    except CallOrderError:  # it will be built for the model's
+        return
+    own = {id(parameter) for parameter in backend.parameters(trained.model)}
+    foreign = [place for place, parameter in enumerate(held) if id(parameter) not in own]
+    if foreign:
+        named = ", ".join(f"optimizer[{place}]" for place in foreign[:4])
+        msg = (
+            f"The optimizer trains {len(foreign)} parameters that the model does not have ({named}); a "
+            "checkpoint would lack their values.\n"
+            "Hint: train a model that holds both, the model and what the loss has parameters of."
+        )
+        raise UnsupportedError(msg)
 
 
 def read(path: Path) -> Saved:
@@ -158,9 +185,21 @@ def _other_model(present: list[Weight], saved: list[Weight]) -> str:
 
 
 def _scheduler_state(scheduler: Any) -> Any:
-    """What the scheduler remembers, if it says so and it is plain data."""
-    if not hasattr(scheduler, "state_dict"):
+    """What the scheduler remembers; None of a function, whose state is its caller's to save.
+
+    Raises:
+        UnsupportedError: for an object that cannot say it, or whose state is no plain data.
+    """
+    if scheduler is None or isroutine(scheduler) or isinstance(scheduler, partial):
         return None
+    if not hasattr(scheduler, "state_dict") or _state_setter(scheduler) is None:
+        kind = type(scheduler).__name__
+        msg = (
+            f"A checkpoint cannot hold what {kind} remembers: it has no state_dict() and "
+            f"load_state_dict().\nHint: give {kind} both; or, if it remembers nothing or you save it "
+            "yourself, train_step(..., scheduler=scheduler.step)."
+        )
+        raise UnsupportedError(msg)
     import json
 
     state = scheduler.state_dict()

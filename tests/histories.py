@@ -15,11 +15,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 import ampbridge as amp
+from ampbridge.backend import FINITE, INF, NAN
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
 
 Make = Callable[..., amp.TrainStep]
 
 GRADIENTS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+KINDS = {"inf": INF, "-inf": INF, "nan": NAN}
 FIRST_SCALE = 2.0**4
 
 found = st.sampled_from([*GRADIENTS, *["finite"] * 3])
@@ -79,7 +81,7 @@ def check(
         result = step(np.float32(factor))
         assert result.scale == rule.read().scale
         if not drops_step:
-            rule.update(int(kind != "finite"), config)
+            rule.update(KINDS.get(kind, FINITE), config)
             if kind != "finite":
                 assert result.reason == kind.removeprefix("-")
                 continue
@@ -89,7 +91,8 @@ def check(
             continue
         whole = all(map(math.isfinite, taken))
         if drops_step:
-            rule.update(int(not whole), config)
+            total = sum(taken)
+            rule.update(FINITE if whole else NAN if math.isnan(total) else INF, config)
         expected -= sum(taken) / way["accumulate"] if whole else 0.0
         steps, taken = steps + 1, []
         assert (result.applied, result.step) == (whole, steps)
@@ -98,7 +101,7 @@ def check(
         assert tuple(state[name] for name in STATE) == tuple(rule.read())
 
 
-STATE = ("scale", "good_steps", "bad_steps", "consecutive_skips")
+STATE = ("scale", "good_steps", "bad_steps", *ScaleState._fields[3:])
 
 
 def fitting(state: ScaleState, config: ScalerConfig) -> ScaleState:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,20 +22,40 @@ Tell = Callable[[Job, str], None]
 """Told which job does what: "waiting", "starting", "gradients", "step 12", "done", "failed"."""
 
 
+class _Started:
+    """The processes that were started; after ``end`` none lives on, whichever thread starts it."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def add(self, process: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._processes.append(process)
+            if self._ended:
+                process.kill()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            for process in self._processes:
+                process.kill()
+
+
 def run_all(jobs: Sequence[Job], tell: Tell) -> list[Run]:
     """What came of each job, in their order. One that fails is a run with an error."""
-    started: list[subprocess.Popen[str]] = []
+    started = _Started()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             return list(pool.map(partial(_run, tell=tell, started=started), jobs))
         except BaseException:  # whoever interrupts us waits for none of them
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in started:
-                process.kill()
+            started.end()
             raise
 
 
-def _run(job: Job, tell: Tell, started: list[subprocess.Popen[str]]) -> Run:
+def _run(job: Job, tell: Tell, started: _Started) -> Run:
     run = _missing(job) or _in_a_process(job, tell, started)
     tell(job, "failed" if run.error else "done")
     return run
@@ -48,7 +69,7 @@ def _missing(job: Job) -> Run | None:
     return Run.failed(job, msg)
 
 
-def _in_a_process(job: Job, tell: Tell, started: list[subprocess.Popen[str]]) -> Run:
+def _in_a_process(job: Job, tell: Tell, started: _Started) -> Run:
     with tempfile.TemporaryDirectory(prefix="ampbridge-compare-") as name:
         folder = Path(name)
         job.save(folder)
@@ -61,7 +82,7 @@ def _in_a_process(job: Job, tell: Tell, started: list[subprocess.Popen[str]]) ->
                 encoding="utf-8",
                 env=_environment(),
             )
-            started.append(process)
+            started.add(process)
             with process:  # waits for it, and closes its pipe
                 assert process.stdout is not None
                 for line in process.stdout:

@@ -5,7 +5,7 @@
     print(lens.census(loss_fn, model, x, y, policy="O1"))           each op: dtype, rule, layer
     print(lens.ranges(loss_fn, model, x, y))                        what float16 would lose; safe scales
     print(lens.locate(loss_fn, model, x, y, policy="O1"))           where inf or NaN begins, and its cure
-    lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       the smallest deny list that will do
+    lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       a deny list with no entry to spare
     print(lens.worth_it(loss_fn, make, x, y))                       time and memory of O0, O1, O2
 
 ``loss_fn(model, *batch)`` is what ``amp.train_step`` takes. Passes run eagerly and as often as a

@@ -1,4 +1,4 @@
-"""Bisect: the smallest set of ops and layers to keep in float32, so that the errors stay tolerable."""
+"""Bisect: ops and layers to keep in float32, none of them in vain, so that the errors stay tolerable."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def bisect(
     tolerance: float = 1e-2,
     progress: Progress = None,
 ) -> Bisection:
-    """Find the smallest set of ops and layers to keep in float32.
+    """Find ops and layers to keep in float32, of which none can be spared.
 
         found = lens.bisect(loss_fn, model, [(x, y)], policy="O1", progress=True)
         print(found)
@@ -132,7 +132,8 @@ def bisect(
 
     Small enough are a loss and gradients that are off float32's by less than ``tolerance``. An op is
     denied everywhere unless keeping some of the layers that call it does, and leaves more calls in
-    low precision. Takes some log2(number of ops) runs for each entry.
+    low precision. Each entry is needed beside the others; quite another set may be smaller. Takes
+    some log2(number of ops) runs for each entry.
 
     Args:
         batches: a list of batches, each a tuple of what ``loss_fn`` takes behind the model.
@@ -151,7 +152,7 @@ def bisect(
         trials = Trials(subject, batches, checked_scale(scale), report)
         _check_repeatable(trials.noise(), tolerance)
         search = Search(trials, given, tolerance)
-        kept = search.smallest()
+        kept = search.minimal()
         entries = search.explained(kept)
         report(trials.runs, trials.runs, "")
     return Bisection(
@@ -198,7 +199,7 @@ class Kept(NamedTuple):
 
 
 class Search:
-    """Looks for the smallest set of candidates under which a policy's errors are tolerable."""
+    """Looks for a minimal set of candidates under which a policy's errors are tolerable."""
 
     def __init__(self, trials: Trials, given: Policy, tolerance: float) -> None:
         self._trials, self._given, self._tolerance = trials, given, tolerance
@@ -223,7 +224,7 @@ class Search:
         """Whether that is tolerable."""
         return self.trial(kept).errors.worst < self._tolerance
 
-    def smallest(self) -> list[Kept]:
+    def minimal(self) -> list[Kept]:
         """What to keep: ops, some of them in some layers alone, and none that can be spared."""
         if self.passes([]):
             return []

@@ -312,7 +312,9 @@ class Search:
 
     def __post_init__(self) -> None:
         seen = Events(self.subject.backend)
-        self.reference = self.subject.run(self.batch, FLOAT32, observer=seen)
+        self.reference = self.subject.run(
+            self.batch, FLOAT32, observer=seen, shown_as_under=self.policy
+        )
         self.expected = {event.key: event for event in seen.events}
         self.reference_events = seen.events
 

@@ -161,7 +161,7 @@ def ranges(
     checked_scale(scale)
     calls, measured = Calls(), Measured(subject.backend)
     subject.run(batch, parsed, observer=calls, gradients=False)
-    found = subject.run(batch, FLOAT32, observer=measured)
+    found = subject.run(batch, FLOAT32, observer=measured, shown_as_under=parsed)
     gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
     at_one = Ranges(
         parsed,

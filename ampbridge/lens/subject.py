@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge import registry
+from ampbridge.arguments import backend_of_pass
 from ampbridge.backend import Array, Backend, LossFn, Model
 from ampbridge.decorate import fit_to, for_steps
 from ampbridge.errors import ArgumentError, CallOrderError
+from ampbridge.function_ops import shown_whole
 from ampbridge.observation import Observer
 from ampbridge.policy import Policy
-from ampbridge.step import checked_loss, returning_aux
+from ampbridge.step import returning_aux
 
 NumpyArray = npt.NDArray[Any]
 
@@ -50,9 +51,9 @@ class Subject:
     """
 
     def __init__(self, loss_fn: LossFn, model: Model) -> None:
-        self.backend: Backend = registry.backend(registry.framework_of(model))
+        self.backend: Backend = backend_of_pass(loss_fn, model)
         self.model = model
-        self._loss_fn = returning_aux(checked_loss(loss_fn))
+        self._loss_fn = returning_aux(loss_fn)
         present = self.backend.decoration(model, None)
         if present is not None and present.standalone:
             msg = (
@@ -99,12 +100,14 @@ class Subject:
         observer: Observer | None = None,
         *,
         gradients: bool = True,
+        shown_as_under: Policy | None = None,
     ) -> Pass:
         """One pass under ``policy`` with the loss multiplied by ``scale``.
 
         Args:
             observer: who is told of each op.
             gradients: whether the observer is told of gradients, too.
+            shown_as_under: functions are shown whole that this policy lists; ``policy`` by default.
         """
 
         def observed(model: Model, *inputs: Any) -> tuple[Array, Any]:
@@ -116,7 +119,7 @@ class Subject:
                 loss, aux = self._loss_fn(model, *inputs)
                 return loss, aux
 
-        with self.under(policy):
+        with self.under(policy), shown_whole(shown_as_under or policy):
             loss, _, grads = self.backend.gradients(
                 observed, self.model, batch, policy, scale, None
             )

@@ -18,7 +18,7 @@ from itertools import accumulate
 from math import comb
 from typing import Any, NamedTuple
 
-from ampbridge import registry
+from ampbridge.arguments import backend_of_decorated
 from ampbridge.backend import Backend, LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.lens.progress import Progress, Report, reported
@@ -216,7 +216,7 @@ def _made(
     if len({id(part) for each in made for part in each}) < 2 * count:
         msg = "make() returned the same model or optimizer twice; each policy trains one of its own.\n"
         raise ArgumentTypeError(msg + "Hint: make them inside: def make(): model = Net(); ...")
-    return registry.backend(registry.check_same_framework(*made[0])), made
+    return backend_of_decorated(*made[0]), made
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import libcst as cst
 
-from ampbridge.port.evaluate import IMPOSSIBLE
+from ampbridge.port.evaluate import BINARY, IMPOSSIBLE, LONGEST, of_text
 from ampbridge.port.expressions import Expressions, library_base
 from ampbridge.port.values import (
     Argument,
@@ -68,7 +68,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "builtins.float": float,
     "builtins.str": str,
     "builtins.bool": bool,
-    "builtins.pow": lambda base, exponent: base**exponent if abs(exponent) < 2**12 else None,
+    "builtins.pow": BINARY["Power"],
     "builtins.max": max,
     "builtins.min": min,
     "builtins.abs": abs,
@@ -351,9 +351,7 @@ class Calls(Expressions):
             return self._of_container(receiver, method.name, passed, node)
         if isinstance(receiver, Constant) and method.name in OF_TEXT:
             values = [each.value for each in passed]
-            return self.apply(
-                lambda text, *a: getattr(text, method.name)(*a), node, receiver, *values
-            )
+            return self.apply(partial(of_text, method.name), node, receiver, *values)
         return self._of_foreign_method(method, passed, node, target)
 
     def _of_foreign_method(
@@ -524,7 +522,7 @@ class Calls(Expressions):
             return Items(content.kind, (*content.items, values[0]))
         if name in ("extend", "update"):
             items = self.iterated(values[0])
-            if items is None:
+            if items is None or len(content.items) + len(items) > LONGEST:
                 return self.unknown(node)
             return Items(content.kind, content.items + items)
         plain = [each.value for each in content.items if isinstance(each, Constant)]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # readers and dialects are loaded by who ports, not by every 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 
 FAILED = 1
-NOT_EXPRESSIBLE = 3
-"""The exit code of ``--strict`` where something is lost; argparse has 2."""
+NOT_WHOLE = 3
+"""The exit code of ``--strict`` where something is lost or unknown; argparse has 2."""
 
 
 def add_to(commands: Commands) -> None:
@@ -70,7 +70,9 @@ def add_to(commands: Commands) -> None:
         help="of several recipes, the one under this condition",
     )
     parser.add_argument(
-        "--strict", action="store_true", help=f"exit with {NOT_EXPRESSIBLE} if something is lost"
+        "--strict",
+        action="store_true",
+        help=f"exit with {NOT_WHOLE} if something is lost or unknown",
     )
     add_output(parser)
     parser.set_defaults(run=_run)
@@ -96,8 +98,8 @@ def _run(options: argparse.Namespace) -> int:
             _show(results[0], options)
     if any(result.error for result in results):
         return FAILED
-    lost = options.strict and any(result.has_lost for result in results)
-    return NOT_EXPRESSIBLE if lost else 0
+    whole = all(result.is_whole for result in results)
+    return NOT_WHOLE if options.strict and not whole else 0
 
 
 # -- what is asked for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     import libcst as cst
 
 LARGEST_POWER = 2**12
-LONGEST = 10**5
+LONGEST = 10**4
+"""Bits of a number, characters of a text, items of a list: beyond it, what a file says is unknown."""
 
 NUMPY_DTYPES = {f"numpy.{name}": name for name in ("float16", "float32", "float64")}
 
@@ -222,6 +224,45 @@ def _set(items: list[Any]) -> Any:
 # -- operations
 
 
+def bounded(value: Any) -> Any:
+    """``value``, unless it is so long that computing with it could take for ever.
+
+    Raises:
+        OverflowError: if it is.
+    """
+    size = value.bit_length() if isinstance(value, int) else 0
+    if isinstance(value, (str, bytes)):
+        size = len(value)
+    if size > LONGEST:
+        raise OverflowError
+    return value
+
+
+def of_text(method: str, text: Any, *arguments: Any) -> Any:
+    """What a method of ``text`` returns."""
+    if method == "format":
+        _check_template(text)
+    return getattr(text, method)(*arguments)
+
+
+_WIDE = re.compile(r"\d{5}|\*|\{[^}]*\{")
+
+
+def _check_template(text: Any) -> None:
+    """A width has four digits at most, and stands in the template itself.
+
+    Raises:
+        OverflowError: where it is not so.
+    """
+    if isinstance(text, (str, bytes)) and _WIDE.search(str(text)):
+        raise OverflowError
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    _check_template(left)
+    return left % right
+
+
 def _power(base: Any, exponent: Any) -> Any:
     if abs(exponent) > LARGEST_POWER or abs(base) > LARGEST_POWER:
         raise OverflowError
@@ -247,7 +288,7 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Multiply": _times,
     "Divide": operator.truediv,
     "FloorDivide": operator.floordiv,
-    "Modulo": operator.mod,
+    "Modulo": _modulo,
     "Power": _power,
     "LeftShift": _shift,
     "RightShift": operator.rshift,

@@ -24,7 +24,9 @@ from ampbridge.port.evaluate import (
     BINARY,
     COMPARISONS,
     IMPOSSIBLE,
+    LONGEST,
     UNARY,
+    bounded,
     combined,
     equality,
     setting,
@@ -357,7 +359,7 @@ class Expressions(Following):
         plain = [part.value for part in settled_parts if isinstance(part, Constant)]
         if len(plain) == len(parts):
             try:
-                return combined(compute(*plain), *settled_parts)
+                return combined(bounded(compute(*map(bounded, plain))), *settled_parts)
             except (*IMPOSSIBLE, MemoryError):
                 pass
         return self.unknown(node, *parts)
@@ -381,6 +383,8 @@ class Expressions(Following):
         if isinstance(left, Table) and isinstance(right, Table) and kind == "BitOr":
             return self.container(node, self.merged(left, right, node))
         if not (isinstance(left, Items) and isinstance(right, Items)):
+            return self.unknown(node)
+        if len(left.items) + len(right.items) > LONGEST:
             return self.unknown(node)
         if kind in ("Add", "BitOr"):
             return self.container(node, Items(left.kind, left.items + right.items))

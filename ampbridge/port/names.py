@@ -131,7 +131,10 @@ def paddle_meaning(name: str, *, static: bool = False) -> tuple[str, ...]:
 
 def paddle_names(op: str) -> tuple[str, ...]:
     """The entries that move a canonical op in Paddle's lists; none where it has no op of its own."""
-    names = oplists.ops()[op].names.get("paddle", ())
+    if oplists.own_prefix(op) == "paddle":
+        kernel = op.removeprefix("paddle:")
+        return tuple(name for name, of in looked_up().items() if of == kernel) or (kernel,)
+    names = oplists.op(op).names.get("paddle", ())
     found = [name for name in names if op in paddle_meaning(name)]
     return (*found, *(part for part, rest in _BESIDE.items() if rest in found and owns(rest, op)))
 
@@ -203,7 +206,7 @@ def _resolved(name: str) -> str | None:
     bare = name.rpartition(".")[2].removesuffix("_")
     for spelling in (bare, f"paddle:{bare}"):
         try:
-            return oplists.resolve(spelling)
+            return oplists.canonical(spelling)
         except PolicyError:
             continue
     return None

@@ -16,6 +16,9 @@ from ampbridge.port.targets import write
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, text_of
 
+UNKNOWN = "unknown"
+"""The value of a key, in a recipe that is shown, that the file does not say. No key allows it."""
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -50,6 +53,8 @@ class Ported:
     rewriting: Rewriting | None = None
     report: Report | None = None
     findings: tuple[Finding, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Keys of the recipes that neither the file nor the wish says."""
     error: AmpBridgeError | None = None
 
     @property
@@ -58,10 +63,11 @@ class Ported:
         return None if self.reading is None else self.reading.framework
 
     @property
-    def has_lost(self) -> bool:
-        """Whether something cannot be expressed in a recipe, or on the target."""
+    def is_whole(self) -> bool:
+        """Whether everything is known, and can be expressed in a recipe and on the target."""
         beyond = any(finding.kind == "lost" for finding in self.findings)
-        return beyond or (self.report is not None and not self.report.can_be_expressed)
+        expressed = self.report is None or self.report.can_be_expressed
+        return expressed and not beyond and not self.unknown
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -116,7 +122,11 @@ def _made(reading: Reading, wish: Wish) -> Ported:
     alternatives = _selected(reading, wish.where)
     if wish.target is None:
         text = "\n".join(as_toml(each, wish.known) for each in alternatives)
-        return Ported(reading.file, reading, alternatives, None, text, findings=reading.findings)
+        unknown = {key for each in alternatives for key in each.unknown} - wish.known.keys()
+        found = reading.findings
+        return Ported(
+            reading.file, reading, alternatives, None, text, findings=found, unknown=(*unknown,)
+        )
     if wish.target == "ampbridge" and Path(reading.file).suffix == ".py":
         return _rewritten(reading, alternatives, wish)
     recipe, comments = _the_recipe(reading, alternatives, wish.known)
@@ -163,12 +173,16 @@ def _the_recipe(
 
 
 def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
-    """A recipe as TOML, under its conditions; what is unknown of it stands at the end, commented out."""
+    """A recipe as TOML, under its conditions.
+
+    What is unknown of it is ``UNKNOWN``, with its place, so that the file does not load before
+    somebody has said it.
+    """
     above = "".join(f"# where {condition}\n" for condition in alternative.conditions)
     missing = {key: at for key, at in alternative.unknown.items() if key not in known}
     if not missing:
         return above + alternative.recipe_with(known).to_toml(alternative.comments)
-    settings = {**alternative.settings, **known}
+    settings = {**alternative.settings, **dict.fromkeys(missing, UNKNOWN), **known}
     sections = {
         section: {
             key: settings[f"{section}.{key}"] for key in keys if f"{section}.{key}" in settings
@@ -176,8 +190,8 @@ def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
         for section, keys in SECTIONS.items()
     }
     written = {section: keys for section, keys in sections.items() if keys}
-    below = "".join(f"# {key} = ...  is {at.excerpt} ({at})\n" for key, at in missing.items())
-    return f"{above}{text_of(written, alternative.comments)}\n{below}"
+    places = {key: f"say what {at.excerpt} is ({at})" for key, at in missing.items()}
+    return above + text_of(written, {**alternative.comments, **places})
 
 
 # -- scripts that stay scripts

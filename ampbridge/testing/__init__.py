@@ -21,6 +21,7 @@ pytest.register_assert_rewrite(
             "decorating",
             "executing",
             "gradients",
+            "growth",
             "observing",
             "regions",
             "scaler",

@@ -20,8 +20,12 @@ from ampbridge.testing.decorating import (
 )
 from ampbridge.testing.executing import ExecutionConformance
 from ampbridge.testing.gradients import GradientConformance
+from ampbridge.testing.growth import GrowthConformance
 from ampbridge.testing.harness import Harness
+from ampbridge.testing.interruption import InterruptionConformance
 from ampbridge.testing.observing import ObservingConformance
+from ampbridge.testing.options import OptionsConformance
+from ampbridge.testing.parts import ArgumentConformance, BatchConformance, OutsideConformance
 from ampbridge.testing.reference import example
 from ampbridge.testing.regions import CastConformance, RegionConformance
 from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
@@ -64,16 +68,19 @@ class AdapterConformance:
             assert registry.backend(thing) is h.backend
 
     def test_it_imports_no_other_framework(self) -> None:
-        """In a process of its own, up to the first region."""
+        """In a process of its own: regions of every level, its devices, what it says of itself."""
         backend = self.harness.backend
         own = {root.partition(".")[0] for root in self.harness.frameworks}
         others = sorted(set(registry.backend_names()) - own - registry.CORE_DEPENDENCIES)
         program = (
-            "import importlib, sys\n"
+            "import importlib, sys, warnings\n"
             "from ampbridge import Policy\n"
+            "warnings.simplefilter('ignore')  # that it is simulated here\n"
             f"module = importlib.import_module({type(backend).__module__!r})\n"
             f"backend = getattr(module, {type(backend).__qualname__!r})()\n"
-            "with backend.autocast(Policy('O0')): pass\n"
+            "for level in ('O0', 'O1', 'O2'):\n"
+            "    with backend.autocast(Policy(level)): backend.explain(Policy(level))\n"
+            "backend.devices()\n"
             f"print([name for name in {others!r} if name in sys.modules])\n"
         )
         result = subprocess.run(
@@ -92,6 +99,7 @@ class BackendConformance(
     CastConformance,
     RegionConformance,
     GradientConformance,
+    GrowthConformance,
     UnscaleConformance,
     ClipConformance,
     ApplyConformance,
@@ -107,6 +115,11 @@ class BackendConformance(
     ScheduleConformance,
     ExecutionConformance,
     ObservingConformance,
+    OutsideConformance,
+    BatchConformance,
+    ArgumentConformance,
+    OptionsConformance,
+    InterruptionConformance,
 ):
     """Everything that a backend promises. Subclass it and give it a harness:
 

@@ -20,11 +20,12 @@ from ampbridge import (
     decorate,
     train_step,
     undecorate,
+    undecorated,
     value_and_grad,
 )
 from ampbridge.backend import Array, LossFn, Model, Optimizer
 from ampbridge.testing.gradients import ERROR_BOUNDS, FLOAT32_ERROR, same_bits
-from ampbridge.testing.harness import Harness, NumpyArray, untransposed
+from ampbridge.testing.harness import Harness, NumpyArray, as_number, untransposed
 from ampbridge.testing.reference import (
     EXP_PROBE,
     LOW_DTYPES,
@@ -374,6 +375,23 @@ class O2Conformance(Layered):
         undecorate(model, optimizer)
         assert self.drifted(model) == 1 - 8 * 2.0**-12
 
+    @pytest.mark.parametrize("master_weights", [True, False])
+    def test_what_is_clipped_in_place_at_O2_is_what_steps(self, master_weights: bool) -> None:
+        """A gradient of 1, clipped to 2**-4 once it has been unscaled."""
+        h, scaler = self.harness, GradScaler(2.0**10)
+        if not h.stores_gradients:
+            pytest.skip("gradients are values here")
+        model, optimizer = self.drifting(1.0)
+        decorate(model, optimizer, o2("bfloat16", master_weights=master_weights))
+        batch = (h.array(np.zeros((1, 2), np.float32)),)
+        h.native_gradients(model, lambda model, x: model(x)[0, 0], batch, scaler.scale)
+        scaler.unscale(optimizer)
+        _, norm = h.backend.clip(h.backend.stored_gradients(optimizer), 2.0**-4)
+        assert as_number(norm, h) == 1.0
+        assert scaler.step(optimizer)
+        undecorate(model, optimizer)
+        assert self.drifted(model) == pytest.approx(1 - 2.0**-4, rel=1e-5)
+
     # -- training
 
     def test_train_step_at_O2_decorates_by_itself(self, compiled: bool) -> None:
@@ -581,6 +599,21 @@ class UndecorateConformance(Layered):
         undecorate(model, optimizer)
         assert h.details(model, optimizer) == details
         assert [h.dtype_of(p) for p in h.parameters(model)] == ["float32"] * 4
+
+    def test_undecorated_for_a_block_a_model_has_its_masters_and_then_goes_on(self) -> None:
+        h, (model, optimizer) = self.harness, self.trainable()
+        step = self.step(model, optimizer, policy=o2("bfloat16"), compile=False)
+        step(*self.batch())
+        masters = h.backend.read_weights(model)
+        policy = o2("bfloat16", deny=PRODUCTS)
+        probing = decorate(self.probing(), policy=policy)
+        with undecorated(model, optimizer), undecorated(probing):
+            inside = dict(zip(masters, self.values(model), strict=True))
+            assert self.shown(probing) == "float32"
+        assert same_bits(list(inside.values()), list(masters.values()))
+        assert self.shown(probing) == "bfloat16"
+        assert same_bits(list(h.backend.read_weights(model).values()), list(masters.values()))
+        assert step(*self.batch()).applied
 
     def test_undecorate_of_what_is_not_decorated_changes_nothing(self) -> None:
         h, (model, optimizer) = self.harness, self.built()

@@ -111,8 +111,11 @@ class Harness(Protocol):
         """The native ``w1, b1, w2, b2``; of a layered model in order of the computation."""
 
     @abstractmethod
-    def optimizer(self, model: Model, kind: str, rate: float) -> Optimizer:
-        """ "sgd": SGD; "momentum": with momentum 0.9, not dampened, no Nesterov; "adam": Adam."""
+    def optimizer(self, model: Model, kind: str, rate: float, *others: Model) -> Optimizer:
+        """Of the parameters of ``model``, and then of ``others``.
+
+        "sgd": SGD; "momentum": with momentum 0.9, not dampened, no Nesterov; "adam": Adam.
+        """
 
     @abstractmethod
     def slots(self, optimizer: Optimizer) -> list[NumpyArray]:

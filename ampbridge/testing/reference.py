@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ampbridge.backend import FINITE, NAN
 from ampbridge.scale_rule import ScalerConfig, ScaleState
 from ampbridge.testing.harness import NumpyArray
 
@@ -131,17 +132,26 @@ def momentum_steps(
 
 
 def scale_history(
-    state: ScaleState, overflows: Iterable[bool], config: ScalerConfig
+    state: ScaleState, kinds: Iterable[int], config: ScalerConfig
 ) -> list[ScaleState]:
-    """The scaler's state after each step, as the rule is told in words.
+    """The scaler's state after steps that were found FINITE, INF or NAN, as the rule is told in words.
 
     Written apart from ``ampbridge.scale_rule``, with ifs, to be compared with it.
     """
-    scale, good, bad, skips = state
+    scale, good, bad, skips, nans, skip_warnings, nan_warnings, stuck, floor = state
     history = []
-    for overflow in overflows:
+    for found in kinds:
+        overflow = found != FINITE
         skips = skips + 1 if overflow else 0
+        nans = nans + 1 if found == NAN else 0
+        if config.warn_after_skips is not None:
+            skip_warnings += skips == config.warn_after_skips
+            nan_warnings += nans == 8
+        if config.max_consecutive_skips is not None:
+            stuck += skips >= config.max_consecutive_skips
         if config.dynamic and overflow:
+            if config.at_min_scale == "raise" and scale == config.min_scale:
+                floor += bad + 1 >= config.backoff_interval
             bad, good = bad + 1, -config.growth_delay
             if bad == config.backoff_interval:
                 scale = max(scale * config.backoff_factor, config.min_scale)
@@ -157,5 +167,6 @@ def scale_history(
                 elif config.at_max_scale == "clamp":
                     scale = config.max_scale
         scale = float(np.float32(scale))
-        history.append(ScaleState(scale, good, bad, skips))
+        alarms = skip_warnings, nan_warnings, stuck, floor
+        history.append(ScaleState(scale, good, bad, skips, nans, *alarms))
     return history

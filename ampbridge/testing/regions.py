@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from ampbridge import Policy, autocast
+from ampbridge import Policy, autocast, explain, register_op
 from ampbridge.backend import Array
+from ampbridge.errors import PolicyError
 from ampbridge.testing.harness import Harness
 from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown
 
@@ -32,6 +33,20 @@ def exp_dtype(harness: Harness) -> str:
     """The dtype in which ``exp`` runs on what a matmul gave."""
     result = harness.run("exp", low_array(harness, list(EXP_PROBE)))
     return dtype_shown(harness.numpy(result), np.exp(EXP_PROBE))
+
+
+def product(harness: Harness, a: Array, b: Array) -> Array:
+    """A function that policies name by its path."""
+    return harness.run("matmul", a, b)
+
+
+@register_op
+def exponential(harness: Harness, x: Array) -> Array:
+    """A function that is registered."""
+    return harness.run("exp", x)
+
+
+PRODUCT, EXPONENTIAL = f"{__name__}:product", f"{__name__}:exponential"
 
 
 class CastConformance:
@@ -112,6 +127,45 @@ class RegionConformance:
     def test_a_denied_op_runs_in_float32_on_low_inputs(self, dtype: str) -> None:
         with self.region("O1", dtype):
             assert exp_dtype(self.harness) == "float32"
+
+    # -- Python functions that are ops
+
+    @low_dtypes
+    def test_an_allowed_function_runs_low_as_a_whole(self, dtype: str) -> None:
+        h = self.harness
+        with self.region("O1", dtype, allow=[EXPONENTIAL]):
+            result = exponential(h, h.array([EXP_PROBE]))
+        assert dtype_shown(h.numpy(result), np.exp(EXP_PROBE)) == dtype
+        assert h.simulated or h.dtype_of(result) == dtype
+
+    @low_dtypes
+    def test_a_denied_function_runs_in_float32_as_a_whole(self, dtype: str) -> None:
+        h = self.harness
+        ones, values = h.array([[1.0, 1.0]]), h.array(np.diag(PROBE))
+        with self.region("O1", dtype, deny=[PRODUCT]):
+            denied = product(h, ones, values)
+        with self.region("O1", dtype):
+            parts = product(h, ones, values)
+        assert dtype_shown(h.numpy(denied), PROBE) == "float32"
+        assert dtype_shown(h.numpy(parts), PROBE) == dtype
+
+    def test_a_function_is_itself_again_afterwards(self) -> None:
+        original = product
+        with self.region("O1", deny=[PRODUCT]):
+            assert product is not original
+        assert product is original
+
+    def test_a_function_is_explained(self) -> None:
+        row = explain(Policy("O1", "bfloat16", deny=(PRODUCT,)), self.harness.backend).op(PRODUCT)
+        assert (row.category, row.dtype, row.by) == ("deny", "float32", "ampbridge")
+
+    def test_a_function_that_does_not_exist_is_an_error(self) -> None:
+        missing = f"{__name__}:prodoct"
+        with (
+            pytest.raises(PolicyError, match=f"Unknown op '{missing}'"),
+            self.region(deny=[missing]),
+        ):
+            pass
 
     @low_dtypes
     def test_a_promoting_op_takes_the_widest_input(self, dtype: str) -> None:

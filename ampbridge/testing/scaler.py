@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampbridge import CallOrderError, GradScaler, value_and_grad
+from ampbridge import (
+    AmpBridgeWarning,
+    CallOrderError,
+    GradScaler,
+    OverflowStuckError,
+    value_and_grad,
+)
 from ampbridge.backend import Array, Model
 from ampbridge.scale_rule import ScalerConfig
 from ampbridge.scaler import Gradients
@@ -260,6 +266,36 @@ class GradScalerConformance(Updating):
         with pytest.raises(CallOrderError, match=rf"(?s){message}.*Hint: "):
             available[calls[-1]]()
 
+    # -- mistakes, and alarms
+
+    def test_a_loss_that_was_never_scaled_is_an_error(self) -> None:
+        h, training = self.harness, self.training()
+        before = training.state(h)
+        gradients = self.scaled_gradients(None, training.model)
+        with pytest.raises(CallOrderError, match=r"(?s)multiplied no loss by.*Hint: "):
+            GradScaler().step(training.optimizer, gradients)
+        assert same_bits(training.state(h), before)
+
+    def test_a_step_without_one_gradient_is_an_error(self) -> None:
+        training, scaler = self.training(), GradScaler()
+        gradients = self.scaled_gradients(scaler, training.model)
+        nothing = Gradients([None] * len(gradients), gradients.parameters)
+        for call in (scaler.unscale, lambda grads: scaler.step(training.optimizer, grads)):
+            with pytest.raises(CallOrderError, match=r"(?s)not one gradient.*Hint: "):
+                call(nothing)
+
+    def test_alarms_sound_in_a_loop_by_hand(self) -> None:
+        scaler = GradScaler(2.0**10, warn_after_skips=3, max_consecutive_skips=5)
+        training = self.training()
+        for _ in range(2):
+            self.iterate(scaler, training, math.inf)
+        with pytest.warns(AmpBridgeWarning, match="3 steps in a row were skipped"):
+            self.iterate(scaler, training, math.nan)
+        self.iterate(scaler, training, math.inf)
+        with pytest.raises(OverflowStuckError, match="5 steps in a row were skipped"):
+            self.iterate(scaler, training, math.inf)
+        assert self.iterate(scaler, training)
+
     # -- state
 
     def test_the_state_makes_the_round_trip_with_every_field(self) -> None:
@@ -382,6 +418,17 @@ class StoredGradientsConformance(Updating):
         getattr(scaler, first)(training.optimizer)
         with pytest.raises(CallOrderError, match=rf"(?s)after {first}\(\).*Hint: "):
             scaler.unscale(training.optimizer)
+
+    @pytest.mark.parametrize("call", ["unscale", "step"])
+    def test_a_forgotten_backward_is_an_error(self, call: str) -> None:
+        h, scaler = self.harness, GradScaler()
+        if not h.stores_gradients:
+            pytest.skip("gradients are values here")
+        model = h.model(example().weights)
+        optimizer = h.optimizer(model, "momentum", RATE)
+        scaler.scale(h.array(1.0))
+        with pytest.raises(CallOrderError, match=r"(?s)not one gradient.*Hint: "):
+            getattr(scaler, call)(optimizer)
 
     def test_unscale_of_an_optimizer_is_refused_where_gradients_are_values(self) -> None:
         h = self.harness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,23 @@ class TrainStepConformance(Updating):
         assert [r.scale for r in results] == [2.0**k for k in (10, 10, 9, 8, 8, 9)]
         assert [r.consecutive_skips for r in results] == [0, 1, 2, 0, 0, 0]
         assert [r.reason for r in results] == [None, "inf", "nan", None, None, None]
+
+    def read_seldom(self, factors: list[float], compiled: bool) -> list[str]:
+        """What is said of steps of which the last result alone is read."""
+        scaler = GradScaler(2.0**10, warn_after_skips=3)
+        step = self.train_step(self.new_training(), compiled, scaler=scaler)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert [self.run(step, factor) for factor in factors][-1].applied
+        said = [w.message for w in caught if isinstance(w.message, AmpBridgeWarning)]
+        return [str(message) for message in said]
+
+    def test_a_run_of_skips_is_told_of_however_seldom_one_looks(self, compiled: bool) -> None:
+        [said] = self.read_seldom([1.0, *[math.inf] * 4, 1.0, 1.0], compiled)
+        assert said.startswith("3 steps in a row were skipped")
+
+    def test_nans_that_finite_steps_part_are_no_run(self, compiled: bool) -> None:
+        assert self.read_seldom([math.nan, math.nan, 1.0] * 5, compiled) == []
 
     def test_a_scale_that_is_too_large_backs_off_until_a_step_is_applied(self) -> None:
         largest = reference(*example()).largest

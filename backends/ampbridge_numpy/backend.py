@@ -14,6 +14,7 @@ from ampbridge.backend import (
     Decoration,
     Device,
     Explanation,
+    Kind,
     Layer,
     LossFn,
     Model,
@@ -30,6 +31,7 @@ from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge.weights import Weight
 from ampbridge_numpy import (
+    arguments,
     casting,
     compiling,
     decorating,
@@ -47,6 +49,10 @@ class NumpyBackend(Backend):
 
     name = "numpy"
     compiles_by_default = False
+    examples = arguments.EXAMPLES
+
+    def kind(self, obj: object) -> Kind | None:
+        return arguments.kind(obj)
 
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.region(policy)
@@ -83,8 +89,9 @@ class NumpyBackend(Backend):
         policy: Policy,
         factor: Scalar,
         total: Sequence[Array] | None,
+        optimizer: Optimizer | None = None,
     ) -> tuple[Array, Any, list[Array]]:
-        return gradients.gradients(loss_fn, model, batch, policy, factor, total)
+        return gradients.gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
         return gradients.stored_gradients(optimizer)

@@ -30,11 +30,13 @@ import ml_dtypes
 import numpy as np
 from autograd.extend import VSpace, defvjp, primitive, vspace
 
-from ampbridge import oplists
+from ampbridge import function_ops, oplists
 from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
-from ampbridge.oplists import Category
+from ampbridge.nested import leaves, map_leaves
+from ampbridge.oplists import Category, no_such_op
 from ampbridge.policy import Policy
+from ampbridge.tracing import constant_result
 from ampbridge_numpy._private import look_up
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -76,29 +78,41 @@ def _dtype_of(x: Any) -> np.dtype[Any] | None:
     return value.dtype if isinstance(value, (np.ndarray, np.generic)) else None
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` with ``function`` applied inside of its lists, tuples and dicts."""
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(function, value) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_leaves(function, value) for value in tree)
-    return function(tree)
-
-
 # -- rules
+
+# NumPy's functions that are a product of matrices or, of vectors, an op of their own.
+_PRODUCTS = frozenset({"numpy.dot", "numpy.inner", "numpy.tensordot"})
+_OF_MATRICES: Mapping[str, str] = dict.fromkeys(_PRODUCTS, "numpy.matmul")
 
 
 class Rules(NamedTuple):
-    """A policy as the ops look it up: by canonical name or, with ``numpy.`` ahead, by NumPy's."""
+    """A policy as the ops look it up: by canonical name or, with ``numpy.`` ahead, by NumPy's.
+
+    ``of_matrices``: what stands for a name where the arguments are matrices. A name that the user
+    listed stands for itself.
+    """
 
     low: np.dtype[Any]
     categories: Mapping[str, Category]
     unlisted: Category
+    functions: Mapping[str, Category] = {}
+    of_matrices: Mapping[str, str] = _OF_MATRICES
 
     def category(self, name: str) -> Category:
         return self.categories.get(name, self.unlisted)
+
+    def name(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The name under which the rule of this call is looked up."""
+        is_product = name in _PRODUCTS and _multiplies_matrices(*args, **kwargs)
+        return self.of_matrices.get(name, name) if is_product else name
+
+
+def _multiplies_matrices(a: Any, b: Any, *args: Any, axes: Any = 2, **_: Any) -> bool:
+    """Whether one of the two is a matrix at least, and neither a scalar; without axes nothing is summed."""
+    (axes,) = args or (axes,)
+    values = [value_of(x) for x in (a, b)]
+    dimensions = [x.ndim if hasattr(x, "ndim") else np.ndim(x) for x in values]
+    return min(dimensions) > 0 and max(dimensions) > 1 and axes != 0
 
 
 ALL_FLOAT32 = Rules(FLOAT32, {}, "deny")
@@ -106,13 +120,18 @@ UNTOUCHED = Rules(FLOAT32, {}, "promote")
 """Of a region that is there only for its ops to be seen: nothing is cast."""
 
 
-@cache
 def rules_of(policy: Policy) -> Rules:
     """The rules of ``policy``; NumPy has none of its own.
 
     Raises:
         UnsupportedError: for ``lists="native"``.
+        PolicyError: if it lists an op that does not exist.
     """
+    return _rules_of(policy, function_ops.rules_of(policy))
+
+
+@cache
+def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32
     if policy.lists == "native":
@@ -121,12 +140,22 @@ def rules_of(policy: Policy) -> Rules:
             f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='torch')"
         )
         raise UnsupportedError(msg)
+    own = {f"numpy.{name}": rule for name, rule in policy.own_rules("numpy").items()}
+    for name in own.keys() - op_names().values():
+        known = [each.removeprefix("numpy.") for each in op_names().values()]
+        raise no_such_op(name.replace(".", ":", 1), "autograd.numpy", known)
     op_list = policy.op_list
     canonical = {op: op_list.category(op) for op in oplists.ops()}
     return Rules(
         DTYPES[policy.dtype],
-        canonical | policy.native_rules("numpy"),
+        canonical | policy.native_rules("numpy") | own | dict(functions),
         "deny" if op_list.unlisted == "full" else "promote",
+        dict(functions),
+        {
+            name: product
+            for name, product in _OF_MATRICES.items()
+            if not {*policy.allow, *policy.deny} & {*oplists.native_names("numpy")[name]}
+        },
     )
 
 
@@ -142,7 +171,7 @@ def region(policy: Policy) -> Iterator[None]:
     if rules is ALL_FLOAT32 and _interception.active.get() in (None, UNTOUCHED):
         yield
         return
-    with _interception.region(rules):
+    with function_ops.standing(rules.functions), _interception.region(rules):
         yield
 
 
@@ -171,6 +200,11 @@ def watching(watch: Watch | None) -> Iterator[None]:
         yield
     finally:
         _watch.reset(token)
+
+
+def is_unwatched() -> bool:
+    """Whether ops run here without being seen, as parts of another."""
+    return _watch.get() is None
 
 
 @contextmanager
@@ -208,15 +242,16 @@ def op(
             rules = _interception.active.get()
             if rules is None:
                 return function(*args, **kwargs)
-            target = _target(rules, name, args, kwargs, decided_by)
+            called = rules.name(name, args, kwargs)
+            target = _target(rules, called, args, kwargs, decided_by)
             watch = _watch.get()
             if watch is not None:
                 with watching(None):  # one op, whatever it is made of
-                    return watch.op(name, target, entry, args, kwargs)
+                    return watch.op(called, target, entry, args, kwargs)
             if target is None:
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
-            deciding = decided_by if rules.category(name) == "promote" else None
+            deciding = decided_by if rules.category(called) == "promote" else None
             inputs, others = args[:deciding], args[deciding:] if deciding else ()
             with _interception.paused():
                 inputs = map_leaves(lambda x: _rounded(x, target, held), inputs)
@@ -228,6 +263,18 @@ def op(
         return entry  # type: ignore[return-value]
 
     return decorate
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    return op(name)(function) if has_rule(name) else None
+
+
+@constant_result
+def has_rule(name: str) -> bool:
+    """Whether a region is open that allows or denies the function of this name."""
+    rules = _interception.active.get()
+    return rules is not None and name in rules.functions
 
 
 def composite(name: str) -> Callable[[Function], Function]:
@@ -261,10 +308,7 @@ def _target(
     """
     if rules is UNTOUCHED or kwargs.get("dtype") is not None:
         return None
-    arrays: list[Any] = []
-    map_leaves(
-        lambda x: arrays.append(x) if _dtype_of(x) is not None else None, [*args, *kwargs.values()]
-    )
+    arrays = [x for x in leaves([*args, *kwargs.values()]) if _dtype_of(x) is not None]
     if any(_dtype_of(x) == FLOAT64 and x.ndim for x in arrays):
         return FLOAT64
     if all(_dtype_of(x) not in CASTABLE for x in arrays):

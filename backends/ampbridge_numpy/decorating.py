@@ -17,12 +17,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ampbridge.backend import Decoration, Layer, Model, Optimizer
+from ampbridge.backend import Decoration, Layer, Model, Optimizer, is_normalization
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_numpy import optim
-from ampbridge_numpy.casting import cast, casts_here, map_leaves, region, rules_of
+from ampbridge_numpy.casting import cast, casts_here, region, rules_of
 from ampbridge_numpy.nn import (
+    BatchNorm1d,
     BatchNorm2d,
     LayerNorm,
     Module,
@@ -32,8 +34,8 @@ from ampbridge_numpy.nn import (
     substituted,
 )
 
-NORMALIZATIONS = (BatchNorm2d, LayerNorm)
-"""Layers whose parameters stay float32 at O2."""
+NORMALIZATIONS = (BatchNorm1d, BatchNorm2d, LayerNorm)
+"""Our own normalizations, whose parameters stay float32 at O2."""
 
 Forward: TypeAlias = Callable[..., Any]
 
@@ -169,9 +171,9 @@ def _call_of(model: Model) -> ModelCall | None:
 def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
     """The parameters that neither a normalization nor a kept layer holds; ``cast`` passes float64."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
-    for _, module in model.named_modules():
-        if isinstance(module, NORMALIZATIONS):
-            wide |= {id(array) for array in module.parameters()}
+    for each in layers(model):
+        if is_normalization(each, NORMALIZATIONS):
+            wide |= {id(array) for array in each.layer._own_parameters().values()}
     return [p for p in model.parameters() if id(p) not in wide]
 
 

@@ -243,15 +243,16 @@ def batch_norm(
     *,
     eps: float = 1e-5,
 ) -> Array:
-    """``x`` (batch, channels, height, width) with mean 0 and variance 1 per channel, then scaled.
+    """``x`` (batch, channels, ...) with mean 0 and variance 1 per channel, then scaled.
 
     By ``mean`` and ``var`` (channels,) where they are given, else by the batch's own.
     """
+    shape = (-1,) + (1,) * (x.ndim - 2)
     if mean is None or var is None:
-        normal = _normalized(x, (0, 2, 3), eps)
+        normal = _normalized(x, (0, *range(2, x.ndim)), eps)
     else:
-        normal = (x - mean.reshape(-1, 1, 1)) / np.sqrt(var + eps).reshape(-1, 1, 1)
-    return normal * anp.reshape(weight, (-1, 1, 1)) + anp.reshape(bias, (-1, 1, 1))
+        normal = (x - mean.reshape(shape)) / np.sqrt(var + eps).reshape(shape)
+    return normal * anp.reshape(weight, shape) + anp.reshape(bias, shape)
 
 
 @primitive
@@ -324,6 +325,19 @@ defvjp(_sigmoid, lambda ans, x: lambda g: g * ans * (1 - ans))
 def silu(x: Array) -> Array:
     """``x * sigmoid(x)``."""
     return x * _sigmoid(x)
+
+
+@op("tanh")
+def tanh(x: Array) -> Array:
+    """The hyperbolic tangent."""
+    return anp.tanh(x)
+
+
+@op("dropout")
+def dropout(x: Array, p: float, rng: np.random.Generator) -> Array:
+    """``x`` with each element zero by probability ``p``, the others divided by ``1 - p``."""
+    kept = rng.random(x.shape, np.float32) >= p
+    return x * (kept / np.float32(1 - p))
 
 
 @op("gelu")

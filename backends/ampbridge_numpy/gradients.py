@@ -13,9 +13,10 @@ from autograd.extend import VJPNode
 from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.interception import Interception, Site
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_numpy._private import look_up
-from ampbridge_numpy.casting import cast, map_leaves, region, value_of
+from ampbridge_numpy.casting import cast, region, value_of
 from ampbridge_numpy.decorating import decorated
 from ampbridge_numpy.nn import Module, substituted
 
@@ -47,22 +48,9 @@ _numbering: Interception[None] = Interception(
 
 
 def parameters(owner: Model | Optimizer) -> list[np.ndarray]:
-    """The arrays of a module or an optimizer, themselves.
-
-    Raises:
-        ArgumentTypeError: if it is neither.
-    """
-    if isinstance(owner, Module):
-        return owner.parameters()
-    listed = getattr(owner, "parameters", None)
-    if isinstance(listed, list):
-        return listed
-    kind = f"{type(owner).__module__}.{type(owner).__qualname__}"
-    msg = (
-        f"Parameters are kept by an ampbridge_numpy.nn.Module or an optimizer of ampbridge_numpy.optim, "
-        f"not by {kind}.\nHint: class Model(nn.Module): ..."
-    )
-    raise ArgumentTypeError(msg)
+    """The arrays of a module or an optimizer, themselves."""
+    found: list[np.ndarray] = owner.parameters() if isinstance(owner, Module) else owner.parameters
+    return found
 
 
 def gradients(
@@ -72,15 +60,16 @@ def gradients(
     policy: Policy,
     factor: Scalar,
     total: Sequence[Array] | None,
+    optimizer: Optimizer | None = None,
 ) -> tuple[Array, Any, list[Array]]:
     """See ``Backend.gradients``; float64 arrays of the batch become float32 if the model is."""
-    arrays = parameters(model)
-    inputs = _in_model_precision(list(batch), arrays)
+    arrays = parameters(model if optimizer is None else optimizer)
+    inputs = _in_model_precision(batch, arrays)
     roots = [VJPNode.new_root() for _ in arrays]
     with _numbering.region(None), _numbers.new_trace() as trace:
         traced = {id(a): _new_box(a, trace, root) for a, root in zip(arrays, roots, strict=True)}
         with region(policy), substituted(traced), decorated(model):
-            loss, aux = loss_fn(model, *inputs)
+            loss, aux = _called(loss_fn, model, inputs)
         loss = cast(loss, "float32")
         depends = _isbox(loss) and loss._trace == trace
         grads = _backward(loss, roots, factor) if depends else [None] * len(arrays)
@@ -88,6 +77,22 @@ def gradients(
     if total is not None:
         grads = add(total, grads)
     return np.asarray(value_of(loss), np.float32), map_leaves(value_of, aux), grads
+
+
+def _called(loss_fn: LossFn, model: Model, inputs: Sequence[Any]) -> tuple[Array, Any]:
+    try:
+        result: tuple[Array, Any] = loss_fn(model, *inputs)
+    except ValueError as error:
+        if "setting an array element with a sequence" not in str(error):
+            raise
+        msg = (
+            "A function of plain NumPy got an array whose gradient is being taken: its ufuncs and the "
+            "operators take one (np.exp, @), np.dot, np.tensordot, np.einsum, np.inner, np.outer and "
+            "np.concatenate do not.\n"
+            "Hint: import autograd.numpy as np"
+        )
+        raise ArgumentTypeError(msg) from error
+    return result
 
 
 def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array | None]:
@@ -107,7 +112,7 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
     return [found[root] for root in roots]
 
 
-def _in_model_precision(batch: list[Any], arrays: Sequence[np.ndarray]) -> list[Any]:
+def _in_model_precision(batch: Sequence[Any], arrays: Sequence[np.ndarray]) -> Any:
     """NumPy makes float64 arrays unasked; a float32 model would compute in float64 with them."""
     if any(array.dtype != np.float32 for array in arrays):
         return batch
@@ -116,7 +121,7 @@ def _in_model_precision(batch: list[Any], arrays: Sequence[np.ndarray]) -> list[
         is_double = isinstance(x, (np.ndarray, np.float64)) and x.dtype == np.float64
         return np.asarray(x, np.float32) if is_double else x
 
-    return [map_leaves(narrowed, x) for x in batch]
+    return map_leaves(narrowed, batch)
 
 
 def add(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:

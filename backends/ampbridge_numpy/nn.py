@@ -23,15 +23,17 @@ from typing import Any
 import numpy as np
 
 from ampbridge.errors import ArgumentError
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_numpy import functional
-from ampbridge_numpy.casting import cast, map_leaves, region, value_of
+from ampbridge_numpy.casting import cast, region, value_of
 from ampbridge_numpy.functional import (
     Array,
     avg_pool2d,
     batch_norm,
     conv2d,
     cross_entropy,
+    dropout,
     embedding,
     flatten,
     gelu,
@@ -46,12 +48,15 @@ from ampbridge_numpy.functional import (
     sigmoid,
     silu,
     softmax,
+    tanh,
 )
 
 __all__ = [
     "GELU",
+    "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
+    "Dropout",
     "Embedding",
     "Flatten",
     "LayerNorm",
@@ -61,10 +66,12 @@ __all__ = [
     "Parameter",
     "ReLU",
     "Sequential",
+    "Tanh",
     "avg_pool2d",
     "batch_norm",
     "conv2d",
     "cross_entropy",
+    "dropout",
     "embedding",
     "flatten",
     "gelu",
@@ -79,6 +86,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "softmax",
+    "tanh",
 ]
 
 FLOAT32_REGION = Policy("O0")
@@ -309,8 +317,8 @@ class LayerNorm(Module):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class BatchNorm2d(Module):
-    """Normalizes each channel of (batch, channels, height, width), then scales and shifts it.
+class _BatchNorm(Module):
+    """Normalizes each channel, then scales and shifts it.
 
     In training by the batch's statistics, towards which ``running_mean`` and ``running_var`` move
     by ``momentum``; in evaluation by those.
@@ -331,10 +339,34 @@ class BatchNorm2d(Module):
 
     def _follow(self, x: np.ndarray) -> None:
         """Move the running statistics; the variance without bias, as torch keeps it."""
-        count = x.size // x.shape[1]
-        var = x.var(axis=(0, 2, 3)) * (count / max(count - 1, 1))
-        self.running_mean += self.momentum * (x.mean(axis=(0, 2, 3)) - self.running_mean)
+        axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
+        var = x.var(axis=axes) * (count / max(count - 1, 1))
+        self.running_mean += self.momentum * (x.mean(axis=axes) - self.running_mean)
         self.running_var += self.momentum * (var - self.running_var)
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalization of (batch, channels) or (batch, channels, length)."""
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalization of (batch, channels, height, width)."""
+
+
+class Dropout(Module):
+    """In training each element is zero by probability ``p``, the others are divided by ``1 - p``.
+
+    Which ones, ``rng`` says. A checkpoint does not hold where it stands.
+    """
+
+    def __init__(self, p: float = 0.5, *, rng: Rng = None) -> None:
+        if not 0 <= p < 1:
+            msg = f"Dropout got p={p!r}; it is a probability from 0 to below 1.\n"
+            raise ArgumentError(msg + "Hint: nn.Dropout(0.5)")
+        self.p, self.rng = p, np.random.default_rng(rng)
+
+    def forward(self, x: Array) -> Array:
+        return dropout(x, self.p, self.rng) if self.training and self.p else x
 
 
 class Embedding(Module):
@@ -403,6 +435,12 @@ class GELU(_Elementwise):
     """``gelu`` as a layer."""
 
     function = staticmethod(functional.gelu)
+
+
+class Tanh(_Elementwise):
+    """``tanh`` as a layer."""
+
+    function = staticmethod(functional.tanh)
 
 
 class Flatten(_Elementwise):

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from autograd.extend import defvjp, primitive
 
-from ampbridge import oplists
+from ampbridge import function_ops, oplists
 from ampbridge.backend import Array, Model
+from ampbridge.nested import leaves, map_leaves
 from ampbridge.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_numpy import casting, nn
-from ampbridge_numpy.casting import DTYPES, FLOATING, map_leaves, value_of
+from ampbridge_numpy.casting import DTYPES, FLOATING, value_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {casting.FLOAT64: "float64"}
 
@@ -32,7 +33,8 @@ Report = Callable[[Operand], None]
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
     """See ``Backend.observe``. NumPy's warnings of inf and NaN are left out: the observer sees them."""
     watch = Watch(observer, gradients)
-    with casting.watched(watch), nn.named_calls(model), np.errstate(all="ignore"):
+    functions = function_ops.watched(watch.function)
+    with casting.watched(watch), functions, nn.named_calls(model), np.errstate(all="ignore"):
         yield
 
 
@@ -71,6 +73,19 @@ class Watch:
             result = _passing(result, self._reports(self._observer.gradient_arrived, lambda: call))
         return result
 
+    def function(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run a function that is an op; one with a rule in this region reports itself."""
+        if casting.is_unwatched() or casting.has_rule(name):
+            return function(*args, **kwargs)
+        with casting.watching(None):
+            return self.op(name, None, function, args, kwargs)
+
     @staticmethod
     def _reports(
         report: Callable[[OpCall, int, Operand], None], call: Callable[[], OpCall]
@@ -90,7 +105,7 @@ def _report(
 
 def _canonical(name: str) -> str | None:
     """The op as the lens names it; None for what the table has not and that only moves values."""
-    if name in oplists.ops():
+    if name in oplists.ops() or oplists.is_function(name):
         return name
     known = oplists.native_names("numpy").get(name)
     if known:
@@ -102,14 +117,7 @@ def _canonical(name: str) -> str | None:
 
 
 def _operands(tree: Any) -> list[Operand]:
-    found: list[Operand] = []
-
-    def note(x: Any) -> None:
-        if _is_floating(x):
-            found.append(_operand(value_of(x)))
-
-    map_leaves(note, tree)
-    return found
+    return [_operand(value_of(x)) for x in leaves(tree) if _is_floating(x)]
 
 
 def _operand(value: Any) -> Operand:

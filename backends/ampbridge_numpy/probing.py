@@ -81,7 +81,13 @@ def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
     rules = casting.rules_of(policy)
     ops = {op.name: _treatment(op, policy, rules) for op in oplists.ops().values()}
-    return Explanation("cpu", ops, _features(policy))
+    own = {
+        f"numpy:{name}": OpTreatment("native", "deny", "float32")
+        if policy.level == "O0"
+        else OpTreatment("ampbridge", rule, dtype_of(rule, policy))
+        for name, rule in policy.own_rules("numpy").items()
+    }
+    return Explanation("cpu", {**ops, **own}, _features(policy))
 
 
 def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
@@ -95,6 +101,8 @@ def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
     if spellings[0] in COMPOSITES and category != "deny":
         return OpTreatment("ampbridge", category, PARTS_DTYPE, "its parts have rules of their own")
     why = sharing(policy, op.name, category, "numpy", spellings[0])
+    if spellings[0] in rules.of_matrices:
+        why = "of vectors; of matrices it is matmul"
     return OpTreatment("ampbridge", category, dtype_of(category, policy), why)
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
-from ampbridge.errors import ArgumentError, UnsupportedError
+from ampbridge.errors import UnsupportedError
 from ampbridge_numpy.gradients import parameters as parameters_of
 
 
@@ -43,22 +43,11 @@ def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], float]:
 def apply(
     optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
 ) -> bool:
-    """See ``Backend.apply``. A gradient goes to the parameter it was taken for, in any order.
-
-    Raises:
-        ArgumentError: if the optimizer holds none of the parameters.
-    """
+    """See ``Backend.apply``. A gradient goes to the parameter it was taken for, in any order."""
     if found:
         return False
     by_parameter = {id(p): g for p, g in zip(parameters, grads, strict=True)}
-    held = parameters_of(optimizer)
-    if by_parameter.keys().isdisjoint(map(id, held)):
-        msg = (
-            "The optimizer holds none of the arrays that the gradients belong to.\n"
-            "Hint: optim.SGD(model.parameters(), lr=0.1)  # the arrays themselves, not copies"
-        )
-        raise ArgumentError(msg)
-    optimizer.step([by_parameter.get(id(p)) for p in held])
+    optimizer.step([by_parameter.get(id(p)) for p in parameters_of(optimizer)])
     return True
 
 

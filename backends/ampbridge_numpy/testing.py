@@ -114,10 +114,13 @@ class NumpyHarness(Harness):
     def parameters(self, model: nn.Module) -> list[np.ndarray]:
         return model.parameters()
 
-    def optimizer(self, model: nn.Module, kind: str, rate: float) -> optim.Optimizer:
+    def optimizer(
+        self, model: nn.Module, kind: str, rate: float, *others: nn.Module
+    ) -> optim.Optimizer:
+        parameters = [p for each in (model, *others) for p in each.parameters()]
         if kind == "adam":
-            return optim.AdamW(model.parameters(), lr=rate)
-        return optim.SGD(model.parameters(), lr=rate, momentum=0.9 if kind == "momentum" else 0.0)
+            return optim.AdamW(parameters, lr=rate)
+        return optim.SGD(parameters, lr=rate, momentum=0.9 if kind == "momentum" else 0.0)
 
     def slots(self, optimizer: optim.Optimizer) -> list[np.ndarray]:
         return [np.array(slots[name]) for slots in optimizer.state for name in sorted(slots)]

@@ -12,7 +12,22 @@ from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
 from ampbridge_numpy import optim
 from ampbridge_numpy.gradients import parameters
-from ampbridge_numpy.nn import BatchNorm2d, Conv2d, Embedding, LayerNorm, Linear, Module
+from ampbridge_numpy.nn import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+)
+
+BATCH_NORM: Mapping[str, tuple[str, str]] = {
+    "weight": ("norm.scale", "c"),
+    "bias": ("norm.offset", "c"),
+    "running_mean": ("norm.mean", "c"),
+    "running_var": ("norm.variance", "c"),
+}
 
 # Class -> its arrays' roles and axes.
 ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
@@ -20,12 +35,8 @@ ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
     Conv2d: {"weight": ("conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
     Embedding: {"weight": ("embedding.table", "no")},
     LayerNorm: {"weight": ("norm.scale", "c"), "bias": ("norm.offset", "c")},
-    BatchNorm2d: {
-        "weight": ("norm.scale", "c"),
-        "bias": ("norm.offset", "c"),
-        "running_mean": ("norm.mean", "c"),
-        "running_var": ("norm.variance", "c"),
-    },
+    BatchNorm1d: BATCH_NORM,
+    BatchNorm2d: BATCH_NORM,
 }
 
 

@@ -44,11 +44,11 @@ def prepare(
 
 
 def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``paddle.distributed.fleet.utils.recompute`` that keeps the region it was called in.
+    """``paddle.distributed.fleet.utils.recompute``.
 
-    Paddle runs ``function`` a second time during backward, where no region is open any more; on
-    its own it would recompute in another precision than it computed.
+    In a region or a step Paddle's own runs ``function`` the second time as it ran the first time, so
+    that nothing needs to be rewritten; the name is there for symmetry with the other adapters.
     """
-    from ampbridge_paddle.recomputing import recompute
+    from paddle.distributed.fleet.utils import recompute
 
     return recompute(function, *args, **kwargs)

@@ -56,14 +56,26 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.jit.dy2static.program_translator.convert_to_static": Private(
         "compile=True: control flow in the loss", True, "3.3.1"
     ),
+    "paddle.jit.dy2static.convert_call_func.convert_call": Private(
+        "to_static: functions that are ops; compile=True: a loss that is a lambda", True, "3.3.1"
+    ),
     "paddle.jit.dy2static.program_translator.StaticFunction": Private(
-        "decorate: layers that are compiled already", True, "3.3.1"
+        "regions: what is compiled already", True, "3.3.1"
     ),
     "paddle.hapi.model.DynamicGraphAdapter": Private(
         "paddle.Model in mixed precision (prepare)", False, "3.3.1"
     ),
     "paddle.hapi.model._update_input_info": Private(
         "paddle.Model in mixed precision (prepare)", False, "3.3.1"
+    ),
+    "paddle.distributed.fleet.recompute.recompute.RecomputeFunction": Private(
+        "recompute in a region or a step", True, "3.3.1"
+    ),
+    "paddle.distributed.fleet.recompute.recompute_hybrid._HPRecomputeFunction": Private(
+        "recompute in a region or a step", True, "3.3.1"
+    ),
+    "paddle.distributed.fleet.recompute.recompute._recompute_without_reentrant": Private(
+        "recompute in a region or a step", True, "3.3.1"
     ),
     "paddle.distributed.fleet.meta_parallel.MetaParallelBase": Private(
         "models in fleet's hybrid groups", False, "3.3.1"
@@ -86,7 +98,7 @@ PRIVATE: Mapping[str, Private] = {
     "paddle._C_ops.view_shape": Private("observing gradients", False, "3.3.1"),
     "paddle.base.core.eager._is_run_in_backward": Private("observing", False, "3.3.1"),
     "paddle.jit.dy2static.program_translator.ProgramTranslator": Private(
-        "observing what is compiled", False, "3.3.1"
+        "regions, observing: what is compiled already", True, "3.3.1"
     ),
     "paddle.base.core.host_memory_stat_current_value": Private("peak memory", False, "3.3.1"),
     "paddle.base.core.host_memory_stat_peak_value": Private("peak memory", False, "3.3.1"),
@@ -100,17 +112,21 @@ PRIVATE: Mapping[str, Private] = {
     ),
     "Tensor._is_initialized": Private("simulated regions: ops with unused outputs", True, "3.3.1"),
     "Tensor._use_gpudnn": Private("simulated regions: marks in adaptive pooling", False, "3.3.1"),
+    "Tensor._new_shared_tensor": Private("simulated regions: marks in recompute", False, "3.3.1"),
     "Tensor._get_tensor_from_selected_rows": Private(
         "gradients of sparse embeddings", False, "3.3.1"
     ),
     "Tensor._register_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
     "Tensor._remove_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
     "Layer._parameters": Private("observing recurrent cells", False, "3.3.1"),
-    "ProgramTranslator.enable_to_static": Private("observing what is compiled", False, "3.3.1"),
+    "ProgramTranslator.enable_to_static": Private(
+        "regions, observing: what is compiled already", True, "3.3.1"
+    ),
     "Layer._state_dict_hooks": Private("decorate(save_dtype=...)", False, "3.3.1"),
     "Layer._dtype": Private("O2 on GPU", True, "3.3.1"),
     "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
     "Layer._to_impl": Private("O2 on GPU", True, "3.3.1"),
+    "Layer._buffers": Private("O2 on GPU", True, "3.3.1"),
     "Layer._groups": Private("amp.load_weights: depthwise convolutions", True, "3.3.1"),
     "Layer._non_persistable_buffer_names_set": Private("step.save, step.load", True, "3.3.1"),
     "Optimizer._master_weights": Private("O2 on GPU", True, "3.3.1"),

@@ -14,6 +14,7 @@ from ampbridge.backend import (
     Decoration,
     Device,
     Explanation,
+    Kind,
     Layer,
     LossFn,
     Model,
@@ -29,6 +30,7 @@ from ampbridge.policy import Policy
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge.weights import Weight
 from ampbridge_paddle import (
+    arguments,
     casting,
     compiling,
     decorating,
@@ -50,6 +52,10 @@ class PaddleBackend(Backend):
 
     name = "paddle"
     compiles_by_default = False
+    examples = arguments.EXAMPLES
+
+    def kind(self, obj: object) -> Kind | None:
+        return arguments.kind(obj)
 
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.region(policy)
@@ -86,8 +92,10 @@ class PaddleBackend(Backend):
         policy: Policy,
         factor: Scalar,
         total: Sequence[Array] | None,
+        optimizer: Optimizer | None = None,
     ) -> tuple[Array, Any, list[Array]]:
-        return gradients.gradients(loss_fn, model, batch, casting.region(policy), factor, total)
+        region = casting.region(policy)
+        return gradients.gradients(loss_fn, model, batch, region, factor, total, optimizer)
 
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
         return gradients.stored_gradients(optimizer)

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import paddle
 
+from ampbridge import function_ops
 from ampbridge.errors import UnsupportedError
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
-from ampbridge_paddle import functions, simulation
+from ampbridge_paddle import functions, recomputing, simulation
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Shape
 from ampbridge_paddle.rules import AmpLists, Rules, amp_lists_for, lists_of_everything, rules_for
@@ -30,8 +31,22 @@ def region(policy: Policy) -> Iterator[None]:
     Raises:
         UnsupportedError: for an execution or a list set that this device cannot give.
     """
-    with simulated_region(policy) if on_cpu() else native_region(policy):
+    if _tracing():
+        _check_that_functions_are_seen(policy)
+    region = simulated_region(policy) if on_cpu() else native_region(policy)
+    with recomputing.followed(), region:
         yield
+
+
+def _check_that_functions_are_seen(policy: Policy) -> None:
+    for op in function_ops.named_by_path(function_ops.rules_of(policy)):
+        if op.owner is not None and issubclass(op.owner[0], paddle.autograd.PyLayer):
+            msg = (
+                f"The policy names {op.name!r}, the apply of a PyLayer, which paddle.jit.to_static does "
+                "not see.\n"
+                "Hint: @amp.register_op above the function that is called, and its name in the policy."
+            )
+            raise UnsupportedError(msg)
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
@@ -149,7 +164,8 @@ def native_region(policy: Policy) -> AbstractContextManager[None]:
 @contextmanager
 def _listed_region(policy: Policy) -> Iterator[None]:
     region = NativeRegion(rules_for(policy))
-    with functions.interception.region(region), _auto_cast(amp_lists_for(policy)):
+    standing = function_ops.standing(region.rules.python)
+    with standing, functions.interception.region(region), _auto_cast(amp_lists_for(policy)):
         yield
 
 
@@ -160,6 +176,9 @@ class NativeRegion:
         self.rules = rules
         self.bias_follows = rules.bias_follows
         self.is_float32 = rules.dtype == "float32"
+
+    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
+        return self._call(rule, function, args, kwargs)
 
     def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
         return self._call(self._rule(name), function, args, kwargs)

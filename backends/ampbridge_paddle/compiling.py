@@ -12,14 +12,17 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import paddle
 
+from ampbridge import nested
 from ampbridge.backend import LossFn, Program
 from ampbridge.errors import UnsupportedError
+from ampbridge.nested import Structure, leaves
 from ampbridge.policy import Policy
-from ampbridge_paddle import casting
+from ampbridge_paddle import casting, functions, simulation
 from ampbridge_paddle._private import private
 
 Traced = Callable[..., Any]
@@ -42,18 +45,20 @@ class _TracedLoss:
 
     def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
         self._loss_fn, self._policy = loss_fn, policy
-        self._traced: dict[tuple[int, tuple[bool, ...]], Traced] = {}
+        self._traced: dict[tuple[int, tuple[bool, ...], Structure], Traced] = {}
 
-    def __call__(self, model: Any, *batch: Any) -> Any:
+    def __call__(self, model: Any, *positional: Any, **named: Any) -> Any:
         modes = tuple(layer.training for layer in model.sublayers(include_self=True))
-        key = (id(model), modes)
+        structure = Structure((positional, named))
+        key = (id(model), modes, structure)
         if key not in self._traced:
             _check_that_it_can_be_traced(model)
-            self._traced[key] = trace(self._loss_fn, model, self._policy)
-        with warnings.catch_warnings():
+            self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
+        # The program enters the region itself, where it is traced.
+        with simulation.intercepting_nothing(), warnings.catch_warnings():
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
-            return self._traced[key](list(batch))
+            return self._traced[key](leaves((positional, named)))
 
 
 def _check_that_it_can_be_traced(model: Any) -> None:
@@ -65,36 +70,52 @@ def _check_that_it_can_be_traced(model: Any) -> None:
         raise UnsupportedError(msg)
 
 
-def trace(loss_fn: LossFn, model: Any, policy: Policy) -> Traced:
-    """``loss_fn`` of ``model`` as a function of the batch that runs a static program."""
+def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
+    """``loss_fn`` of ``model`` as a function of a batch's leaves that runs a static program."""
 
-    converted = _with_control_flow(loss_fn)
+    converted = _with_control_flow(loss_fn, model)
 
-    def loss(batch: Any) -> Any:
+    def loss(items: Any) -> Any:
+        positional, named = structure.filled(items)
         # Entered while tracing: the program holds the casts, whatever is open when it runs.
         with casting.region(policy):
-            output = converted(model, *batch)
+            output = converted(model, *positional, **named)
         return _copied(output)
 
-    # Paddle would translate the Python of these two to graph code.
-    paddle.jit.ignore_module([casting, sys.modules[__name__]])
+    # Paddle would translate the Python of these to graph code.
+    paddle.jit.ignore_module([casting, nested, sys.modules[__name__]])
     # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
     return paddle.jit.to_static(loss, full_graph=True)
 
 
-def _with_control_flow(loss_fn: LossFn) -> LossFn:
-    """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program.
+def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
+    """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program."""
+    if isinstance(loss_fn, partial):
+        function = _with_control_flow(loss_fn.func, model)
+        return partial(function, *loss_fn.args, **loss_fn.keywords)
+    if not inspect.isfunction(loss_fn):
+        return loss_fn
+    if loss_fn.__name__ == "<lambda>":
+        return _with_converted_model(loss_fn, model)
+    return functions.with_control_flow(loss_fn)
 
-    Paddle converts what a traced function calls by itself, unless it is defined in another
-    function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.
-    """
-    convert = private("paddle.jit.dy2static.program_translator.convert_to_static")
-    if not inspect.isfunction(loss_fn) or loss_fn.__name__ == "<lambda>":
-        return loss_fn
-    try:
-        return convert(loss_fn)
-    except (OSError, TypeError, SyntaxError):
-        return loss_fn
+
+def _with_converted_model(loss_fn: LossFn, model: Any) -> LossFn:
+    """``loss_fn``, a lambda, which Paddle does not convert; what ``model`` does is converted."""
+    convert = private("paddle.jit.dy2static.convert_call_func.convert_call")
+
+    def loss(*positional: Any, **named: Any) -> Any:
+        own = vars(model).get("forward")
+        model.forward = convert(model.forward)
+        try:
+            return loss_fn(*positional, **named)
+        finally:
+            if own is None:
+                del model.forward
+            else:
+                model.forward = own
+
+    return loss
 
 
 def _copied(output: Any) -> Any:

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from ampbridge.backend import Decoration
+from ampbridge.backend import Decoration, is_normalization
 from ampbridge.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle import casting, native_o2, saving
-from ampbridge_paddle._private import private
 from ampbridge_paddle.hybrid_groups import without_wrapper
 from ampbridge_paddle.layer_calls import (
     DecoratedModel,
@@ -22,7 +21,7 @@ from ampbridge_paddle.layer_calls import (
     role_of,
 )
 from ampbridge_paddle.low_parameters import low_dtype_of
-from ampbridge_paddle.simulated_o2 import Buffer, SimulatedO2
+from ampbridge_paddle.simulated_o2 import SimulatedO2
 
 Layer = Any
 Tensor = Any
@@ -49,8 +48,6 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     if at_o2 and isinstance(model, paddle.DataParallel):
         _check_that_its_buckets_fit(decoration)
     model = without_wrapper(model)
-    if decoration.standalone:
-        _check_that_it_is_not_compiled(model)
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
     if decoration.save_dtype is not None:
         saving.save_in(model, decoration.save_dtype)
@@ -67,18 +64,6 @@ def _check_that_its_buckets_fit(decoration: Decoration) -> None:
             "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
         )
         raise UnsupportedError(msg)
-
-
-def _check_that_it_is_not_compiled(model: Layer) -> None:
-    compiled = private("paddle.jit.dy2static.program_translator.StaticFunction")
-    for name, layer in model.named_sublayers(include_self=True):
-        if isinstance(layer.forward, compiled):
-            msg = (
-                f"{type(layer).__name__} {name!r} is compiled by paddle.jit.to_static, whose programs "
-                "stay in the precision in which they were traced first.\n"
-                "Hint: pass it as it was before; amp.train_step(..., compile=True) compiles it."
-            )
-            raise UnsupportedError(msg)
 
 
 def undecorate(model: Layer, optimizer: Any) -> None:
@@ -105,7 +90,7 @@ def decoration(model: Layer, optimizer: Any) -> Decoration | None:
     return decorated
 
 
-# Normalizations, whose parameters stay float32. Paddle's own O2 keeps these of the first two lines;
+# Paddle's own normalizations, whose parameters stay float32. Its O2 keeps these of the first two lines;
 # of the third, layer and instance norm in float16 alone.
 NORMALIZATIONS = (
     paddle.nn.BatchNorm, paddle.nn.BatchNorm1D, paddle.nn.BatchNorm2D, paddle.nn.BatchNorm3D,
@@ -116,50 +101,32 @@ NORMALIZATIONS = (
 
 
 class LowTensors(NamedTuple):
-    """What a decoration puts into low precision, and the layers that it leaves out."""
+    """The parameters that a decoration puts into low precision, and the layers that it leaves out."""
 
     parameters: Sequence[Tensor]
-    buffers: Sequence[Buffer]
     left_out: Sequence[Layer]
 
 
 def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
-    """The float32 tensors of ``model`` apart from those of kept layers and normalizations."""
-    every = model.sublayers(include_self=True)
+    """The float32 parameters of ``model`` apart from those of kept layers and normalizations."""
+    every = layers(model)
     below_kept = [part for layer in kept for part in layer.sublayers(include_self=True)]
     full = {id(layer): layer for layer in below_kept}
-    full |= {id(layer): layer for layer in every if isinstance(layer, NORMALIZATIONS)}
-    stays = {id(x) for layer in full.values() for x in _own_tensors(layer).values()}
-
-    def is_low(x: Tensor) -> bool:
-        return x.dtype == paddle.float32 and id(x) not in stays
-
-    others = [layer for layer in every if id(layer) not in full]
+    full |= {id(x.layer): x.layer for x in every if is_normalization(x, NORMALIZATIONS)}
+    stays = {id(p) for layer in full.values() for p in _own_parameters(layer)}
+    others = [each.layer for each in every if id(each.layer) not in full]
     parameters = {
         id(p): p
         for layer in others
-        for _, p in layer.named_parameters(include_sublayers=False)
-        if is_low(p)
+        for p in _own_parameters(layer)
+        if p.dtype == paddle.float32 and id(p) not in stays
     }
-    buffers = [
-        (layer, name)
-        for layer in others
-        for name, x in layer.named_buffers(include_sublayers=False)
-        if is_low(x)
-    ]
-    shares = [
-        layer for layer in others if not stays.isdisjoint(map(id, _own_tensors(layer).values()))
-    ]
-    return LowTensors(list(parameters.values()), buffers, [*full.values(), *shares])
+    shares = [layer for layer in others if not stays.isdisjoint(map(id, _own_parameters(layer)))]
+    return LowTensors(list(parameters.values()), [*full.values(), *shares])
 
 
-def _own_tensors(layer: Layer) -> dict[str, Tensor]:
-    return dict(
-        [
-            *layer.named_parameters(include_sublayers=False),
-            *layer.named_buffers(include_sublayers=False),
-        ]
-    )
+def _own_parameters(layer: Layer) -> list[Tensor]:
+    return layer.parameters(include_sublayers=False)
 
 
 def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
@@ -173,4 +140,4 @@ def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> P
             "Hint: amp.undecorate(that_model, its_optimizer) first."
         )
         raise UnsupportedError(msg)
-    return SimulatedO2(low.parameters, low.buffers, policy, optimizer)
+    return SimulatedO2(low.parameters, policy, optimizer)

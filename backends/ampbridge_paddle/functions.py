@@ -3,21 +3,27 @@
 They are made of several kernels, so that rules by kernel do not reach them: functions such as
 ``mse_loss``, layers such as ``LSTMCell``, and convolutions, whose bias Paddle adds in a second kernel.
 They are replaced in simulated and in native regions alike; what a rule means there, the region
-says.
+says. So is what ``paddle.jit.to_static`` has compiled, whose programs know of no region.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Protocol
 
 import paddle
 
+from ampbridge import function_ops
+from ampbridge.errors import AmpBridgeWarning
 from ampbridge.interception import Interception, Site
-from ampbridge_paddle._private import PRIVATE, private
+from ampbridge.oplists import Category
+from ampbridge.tracing import constant_result
+from ampbridge_paddle._private import PRIVATE, method, private
 from ampbridge_paddle.rules import Rules, function_names
 
 Tensor = Any
@@ -55,6 +61,9 @@ class FunctionRegion(Protocol):
     @property
     def rules(self) -> Rules:
         """The rules by which it decides."""
+
+    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)`` as one op of that rule."""
 
     def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
         """``function(*args, **kwargs)`` by the rule for ``name``, if there is one."""
@@ -108,6 +117,34 @@ def _convolution(original: Function) -> Function:
         return region.convolve(convolution, bias, shape)
 
     return convolve
+
+
+def _compiled_before(original: Function) -> Function:
+    """A function of ``paddle.jit.to_static`` as the Python that it was.
+
+    Paddle keeps a program in the precision that it was traced in, whatever region it is called in.
+    """
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = interception.active.get() is not None and paddle.in_dynamic_mode()
+        if not inside or not compiles():
+            return original(self, *args, **kwargs)
+        msg = (
+            f"{self.dygraph_function.__qualname__} is compiled by paddle.jit.to_static, whose programs "
+            "stay in the precision in which they were traced first: in mixed precision it runs op by "
+            "op.\nHint: amp.train_step(..., compile=True) compiles the loss for each policy."
+        )
+        warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+        return self.dygraph_function(*args, **kwargs)
+
+    return call
+
+
+def compiles() -> bool:
+    """Whether ``paddle.jit.to_static`` compiles now: ``paddle.jit.enable_to_static``."""
+    translator = private("paddle.jit.dy2static.program_translator.ProgramTranslator")()
+    return bool(method("ProgramTranslator", translator, "enable_to_static"))
 
 
 def _channel_axis(output: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -207,11 +244,14 @@ def _replacements() -> Replacements:
 
 
 def _class_sites() -> list[Site]:
-    """Layers, by their forward; and the operator that is a function of its own."""
+    """Layers, by their forward; the operator that is a function of its own; what is compiled."""
     layers = {name: found for name in function_names() if isinstance(found := find(name), type)}
     tensor = private("paddle.base.core.eager.Tensor")
     negation = vars(tensor)["__neg__"]
+    compiled = private("paddle.jit.dy2static.program_translator.StaticFunction")
+    call = vars(compiled)["__call__"]
     return [
+        Site(compiled, "__call__", call, _compiled_before(call)),
         Site(tensor, "__neg__", negation, _function("paddle.neg", negation)),
         *(
             Site(layer, "forward", original, _forward(name, original))
@@ -224,3 +264,45 @@ def _class_sites() -> list[Site]:
 interception: Interception[FunctionRegion] = Interception(
     "ampbridge_paddle_functions", Sites(_replacements, _class_sites)
 )
+
+
+def with_control_flow(function: Function) -> Function:
+    """``function`` with ``if`` and ``while`` on values turned into ops of the program.
+
+    Paddle converts what a traced function calls by itself, unless it is defined in another
+    function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.
+    """
+    if not inspect.isfunction(function):  # the apply of a PyLayer
+        found: Function = private("paddle.jit.dy2static.convert_call_func.convert_call")(function)
+        return found
+    if function.__name__ == "<lambda>":
+        return function
+    convert = private("paddle.jit.dy2static.program_translator.convert_to_static")
+    try:
+        converted: Function = convert(function)
+    except (OSError, TypeError, SyntaxError):
+        return function
+    return converted
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: Function) -> Function | None:
+    is_traced = private("paddle.base.framework.in_pir_mode")()
+    if is_traced:  # Paddle converts what it meets itself, not what stands behind an entry
+        function = with_control_flow(function)
+    if not has_rule(name):
+        return function if is_traced else None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        region = interception.active.get()
+        assert region is not None
+        return region.call_whole(region.rules.python[name], function, args, kwargs)
+
+    return call
+
+
+@constant_result
+def has_rule(name: str) -> bool:
+    """Whether a region is open that allows or denies the function of this name."""
+    region = interception.active.get()
+    return region is not None and name in region.rules.python

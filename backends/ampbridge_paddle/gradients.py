@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import paddle
 
-from ampbridge.errors import ArgumentTypeError
+from ampbridge.nested import map_leaves
+from ampbridge_paddle import recomputing
 from ampbridge_paddle._private import method
 from ampbridge_paddle.casting import cast
 from ampbridge_paddle.gradient_hooks import has_had_hooks
-from ampbridge_paddle.hybrid_groups import is_wrapped, without_wrappers
+from ampbridge_paddle.hybrid_groups import is_wrapped
 from ampbridge_paddle.low_parameters import low_dtype_of, rounded_gradient
 from ampbridge_paddle.sparse_gradients import dense_values, merged
 
 Tensor = Any
 
+_LOW_DTYPES = (paddle.float16, paddle.bfloat16)
+
 
 def parameters(owner: Any) -> list[Tensor]:
     """The trainable parameters of a layer or an optimizer, each once, in the owner's order."""
-    if isinstance(owner, paddle.nn.Layer):
-        found = owner.parameters()
-    elif isinstance(without_wrappers(owner), paddle.optimizer.Optimizer):
-        # As the outermost one tells: of those inside, a sharded one has this rank's part alone.
-        found = _optimized(owner)
-    else:
-        msg = (
-            f"Neither a paddle.nn.Layer nor a paddle.optimizer.Optimizer: {type(owner).__name__}.\n"
-            "Hint: paddle.optimizer.SGD(0.1, parameters=model.parameters())"
-        )
-        raise ArgumentTypeError(msg)
+    # As the outermost optimizer tells: of those inside, a sharded one has this rank's part alone.
+    found = owner.parameters() if isinstance(owner, paddle.nn.Layer) else _optimized(owner)
     return [p for p in found if not p.stop_gradient]
 
 
@@ -50,38 +45,44 @@ def gradients(
     region: AbstractContextManager[None],
     factor: float | None,
     total: Sequence[Tensor] | None,
+    optimizer: Any = None,
 ) -> tuple[Tensor, Any, list[Tensor]]:
     """The loss, ``aux``, and ``total`` plus the gradients of ``factor * loss``.
 
-    ``.grad`` of every tensor, the model's and others', is what it was.
+    ``.grad`` of the model's and the optimizer's parameters is what it was.
     """
-    inputs = [_native(x, model) for x in batch]
-    with region:
+    wanted = parameters(model if optimizer is None else optimizer)
+    inputs = map_leaves(partial(_native, like=wanted), batch)
+    with recomputing.noticed() as recomputation, region:
         loss, aux = loss_fn(model, *inputs)
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
-    wanted = parameters(model)
-    found = _differentiate(scaled, model, wanted)
+    found = _differentiate(scaled, model, wanted, recomputation.is_reentrant)
     grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
     if total is not None:
         grads = add(total, grads)
-    return cast(loss.detach(), "float32"), aux, grads
+    return cast(loss.detach(), "float32"), map_leaves(_detached, aux), grads
 
 
-def _native(x: Any, model: Any) -> Any:
-    """A NumPy array as a tensor; float64 becomes float32 unless the model computes in float64."""
+def _native(x: Any, like: Sequence[Tensor]) -> Any:
+    """A NumPy array as a tensor; float64 becomes float32 unless the parameters are float64."""
     if not isinstance(x, (np.ndarray, np.generic)):
         return x
-    if x.dtype == np.float64 and not _holds_float64(model):
+    if x.dtype == np.float64 and all(p.dtype != paddle.float64 for p in like):
         x = x.astype(np.float32)
-    return paddle.to_tensor(x)
+    # paddle.to_tensor leaks the list of its keyword arguments' names at each call (3.3.1).
+    tensor = paddle.empty(x.shape, str(x.dtype))
+    tensor.set_value(np.asarray(x))
+    return tensor
 
 
-def _holds_float64(model: Any) -> bool:
-    return any(p.dtype == paddle.float64 for p in model.parameters())
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, paddle.Tensor) else value
 
 
-def _differentiate(loss: Tensor, model: Any, wanted: list[Tensor]) -> list[Tensor]:
+def _differentiate(
+    loss: Tensor, model: Any, wanted: list[Tensor], recomputed: bool
+) -> list[Tensor]:
     """Gradients of ``loss``; None where it does not depend on a parameter.
 
     ``paddle.grad`` leaves ``.grad`` alone, everybody's, but runs neither the hooks on parameters
@@ -91,33 +92,20 @@ def _differentiate(loss: Tensor, model: Any, wanted: list[Tensor]) -> list[Tenso
     """
     if loss.stop_gradient:
         return [None] * len(wanted)
-    if not _needs_backward(loss, model, wanted):
+    if not (_needs_backward(model, wanted) or recomputed):
         return list(paddle.grad(loss, wanted, allow_unused=True)) if wanted else []
-    with replaced_grad(wanted, [None] * len(wanted)):
+    reached = list({id(p): p for p in (*wanted, *parameters(model))}.values())
+    with replaced_grad(reached, [None] * len(reached)):
         loss.backward()
         return [_copy_of_grad(p) for p in wanted]
 
 
-def _needs_backward(loss: Tensor, model: Any, wanted: Sequence[Tensor]) -> bool:
+def _needs_backward(model: Any, wanted: Sequence[Tensor]) -> bool:
     if is_wrapped(model):
         return True
     # Every parameter is asked, so that each one's count of hooks is up to date.
     hooked = [has_had_hooks(p) for p in wanted]
-    return any(hooked) or _recomputes(loss)
-
-
-def _recomputes(loss: Tensor) -> bool:
-    """Whether the graph of ``loss`` holds a reentrant recompute."""
-    pending, seen = [loss.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node.node_ptr() in seen:
-            continue
-        seen.add(node.node_ptr())
-        if "RecomputeFunction" in node.name():
-            return True
-        pending.extend(node.next_functions)
-    return False
+    return any(hooked)
 
 
 @paddle.no_grad()
@@ -140,12 +128,12 @@ def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> 
     pairs = zip(tensors, grads, strict=True)
     replaced = [(t, grad, _copy_of_grad(t)) for t, grad in pairs if not _same_memory(t.grad, grad)]
     for t, grad, _ in replaced:
-        t.grad = grad
+        _set_grad(t, grad)
     try:
         yield
     finally:
         for t, _, before in replaced:
-            t.grad = before
+            _set_grad(t, before)
 
 
 def _copy_of_grad(tensor: Tensor) -> Tensor | None:
@@ -181,5 +169,20 @@ def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:
 
 
 def stored_gradients(optimizer: Any) -> list[Tensor]:
-    """``.grad`` of each parameter of ``optimizer``, the tensors themselves; None without one."""
-    return [p.grad for p in parameters(optimizer)]
+    """``.grad`` of each parameter of ``optimizer``, the tensors themselves; None without one.
+
+    16-bit ones are in float32 from now on, so that what the caller unscales and clips is what steps.
+    """
+    owners = parameters(optimizer)
+    for parameter in owners:
+        grad = parameter.grad
+        if grad is not None and not grad.is_selected_rows() and grad.dtype in _LOW_DTYPES:
+            _set_grad(parameter, grad.astype("float32"))
+    return [p.grad for p in owners]
+
+
+def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
+    """Set ``.grad``, also where it is of another dtype now, which Paddle would not copy into."""
+    if grad is not None and tensor.grad is not None and tensor.grad.dtype != grad.dtype:
+        tensor.grad = None
+    tensor.grad = grad

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import paddle
 
 from ampbridge.backend import Decoration
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_paddle import casting
 from ampbridge_paddle.subclassing import Mixin, mix_in, take_out
-from ampbridge_paddle.trees import map_leaves
 
 Layer = Any
 Call = Callable[..., Any]
@@ -95,9 +95,6 @@ class Kept:
 class ParametersAtO2(Protocol):
     """How the parameters of a model are in low precision."""
 
-    def refresh(self) -> None:
-        """Before a call of the model: what it holds may be other tensors than before."""
-
     def serves(self, optimizer: Any) -> bool:
         """Whether ``optimizer`` may step the model."""
 
@@ -124,7 +121,6 @@ class DecoratedModel:
             return _in_dtype(call(*inputs, **options), policy.output_dtype)
         with self._region():
             if self.parameters is not None:
-                self.parameters.refresh()
                 inputs, options = _in_dtype((inputs, options), policy.dtype)
             return _in_dtype(call(*inputs, **options), policy.output_dtype)
 

@@ -10,7 +10,8 @@ stand-in for ``paddle.amp.decorate``; no optimizer there steps 16-bit parameters
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import paddle
@@ -60,20 +61,18 @@ class NativeO2:
         self._masters = {p.name: _master_of(p) for p in parameters} if policy.master_weights else {}
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
-        paddle.amp.decorate(
-            models=model,
-            optimizers=optimizer,
-            level="O2",
-            dtype=policy.dtype,
-            master_weight=policy.master_weights,
-            master_grad=decoration.master_grad,
-            excluded_layers=list(left_out),
-        )
+        with _buffers_left_out(model.sublayers(include_self=True)):
+            paddle.amp.decorate(
+                models=model,
+                optimizers=optimizer,
+                level="O2",
+                dtype=policy.dtype,
+                master_weight=policy.master_weights,
+                master_grad=decoration.master_grad,
+                excluded_layers=list(left_out),
+            )
         if optimizer is not None:
             _masters_in(optimizer).update(self._masters)
-
-    def refresh(self) -> None:
-        """Parameters and buffers are in low precision themselves."""
 
     def serves(self, optimizer: Optimizer) -> bool:
         return without_wrappers(optimizer) is self._optimizer and not is_sharded(optimizer)
@@ -84,8 +83,9 @@ class NativeO2:
 
     def release(self) -> None:
         masters = self._take_masters()
-        for layer in self._layers:
-            layer.restore()
+        with _buffers_left_out(before.layer for before in self._layers):
+            for before in self._layers:
+                before.restore()
         for p in self._parameters:
             if p.name in masters:
                 p.set_value(masters[p.name])
@@ -112,29 +112,33 @@ def _master_of(parameter: Tensor) -> Tensor:
     return master
 
 
+@contextmanager
+def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
+    """``layers`` without their buffers, which Paddle would cast with the parameters."""
+    held = [(layer, method("Layer", layer, "_buffers")) for layer in layers]
+    for layer, buffers in held:
+        vars(layer)["_buffers"] = type(buffers)()
+    try:
+        yield
+    finally:
+        for layer, buffers in held:
+            vars(layer)["_buffers"] = buffers
+
+
 class _LayerBefore:
     """What ``paddle.amp.decorate`` changes about a layer."""
 
     def __init__(self, layer: Layer) -> None:
-        self._layer = layer
+        self.layer = layer
         self._dtype = method("Layer", layer, "_dtype")
         self._casts = method("Layer", layer, "_cast_to_low_precision")
-        buffers = layer.named_buffers(include_sublayers=False)
-        self._buffers = {name: x.clone() for name, x in buffers if x.dtype == paddle.float32}
 
     def restore(self) -> None:
-        layer = self._layer
+        layer = self.layer
         if method("Layer", layer, "_dtype") != self._dtype:
-            unchanged = [name for name in self._buffers if self._is_unchanged(name)]
             to_dtype = method("Layer", layer, "_to_impl")
             to_dtype(dtype=self._dtype, include_sublayers=False, floating_only=True)
-            for name in unchanged:
-                getattr(layer, name).set_value(self._buffers[name])
         layer._cast_to_low_precision = self._casts
-
-    def _is_unchanged(self, buffer: str) -> bool:
-        present = getattr(self._layer, buffer)
-        return bool((present == self._buffers[buffer].astype(present.dtype)).all().item())
 
 
 def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, UnsupportedError
 from ampbridge.scaler import GradScaler
+from ampbridge_paddle import casting
 
 
 def native_scaler(state: Mapping[str, Any], optimizer: Any) -> Any:
@@ -59,5 +60,16 @@ def native_scaler_state(scaler: Any) -> Mapping[str, Any]:
         msg = f"{type(scaler).__name__} is no paddle.amp.GradScaler.\n"
         raise ArgumentTypeError(msg + "Hint: GradScaler.from_native(paddle.amp.GradScaler())")
     if not scaler.is_enable():  # one that is off has no state
+        if casting.on_cpu():
+            _warn_that_paddle_may_have_done_it()
         return GradScaler.like("paddle", enabled=False).state_dict()
     return dict(scaler.state_dict())
+
+
+def _warn_that_paddle_may_have_done_it() -> None:
+    msg = (
+        "This paddle.amp.GradScaler is off, as Paddle makes every one on a CPU, whose settings are lost "
+        "then; the GradScaler made from it is off as well.\n"
+        "Hint: amp.GradScaler.like('paddle', init_scale=2.0**16) scales on a CPU too."
+    )
+    warnings.warn(msg, AmpBridgeWarning, stacklevel=5)

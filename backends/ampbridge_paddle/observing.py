@@ -28,18 +28,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from ampbridge import oplists
+from ampbridge import function_ops, oplists
 from ampbridge.backend import Array, Model
 from ampbridge.interception import Interception, Site
+from ampbridge.nested import leaves, map_leaves
 from ampbridge.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_paddle import casting, decorating, functions, simulation
 from ampbridge_paddle._private import method, present, private
 from ampbridge_paddle.functions import Function, Replacements
 from ampbridge_paddle.low_parameters import low_dtype_of, read_like
 from ampbridge_paddle.rounding import round_to
-from ampbridge_paddle.rules import SAME_OP, SEEN_THROUGH, made_of_several
+from ampbridge_paddle.rules import SAME_OP, SEEN_THROUGH, is_op, made_of_several
 from ampbridge_paddle.sparse_gradients import dense_values, merged
-from ampbridge_paddle.trees import map_leaves
 
 Tensor = Any
 
@@ -57,7 +57,8 @@ _LOW = frozenset({"float16", "bfloat16"})
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
     """See ``Backend.observe``. Compiled functions run eagerly in other threads, too, meanwhile."""
     watch = Watch(model, observer, gradients)
-    with simulation.staying_installed(), _interception.region(_Place(watch)):
+    functions = function_ops.watched(_function_op)
+    with simulation.staying_installed(), _interception.region(_Place(watch)), functions:
         yield
 
 
@@ -221,14 +222,7 @@ def _is_floating(x: Any) -> bool:
 
 
 def _floating(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(x: Any) -> None:
-        if _is_floating(x):
-            found.append(x)
-
-    map_leaves(note, tree)
-    return found
+    return [x for x in leaves(tree) if _is_floating(x)]
 
 
 def _operand(x: Tensor, copied: bool = False) -> Operand:
@@ -320,6 +314,16 @@ def _place() -> _Place | None:
     if place is None or private("paddle.base.core.eager._is_run_in_backward")():
         return None
     return place
+
+
+def _function_op(
+    name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """A Python function that is an op of somebody else's."""
+    place = _place()
+    if place is None or place.kernels is not None:
+        return function(*args, **kwargs)
+    return place.watch.op(place, lambda _: name, function, args, kwargs, _Needs())
 
 
 def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Function:
@@ -478,7 +482,7 @@ def _replacements() -> Replacements:
     kernels = [
         (replaced, _kernel(name, replaced))
         for name, replaced in vars(_C_ops).items()
-        if simulation.is_op(name, unwrap(replaced)) and _computes(name)
+        if is_op(name, unwrap(replaced)) and _computes(name)
     ]
     names = {*_composed(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
     named = {name: present(name) for name in sorted(names | _sharing_a_kernel())}

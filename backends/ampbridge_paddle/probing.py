@@ -116,7 +116,21 @@ def explain(policy: Policy) -> Explanation:
     execution = casting.execution(policy)
     rules = rules_for(policy)
     ops = {op.name: _treatment(op, policy, rules, execution) for op in oplists.ops().values()}
-    return Explanation(devices()[0].name, ops, _features(policy, execution))
+    own = {
+        f"paddle:{name}": _kernel_treatment(f"paddle:{name}", name, policy, rules, execution)
+        for name in policy.own_rules("paddle")
+    }
+    return Explanation(devices()[0].name, {**ops, **own}, _features(policy, execution))
+
+
+def _kernel_treatment(
+    op: str, kernel: str, policy: Policy, rules: Rules, execution: Literal["native", "simulated"]
+) -> OpTreatment:
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    category = rules.category(kernel)
+    why = sharing(policy, op, category, "paddle_ops", kernel)
+    return OpTreatment(_by(execution, category), category, dtype_of(category, policy), why)
 
 
 def _treatment(
@@ -125,14 +139,12 @@ def _treatment(
     """By what ``op`` is here: a kernel, or a function made of several."""
     if not has_effect(op):
         return OpTreatment("absent", None, "", "Paddle has no such op, or it never casts it")
+    kernels = op.names.get("paddle_ops", ())
+    if kernels:
+        return _kernel_treatment(op.name, kernels[0], policy, rules, execution)
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
-    kernels = op.names.get("paddle_ops", ())
     ruled = [name for name in op.names.get("paddle_api", ()) if name in rules.functions]
-    if kernels:
-        category = rules.category(kernels[0])
-        why = sharing(policy, op.name, category, "paddle_ops", kernels[0])
-        return OpTreatment(_by(execution, category), category, dtype_of(category, policy), why)
     if ruled:
         category = rules.functions[ruled[0]]
         by = _by("simulated" if execution == "simulated" else "ampbridge", category)

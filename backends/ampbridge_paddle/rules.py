@@ -7,16 +7,21 @@ of their own, they are Python functions made of several (``mse_loss``).
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from inspect import unwrap
+from typing import Any, Literal
 
-from ampbridge import oplists
+import paddle
+
+from ampbridge import function_ops, oplists
 from ampbridge.errors import AmpBridgeWarning
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
+from ampbridge.port.names import paddle_names
 from ampbridge_paddle._private import private
 
 # Kernels that the table does not list by name -> the listed kernel they are a form of.
@@ -52,30 +57,69 @@ class Rules:
     functions: Mapping[str, Category]
     bias_follows: bool
     """Whether the bias of a convolution is rounded with it (torch's fused op) or added as it is."""
+    python: Mapping[str, Category] = field(default_factory=dict)
+    """Python functions of others that are ops (``ampbridge.function_ops``), by name."""
 
     def category(self, kernel: str) -> Category:
         """The rule for a name of ``paddle._C_ops``."""
-        return self.kernels.get(SAME_OP.get(kernel, kernel), self.unlisted)
+        rule = self.kernels.get(kernel)
+        return rule or self.kernels.get(SAME_OP.get(kernel, kernel), self.unlisted)
 
     def everything(self, category: Category) -> Rules:
         """The rules inside of a layer that runs in one precision as a whole."""
         return Rules(self.dtype, {}, category, {}, self.bias_follows)
 
 
-@cache
 def rules_for(policy: Policy) -> Rules:
-    """``policy`` compiled; warns of ops it names that Paddle does not have."""
+    """``policy`` compiled, once; warns of ops it names that Paddle does not have.
+
+    Raises:
+        PolicyError: if it lists an op that does not exist.
+    """
+    return _rules_for(policy, function_ops.rules_of(policy))
+
+
+@cache
+def _rules_for(policy: Policy, python: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return Rules("float32", {}, "deny", {}, True)
     _warn_of_ops_without_effect(policy)
     return Rules(
         policy.dtype,
-        policy.native_rules("paddle_ops"),
+        {**policy.native_rules("paddle_ops"), **_own_rules(policy)},
         "deny" if policy.op_list.unlisted == "full" else "promote",
         _function_rules(policy),
         # Paddle's rule: conv2d returns the low precision, adding a float32 bias promotes again.
         bias_follows=policy.lists != "paddle",
+        python=dict(python),
     )
+
+
+# Not ops of the user's model: a compiled program's own call, raw memory.
+_NOT_OPS = frozenset({"run_program", "view_dtype"})
+
+
+def is_op(name: str, kernel: Any) -> bool:
+    """Whether a name of ``_C_ops`` is a kernel of a forward pass."""
+    if not isinstance(kernel, types.BuiltinFunctionType) or name in _NOT_OPS:
+        return False
+    return not (name.endswith(("_grad", "_grad_")) or name.startswith("__"))
+
+
+def _own_rules(policy: Policy) -> Mapping[str, Category]:
+    """Of the listed kernels of Paddle's that the op table lacks.
+
+    Raises:
+        PolicyError: for a name that no kernel has, or one that changes its input in place, which is
+            never cast.
+    """
+    rules = policy.own_rules("paddle")
+    kernels = vars(private("paddle._C_ops"))
+    for name in rules:
+        if name.endswith("_") or not is_op(name, unwrap(kernels.get(name, None))):
+            where = f"paddle._C_ops of PaddlePaddle {paddle.__version__}"
+            raise oplists.no_such_op(f"paddle:{name}", where, kernels)
+    return rules
 
 
 def function_names() -> list[str]:
@@ -112,13 +156,19 @@ def _function_rules(policy: Policy) -> dict[str, Category]:
 
 def _warn_of_ops_without_effect(policy: Policy) -> None:
     for field_name, names in (("allow", policy.allow), ("deny", policy.deny)):
-        idle = [name for name in names if not has_effect(oplists.ops()[name])]
+        idle = [name for name in names if not _can_be_cast(name)]
         if idle:
             msg = (
                 f"{field_name}={idle!r} has no effect on PaddlePaddle, which has no such op to cast.\n"
                 f"Hint: name the ops it is made of, for example {field_name}=['multiply']."
             )
             warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+
+
+def _can_be_cast(name: str) -> bool:
+    if name in oplists.ops():
+        return has_effect(oplists.ops()[name])
+    return oplists.own_prefix(name) in ("", "paddle")
 
 
 def has_effect(op: oplists.Op) -> bool:
@@ -145,6 +195,9 @@ def amp_lists_for(policy: Policy) -> AmpLists:
         return lists_of_everything("float16", "deny")
     listed = dict(policy.native_rules("paddle"))
     listed["scale"] = listed["elementwise_mul"]  # x * 2.0, and x + 1.0 too
+    for op in (*policy.allow, *policy.deny):
+        if oplists.own_prefix(op) == "paddle":
+            listed |= dict.fromkeys(paddle_names(op), policy.category(op))
     white = frozenset(name for name, category in listed.items() if category == "allow")
     black = frozenset(name for name, category in listed.items() if category == "deny")
     if policy.op_list.unlisted == "full":

@@ -8,7 +8,7 @@ from typing import Any
 
 import paddle
 
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.backend import FINITE, INF, NAN, worst_on_host
 from ampbridge.scale_rule import HostStore, ScaleState
 from ampbridge_paddle import hybrid_groups
 from ampbridge_paddle._private import private
@@ -29,22 +29,14 @@ def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor],
     """
     unscaled = [_at_least_float32(g) for g in grads]
     values = [dense_values(g) for g in unscaled if g is not None]
-    found = FINITE
-    for dtype in {v.dtype for v in values}:
-        group = [v for v in values if v.dtype == dtype]
-        found = _worse(found, _check_and_divide(group, scale))
-    return unscaled, found
+    groups = [[v for v in values if v.dtype == dtype] for dtype in {v.dtype for v in values}]
+    return unscaled, worst_on_host([_check_and_divide(group, scale) for group in groups])
 
 
 def _at_least_float32(grad: Tensor | None) -> Tensor | None:
     if grad is None or grad.dtype in (paddle.float32, paddle.float64):
         return grad
     return grad.astype("float32")
-
-
-def _worse(one: int, other: int) -> int:
-    """INF before NAN before FINITE."""
-    return INF if INF in (one, other) else max(one, other)
 
 
 def _check_and_divide(values: list[Tensor], scale: float | None) -> int:

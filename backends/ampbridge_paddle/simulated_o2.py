@@ -15,8 +15,6 @@ from ampbridge_paddle.gradients import parameters as parameters_of
 from ampbridge_paddle.subclassing import Mixin, mix_in, take_out
 
 Tensor = Any
-Buffer = tuple[Any, str]
-"""A layer and the name of one of its buffers."""
 
 
 class RoundsAfterSteps(Mixin):
@@ -39,27 +37,20 @@ class SimulatedO2:
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        buffers: Sequence[Buffer],
         policy: Policy,
         optimizer: Any,
     ) -> None:
         if not policy.master_weights:
             _check_that_it_can_round(optimizer, policy)
-        self._parameters, self._buffers = list(parameters), list(buffers)
+        self._parameters = list(parameters)
         self._dtype, self._has_masters = policy.dtype, policy.master_weights
         self._optimizer = None if policy.master_weights else weakref.ref(optimizer)
         self._make_low()
-        self.refresh()
         if not policy.master_weights:
             mix_in(RoundsAfterSteps, optimizer)
 
     def _make_low(self) -> None:
         low_parameters.make_low(self._parameters, self._dtype, self._has_masters)
-
-    def refresh(self) -> None:
-        """Buffers are replaced by assignment."""
-        new = [x for x in self._present_buffers() if low_parameters.low_dtype_of(x) is None]
-        low_parameters.make_low(new, self._dtype, has_master=True)
 
     def serves(self, optimizer: Any) -> bool:
         return self._has_masters or isinstance(optimizer, RoundsAfterSteps)
@@ -68,17 +59,10 @@ class SimulatedO2:
         return {}  # the parameters' own storage
 
     def release(self) -> None:
-        low_parameters.make_full([*self._parameters, *self._present_buffers()])
+        low_parameters.make_full(self._parameters)
         optimizer = self._optimizer and self._optimizer()
         if optimizer is not None and not low_parameters.without_masters(parameters_of(optimizer)):
             take_out(RoundsAfterSteps, optimizer)
-
-    def _present_buffers(self) -> list[Tensor]:
-        # Not by the attribute, which is a traced value while a program is being traced.
-        return [
-            dict(layer.named_buffers(include_sublayers=False))[name]
-            for layer, name in self._buffers
-        ]
 
     # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.
 

@@ -17,7 +17,6 @@ of ``low_parameters``, which are rounded by whatever reads them.
 
 from __future__ import annotations
 
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import paddle
 
+from ampbridge import function_ops
 from ampbridge.errors import SimulationWarning
 from ampbridge.interception import Interception, Site
 from ampbridge.oplists import Category
@@ -35,7 +35,7 @@ from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Replacements, Shape
 from ampbridge_paddle.low_parameters import low_dtype_by_name, low_dtype_of
 from ampbridge_paddle.rounding import round_to, round_traced
-from ampbridge_paddle.rules import Rules
+from ampbridge_paddle.rules import Rules, is_op
 
 Tensor: type = private("paddle.base.core.eager.Tensor")
 Value = paddle.pir.Value
@@ -75,12 +75,22 @@ class Region:
         category = self.rules.category(kernel) if kernel else self.rules.functions.get(name)
         if category is None:
             return function(*args, **kwargs)
+        needs = _Needs(results=RESULTS.get(kernel))
+        return self.call_whole(category, function, args, kwargs, needs)
 
+    def call_whole(
+        self,
+        rule: Category,
+        function: Function,
+        args: Any,
+        kwargs: Any,
+        needs: _Needs | None = None,
+    ) -> Any:
         def in_float32(*inputs: Any, **options: Any) -> Any:
             with _interception.paused(), functions.interception.paused():
                 return function(*inputs, **options)
 
-        return _run(in_float32, args, kwargs, self, category, _Needs(results=RESULTS.get(kernel)))
+        return _run(in_float32, args, kwargs, self, rule, needs or _Needs())
 
     def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
         category = self.rules.functions.get(name)
@@ -288,9 +298,6 @@ EXACT_IN_PLACE = frozenset(
     {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
 )
 
-# Not ops of the user's model: a compiled program's own call, raw memory.
-_NOT_OPS = frozenset({"run_program", "view_dtype"})
-
 # Tensor operators that C++ binds without a look at _C_ops -> their kernel.
 OPERATORS: Mapping[str, str] = {
     "matmul": "matmul",
@@ -311,6 +318,7 @@ _COPIES: Mapping[str, str] = {
     "detach": "assign",
     "contiguous": "assign",
     "_use_gpudnn": "assign",
+    "_new_shared_tensor": "assign",
 }
 
 # Methods that return the tensor itself where the dtype is the same already.
@@ -466,13 +474,6 @@ def _kernel_replacement(name: str, original: Any) -> Function | None:
     return _following_rule(name, original)
 
 
-def is_op(name: str, kernel: Any) -> bool:
-    """Whether a name of ``_C_ops`` is a kernel of a forward pass."""
-    if not isinstance(kernel, types.BuiltinFunctionType) or name in _NOT_OPS:
-        return False
-    return not (name.endswith(("_grad", "_grad_")) or name.startswith("__"))
-
-
 def _tensor_sites() -> list[Site]:
     """Sites on the Tensor class itself, most of which C++ binds."""
     operators = {f"__{prefix}{n}__": k for n, k in OPERATORS.items() for prefix in ("", "r")}
@@ -513,7 +514,8 @@ def open_region(rules: Rules) -> AbstractContextManager[None]:
 @contextmanager
 def entering(region: Region) -> Iterator[None]:
     """Enter ``region``, new or one that ``active_region`` found elsewhere."""
-    with functions.interception.region(region), _interception.region(region):
+    standing = function_ops.standing(region.rules.python)
+    with standing, functions.interception.region(region), _interception.region(region):
         yield
 
 

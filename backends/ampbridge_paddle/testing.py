@@ -121,13 +121,14 @@ class PaddleHarness(Harness):
         return model.parameters()
 
     def optimizer(
-        self, model: paddle.nn.Layer, kind: str, rate: float
+        self, model: paddle.nn.Layer, kind: str, rate: float, *others: paddle.nn.Layer
     ) -> paddle.optimizer.Optimizer:
+        parameters = [p for each in (model, *others) for p in each.parameters()]
         if kind == "adam":
-            return paddle.optimizer.Adam(rate, parameters=model.parameters())
+            return paddle.optimizer.Adam(rate, parameters=parameters)
         if kind == "sgd":
-            return paddle.optimizer.SGD(rate, parameters=model.parameters())
-        return paddle.optimizer.Momentum(rate, momentum=0.9, parameters=model.parameters())
+            return paddle.optimizer.SGD(rate, parameters=parameters)
+        return paddle.optimizer.Momentum(rate, momentum=0.9, parameters=parameters)
 
     def slots(self, optimizer: paddle.optimizer.Optimizer) -> list[np.ndarray]:
         # The names end in counters of the process, so that they sort by parameter, then by slot.

@@ -8,6 +8,7 @@ table says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -428,6 +429,14 @@ def set_autocast(variable: Any, autocast: bool) -> None:
     variable._autocast = autocast
 
 
+def buffers(layer: Any) -> list[Any]:
+    """The variables that a Keras layer has made as non-trainable (``_non_trainable_variables``).
+
+    Those of a frozen layer are not among them.
+    """
+    return list(layer._non_trainable_variables)
+
+
 def set_constraint(variable: Any, constraint: Any) -> None:
     """Set what a Keras optimizer applies to a variable after an update (tf.Variable: read-only)."""
     variable._constraint = constraint
@@ -466,3 +475,12 @@ def keras_implementation(spelling: str) -> Any:
         backend = None
     beside = import_module(function.__module__)
     return getattr(backend, name, None) or getattr(beside, f"_{name}", None)
+
+
+def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` converted by AutoGraph where the calling code is; else itself."""
+    convert, status = value(TO_AUTOGRAPH), value(AUTOGRAPH_STATUS)
+    if convert is None or status is None:
+        return function
+    converted: Callable[..., Any] = convert(function, status())
+    return converted

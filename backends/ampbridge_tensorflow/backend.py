@@ -14,6 +14,7 @@ from ampbridge.backend import (
     Decoration,
     Device,
     Explanation,
+    Kind,
     Layer,
     LossFn,
     Model,
@@ -30,6 +31,7 @@ from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
 from ampbridge.weights import Weight
 from ampbridge_tensorflow import (
+    arguments,
     casting,
     compiling,
     decorating,
@@ -52,6 +54,10 @@ class TensorflowBackend(Backend):
 
     name = "tensorflow"
     compiles_by_default = True
+    examples = arguments.EXAMPLES
+
+    def kind(self, obj: object) -> Kind | None:
+        return arguments.kind(obj)
 
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.autocast(policy)
@@ -88,14 +94,18 @@ class TensorflowBackend(Backend):
         policy: Policy,
         factor: Scalar,
         total: Sequence[Array] | None,
+        optimizer: Optimizer | None = None,
     ) -> tuple[Array, Any, list[Array]]:
-        return gradients.gradients(loss_fn, model, batch, policy, factor, total)
+        return gradients.gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
         return gradients.stored_gradients(optimizer)
 
     def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
         return scaling.unscale(grads, scale)
+
+    def worst(self, found: Sequence[Scalar]) -> Scalar:
+        return scaling.worst(found)
 
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
         return gradients.add(total, grads)
@@ -124,7 +134,7 @@ class TensorflowBackend(Backend):
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         if isinstance(like, LossScaleOptimizer):
             return like.scale_store(state)
-        return scaling.VariableStore(state, distribution.strategy_of(like))
+        return scaling.variable_store(state, distribution.strategy_of(like))
 
     def devices(self) -> list[Device]:
         return probing.devices()

@@ -7,15 +7,16 @@ look at each call at the rules that are active in their own thread or task.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from typing import Literal
+from functools import cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from ampbridge import oplists
+from ampbridge import function_ops, oplists
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
+from ampbridge.tracing import called_as_it_is, constant_result
 from ampbridge_tensorflow import (
     _private,
     calling_code,
@@ -28,6 +29,9 @@ from ampbridge_tensorflow import (
     variable_reads,
 )
 from ampbridge_tensorflow.rules import Rules, rules_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextmanager
@@ -47,7 +51,7 @@ def autocast(policy: Policy) -> Iterator[None]:
     rules = rules_for(policy)
     if rules.simulated and policy.execution == "auto":
         simulation.warn_once(policy)
-    with regions.region(rules), fitted.calls_seen():
+    with function_ops.standing(rules.python), regions.region(rules), fitted.calls_seen():
         yield
 
 
@@ -94,13 +98,42 @@ def check(policy: Policy) -> None:
 @cache
 def _warn_of_missing(policy: Policy) -> None:
     """Say once for a policy which of the ops that the user listed do not exist here."""
-    missing = sorted({*policy.allow, *policy.deny} & set(ops_without_counterpart()))
+    listed = {*policy.allow, *policy.deny}
+    foreign = {op for op in listed if oplists.own_prefix(op) not in ("", "tf")}
+    missing = sorted(listed & set(ops_without_counterpart()) | foreign)
     if missing:
         msg = (
             f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
             "Hint: ampbridge_tensorflow.casting.ops_without_counterpart() lists such ops."
         )
         warnings.warn(msg, AmpBridgeWarning, stacklevel=calling_code.stacklevel())
+
+
+# -- Python functions that are ops
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    if not has_rule(name):
+        return None
+
+    @called_as_it_is
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rules = regions.active.get()
+        assert rules is not None
+        converted = _private.with_autograph(function)
+        return functions.run_whole(
+            rules, rules.python[name], name, converted, regions, args, kwargs
+        )
+
+    return call
+
+
+@constant_result
+def has_rule(name: str) -> bool:
+    """Whether a region is open that allows or denies the function of this name."""
+    rules = regions.active.get()
+    return rules is not None and name in rules.python
 
 
 # -- what stands in the place of what
@@ -150,3 +183,14 @@ def _function_sites() -> functions.FunctionSites:
 
 
 regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
+
+
+def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` in plain TensorFlow, whatever region its caller stands in."""
+
+    @wraps(function)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        with regions.paused(None):
+            return function(*args, **kwargs)
+
+    return plain

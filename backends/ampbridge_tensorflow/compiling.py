@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from ampbridge.backend import Array, LossFn, Program, StepOutput
+from ampbridge.nested import Structure, leaves
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.fitted import traces_keyed_otherwise
@@ -22,34 +24,34 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     makes no new trace. One that ``loss_fn`` calls runs as it was decorated at the first step.
     """
     step = build(_with_autograph(loss_fn))
-    traced: dict[tuple[Policy, bool, bool, int], Any] = {}
+    traced: dict[tuple[Policy, bool, bool, Structure], Any] = {}
 
-    def trace(policy: Policy, final: bool, first: bool, size: int) -> Any:
-        # One flat list of arguments: tf.function takes 0.1 ms longer to look at nested ones.
+    def trace(policy: Policy, final: bool, first: bool, structure: Structure) -> Any:
+        # One flat list of arguments: tf.function knows fewer containers, and takes 0.1 ms to look
+        # at those that it knows.
         def run(*arguments: Any) -> StepOutput:
-            total = None if first else arguments[size:]
-            return step(policy, final, total, arguments[:size])
+            inputs, total = arguments[: structure.size], arguments[structure.size :]
+            return step(policy, final, None if first else total, structure.filled(inputs))
 
-        # Our own code holds nothing to convert; reduce_retracing for a last, smaller batch.
-        return tf.function(run, autograph=False, reduce_retracing=True)
+        # Our own code holds nothing to convert; reduce_retracing for a last, smaller batch. TensorFlow
+        # counts traces by the code of a function, which all steps have in common, and of a partial by
+        # itself: else it would warn of five steps' first traces as of one function's.
+        return tf.function(partial(run), autograph=False, reduce_retracing=True)
 
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
-        kind = (policy, final, total is None, len(batch))
+        native = native_batch(batch)
+        kind = (policy, final, total is None, Structure(native))
         if kind not in traced:
             traced[kind] = trace(*kind)
         with traces_keyed_otherwise():
-            output: StepOutput = traced[kind](*native_batch(batch), *(total or ()))
+            output: StepOutput = traced[kind](*leaves(native), *(total or ()))
         return output
 
     return program
 
 
 def _with_autograph(loss_fn: LossFn) -> LossFn:
-    convert = _private.value(_private.TO_AUTOGRAPH)
-    status = _private.value(_private.AUTOGRAPH_STATUS)
-    if convert is None or status is None:
-        return loss_fn
-    converted: LossFn = convert(loss_fn, status())
+    converted: LossFn = _private.with_autograph(loss_fn)
     return converted

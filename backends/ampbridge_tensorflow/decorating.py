@@ -4,7 +4,8 @@ At O2 the layers of Keras get Keras' own mixed dtype policies, as in TensorFlow'
 the model opens a region, so that what a dtype policy does not reach follows the lists as well: raw
 ops, activations, sums. Variables stay float32 and are the masters; optimizers need nothing. These
 keep their dtype policy: kept layers with all below them, normalizations, layers that preprocess, and
-those that have a precision of their own.
+those that have a precision of their own. Buffers, variables that were made as non-trainable, are read
+in float32.
 
 Without masters the variables themselves are rounded: after each update, by a constraint, which every
 Keras optimizer applies, in ``fit`` as well.
@@ -15,6 +16,7 @@ files are of the undecorated model: decorate what was loaded.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache, wraps
 from typing import Any
@@ -22,11 +24,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge.backend import Decoration, Model, Optimizer
+from ampbridge.backend import Decoration, Model, Optimizer, is_normalization
 from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
-from ampbridge_tensorflow import _private, casting, fitted, model_calls
+from ampbridge_tensorflow import (
+    _private,
+    casting,
+    fitted,
+    model_calls,
+    scaled_fit,
+    unscaled_updates,
+)
 from ampbridge_tensorflow.fitted import Fitted
 from ampbridge_tensorflow.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.model_layers import below, layers, own_variables
@@ -50,14 +59,20 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     _check_save_dtype(decoration)
     found = Fitted(model, decoration, _checked_rules(policy))
     found.kept = [_callable(layer) for layer in decoration.kept]
+    if decoration.standalone:
+        found.parts = _parts(model, found.kept)
     if policy.level == "O2":
         found.layers, found.variables = _low_parts(model, found.kept)
         found.full_variables = list(_autocast_variables(found.kept))
         _check_free(found)
         if not policy.master_weights:
             _check_built(found.layers, policy)
-    found.release = model_calls.install(model, found, [casting.regions, _configurations()])
+    for_scaling = [scaled_fit.compiling(), unscaled_updates.updates()] if found.scales else []
+    others = [casting.regions, _configurations(), *for_scaling]
+    found.release = model_calls.install(model, found, others)
     found.mark(model)
+    if found.scales:
+        scaled_fit.scale(model, found)
     if policy.level == "O2" and not policy.master_weights:
         _round(fitted.low_variables(model), policy.dtype)
 
@@ -71,6 +86,7 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     for variable in fitted.low_variables(model):
         if isinstance(variable.constraint, Rounded):
             _set_constraint(variable, variable.constraint.before)
+    scaled_fit.unscale(model, found)
     found.unmark(model, [part.layer for part in layers(model)])
     found.release()
 
@@ -84,11 +100,23 @@ def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
 # -- what becomes low
 
 
+def _parts(model: Any, kept: Sequence[Any]) -> dict[int, weakref.ref[Any]]:
+    """All layers below the model but for those that are kept, with all below them."""
+    float32_parts = below(kept)
+    parts = [part.layer for part in layers(model) if part.layer is not model]
+    return {id(part): weakref.ref(part) for part in parts if id(part) not in float32_parts}
+
+
 def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], list[tf.Variable]]:
     """The Keras layers that get a low dtype policy, and the variables that Keras does not cast."""
     float32_parts = below(kept)
-    parts = [part.layer for part in layers(model) if id(part.layer) not in float32_parts]
-    low = [part for part in parts if not isinstance(part, keras.Layer) or _is_castable(part)]
+    low = [
+        part.layer
+        for part in layers(model)
+        if id(part.layer) not in float32_parts
+        and not is_normalization(part, NORMALIZATIONS)
+        and (not isinstance(part.layer, keras.Layer) or _is_castable(part.layer))
+    ]
     kept_variables = {id(native_variable(v)) for v in _variables(kept)}
     variables = {
         id(native): native
@@ -106,16 +134,16 @@ def _is_castable(layer: keras.Layer) -> bool:
     return (
         layer.compute_dtype == layer.variable_dtype == "float32"
         and getattr(layer, "quantization_mode", None) is None
-        and not isinstance(layer, NORMALIZATIONS)
         and not _private.is_preprocessing(layer)
     )
 
 
 def _uncast(part: Any, variable: Any) -> tf.Variable | None:
-    """The float32 variable that no dtype policy would cast; None for others."""
+    """The float32 parameter that no dtype policy would cast; None for others."""
     by_keras = isinstance(part, keras.Layer) and _private.is_keras_variable(variable)
     native = native_variable(variable)
-    return native if not by_keras and native.dtype == tf.float32 else None
+    is_read_low = native.trainable and native.dtype == tf.float32 and not by_keras
+    return native if is_read_low else None
 
 
 def _variables(roots: Sequence[Any]) -> Iterator[Any]:
@@ -201,14 +229,14 @@ def _replace_get_config(original: Any) -> Any:
 def _replace_get_compile_config(original: Any) -> Any:
     """``Model.get_compile_config``: the optimizer is the one there is.
 
-    Of one that ``compile`` has wrapped to scale the loss, because it saw a dtype policy of float16,
-    Keras saves what is inside: it would see such a policy again when it loads.
+    Of one that has been wrapped to scale the loss Keras saves what is inside: it would wrap it again when
+    it loads a model of ``mixed_float16``.
     """
 
     @wraps(original)
     def get_compile_config(self: keras.Model) -> dict[str, Any]:
         config: dict[str, Any] = original(self)
-        if config and fitted.replaced(self) is not None:
+        if config and fitted.fitted(self) is not None:
             config["optimizer"] = keras.saving.serialize_keras_object(self.optimizer)
         return config
 

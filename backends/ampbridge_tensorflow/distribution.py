@@ -23,6 +23,7 @@ import tensorflow as tf
 from ampbridge.backend import Array, Model, Program, Scalar, StepOutput
 from ampbridge.errors import ArgumentError, CallOrderError, UnsupportedError, listed
 from ampbridge.interception import Interception, Site
+from ampbridge.nested import Structure, leaves
 from ampbridge.policy import Policy
 from ampbridge.ranks import act_for_all
 from ampbridge_tensorflow import _private
@@ -215,12 +216,13 @@ def on_replicas(program: Program, model: Model) -> Program:
         strategy = strategy_of(model)
         if strategy is None:
             return program(policy, final, total, batch)
-        _check_call(strategy, batch)
+        items, structure = leaves(batch), Structure(batch)
+        _check_call(strategy, items)
 
-        def step(total: Sequence[Array] | None, batch: Sequence[Any]) -> StepOutput:
-            return program(policy, final, total, batch)
+        def step(total: Sequence[Array] | None, items: Sequence[Any]) -> StepOutput:
+            return program(policy, final, total, structure.filled(items))
 
-        return _joint(strategy, strategy.run(step, args=(total, batch)))
+        return _joint(strategy, strategy.run(step, args=(total, items)))
 
     return distributed
 
@@ -239,7 +241,7 @@ def _first(strategy: Strategy, value: Any) -> Any:
     return strategy.experimental_local_results(value)[0]
 
 
-def _check_call(strategy: Strategy, batch: Sequence[Any]) -> None:
+def _check_call(strategy: Strategy, items: Sequence[Any]) -> None:
     if in_replica():
         msg = (
             "A train_step was called by a replica: it counts steps, and runs on all replicas itself.\n"
@@ -247,7 +249,6 @@ def _check_call(strategy: Strategy, batch: Sequence[Any]) -> None:
             "replica's own function, amp.value_and_grad and GradScaler."
         )
         raise CallOrderError(msg)
-    items = tf.nest.flatten(list(batch))
     replicas = len(strategy.extended.worker_devices)
     shared = [item for item in items if getattr(item, "ndim", 0)]
     if replicas > 1 and shared and not any(map(_is_distributed, items)):

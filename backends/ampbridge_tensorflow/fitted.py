@@ -23,7 +23,17 @@ from ampbridge_tensorflow.native_values import copies
 from ampbridge_tensorflow.rules import Rules
 
 
-class Fitted:
+class Mark:
+    """What is written on an object of the user's, and no copy of it takes along."""
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class Fitted(Mark):
     """The decoration of one model, and what it has marked, for as long as it lasts."""
 
     def __init__(self, model: Any, decoration: Decoration, rules: Rules) -> None:
@@ -36,15 +46,37 @@ class Fitted:
         self.variables: list[tf.Variable] = []
         """Those that are read in low precision without the help of a dtype policy."""
         self.full_variables: list[keras.Variable] = []
-        """Those that stay float32 also where a layer with a low dtype policy reads them."""
+        """Those that stay float32 also where a layer with a low dtype policy reads them: of kept
+        layers, and buffers."""
+        self.parts: dict[int, weakref.ref[Any]] = {}
+        """By their ids those that a call from outside of the model runs under the policy, too."""
         self.low: list[Any] | None = None
         """See ``low_variables``; None until all is built."""
+        self.scaled: Any = None
+        """The optimizer of the model, where it has been wrapped so that it scales the loss."""
+        self.unscaled: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The optimizers that have updated the model without a loss scale."""
         self._unbuilt: list[keras.Sequential] = []
         self.release: Callable[[], None] = _nothing
+
+    @property
+    def model(self) -> Any:
+        """The model; None if it is gone."""
+        return self._model()
 
     def is_of(self, model: Any) -> bool:
         """Whether it is this very model's, and not what a shallow copy has taken along."""
         return self._model() is model
+
+    @property
+    def scales(self) -> bool:
+        """Whether training outside of a ``train_step`` needs a loss scale."""
+        return self.decoration.standalone and self.decoration.policy.needs_scaling
+
+    def has_part(self, layer: Any) -> bool:
+        """Whether ``layer`` is among ``parts``."""
+        reference = self.parts.get(id(layer))
+        return reference is not None and reference() is layer
 
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
         """What a trace that is made under it belongs to."""
@@ -63,9 +95,18 @@ class Fitted:
             setattr(variable, _READ_LOW, self)
         for variable in self.full_variables:
             _private.set_autocast(variable, False)
+        for layer in self.layers:
+            self.leave_buffers_full(layer)
         self._unbuilt = [x for x in self.layers if isinstance(x, keras.Sequential) and not x.built]
         for layer in self.layers:
             _private.set_dtype_policy(layer, _low_policy(layer, self))
+
+    def leave_buffers_full(self, layer: keras.Layer) -> None:
+        """Let the low ``layer`` read its buffers, such as a table or statistics, in float32."""
+        for variable in _private.buffers(layer):
+            if _private.is_autocast(variable):
+                _private.set_autocast(variable, False)
+                self.full_variables.append(variable)
 
     def unmark(self, model: Any, present: Sequence[Any]) -> None:
         """Take ``mark`` back, also from layers that were made since; ``present`` are all there are."""
@@ -86,12 +127,6 @@ class Fitted:
     def _read_low(self) -> Iterator[tf.Variable]:
         """``variables`` as they are read: a replica reads the one on its device."""
         return (copy for variable in self.variables for copy in copies(variable))
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
 
 
 def _nothing() -> None:
@@ -145,6 +180,14 @@ class Replaced(NamedTuple):
 def replaced(layer: Any) -> Replaced | None:
     """What the dtype policy of a decorated Keras layer replaced; None if it is not one of ours."""
     return getattr(layer.dtype_policy, _REPLACED, None)
+
+
+def note_built(layer: keras.Layer) -> None:
+    """``layer`` has made its variables, and those of layers below it, after it was decorated."""
+    for part in layers(layer):
+        found = replaced(part.layer) if isinstance(part.layer, keras.Layer) else None
+        if found is not None:
+            found.by.leave_buffers_full(part.layer)
 
 
 def is_ours(policy: Any) -> bool:
@@ -203,18 +246,32 @@ class TraceKey(NamedTuple):
 
 
 _present: frozenset[TraceKey] = frozenset()
+_standing: dict[TraceKey, weakref.ref[Fitted]] = {}
 
 
-def register(key: TraceKey) -> None:
-    """Traces belong to ``key``'s decoration, too, from now on."""
+def register(key: TraceKey, found: Fitted) -> None:
+    """Traces belong to ``key``'s decoration, ``found``, too, from now on."""
     global _present
     _present |= {key}
+    _standing[key] = weakref.ref(found)
 
 
 def forget(key: TraceKey) -> None:
     """Take ``register`` back. Takes no lock: the garbage collector may call it anywhere."""
     global _present
     _present -= {key}
+    _standing.pop(key, None)
+
+
+def standing() -> list[Fitted]:
+    """The decorations of models that run under their policy wherever they are called."""
+    found = [reference() for reference in list(_standing.values())]
+    return [each for each in found if each is not None and each.decoration.standalone]
+
+
+def part_of(layer: Any) -> Fitted | None:
+    """The standing decoration of a model that ``layer`` is a part of; the last, if of several."""
+    return next((each for each in reversed(standing()) if each.has_part(layer)), None)
 
 
 _keyed_otherwise: ContextVar[bool] = ContextVar("ampbridge_tensorflow traces", default=False)

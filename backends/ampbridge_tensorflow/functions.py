@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ampbridge import oplists
 from ampbridge.interception import Site
+from ampbridge.oplists import Category
 from ampbridge_tensorflow import _private, simulation
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import PROMOTE_ONLY, Rules, cast_float, map_floats
@@ -83,17 +84,37 @@ def run_as_one_op(
     rule = rules.functions.get(spelling)
     if rule is None:
         return function(*args, **kwargs)
-    dtype = rules.dtype(rule)
-    if dtype is not None:
-        args, kwargs = map_floats(lambda v: cast_float(v, dtype), (args, kwargs))
-    namespace = spelling_namespace(spelling)
-    owner = oplists.native_names(namespace)[spelling][0]
+    owner = oplists.native_names(spelling_namespace(spelling))[spelling][0]
     if owner in LOOKED_INTO and rule != "deny":
+        args, kwargs = _cast_by(rules, rule, args, kwargs)
         return function(*args, **kwargs)
+    return run_whole(rules, rule, spelling, function, regions, args, kwargs)
+
+
+def run_whole(
+    rules: Rules,
+    rule: Category,
+    spelling: str,
+    function: Callable[..., Any],
+    regions: Regions,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Call ``function``, of the table or not, with its inputs cast and nothing cast inside of it."""
+    args, kwargs = _cast_by(rules, rule, args, kwargs)
     if rules.simulated:
+        namespace = spelling_namespace(spelling)
         return simulation.run_function(rules, namespace, spelling, function, regions, args, kwargs)
     with regions.paused(PROMOTE_ONLY):
         return function(*args, **kwargs)
+
+
+def _cast_by(rules: Rules, rule: Category, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    dtype = rules.dtype(rule)
+    if dtype is None:
+        return args, kwargs
+    cast: tuple[Any, Any] = map_floats(lambda v: cast_float(v, dtype), (args, kwargs))
+    return cast
 
 
 def spelling_namespace(spelling: str) -> str:

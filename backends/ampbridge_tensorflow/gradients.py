@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
-from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.casting import autocast, differentiation
+from ampbridge_tensorflow import _private, distribution
+from ampbridge_tensorflow.casting import autocast, differentiation, outside_of_regions
 from ampbridge_tensorflow.fitted import low_variables
-from ampbridge_tensorflow.native_values import native_variable, on_values
+from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -27,33 +28,25 @@ def cast(x: Array, dtype: str) -> Array:
 
 
 def parameters(owner: Model | Optimizer) -> list[Array]:
-    """A model's trainable variables, or those that a Keras optimizer was built for.
+    """A model's trainable variables, or those that a Keras optimizer was built for, without frozen ones.
 
     Raises:
         CallOrderError: for an optimizer that has not been built.
-        ArgumentTypeError: for what is neither a model nor an optimizer.
     """
     if isinstance(owner, keras.optimizers.Optimizer):
-        found = _private.optimizer_parameters(checked_optimizer(owner))
+        found = _private.optimizer_parameters(owner)
         if found is not None:
-            return found
+            return [variable for variable in found if variable.trainable]
         msg = (
             f"{type(owner).__name__} has not been built, so its parameters are not known.\n"
             "Hint: optimizer.build(model.trainable_variables)"
         )
         raise CallOrderError(msg)
-    variables = getattr(owner, "trainable_variables", None)
-    if variables is None:
-        msg = (
-            f"A model is a keras.Model or a tf.Module, not {type(owner).__name__}: it has no "
-            "trainable_variables.\nHint: class Model(tf.Module): ..."
-        )
-        raise ArgumentTypeError(msg)
-    return list(variables)
+    return list(owner.trainable_variables)
 
 
 def checked_optimizer(optimizer: Optimizer) -> Any:
-    """``optimizer``, if it is a Keras optimizer that does not scale by itself.
+    """``optimizer``, if it does not scale by itself.
 
     Raises:
         ArgumentTypeError: if not.
@@ -64,12 +57,20 @@ def checked_optimizer(optimizer: Optimizer) -> Any:
             "Hint: optimizer = optimizer.inner_optimizer"
         )
         raise ArgumentTypeError(msg)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        msg = (
-            f"An optimizer is a keras.optimizers.Optimizer, not {type(optimizer).__name__}.\n"
-            "Hint: optimizer = keras.optimizers.SGD(0.1)"
-        )
-        raise ArgumentTypeError(msg)
+    return optimizer
+
+
+@outside_of_regions
+def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
+    """A checked Keras optimizer with its slots, made for ``parameters`` if it has none.
+
+    The trace that it is met in first does not see them made.
+    """
+    optimizer = checked_optimizer(optimizer)
+    if not optimizer.built:
+        strategy = made_under(parameters[0]) if parameters else None
+        with distribution.variables_made_under(strategy):
+            optimizer.build(list(parameters))
     return optimizer
 
 
@@ -80,8 +81,13 @@ def gradients(
     policy: Policy,
     factor: Scalar,
     total: Sequence[Array] | None,
+    optimizer: Optimizer | None = None,
 ) -> tuple[Array, Any, list[Array]]:
-    """Run ``loss_fn`` under ``policy`` and differentiate ``factor * loss``; see ``Backend``."""
+    """Run ``loss_fn`` under ``policy`` and differentiate ``factor * loss``; see ``Backend``.
+
+    An optimizer that has not been built yet is built for the model's variables, which a Keras model
+    may make in its first call.
+    """
     batch = native_batch(batch)
     with differentiation(policy):
         with tf.GradientTape() as tape:
@@ -90,6 +96,8 @@ def gradients(
             loss = cast(loss, "float32")
             scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
         trained = parameters(model)
+        if optimizer is not None:
+            trained = parameters(built_optimizer(optimizer, trained))
         grads = tape.gradient(scaled, [native_variable(p) for p in trained])
     low = {id(variable) for variable in low_variables(model)}
     grads = [
@@ -98,7 +106,7 @@ def gradients(
     ]
     if total is not None:
         grads = add(total, grads)
-    return tf.stop_gradient(loss), aux, grads
+    return tf.stop_gradient(loss), map_leaves(_detached, aux), grads
 
 
 def _rounded(gradient: Array | None, dtype: str) -> Array | None:
@@ -106,28 +114,24 @@ def _rounded(gradient: Array | None, dtype: str) -> Array | None:
     return on_values(gradient, lambda values: tf.cast(tf.cast(values, dtype), values.dtype))
 
 
-def native_batch(batch: Sequence[Any]) -> tuple[Any, ...]:
+def _detached(value: Any) -> Any:
+    return tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value
+
+
+def native_batch(batch: Sequence[Any]) -> Any:
     """``batch`` with NumPy arrays as tensors, those of float64 in Keras' floatx.
 
     So does ``Model.fit``. A tensor in place of an array also keeps a traced step from being traced
     anew for each value.
     """
-    return tuple(_native(item) for item in batch)
+    return map_leaves(_native, batch)
 
 
 def _native(item: Any) -> Any:
-    if tf.is_tensor(item):
+    if not isinstance(item, (np.ndarray, np.generic)):
         return item
-    if isinstance(item, (np.ndarray, np.generic)):
-        dtype = keras.config.floatx() if item.dtype == np.float64 else None
-        return tf.convert_to_tensor(item, dtype=dtype)
-    if isinstance(item, (dict, list, tuple)):
-        return tf.nest.map_structure(_native_leaf, item)
-    return item
-
-
-def _native_leaf(item: Any) -> Any:
-    return _native(item) if isinstance(item, (np.ndarray, np.generic)) else item
+    dtype = keras.config.floatx() if item.dtype == np.float64 else None
+    return tf.convert_to_tensor(item, dtype=dtype)
 
 
 def add(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:

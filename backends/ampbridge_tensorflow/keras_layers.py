@@ -134,13 +134,18 @@ ATTENTIONS = _layers_of("attention")
 
 
 def replace_without_rules(original: Any, regions: Regions) -> Any:
-    """Building, and finding out what an operation returns: as outside of any region."""
+    """Building, and finding out what an operation returns: as outside of any region.
+
+    In a layer that is low, where values of both precisions meet, these are promoted.
+    """
 
     @functools.wraps(original)
     def without_rules(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if regions.active.get() is None:
+        is_low = isinstance(self, keras.Layer) and fitted.replaced(self) is not None
+        inside = PROMOTE_ONLY if is_low else None
+        if regions.active.get() is inside:
             return original(self, *args, **kwargs)
-        with regions.paused(None):
+        with regions.paused(inside):
             return original(self, *args, **kwargs)
 
     return without_rules
@@ -152,7 +157,11 @@ def replace_build(original: Any, regions: Regions) -> Any:
 
     @functools.wraps(original)
     def maybe_build(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (original if self.built else build)(self, *args, **kwargs)
+        if self.built:
+            return original(self, *args, **kwargs)
+        result = build(self, *args, **kwargs)
+        fitted.note_built(self)
+        return result
 
     return maybe_build
 

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ampbridge import registry
 from ampbridge.backend import FINITE, INF, NAN, Array, Scalar
-from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
+from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.scale_rule import ScalerConfig, ScaleState
 from ampbridge.scaler import GradScaler
-from ampbridge.skip_alarm import SkipAlarm, SkippedRun
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.native_values import values_of
 from ampbridge_tensorflow.scaling import VariableStore, divided, outside_of_regions
+from ampbridge_tensorflow.unscaled_updates import scaled
 
 
 @keras.saving.register_keras_serializable("ampbridge")
@@ -28,6 +29,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         amp.decorate(model, policy="O1")
         model.compile(optimizer, loss="mse")
         model.fit(x, y)
+
+    A model that is decorated in float16 and compiled with another optimizer gets one of these by itself,
+    with the default scaler (``scaled_fit``).
 
     Keras multiplies the loss by asking ``scale_loss``, and knows the class: ``compile`` wraps it in
     no other. Clipping, EMA and gradient accumulation are the inner optimizer's, and see true
@@ -44,9 +48,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
     Args:
         inner_optimizer: a Keras optimizer that does not scale by itself.
         scaler: its settings and present state; a disabled one scales nothing. None for the default.
+        initial_scale, dynamic_growth_steps: Keras' own, in the place of a scaler:
+            ``GradScaler.like("keras", init_scale=..., growth_interval=...)``.
 
     Raises:
         ArgumentTypeError: for other objects than these.
+        ArgumentError: for a scaler and Keras' arguments together.
         CallOrderError: for a scaler whose state lives elsewhere already.
     """
 
@@ -55,10 +62,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         inner_optimizer: keras.optimizers.Optimizer,
         scaler: GradScaler | None = None,
         name: str | None = None,
+        *,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
         **keras_arguments: Any,
     ) -> None:
         _private.check(_private.FINITE_BRANCH, _private.OVERFLOW_BRANCH)
-        scaler = GradScaler() if scaler is None else scaler
+        scaler = _scaler_of(scaler, initial_scale, dynamic_growth_steps)
         _check_arguments(inner_optimizer, scaler)
         state = ScaleState(*scaler.store.read())
         super().__init__(
@@ -69,30 +79,30 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
             **keras_arguments,
         )
         self.scaler = scaler
-        self._alarm = SkipAlarm()
+        self._store: VariableStore | None = None
         self._traced_with: ScalerConfig | None = None
         self._found: Scalar = None  # while a step is being applied
         self.active = True
         """Whether steps that are traced now are scaled at all; see ``PolicySchedule``."""
+        self.waits = False
+        """Whether all is left to the inner optimizer until ``scale_loss`` is called; see ``scaled_fit``."""
         scaler.bind(registry.backend("tensorflow"), self)
-        if not (isinstance(scaler.store, OptimizersStore) and scaler.store.optimizer is self):
+        if scaler.store is not self._store:
             raise CallOrderError(_BOUND)
 
-    def scale_store(self, state: ScaleState) -> OptimizersStore:
+    def scale_store(self, state: ScaleState) -> VariableStore:
         """A place for the scaler's state among this optimizer's variables; see ``Backend``."""
-        self.dynamic_scale = self._scalar("dynamic_scale", "float32", state.scale)
-        self.step_counter = self._scalar("step_counter", "int32", state.good)
-        self.bad_steps = self._scalar("bad_steps", "int32", state.bad)
-        self.consecutive_skips = self._scalar("consecutive_skips", "int32", state.consecutive_skips)
-        # Of the last run of skipped steps; they mean nothing while there are no consecutive skips.
-        self.nans_in_a_row = self._scalar("nans_in_a_row", "int32", 0)
-        self.skips_at_minimum = self._scalar("skips_at_minimum", "int32", 0)
-        return OptimizersStore(self)
+        self.dynamic_scale = self._variable("dynamic_scale", "float32", state.scale)
+        self.counts = self._variable("counts", "int32", state[1:])
+        self._store = VariableStore(self.dynamic_scale, self.counts)
+        return self._store
 
-    def _scalar(self, name: str, dtype: str, value: Scalar) -> keras.Variable:
+    def _variable(self, name: str, dtype: str, value: Any) -> keras.Variable:
         """A variable that checkpoints and saved models hold."""
-        initial = keras.initializers.Constant(float(value))
-        return self.add_variable(shape=(), initializer=initial, dtype=dtype, name=name)
+        first = np.asarray(value, dtype)
+        return self.add_variable(
+            first.shape, lambda shape, dtype: tf.constant(first), dtype, name=name
+        )
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Build the inner optimizer; the variables for the scale are there since ``__init__``."""
@@ -106,12 +116,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
 
     def scale_loss(self, loss: Array) -> Array:
         """``loss`` in float32, since 65536 is infinite in float16, times the scale."""
+        self.waits = False
         if not self._scales():
             return loss
         return _times(loss, self.dynamic_scale.value)
 
     def _scales(self) -> bool:
-        return self.scaler.enabled and self.active
+        return self.scaler.enabled and self.active and not self.waits
 
     @outside_of_regions
     def apply(
@@ -148,6 +159,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         self._found = tf.where(finite, FINITE, tf.where(infinite, INF, NAN))
         return finite
 
+    @scaled
     def _stateful_handle_finite_grads(
         self,
         grads: Sequence[Array | None],
@@ -162,19 +174,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         self._adapt(FINITE)
 
     def _stateful_handle_non_finite_grads(self) -> None:
-        self._count_skip()
         self._adapt(self._found)
-
-    def _count_skip(self) -> None:
-        """For the alarms: NaN in a row, and overflows that should have lowered a scale at its minimum."""
-        before, config = self.scaler.store.read(), self.scaler.config
-        goes_on = before.consecutive_skips > 0
-        nans = tf.where(goes_on, self.nans_in_a_row.value, 0) + 1
-        self.nans_in_a_row.assign(tf.where(self._found == NAN, nans, 0))
-        due = before.bad + 1 >= config.backoff_interval
-        stuck = (before.scale == config.min_scale) & due & config.dynamic
-        before_it = tf.where(goes_on, self.skips_at_minimum.value, 0)
-        self.skips_at_minimum.assign(before_it + tf.cast(stuck, tf.int32))
 
     def _adapt(self, found: Scalar) -> None:
         self.scaler.store.update(found, self.scaler.config)
@@ -200,11 +200,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
             return
         if self._traced_with not in (None, self.scaler.config):
             raise CallOrderError(_TRACED)
-        state = self.scaler.store.read()
-        skips, scale = int(state.consecutive_skips), float(state.scale)
-        counted = (self.nans_in_a_row, self.skips_at_minimum)
-        nans, at_minimum = (int(tf.convert_to_tensor(v.value)) if skips else 0 for v in counted)
-        self._alarm.look(SkippedRun(skips, nans, at_minimum, scale), self.scaler.config)
+        self.scaler.sound_alarms()
 
     def stateless_apply(self, *_: Any) -> Any:
         """Refused: this is how Keras trains on JAX.
@@ -222,36 +218,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         """Plain values: the inner optimizer, and the scaler with its state as it is now."""
         config = super().get_config()
         del config["initial_scale"], config["dynamic_growth_steps"]
-        return {**config, "scaler": self.scaler.state_dict()}
+        return {**config, "scaler": self.scaler.state_dict(), "waits": self.waits}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> LossScaleOptimizer:
         """The optimizer that ``get_config`` described."""
+        config = dict(config)
         scaler = GradScaler()
-        scaler.load_state_dict(config["scaler"])
-        return super().from_config({**config, "scaler": scaler}, custom_objects)
-
-
-class OptimizersStore(VariableStore):
-    """The scaler's state in the variables of a ``LossScaleOptimizer``."""
-
-    def __init__(self, optimizer: LossScaleOptimizer) -> None:
-        self.optimizer = optimizer
-
-    def read(self) -> ScaleState:
-        """The state as tensors."""
-        return ScaleState(*(tf.convert_to_tensor(v.value) for v in self._variables()))
-
-    def write(self, state: ScaleState) -> None:
-        """Set the variables, from Python numbers or tensors."""
-        for variable, value in zip(self._variables(), state, strict=True):
-            variable.assign(value)
-
-    def _variables(self) -> tuple[keras.Variable, ...]:
-        own = self.optimizer
-        return own.dynamic_scale, own.step_counter, own.bad_steps, own.consecutive_skips
+        scaler.load_state_dict(config.pop("scaler"))
+        waits = config.pop("waits", False)
+        made = super().from_config({**config, "scaler": scaler}, custom_objects)
+        made.waits = waits
+        return made
 
 
 def _has_inf(values: Sequence[Array]) -> Array:
@@ -261,6 +241,23 @@ def _has_inf(values: Sequence[Array]) -> Array:
 @outside_of_regions
 def _times(loss: Array, scale: Array) -> Array:
     return tf.cast(loss, tf.float32) * scale
+
+
+def _scaler_of(
+    scaler: GradScaler | None, initial_scale: float | None, dynamic_growth_steps: int | None
+) -> GradScaler:
+    keras_arguments = {"init_scale": initial_scale, "growth_interval": dynamic_growth_steps}
+    said = {name: value for name, value in keras_arguments.items() if value is not None}
+    if scaler is None:
+        return GradScaler.like("keras", **said) if said else GradScaler()
+    if said:
+        msg = (
+            "A LossScaleOptimizer's scaler says what initial_scale and dynamic_growth_steps are; they "
+            "were passed beside it.\n"
+            "Hint: LossScaleOptimizer(optimizer, amp.GradScaler(400.0, growth_interval=2000))"
+        )
+        raise ArgumentError(msg)
+    return scaler
 
 
 def _check_arguments(inner: Any, scaler: Any) -> None:

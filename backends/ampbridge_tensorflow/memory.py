@@ -16,8 +16,9 @@ from ampbridge_tensorflow.probing import devices
 def peak_memory(action: Callable[[], None]) -> int | None:
     """See ``Backend.peak_memory``.
 
-    On a CPU it is what TensorFlow's profiler is told by the allocator of oneDNN, which every build for
-    x86 has. None where that is switched off, and while somebody else is profiling.
+    On a CPU it is what TensorFlow's profiler is told by an allocator that counts: that of oneDNN, which
+    TensorFlow takes by itself on CPUs with AVX512-VNNI and newer ones, or that of the environment
+    variable ``TF_CPU_ALLOCATOR_USE_BFC=1``. None without them, and while somebody else is profiling.
     """
     device = devices()[0]
     if device.kind == "gpu":

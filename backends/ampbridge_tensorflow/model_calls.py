@@ -1,12 +1,14 @@
-"""What happens around a call of a decorated model, and of a layer that it keeps in float32.
+"""What happens around a call of a decorated model, of its parts, and of a layer that it keeps in float32.
 
 ``model(x)`` is looked up on the model's class, so that is where it is replaced, as long as a model of
 that class is decorated. Everything else of the class goes on as before.
+
+A part that is called from outside of the model is called as the model is: a ``train_step`` of the user's
+own may call ``self.encoder`` and ``self.decoder``, and never the model that they are parts of.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.interception import Interception, Site
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge.tracing import called_as_it_is
 from ampbridge_tensorflow import casting, fitted
@@ -76,12 +79,14 @@ def _prepared(
     model: Any, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call | None:
     """The call as the decoration wants it; None to leave it alone."""
+    active = casting.regions.active.get()
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
+    if found is None and active is None:
+        found = fitted.part_of(model)
     if found is None and not kept:
         return None
     if defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
         return None
-    active = casting.regions.active.get()
     casts_here = active is not None and active.low in LOW
     if found is None or not (found.decoration.standalone or casts_here):
         return _in_float32(args, kwargs, None) if kept and casts_here else None
@@ -109,13 +114,10 @@ def _in_dtype(structure: Any, dtype: str | None) -> Any:
     """The floating values in containers, float64 tensors apart, in ``dtype``."""
     if dtype is None:
         return structure
-    return tf.nest.map_structure(lambda value: _value_in(value, dtype), structure)
+    return map_leaves(lambda value: _value_in(value, dtype), structure)
 
 
 def _value_in(value: Any, dtype: str) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **_in_dtype(fields, dtype))
     if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64):
         value = tf.convert_to_tensor(value, keras.config.floatx())  # as Keras does
     if not tf.is_tensor(value) or value.dtype not in FLOATS:
@@ -152,17 +154,18 @@ _abandoned: list[Hooks] = []
 def install(
     model: Any, found: fitted.Fitted, others: Iterable[Interception[Any]]
 ) -> Callable[[], None]:
-    """Hook the calls of ``model`` and of its kept layers; returns what takes that back.
+    """Hook the calls of ``model``, of its parts and its kept layers; returns what takes that back.
 
     If it is standalone now, with ``others``; else each region does as it opens.
     """
     while _abandoned:
         _abandoned.pop().remove()
-    kinds = {type(model), *map(type, found.kept)}
+    parts = (reference() for reference in found.parts.values())
+    kinds = {type(model), *map(type, found.kept), *map(type, parts)} - {type(None)}
     calls = frozenset(c for c in map(calls_of, kinds) if c is not None)
     hooked = [*calls, *others] if found.decoration.standalone else []
     hooks, key = Hooks(hooked), found.trace_key(calls)
-    fitted.register(key)
+    fitted.register(key, found)
 
     def collected() -> None:
         """The model is gone, or all is. Interceptions take locks; a garbage collection may not wait."""

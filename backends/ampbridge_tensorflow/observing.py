@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ampbridge import function_ops
 from ampbridge.backend import Array, Model
 from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
@@ -52,10 +53,18 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
         for owner in {defining_class(type(module)) for module in modules} - {None}:
             stack.enter_context(_module_calls(owner).region(None))
         stack.enter_context(_watches.region(watch))
+        stack.enter_context(function_ops.watched(_function_op))
         try:
             yield
         finally:
             watch.report_pending()
+
+
+def _function_op(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    watch = _watching()
+    return function(*args, **kwargs) if watch is None else watch.op(name, function, args, kwargs)
 
 
 def _watching() -> Watch | None:

@@ -14,6 +14,7 @@ from ampbridge.policy import Policy
 from ampbridge.schedule import Schedule
 from ampbridge.step import StepResult
 from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
+from ampbridge_tensorflow.scaled_fit import scales_by_itself, wrapped
 
 
 class PolicySchedule(keras.callbacks.Callback):  # type: ignore[misc]
@@ -22,9 +23,10 @@ class PolicySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         schedule = amp.Schedule([(0, "O0"), (200, "O1"), (1000, "O2:bfloat16")])
         model.fit(x, y, callbacks=[PolicySchedule(schedule)])
 
-    A batch is a step. There is one trace for each policy. Where the schedule needs a loss scale, compile
-    with a ``LossScaleOptimizer``. After ``fit`` the model stays decorated for the next step, and another
-    ``fit`` goes on from there; ``amp.undecorate(model)`` takes it back.
+    A batch is a step. There is one trace for each policy. Where the schedule needs a loss scale, and the
+    model was compiled with an optimizer that has none, it becomes a ``LossScaleOptimizer``. After ``fit`` the
+    model stays decorated for the next step, and another ``fit`` goes on from there;
+    ``amp.undecorate(model)`` takes it back.
 
     Args:
         schedule: an ``ampbridge.Schedule``.
@@ -58,6 +60,9 @@ class PolicySchedule(keras.callbacks.Callback):  # type: ignore[misc]
                 "back only after that many steps.\nHint: model.compile(..., steps_per_execution=1)"
             )
             raise UnsupportedError(msg)
+        needs_scaling = any(policy.needs_scaling for policy in self.schedule.policies)
+        if needs_scaling and not scales_by_itself(self.model.optimizer):
+            self.model.optimizer = wrapped(self.model.optimizer)  # here: one scale for all policies
         self.model.make_train_function(force=True)  # no trace from before knows of ``active``
         self._fit_model()
 
@@ -88,9 +93,7 @@ class PolicySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         total, count = tracker.total.value.read_value(), tracker.count.value.read_value()
         loss = (total - self._total) / (count - self._count)  # Keras logs the mean of the epoch
         self._total, self._count = total, count
-        skips: Any = None
+        applied: Any = True
         if isinstance(optimizer, LossScaleOptimizer) and optimizer.active:
-            skips = optimizer.consecutive_skips.value.read_value()
-        applied = True if skips is None else skips == 0
-        output = StepOutput(loss, None, None, None, None, applied, None, skips)
-        return StepResult(output, 0, accumulating=False)
+            applied = optimizer.scaler.store.read().consecutive_skips == 0
+        return StepResult(StepOutput(loss, None, applied=applied), 0)

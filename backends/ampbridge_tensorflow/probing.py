@@ -17,7 +17,7 @@ from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private, casting, decorating
 from ampbridge_tensorflow.functions import LOOKED_INTO, named_functions
-from ampbridge_tensorflow.rules import Rules
+from ampbridge_tensorflow.rules import Rules, is_defined
 from ampbridge_tensorflow.scaling import outside_of_regions
 
 # -- devices
@@ -139,14 +139,20 @@ def explain(policy: Policy) -> Explanation:
     rules = casting.rules_for(policy)
     functions = frozenset(named_functions())
     ops = {op.name: _treatment(op, policy, rules, functions) for op in oplists.ops().values()}
-    return Explanation(devices()[0].name, ops, _features(policy, rules))
+    own = {
+        f"tf:{name}": OpTreatment("native", "deny", "float32")
+        if policy.level == "O0"
+        else _op_treatment(f"tf:{name}", name, policy, rules)
+        for name in policy.own_rules("tf")
+    }
+    return Explanation(devices()[0].name, {**ops, **own}, _features(policy, rules))
 
 
 def _treatment(
     op: oplists.Op, policy: Policy, rules: Rules, run_as_one_op: Collection[str]
 ) -> OpTreatment:
     """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
-    raw = [name for name in op.names.get("tensorflow", ()) if _is_defined(name)]
+    raw = [name for name in op.names.get("tensorflow", ()) if is_defined(name)]
     own = [name for name in raw if _owner("tensorflow", name) == op.name]
     functions = [
         name
@@ -160,15 +166,11 @@ def _treatment(
     if functions and not own:
         return _function_treatment(op, rules.functions[functions[0]], policy, rules)
     if raw:
-        return _op_treatment(op, (own or raw)[0], policy, rules)
+        return _op_treatment(op.name, (own or raw)[0], policy, rules)
     categories = [rules.layers[layer] for layer in layers if layer in rules.layers]
     if categories:
         return _function_treatment(op, categories[0], policy, rules)
     return OpTreatment("absent", None, "", "neither TensorFlow nor Keras has such an op")
-
-
-def _is_defined(name: str) -> bool:
-    return _private.value(_private.OP_DEFINITION)(name) is not None
 
 
 def _has_attribute(name: str, attribute: str) -> bool:
@@ -195,10 +197,10 @@ def _function_treatment(
     return OpTreatment(_by(rules, category), category, dtype_of(category, policy))
 
 
-def _op_treatment(op: oplists.Op, name: str, policy: Policy, rules: Rules) -> OpTreatment:
+def _op_treatment(op: str, name: str, policy: Policy, rules: Rules) -> OpTreatment:
     """An op of TensorFlow's own, cast where it enters."""
     category, plan = rules.ops[name], rules.plan(name)
-    why = sharing(policy, op.name, category, "tensorflow", name)
+    why = sharing(policy, op, category, "tensorflow", name)
     if plan is None:
         return OpTreatment("native", category, INPUTS_DTYPE, why)
     by_attribute = {group.attribute: group.target for group in plan.by_position}

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.oplists import Category
+from ampbridge import function_ops
+from ampbridge.oplists import Category, no_such_op
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
 
@@ -110,6 +111,8 @@ class Rules:
     """Ops of one input whose float32 result is rounded to the dtype in which the input came."""
     simulated: bool = False
     bias_ops: frozenset[str] = BIAS_OPS
+    python: Mapping[str, Category] = field(default_factory=dict)
+    """Python functions that are ops (``ampbridge.function_ops``), by name."""
     _plans: dict[str, Plan | None] = field(default_factory=dict, init=False)
 
     def plan(self, op: str) -> Plan | None:
@@ -257,17 +260,25 @@ PROMOTE_ONLY = Rules(tf.float32, {}, {}, {}, "promote")
 
 # While gradients are built: dtypes follow the forward pass, but sums are taken in float32 and rounded
 # once. TensorFlow's CPU kernels add up in the dtype of their input: BiasAddGrad of 4096 bfloat16 rows
-# is 88 % too small, Sum of 65536 float16 rows 94 %. Rounded, since a gradient has the dtype of its
-# value, and overflows as on every other backend.
+# is some 90 % too small (88 and 94 % on two CPUs), Sum of 65536 float16 rows 94 %. Rounded, since a
+# gradient has the dtype of its value, and overflows as on every other backend.
 SUMS = frozenset({"BiasAddGrad", "Sum"})
 GRADIENTS = Rules(tf.float32, dict.fromkeys(SUMS, "deny"), {}, {}, "promote", SUMS)
 # Simulated, every op computes in float32 and rounds once.
 SIMULATED_GRADIENTS = replace(PROMOTE_ONLY, simulated=True)
 
 
-@cache
 def rules_of(policy: Policy, simulated: bool = False) -> Rules:
-    """``policy`` compiled, once."""
+    """``policy`` compiled, once.
+
+    Raises:
+        PolicyError: if it lists an op that does not exist.
+    """
+    return _rules_of(policy, simulated, function_ops.rules_of(policy))
+
+
+@cache
+def _rules_of(policy: Policy, simulated: bool, python: function_ops.Rules) -> Rules:
     import keras
 
     layers = policy.native_rules("keras_layers")
@@ -275,12 +286,31 @@ def rules_of(policy: Policy, simulated: bool = False) -> Rules:
     full = policy.level == "O0" or policy.op_list.unlisted == "full"
     return Rules(
         tf.as_dtype(policy.compute_dtype),
-        policy.native_rules("tensorflow"),
+        {**policy.native_rules("tensorflow"), **_own_rules(policy)},
         functions,
         {getattr(keras.layers, n): r for n, r in layers.items() if hasattr(keras.layers, n)},
         "deny" if full else "promote",
         simulated=simulated,
+        python=dict(python),
     )
+
+
+def _own_rules(policy: Policy) -> Mapping[str, Category]:
+    """Of the listed ops of TensorFlow's that the op table lacks.
+
+    Raises:
+        PolicyError: for a name that no op has.
+    """
+    rules = policy.own_rules("tf")
+    for name in rules:
+        if not is_defined(name):
+            raise no_such_op(f"tf:{name}", f"TensorFlow {tf.__version__}", dir(tf.raw_ops))
+    return rules
+
+
+def is_defined(op: str) -> bool:
+    """Whether TensorFlow, or a library that it has loaded, has an op of that name."""
+    return _private.value(_private.OP_DEFINITION)(op) is not None
 
 
 # -- casting values

@@ -7,32 +7,18 @@ the caller stands in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_tensorflow import distribution
-from ampbridge_tensorflow.casting import regions
-from ampbridge_tensorflow.gradients import checked_optimizer
-from ampbridge_tensorflow.native_values import made_under, on_values, values_of
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` in plain TensorFlow, whatever region its caller stands in."""
-
-    @wraps(function)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
-        with regions.paused(None):
-            return function(*args, **kwargs)
-
-    return plain
+from ampbridge_tensorflow.casting import outside_of_regions
+from ampbridge_tensorflow.gradients import built_optimizer, checked_optimizer
+from ampbridge_tensorflow.native_values import on_values, values_of
+from ampbridge_tensorflow.unscaled_updates import scaled
 
 
 @outside_of_regions
@@ -67,6 +53,14 @@ def _found(values: Sequence[Array]) -> Scalar:
 
 
 @outside_of_regions
+def worst(found: Sequence[Scalar]) -> Scalar:
+    """See ``Backend.worst``."""
+    kinds = tf.stack(list(found))
+    kind = tf.where(tf.reduce_any(kinds == INF), INF, NAN)
+    return tf.where(tf.reduce_any(kinds != FINITE), kind, FINITE)
+
+
+@outside_of_regions
 def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
     """Scale ``grads`` to a joint 2-norm of at most ``max_norm``; the norm before, a float32 scalar."""
     grads = [_without_repeats(g) for g in grads]
@@ -95,7 +89,7 @@ def _full(values: Array) -> Array:
 def apply(
     optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
 ) -> Scalar:
-    """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``.
+    """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``. Eager, the answer is on the host.
 
     Slots are made before it: variables cannot be made in a branch. Parameters without a gradient
     are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
@@ -106,6 +100,7 @@ def apply(
     trained = [p for g, p in zip(grads, parameters, strict=True) if g is not None]
     present = [g for g in grads if g is not None]
 
+    @scaled
     @outside_of_regions
     def step(grads: Sequence[Array]) -> None:
         with distribution.gradients_are_reduced():
@@ -118,42 +113,40 @@ def apply(
         with tf.control_dependencies([values_of(g) for g in present]):
             step(present)
         return tf.constant(True)
-    return distribution.step_if(tf.equal(found, FINITE), step, present)
+    applied = distribution.step_if(tf.equal(found, FINITE), step, present)
+    return bool(applied) if tf.executing_eagerly() else applied
 
 
-def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
-    """A checked Keras optimizer with its slots, made for ``parameters`` if it has none.
-
-    The trace that it is met in first does not see them made.
+@outside_of_regions
+def variable_store(
+    state: ScaleState, strategy: tf.distribute.Strategy | None = None
+) -> VariableStore:
+    """A place for ``state``. Every replica of ``strategy`` has its own, and updates it alike: by what
+    all have agreed on.
     """
-    optimizer = checked_optimizer(optimizer)
-    if not optimizer.built:
-        strategy = made_under(parameters[0]) if parameters else None
-        with distribution.variables_made_under(strategy):
-            optimizer.build(list(parameters))
-    return optimizer
+    counts = [int(count) for count in state[1:]]
+    # A scaler may be met first while a step is being traced.
+    with distribution.variables_made_under(strategy):
+        return VariableStore(
+            tf.Variable(float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"),
+            tf.Variable(counts, dtype=tf.int32, trainable=False, name="counts"),
+        )
 
 
 class VariableStore:
     """The scaler's state in tf.Variables: a traced step reads and writes them on the device.
 
-    Two of them: the scale, float32, and the three counters, int32; a small step notices each read.
-    Every replica of ``strategy`` has its own, and updates them alike: by what all have agreed on.
+    Two of them: the scale, float32, and the counters, int32; a small step notices each read. Both may
+    be Keras' as well.
     """
 
-    @outside_of_regions
-    def __init__(self, state: ScaleState, strategy: tf.distribute.Strategy | None = None) -> None:
-        # A scaler may be met first while a step is being traced.
-        with distribution.variables_made_under(strategy):
-            self._scale = tf.Variable(
-                float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"
-            )
-            counts = [int(count) for count in state[1:]]
-            self._counts = tf.Variable(counts, dtype=tf.int32, trainable=False, name="counts")
+    def __init__(self, scale: Any, counts: Any) -> None:
+        self._scale, self._counts = scale, counts
 
     def read(self) -> ScaleState:
         """The state as tensors."""
-        return ScaleState(self._scale.read_value(), *tf.unstack(self._counts.read_value()))
+        scale, counts = tf.convert_to_tensor(self._scale), tf.convert_to_tensor(self._counts)
+        return ScaleState(scale, *tf.unstack(counts, len(ScaleState._fields) - 1))
 
     def write(self, state: ScaleState) -> None:
         """Set the variables, from Python numbers or tensors."""

@@ -117,12 +117,14 @@ class TensorFlowHarness(Harness):
     def parameters(self, model: keras.Model) -> list[Any]:
         return list(model.trainable_variables)
 
-    def optimizer(self, model: keras.Model, kind: str, rate: float) -> keras.optimizers.Optimizer:
+    def optimizer(
+        self, model: keras.Model, kind: str, rate: float, *others: keras.Model
+    ) -> keras.optimizers.Optimizer:
         if kind == "adam":
             optimizer = keras.optimizers.Adam(rate)
         else:
             optimizer = keras.optimizers.SGD(rate, momentum=0.9 if kind == "momentum" else 0.0)
-        optimizer.build(model.trainable_variables)
+        optimizer.build([v for each in (model, *others) for v in each.trainable_variables])
         return optimizer
 
     def slots(self, optimizer: keras.optimizers.Optimizer) -> list[np.ndarray]:

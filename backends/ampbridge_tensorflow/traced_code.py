@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ampbridge import function_ops
 from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import FLOATS, LOW, cast_float, cast_to, float_dtype
@@ -171,7 +172,7 @@ def replace_custom_gradient(original: Any, regions: Regions) -> Any:
             output, gradient = f(*inputs, **keywords)
 
             def cast_gradient(*upstream: Any, variables: Any = None, **rest: Any) -> Any:
-                with regions.region(backward_rules):
+                with function_ops.standing(backward_rules.python), regions.region(backward_rules):
                     if not variables:
                         return _like_inputs(inputs, gradient(*upstream, **rest))
                     of_inputs, of_variables = gradient(*upstream, variables=variables, **rest)

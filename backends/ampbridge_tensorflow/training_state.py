@@ -19,10 +19,10 @@ from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.gradients import parameters
+from ampbridge_tensorflow.casting import outside_of_regions
+from ampbridge_tensorflow.gradients import built_optimizer, parameters
 from ampbridge_tensorflow.model_layers import lasting_layers, own_variables, unique
 from ampbridge_tensorflow.native_values import native_variable
-from ampbridge_tensorflow.scaling import built_optimizer, outside_of_regions
 
 Roles = Mapping[str, tuple[str, str]]
 

@@ -44,6 +44,7 @@ NAMES = {
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
         Name("torch._C._jit_get_schemas_for_operator", "lists='tensorflow' and 'paddle'", True),
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
+        Name("torch._C._dispatch_get_all_op_names", "names of torch's own ops", False),
         Name("torch._functorch.config", "gradients of compiled functions under lists", False),
         Name("torch._dynamo.lookup_backend", "compile=True", True),
         Name("torch._inductor.config.emulate_precision_casts", "compile=True, simulated", True),
@@ -175,6 +176,21 @@ def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
         tensor.grad_dtype = dtype
 
 
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks can be registered: torch's own ``__init__`` makes what holds them."""
+    return all(name in vars(optimizer) for name in _OPTIMIZER_HOOKS)
+
+
+_OPTIMIZER_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
 def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
     """How many calls of ``optimizer.step`` the calling code is in: two where it calls its parent's.
 
@@ -238,6 +254,13 @@ def registered_for_autocast(device_type: str) -> frozenset[str] | None:
         return None
     names = registrations(f"Autocast{device_type.upper()}")
     return frozenset(name.partition("::")[2].partition(".")[0] for name in names)
+
+
+def registered_ops() -> list[str]:
+    """The names of all ops there are, aten's without their library; none where torch cannot say."""
+    names = lookup("_dispatch_get_all_op_names")
+    found = [] if names is None else names()
+    return sorted({name.partition(".")[0].removeprefix("aten::") for name in found})
 
 
 def backward_autocast_off() -> AbstractContextManager[Any]:

@@ -14,6 +14,7 @@ from ampbridge.backend import (
     Decoration,
     Device,
     Explanation,
+    Kind,
     Layer,
     LossFn,
     OptimizerState,
@@ -28,6 +29,7 @@ from ampbridge.policy import Policy
 from ampbridge.scale_rule import ScaleState
 from ampbridge.weights import Weight
 from ampbridge_torch import (
+    arguments,
     casting,
     compiling,
     decorating,
@@ -49,6 +51,10 @@ class TorchBackend(Backend):
 
     name = "torch"
     compiles_by_default = False
+    examples = arguments.EXAMPLES
+
+    def kind(self, obj: object) -> Kind | None:
+        return arguments.kind(obj)
 
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
         return casting.region(policy)
@@ -73,8 +79,18 @@ class TorchBackend(Backend):
     def decoration(self, model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
         return decorating.decoration(model, optimizer)
 
+    def undecorated(
+        self, model: nn.Module, optimizer: optim.Optimizer | None
+    ) -> AbstractContextManager[None]:
+        if decorating.has_masters(model):
+            return decorating.masters_in(model)
+        return super().undecorated(model, optimizer)
+
     def parameters(self, owner: nn.Module | optim.Optimizer) -> list[Tensor]:
         return gradients.parameters(owner)
+
+    def low_parameters(self, model: nn.Module) -> list[str]:
+        return [] if decorating.shares_low_weights(model) else super().low_parameters(model)
 
     def parameter_names(self, model: nn.Module) -> list[str]:
         return training_state.parameter_names(model)
@@ -87,8 +103,9 @@ class TorchBackend(Backend):
         policy: Policy,
         factor: Scalar,
         total: Sequence[Tensor | None] | None,
+        optimizer: optim.Optimizer | None = None,
     ) -> tuple[Tensor, Any, list[Tensor | None]]:
-        return gradients.gradients(loss_fn, model, batch, policy, factor, total)
+        return gradients.gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
     def stored_gradients(self, optimizer: optim.Optimizer) -> list[Tensor | None]:
         return gradients.stored_gradients(optimizer)
@@ -97,6 +114,9 @@ class TorchBackend(Backend):
         self, grads: Sequence[Tensor | None], scale: Scalar
     ) -> tuple[list[Tensor | None], Scalar]:
         return scaling.unscale(grads, scale)
+
+    def worst(self, found: Sequence[Scalar]) -> Scalar:
+        return scaling.worst(found)
 
     def mean_loss(self, loss: Tensor, model: nn.Module) -> Tensor:
         return sharding.mean_loss(loss, model)

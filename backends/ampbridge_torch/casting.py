@@ -53,7 +53,7 @@ def region(
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):
         return nullcontext()
-    if outer is None and not rules.table and len(types) == 1:
+    if outer is None and rules.is_empty and len(types) == 1:
         return _native(policy, types[0])  # nothing of our own: each microsecond counts in a loop
     return _with_lists(policy, types, rules, outer)
 

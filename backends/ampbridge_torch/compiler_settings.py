@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import torch
 
-from ampbridge.errors import AmpBridgeWarning
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge_torch import _private
 
 in_our_hands: ContextVar[bool] = ContextVar("ampbridge_torch compiles", default=False)
@@ -45,3 +45,17 @@ def check_roundings() -> bool:
             stacklevel=2,
         )
     return harmless
+
+
+@torch.compiler.assume_constant_result
+def refuse_to_compile(what: str) -> None:
+    """Refuse a policy that names ``what`` does not see.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    msg = (
+        f"The policy names {what} does not see.\n"
+        "Hint: @amp.register_op above the function that is called, and its name in the policy."
+    )
+    raise UnsupportedError(msg)

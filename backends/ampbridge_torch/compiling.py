@@ -24,12 +24,12 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     natively = torch.compile(loss_fn, backend=_inductor)
     simulated = torch.compile(loss_fn, backend=partial(_inductor, keeps_roundings=True))
 
-    def compiled_loss(*args: Any) -> Any:
+    def compiled_loss(*args: Any, **kwargs: Any) -> Any:
         mode = active_mode()
         compiled = simulated if mode is not None and mode.rules.simulates else natively
         token = in_our_hands.set(True)
         try:
-            return compiled(*args)
+            return compiled(*args, **kwargs)
         finally:
             in_our_hands.reset(token)
 

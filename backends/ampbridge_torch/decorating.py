@@ -12,18 +12,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
-from ampbridge.backend import Decoration, Layer
+from ampbridge.backend import Decoration, Layer, is_normalization
 from ampbridge.errors import UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private, master_weights
 from ampbridge_torch.casting import DTYPES, devices_in_use
-from ampbridge_torch.low_weights import LowWeights, follow_state_dicts
+from ampbridge_torch.low_weights import (
+    NORMALIZATIONS,
+    LowWeights,
+    follow_loaded_state,
+    save_in,
+)
 from ampbridge_torch.model_calls import (
     ModelCall,
     installed_call,
@@ -79,18 +86,18 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     _check_overlap(policy, overlapping)
     kept = list(_called_layers(decoration.kept))
     _check_kept(model, kept)
-    weights, handles = None, []
+    weights = None
     if at_o2:
         _check_model(model)
         _check_optimizer(optimizer)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
         gradients = "float32" if decoration.master_grad else policy.dtype
+        wide = _wide_parameters(model, kept)
         weights = LowWeights(
-            model, kept, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]
+            model, wide, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]
         )
-        save_dtype = DTYPES[decoration.save_dtype] if decoration.save_dtype else None
-        handles = follow_state_dicts(model, save_dtype)
+    handles = _state_dict_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
         if not (call.decoration.standalone or decoration.standalone):
@@ -99,7 +106,8 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     if optimizer is not None and weights is not None:
         if policy.master_weights:
             master_weights.attach(optimizer)
-        master_weights.fit_slots(optimizer, weights.parameters)
+        else:
+            master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
 
 
 def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
@@ -116,10 +124,36 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         weights.restore()
     if optimizer is not None:
         master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
-        if weights is not None:
-            master_weights.fit_slots(optimizer, weights.parameters)
+        if weights is not None and not weights.masters:
+            low = DTYPES[call.decoration.policy.dtype]
+            master_weights.fit_slots(optimizer, weights.parameters, low)
     if call is not None:
         call.remove()
+
+
+def has_masters(model: nn.Module) -> bool:
+    """Whether there are float32 masters of its parameters."""
+    call = installed_call(unwrapped(model))
+    return call is not None and call.weights is not None and bool(call.weights.masters)
+
+
+@contextmanager
+def masters_in(model: nn.Module) -> Iterator[None]:
+    """``model`` undecorated, its masters as its parameters, and as those of its optimizers.
+
+    Nothing is copied. The low parameters are set aside as they are, with what hooks on them (the
+    reduction of DistributedDataParallel).
+    """
+    inner = unwrapped(model)
+    call = installed_call(inner)
+    weights, present = call.weights, call.decoration
+    call.remove()
+    with ExitStack() as afterwards:
+        afterwards.callback(lambda: call.install_with(weights, _state_dict_hooks(inner, present)))
+        afterwards.enter_context(weights.masters_in(inner))
+        afterwards.enter_context(master_weights.masters_in_optimizers(weights.masters))
+        afterwards.callback(undecorate, inner, None)  # what was decorated inside
+        yield
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -132,8 +166,24 @@ def _uncompiled(model: Any) -> Any:
     return model._orig_mod if "_orig_mod" in model._modules else model
 
 
+def _state_dict_hooks(model: nn.Module, decoration: Decoration) -> list[RemovableHandle]:
+    hooks = follow_loaded_state(model) if decoration.policy.level == "O2" else []
+    if decoration.save_dtype is not None:
+        hooks += save_in(model, DTYPES[decoration.save_dtype])
+    return hooks
+
+
 def _has_masters(present: Decoration) -> bool:
     return present.policy.level == "O2" and present.policy.master_weights
+
+
+def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """Those that stay float32 at O2."""
+    for layer in kept:
+        yield from layer.parameters()
+    for each in layers(model):
+        if is_normalization(each, NORMALIZATIONS):
+            yield from each.layer.parameters(recurse=False)
 
 
 def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -150,6 +200,11 @@ def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 
 # -- what is refused
+
+
+def shares_low_weights(model: nn.Module) -> bool:
+    """Whether a part of ``model``, or what it is a part of, is decorated at O2: its weights are low."""
+    return any(call.weights is not None for call in overlapping_calls(model))
 
 
 def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:
@@ -230,6 +285,15 @@ def _check_model(model: nn.Module) -> None:
 
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
+    if optimizer is not None and not _private.has_hooks(optimizer):
+        inner = next((x for x in vars(optimizer).values() if isinstance(x, optim.Optimizer)), None)
+        what = "has none" if inner is None else f"is around a {type(inner).__name__}, and has none"
+        msg = (
+            f"O2 puts masters into an optimizer by its hooks; this {type(optimizer).__name__} {what}.\n"
+            "Hint: decorate first, then prepare or wrap: model, optimizer = amp.decorate(model, "
+            "optimizer, policy); model, optimizer = accelerator.prepare(model, optimizer)"
+        )
+        raise UnsupportedError(msg)
     wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
     if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
         msg = (

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ampbridge.errors import UnsupportedError
+from ampbridge.oplists import no_such_op
 from ampbridge_torch import _private
 
 Function: TypeAlias = Callable[..., Any]
@@ -52,6 +54,49 @@ def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
 
 
 @cache
+def own_functions(name: str) -> tuple[Function, ...]:
+    """The functions of an op that the op table lacks: ``"my_library::my_op"``, ``"_grouped_mm"``.
+
+    Raises:
+        PolicyError: if torch has none of that name; a library's ops are there once it is imported.
+        UnsupportedError: for an op that writes to its arguments: a cast one is a copy.
+    """
+    library, _, op = name.rpartition("::")
+    found = [] if library else [f for f in _attributes(op) if _is_seen_by_modes(f)]
+    packet = getattr(getattr(torch.ops, library or "aten"), op, None)
+    if packet is not None:
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
+        if any(overload._schema.is_mutable for overload in overloads):
+            msg = f"torch:{name} writes to its arguments; a region's cast would take the result.\n"
+            raise UnsupportedError(msg + "Hint: list an op that returns its result instead.")
+        found += [packet, *overloads]
+    if not found:
+        known = _private.registered_ops()
+        raise no_such_op(f"torch:{name}", f"torch {torch.__version__}", known)
+    return tuple(dict.fromkeys(found))
+
+
+def _attributes(name: str) -> Iterator[Function]:
+    """What is called ``name`` in torch's namespaces; dotted, it begins in ``torch`` itself."""
+    namespaces = [torch] if "." in name else [owner for owner, _ in _private.FUNCTION_NAMESPACES]
+    for found in namespaces:
+        for part in name.removeprefix("torch.").split("."):
+            found = getattr(found, part, None)
+        if _is_function(found):
+            yield found
+
+
+def _is_seen_by_modes(function: Function) -> bool:
+    return not isinstance(function, FunctionType) or function in _overridable()
+
+
+@cache
+def _overridable() -> frozenset[Function]:
+    functions = torch.overrides.get_overridable_functions().values()
+    return frozenset(function for each in functions for function in each)
+
+
+@cache
 def computing_functions() -> frozenset[Function]:
     """Every overridable function that computes new tensors from its input tensors.
 
@@ -80,16 +125,13 @@ def view_functions() -> frozenset[Function]:
 
 @cache
 def _by_aten_name() -> dict[str, tuple[Function, ...]]:
-    overridable = {
-        f for functions in torch.overrides.get_overridable_functions().values() for f in functions
-    }
     found: dict[str, list[Function]] = {}
     for namespace, prefix in _private.FUNCTION_NAMESPACES:
         for name in dir(namespace):
             function = getattr(namespace, name, None)
             if name.startswith("_") or name.endswith("_") or not _is_function(function):
                 continue
-            if function in overridable or not isinstance(function, FunctionType):
+            if _is_seen_by_modes(function):
                 aten_name = name if name.startswith(prefix) else prefix + name
                 found.setdefault(aten_name, []).append(function)
     for name, operators in _OPERATORS.items():

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from ampbridge.backend import LossFn, Scalar
 from ampbridge.errors import ArgumentError, UnsupportedError
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.casting import cast, region
-from ampbridge_torch.master_weights import master_of
 from ampbridge_torch.rules import DeviceType
 from ampbridge_torch.simulation import LOW_DTYPES
 
@@ -27,9 +29,10 @@ def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
 
 
 def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
-    """``.grad`` of the optimizer's parameters; where these have masters, in float32 from now on.
+    """``.grad`` of the optimizer's parameters, 16-bit ones in float32 from now on.
 
-    So what the caller unscales and clips in place is what steps the masters.
+    So what the caller unscales and clips in place is what steps. In float16 unscaled gradients under
+    6e-8 would be zero.
 
     Raises:
         UnsupportedError: for low gradients, if torch cannot hold them in float32.
@@ -37,7 +40,7 @@ def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
     owners = parameters(optimizer)
     for parameter in owners:
         grad = parameter.grad
-        if grad is not None and grad.dtype in LOW_DTYPES and master_of(parameter) is not None:
+        if grad is not None and grad.dtype in LOW_DTYPES:
             _private.check_gradient_dtypes()  # ahead of taking the gradient away
             parameter.grad = None
             _private.set_gradient_dtype(parameter, None)
@@ -52,21 +55,22 @@ def gradients(
     policy: Policy,
     factor: Scalar,
     total: Sequence[Tensor | None] | None,
+    optimizer: optim.Optimizer | None = None,
 ) -> tuple[Tensor, Any, list[Tensor | None]]:
     """The loss, aux and gradients: see ``ampbridge.backend.Backend.gradients``.
 
-    Runs ``backward``, so that hooks and DistributedDataParallel work, but for the model's own
-    parameters: those of other models that the loss depends on get no gradient, unless the model is
-    sharded (and reentrant checkpoints, which torch refuses then, have to be non-reentrant ones).
-    ``.grad`` is as before.
+    Runs ``backward``, so that hooks and DistributedDataParallel work, but for the wanted parameters
+    alone: others that the loss depends on get no gradient, unless the model is sharded (and
+    reentrant checkpoints, which torch refuses then, have to be non-reentrant ones). ``.grad`` is as
+    before.
 
     Raises:
         ArgumentError: if the model has no trainable parameters or the loss depends on none.
         UnsupportedError: if the model is on a device other than the CPU or CUDA.
     """
-    trainable = parameters(model)
-    device_types = _device_types(trainable)
-    inputs = [_native(value, trainable[0]) for value in batch]
+    wanted = parameters(model if optimizer is None else optimizer)
+    device_types = _device_types(wanted)
+    inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
     with region(policy, device_types):
         loss, aux = loss_fn(model, *inputs)
     if not loss.requires_grad:
@@ -76,36 +80,52 @@ def gradients(
         )
         raise ArgumentError(msg)
     loss = cast(loss, "float32")
-    return (
-        loss.detach(),
-        aux,
-        _backward(loss if factor is None else loss * factor, trainable, total),
-    )
+    scaled = loss if factor is None else loss * factor
+    grads = _backward(scaled, wanted, _reached(model, wanted), total)
+    return loss.detach(), map_leaves(_detached, aux, leaf=Tensor), grads
+
+
+def _reached(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """Whose ``.grad`` the backward pass sets: where ranks train a model together, all of it.
+
+    They reduce gradients in groups, and wait for each one of a group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return list(wanted)
+    return list({id(p): p for p in (*wanted, *parameters(model))}.values())
 
 
 def _backward(
-    loss: Tensor, trainable: Sequence[Tensor], total: Sequence[Tensor | None] | None
+    loss: Tensor,
+    wanted: Sequence[Tensor],
+    reached: Sequence[Tensor],
+    total: Sequence[Tensor | None] | None,
 ) -> list[Tensor | None]:
     """``total`` plus the gradients of ``loss``; what ``.grad`` held is put back.
 
     Autograd itself adds to what ``.grad`` holds. Low gradients, which it would add in low precision,
     are added here.
     """
-    before = [(p, p.grad) for p in trainable]
-    sums = [None] * len(trainable) if total is None else total
-    store((p, None if p.dtype in LOW_DTYPES else s) for p, s in zip(trainable, sums, strict=True))
+    before = [(p, p.grad) for p in reached]
+    sums = [None] * len(wanted) if total is None else total
+    store((p, None) for p in reached)
+    store((p, s) for p, s in zip(wanted, sums, strict=True) if p.dtype not in LOW_DTYPES)
     try:
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
-        loss.backward(inputs=None if any(map(_private.is_sharded, trainable)) else trainable)
-        grads = [p.grad for p in trainable]
+        loss.backward(inputs=None if any(map(_private.is_sharded, reached)) else reached)
+        grads = [p.grad for p in wanted]
     finally:
         store(before)
     if any(grad is None for grad in grads):
         _refuse_reentrant_checkpoints(loss)
     return [
         _in_float32(grad, present) if p.dtype in LOW_DTYPES else grad
-        for p, grad, present in zip(trainable, grads, sums, strict=True)
+        for p, grad, present in zip(wanted, grads, sums, strict=True)
     ]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _in_float32(grad: Tensor | None, total: Tensor | None) -> Tensor | None:
@@ -170,19 +190,11 @@ def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
 
 
 def _native(value: Any, like: Tensor) -> Any:
-    """NumPy arrays as tensors on the model's device, nested ones too; the rest as it is.
+    """A NumPy array as a tensor on the model's device; anything else as it is.
 
     Float64 arrays, NumPy's default, become float32 for a float32 model, which would refuse them.
     """
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, np.ndarray):
-        return _from_numpy(value, like)
-    if type(value) in (list, tuple):
-        return type(value)(_native(item, like) for item in value)
-    if type(value) is dict:
-        return {name: _native(item, like) for name, item in value.items()}
-    return value
+    return _from_numpy(value, like) if isinstance(value, np.ndarray) else value
 
 
 def _from_numpy(array: np.ndarray, like: Tensor) -> Tensor:

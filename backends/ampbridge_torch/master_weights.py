@@ -11,16 +11,17 @@ Torch copies and pickles optimizers without their hooks: ``decorate`` the copy a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from types import FunctionType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, optim
 
 from ampbridge_torch import _private
-from ampbridge_torch.simulation import CASTABLE
 
 STATE_KEY = "master_weight"
 
@@ -100,6 +101,10 @@ class _Replaced(NamedTuple):
     master: Master
     grad: Tensor | None
 
+    def as_zeroed(self) -> _Replaced:
+        """Without the gradient, if the master's has been taken away."""
+        return self if self.master.wide.grad is not None else self._replace(grad=None)
+
 
 class MasterUpdates:
     """The hooks of one optimizer, which put masters in the place of their parameters.
@@ -122,11 +127,26 @@ class MasterUpdates:
             optimizer.register_load_state_dict_post_hook(self._after_loading),
         )
 
-    def remove(self) -> None:
+        self._calling = False
+        for name, method in _methods_of_its_own(type(optimizer)).items():
+            setattr(optimizer, name, partial(self._call, ref(optimizer), method))
+
+    def remove(self, optimizer: optim.Optimizer) -> None:
         for handle in self._handles:
             handle.remove()
+        for name in _methods_of_its_own(type(optimizer)):
+            delattr(optimizer, name)
 
     # -- the exchange
+
+    @contextmanager
+    def masters_in(self, optimizer: optim.Optimizer) -> Iterator[None]:
+        """Masters stand in the place of their parameters until the end of the block."""
+        self._put_masters_in(optimizer)
+        try:
+            yield
+        finally:
+            self._take_masters_out(optimizer)
 
     def _put_masters_in(self, optimizer: optim.Optimizer) -> None:
         self.clear_up(optimizer)
@@ -221,6 +241,27 @@ class MasterUpdates:
             self._given = {}
             self._take_masters_out(optimizer)  # if it raised
 
+    # -- methods that torch's optimizers have not
+
+    def _call(
+        self, optimizer: ref[optim.Optimizer], method: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """``optimizer.train()`` and the like: what it reads and writes are masters and their gradients."""
+        present = optimizer()
+        if self._calling or _private.steps_under_way(present):  # called by the optimizer itself
+            return method(present, *args, **kwargs)
+        self._calling = True
+        try:
+            with self.masters_in(present):
+                self._hand_over_gradients()
+                try:
+                    return method(present, *args, **kwargs)
+                finally:
+                    round_all([place.master for place in self._replaced])
+                    self._replaced = [place.as_zeroed() for place in self._replaced]
+        finally:
+            self._calling = False
+
     # -- save and load
 
     def _before_saving(self, optimizer: optim.Optimizer) -> None:
@@ -274,6 +315,20 @@ def _flat_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+@cache
+def _methods_of_its_own(kind: type) -> Mapping[str, Callable[..., Any]]:
+    """The public methods of an optimizer's class that torch's ``Optimizer`` knows nothing of."""
+    above = kind.__mro__[: kind.__mro__.index(optim.Optimizer)]
+    return {
+        name: method
+        for owner in reversed(above)
+        for name, method in vars(owner).items()
+        if isinstance(method, FunctionType)
+        and not name.startswith("_")
+        and not hasattr(optim.Optimizer, name)
+    }
+
+
 # -- attaching
 
 _attached: WeakKeyDictionary[optim.Optimizer, MasterUpdates] = WeakKeyDictionary()
@@ -315,25 +370,43 @@ def detach(optimizer: optim.Optimizer) -> None:
         return
     updates.clear_up(optimizer)
     if not any(master_of(parameter) is not None for parameter in _flat_parameters(optimizer)):
-        updates.remove()
+        updates.remove(optimizer)
         del _attached[optimizer]
+
+
+@contextmanager
+def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
+    """Optimizers that update any of ``masters`` hold them as parameters, as if there were none low."""
+    ids = {id(master.low) for master in masters}
+    with ExitStack() as afterwards:
+        for optimizer, updates in list(_attached.items()):
+            if any(id(parameter) in ids for parameter in _flat_parameters(optimizer)):
+                updates.remove(optimizer)
+                del _attached[optimizer]
+                afterwards.callback(attach, optimizer)
+                afterwards.enter_context(updates.masters_in(optimizer))
+        yield
 
 
 # -- slots
 
 
-def fit_slots(optimizer: optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Bring the slots of ``parameters`` to the dtype that is updated; counters, of no dimension, stay."""
+def fit_slots(
+    optimizer: optim.Optimizer, parameters: Iterable[Tensor], before: torch.dtype
+) -> None:
+    """Bring the slots of ``parameters`` to their dtype; counters, of no dimension, stay.
+
+    So do slots of another dtype than ``before``, which was the parameters': an optimizer's own choice.
+    """
     for parameter in parameters:
         if parameter in optimizer.state:
-            dtype = parameter.dtype if master_of(parameter) is None else torch.float32
             slots = optimizer.state[parameter]
-            slots.update({name: _cast_slot(slot, dtype) for name, slot in slots.items()})
+            slots.update({n: _cast_slot(s, before, parameter.dtype) for n, s in slots.items()})
 
 
-def _cast_slot(slot: Any, dtype: torch.dtype) -> Any:
+def _cast_slot(slot: Any, before: torch.dtype, dtype: torch.dtype) -> Any:
     if isinstance(slot, Tensor):
-        return slot.to(dtype) if slot.dtype in CASTABLE and slot.ndim else slot
+        return slot.to(dtype) if slot.dtype is before and slot.ndim else slot
     if isinstance(slot, list):
-        return [_cast_slot(item, dtype) for item in slot]
+        return [_cast_slot(item, before, dtype) for item in slot]
     return slot

@@ -10,16 +10,21 @@ of custom ops, and of C++ composites (``lstm``, ``einsum``), which are ops of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ampbridge import function_ops
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private, simulation
-from ampbridge_torch.compiler_settings import check_backward_pass, check_roundings
+from ampbridge_torch.compiler_settings import (
+    check_backward_pass,
+    check_roundings,
+    refuse_to_compile,
+)
 from ampbridge_torch.functions import Function
 from ampbridge_torch.rules import Rule, Rules, Treatment
 from ampbridge_torch.simulation import CASTABLE
@@ -32,14 +37,26 @@ def listed(rules: Rules, outer: OpListMode | None) -> Iterator[None]:
         outside = outer.rules
         outer.rules = rules
         try:
-            yield
+            with _replaced(rules):
+                yield
         finally:
             outer.rules = outside
-    elif rules.table:
-        with OpListMode(rules):
+    elif not rules.is_empty:
+        with OpListMode(rules), _replaced(rules):
             yield
     else:
         yield
+
+
+def _replaced(rules: Rules) -> AbstractContextManager[Any]:
+    """The functions that are ops, where modules hold them."""
+    if not rules.functions:
+        return nullcontext()
+    if not torch.compiler.is_compiling():
+        return function_ops.standing(rules.functions)
+    if rules.by_path:
+        refuse_to_compile("a function by its path, which a region inside of compiled code")
+    return nullcontext()
 
 
 def active_mode() -> OpListMode | None:
@@ -70,15 +87,14 @@ class OpListMode(TorchFunctionMode):
 
     def _trace(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The same under Dynamo, within what it can follow."""
+        if self.rules.unseen_by_dynamo:
+            refuse_to_compile("the apply of a torch.autograd.Function, which torch.compile")
         rule = self.rules.traceable.get(func)
         for method, rule_of_method in self.rules.methods:
             if func is method:
                 rule = rule_of_method
         if rule is not None:
-            if self.rules.lifts and _needs_gradients(args):
-                check_backward_pass()
-            if self.rules.simulates:
-                check_roundings()
+            self._check_compiler_settings(args)
             return self._run(func, rule, args, kwargs)
         if func is _CHECKPOINT:  # its body runs outside of modes
 
@@ -90,6 +106,25 @@ class OpListMode(TorchFunctionMode):
         if func is Tensor.unflatten:  # Dynamo cannot follow its `super()`
             return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def run_function(
+        self, function: Function, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a Python function that is an op: inside of it nothing is cast."""
+        if torch.compiler.is_compiling():
+            self._check_compiler_settings(args)
+
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with listed(NOTHING, self):
+                return function(*args, **kwargs)
+
+        return self._run(inside, rule, args, kwargs)
+
+    def _check_compiler_settings(self, args: Sequence[Any]) -> None:
+        if self.rules.lifts and _needs_gradients(args):
+            check_backward_pass()
+        if self.rules.simulates:
+            check_roundings()
 
     def _run(
         self, func: Function, rule: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -140,6 +175,22 @@ class OpListMode(TorchFunctionMode):
         args = [*simulation.raised(list(args[:cast]), low, weights), *args[cast:]]
         kwargs = simulation.raised(dict(kwargs), low, weights)
         return simulation.rounded(_run_outside_autocast(func, args, kwargs, switched_off), low)
+
+
+NOTHING = Rules({})
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: Function) -> Function | None:
+    mode = active_mode()
+    rule = None if mode is None else mode.rules.functions.get(name)
+    if mode is None or rule is None:
+        return None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return mode.run_function(function, rule, args, kwargs)
+
+    return call
 
 
 def _low_dtype(

@@ -7,10 +7,10 @@ Both are instance attributes named ``forward``, through which every way to call 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from inspect import Signature, signature
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -19,6 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from ampbridge.backend import Decoration
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_torch.casting import DTYPES, devices_in_use, region
 from ampbridge_torch.low_weights import LowWeights
@@ -27,6 +29,10 @@ from ampbridge_torch.rules import DeviceType, rules_for
 from ampbridge_torch.simulation import CASTABLE
 
 FLOAT32_REGION = Policy("O0")
+
+
+class NoCodeError(UnsupportedError, AttributeError):
+    """The call of a decorated layer is no function; ``hasattr`` sees an attribute that there is not."""
 
 
 class Call:
@@ -76,6 +82,16 @@ class Call:
         """That of the module's own ``forward``, which trainers look at."""
         module = self._module()
         return signature(self._replaced or type(module).forward.__get__(module))
+
+    @property
+    def __code__(self) -> NoReturn:
+        """What ``torch.export`` looks for first."""
+        kind = type(self._module()).__name__
+        msg = (
+            f"This {kind} is decorated: what exporters read is a forward that casts around the model's "
+            "own.\nHint: with amp.undecorated(model): program = torch.export.export(model, inputs)"
+        )
+        raise NoCodeError(msg)
 
     def _forward(self, args: Sequence[Any], kwargs: Any) -> Any:
         if self._replaced is not None:
@@ -141,6 +157,21 @@ class ModelCall(Call):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         _installed.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
+        """Warns at O2: what copies a model most often averages its weights in the copy."""
+        if self.weights is not None and self.weights.masters:
+            dtype = self.decoration.policy.dtype
+            msg = (
+                f"A copy of a model at O2 has parameters in {dtype}, in which an average of weights "
+                "stands still.\n"
+                "Hint: with amp.undecorated(model): averaged = AveragedModel(model), or "
+                "copy.deepcopy(model); and averaged.update_parameters(model) in such a block."
+            )
+            warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+        copied = memo[id(self)] = ModelCall.__new__(ModelCall)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
     @property
     def model(self) -> Any:
@@ -257,39 +288,20 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
         if torch.get_autocast_dtype(device_type) != DTYPES[policy.dtype]:
             return False
     mode, rules = active_mode(), rules_for(policy, device_types)
-    return mode.rules is rules if mode is not None else not rules.table
+    return mode.rules is rules if mode is not None else rules.is_empty
 
 
 # -- nested values
 
 
 def cast_nested(value: Any, dtype: torch.dtype) -> Any:
-    """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are.
+    """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
 
-    Looks into lists, tuples, dictionaries and dataclasses, and copies those that it changes.
-    """
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype in CASTABLE else value
-    if isinstance(value, PackedSequence):
-        return value.to(dtype) if value.data.dtype in CASTABLE else value
-    if isinstance(value, (list, tuple)):
-        items = [cast_nested(item, dtype) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if type(value) is dict:
-        return {name: cast_nested(item, dtype) for name, item in value.items()}
-    if isinstance(value, dict):  # of a class of its own, which a copy keeps
-        changed = copy.copy(value)
-        for name, item in value.items():
-            changed[name] = cast_nested(item, dtype)
-        return changed
-    if is_dataclass(value) and not isinstance(value, type):
-        return _cast_fields(value, dtype)
-    return value
+    def cast(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(dtype) if leaf.dtype in CASTABLE else leaf
+        if isinstance(leaf, PackedSequence):
+            return leaf.to(dtype) if leaf.data.dtype in CASTABLE else leaf
+        return leaf
 
-
-def _cast_fields(value: Any, dtype: torch.dtype) -> Any:
-    changed = copy.copy(value)
-    for field in fields(value):
-        # Past __setattr__, which a frozen dataclass refuses.
-        object.__setattr__(changed, field.name, cast_nested(getattr(value, field.name), dtype))
-    return changed
+    return map_leaves(cast, value, leaf=(Tensor, PackedSequence))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ampbridge import oplists
+from ampbridge import function_ops, oplists
 from ampbridge.interception import INHERITED, Interception, Site
 from ampbridge.observation import Observer, OpCall, Operand
 from ampbridge_torch import _private
@@ -55,7 +55,8 @@ def observe(model: nn.Module, observer: Observer, *, gradients: bool) -> Iterato
     watch = Watch(observer, layers, gradients)
     eagerly = torch.compiler.set_stance("force_eager")
     own = _own_functions.region(watch)
-    with eagerly, own, _above_all_regions(), layers.followed(), watch.kernels, watch:
+    functions = function_ops.watched(watch.function)
+    with eagerly, own, functions, _above_all_regions(), layers.followed(), watch.kernels, watch:
         yield
     watch.end()
 
@@ -114,6 +115,12 @@ class Watch(TorchFunctionMode):
             if history is not None and self._reports is not None:
                 history.hook(reported, outputs, self._reports)
         return result
+
+    def function(
+        self, name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A Python function that is an op."""
+        return self.run(function, lambda _: name, function, args, kwargs)
 
     def end(self) -> None:
         """The forward pass is over: backward passes from here on are those that count."""
@@ -205,7 +212,16 @@ def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
     if candidates:
         return candidates[0]
     alone = _canonical_kernel(kernels[0].name) if len(kernels) == 1 else None
-    return alone or f"torch:{getattr(func, '__name__', func)}"
+    return alone or f"torch:{_own_name(func)}"
+
+
+def _own_name(func: Function) -> str:
+    """As ``Policy(deny=["torch:..."])`` takes it: of libraries' ops with the library."""
+    overloads = getattr(func, "overloads", None)  # of torch.ops.my_library.my_op
+    kernel = func if overloads is None else getattr(func, overloads()[0])
+    if isinstance(kernel, torch._ops.OpOverload):
+        return bare_name(kernel)
+    return getattr(func, "__name__", str(func))
 
 
 @cache

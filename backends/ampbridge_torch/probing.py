@@ -147,7 +147,22 @@ def explain(policy: Policy) -> Explanation:
     kind: DeviceType = "cuda" if device.kind == "gpu" else "cpu"
     rules = rules_for(policy, (kind,))
     ops = {op.name: _treatment(op, policy, rules, kind) for op in oplists.ops().values()}
-    return Explanation(device.name, ops, _features(policy, rules))
+    own = {
+        f"torch:{name}": _own_treatment(name, policy, rules) for name in policy.own_rules("torch")
+    }
+    return Explanation(device.name, {**ops, **own}, _features(policy, rules))
+
+
+def _own_treatment(name: str, policy: Policy, rules: Rules) -> OpTreatment:
+    """Of an op that the op table lacks and the policy lists."""
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    category = policy.own_rules("torch")[name]
+    return OpTreatment(_by(rules, category), category, dtype_of(category, policy))
+
+
+def _by(rules: Rules, category: oplists.Category) -> Literal["ampbridge", "simulated"]:
+    return "simulated" if rules.simulates and category != "deny" else "ampbridge"
 
 
 def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -> OpTreatment:
@@ -167,7 +182,7 @@ def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -
         by: Literal["native", "ampbridge", "simulated"] = "native"
     else:
         category = "promote" if treatment == "follow" else treatment
-        by = "simulated" if rules.simulates and category != "deny" else "ampbridge"
+        by = _by(rules, category)
     why = (
         "" if policy.lists == "native" else sharing(policy, op.name, category, namespace, spelling)
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ampbridge import oplists
+from ampbridge import function_ops, oplists
 from ampbridge.errors import UnsupportedError
 from ampbridge.oplists import Category, OpList
 from ampbridge.policy import Policy
@@ -27,6 +27,7 @@ from ampbridge_torch.functions import (
     computing_functions,
     functions_named,
     is_composite,
+    own_functions,
     revealed_composites,
 )
 from ampbridge_torch.simulation import RoundsOnce
@@ -58,6 +59,9 @@ class Rule(NamedTuple):
 class Rules:
     """What the mode does with each function: a ``Rule``, or the twin of a composite.
 
+    ``functions`` are Python functions that are ops (``ampbridge.function_ops``), by name;
+    ``by_path``: some of them are found where modules hold them; ``unseen_by_dynamo``: some are the
+    ``apply`` of a ``torch.autograd.Function``, which Dynamo calls without looking it up.
     ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it
     would run in low precision run in float32. ``simulates``: what is low on the CPU is simulated;
     ``simulates_alone``: and nothing else will do.
@@ -70,8 +74,14 @@ class Rules:
         lifts: bool = False,
         simulates: bool = False,
         simulates_alone: bool = False,
+        functions: function_ops.Rules = (),
     ) -> None:
         self.table = table
+        self.functions = {name: Rule(category, category, False) for name, category in functions}
+        self.by_path = bool(function_ops.named_by_path(functions))
+        self.unseen_by_dynamo = any(
+            map(_is_autograd_function, function_ops.named_by_path(functions))
+        )
         self.follows_autocast = follows_autocast
         self.lifts = lifts
         self.simulates = simulates
@@ -80,9 +90,18 @@ class Rules:
         self.methods = tuple((f, rule) for f, rule in table.items() if f in PYTHON_METHODS)
         self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether ``torch.autocast`` does all there is to do."""
+        return not (self.table or self.functions)
+
+
+def _is_autograd_function(op: function_ops.FunctionOp) -> bool:
+    return op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
+
 
 _compiled = SimpleNamespace()
-_names: dict[tuple[Policy, tuple[DeviceType, ...]], str] = {}
+_names: dict[tuple[Policy, tuple[DeviceType, ...], function_ops.Rules], str] = {}
 _lock = Lock()
 
 
@@ -110,17 +129,19 @@ def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
             "Hint: make it outside: policy = Policy(...), then ampbridge.autocast(policy) inside."
         )
         raise UnsupportedError(msg)
-    key = policy, device_types
+    key = policy, device_types, function_ops.rules_of(policy)
     name = _names.get(key)
     if name is None:
-        rules = _compile(policy, device_types)
+        rules = _compile(*key)
         with _lock:
             name = _names.setdefault(key, f"rules_{len(_names)}")
             vars(_compiled).setdefault(name, rules)
     return name
 
 
-def _compile(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
+def _compile(
+    policy: Policy, device_types: tuple[DeviceType, ...], functions: function_ops.Rules
+) -> Rules:
     simulates = simulation.chosen(policy, device_types)
     if simulates:
         simulation.warn_once(policy)
@@ -138,6 +159,7 @@ def _compile(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
         lifts=any(policy.op_list.deny & native_list(device).allow for device in device_types),
         simulates=simulates,
         simulates_alone=policy.execution == "simulated",
+        functions=functions,
     )
 
 
@@ -173,8 +195,9 @@ def _categories(
 
     Under simulation also of those that it would run low.
     """
+    own = _own_categories(policy)
     if policy.level == "O0":
-        return dict.fromkeys(computing_functions(), "deny")
+        return {**dict.fromkeys(computing_functions(), "deny"), **own}
     if policy.lists == "native":
         return {}
     found: dict[Function, Treatment] = {}
@@ -197,7 +220,13 @@ def _categories(
                     found[function] = verdict
     if simulates:
         found[torch.Tensor.__getitem__] = "follow"  # no op of the table, and a sum in its gradient
-    return found
+    return {**found, **own}
+
+
+def _own_categories(policy: Policy) -> dict[Function, Treatment]:
+    """Of the listed ops that the op table lacks; none of them is cast by ``torch.autocast``."""
+    rules = policy.own_rules("torch")
+    return {function: rules[name] for name in rules for function in own_functions(name)}
 
 
 def _verdict(

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from ampbridge.backend import FINITE, INF, NAN, Scalar, ScaleStore
-from ampbridge.errors import UnsupportedError
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, next_state
+from ampbridge.backend import FINITE, INF, NAN, Scalar, ScaleStore, worst_on_host
+from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.gradients import parameters, store
 from ampbridge_torch.master_weights import master_of, updates_of
@@ -28,16 +27,18 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor | None], Scalar]:
     """The gradients over ``scale`` and FINITE, INF or NAN: an int on the CPU, a tensor elsewhere.
 
-    In place, in one fused pass for each device and dtype; 16-bit gradients are widened to new
-    float32 tensors first. Waits for no device.
+    In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
+    widened to new float32 tensors first. Waits for no device.
     """
     wide = [_widened(grad) for grad in grads]
     found = [_unscale_group(group, scale) for group in _by_device_and_dtype(wide)]
-    return wide, _joined(found)
+    return wide, worst(found)
 
 
 def _widened(grad: Tensor | None) -> Tensor | None:
-    return grad if grad is None or grad.dtype not in LOW_DTYPES else grad.float()
+    if grad is None:
+        return None
+    return grad.float() if grad.dtype in LOW_DTYPES else grad.resolve_conj()
 
 
 def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
@@ -45,7 +46,8 @@ def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor
     for grad in grads:
         if grad is not None:
             values = _private.sparse_values(grad) if grad.is_sparse else grad
-            groups[grad.device, grad.dtype].append(values)
+            values = torch.view_as_real(values) if values.is_complex() else values
+            groups[values.device, values.dtype].append(values)
     return groups.values()
 
 
@@ -93,13 +95,13 @@ def _on_all_ranks(flag: Tensor) -> Tensor:
     return flag.full_tensor() if _private.is_sharded(flag) else flag
 
 
-def _joined(found: list[Scalar]) -> Scalar:
-    """What was found on all devices together; INF wins over NAN."""
+def worst(found: Sequence[Scalar]) -> Scalar:
+    """What was found on all devices together; see ``Backend.worst``."""
     if len(found) == 1:
         return found[0]
     on_device = [kind for kind in found if isinstance(kind, Tensor)]
     if not on_device:
-        return min((kind for kind in found if kind != FINITE), default=FINITE)
+        return worst_on_host(found)
     device = on_device[0].device
     kinds = torch.stack([torch.as_tensor(kind, device=device) for kind in found])
     kind = torch.where((kinds == INF).any(), INF, NAN)
@@ -132,16 +134,7 @@ def apply(
     """Step ``optimizer`` with ``grads`` unless ``found`` says INF or NAN; ``.grad`` is as before.
 
     Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
-
-    Raises:
-        UnsupportedError: for an optimizer that evaluates the loss itself.
     """
-    if isinstance(optimizer, optim.LBFGS):
-        msg = (
-            "LBFGS evaluates the loss several times a step; a training step does so once.\n"
-            "Hint: with ampbridge.autocast(policy): inside of your closure, without a scaler."
-        )
-        raise UnsupportedError(msg)
     if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
         return _step_unless(optimizer, owners, grads, found)
     if found is not None and int(found) != FINITE:
@@ -159,7 +152,7 @@ def _step(
     for owner, grad in zip(owners, grads, strict=True):
         if updates is not None and master_of(owner) is not None:
             given[id(owner)] = grad
-        elif grad is not owner.grad:
+        elif grad is not owner.grad or (grad is not None and grad.dtype != owner.dtype):
             lent.append((owner, grad if grad is None else grad.to(owner.dtype)))
     before = [(owner, owner.grad) for owner, _ in lent]
     store(lent)
@@ -256,5 +249,4 @@ def _next_by_kernel(state: ScaleState, found: Tensor, config: ScalerConfig) -> S
         scale.clamp_(min=config.min_scale)
     else:
         scale.clamp_(config.min_scale, config.max_scale)
-    skips = torch.where(found != FINITE, state.consecutive_skips + 1, 0)
-    return ScaleState(scale, good, state.bad, skips)
+    return counted(state, found, config, torch.where)._replace(scale=scale, good=good)

@@ -136,11 +136,14 @@ class TorchHarness(Harness):
     def parameters(self, model: torch.nn.Module) -> list[torch.Tensor]:
         return list(model.parameters())
 
-    def optimizer(self, model: torch.nn.Module, kind: str, rate: float) -> torch.optim.Optimizer:
+    def optimizer(
+        self, model: torch.nn.Module, kind: str, rate: float, *others: torch.nn.Module
+    ) -> torch.optim.Optimizer:
+        parameters = [p for each in (model, *others) for p in each.parameters()]
         if kind == "adam":
-            return torch.optim.Adam(model.parameters(), lr=rate)
+            return torch.optim.Adam(parameters, lr=rate)
         momentum = 0.9 if kind == "momentum" else 0.0
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+        return torch.optim.SGD(parameters, lr=rate, momentum=momentum)
 
     def slots(self, optimizer: torch.optim.Optimizer) -> list[np.ndarray]:
         state = optimizer.state_dict()["state"]

@@ -234,7 +234,8 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
 
     Slots are the tensors of the optimizer's state dict. Settings: "kind", its class; "groups", of
     each the names of its parameters and what it sets for them; "numbers", slots that are no tensors;
-    "low", the dtype of slots that are in low precision, which are float32 here.
+    "low", the dtype of slots that are in low precision, which are float32 here, by the optimizer's own
+    choice: others follow their parameter.
 
     Raises:
         UnsupportedError: for a state of other things than tensors and numbers by parameter.
@@ -243,11 +244,11 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
     numbers: dict[str, Any] = {}
     low: dict[str, str] = {}
     groups = _groups(optimizer, model)
-    for key, value in _states(optimizer, groups):
+    for key, owner, value in _states(optimizer, groups):
         if isinstance(value, Tensor) and value.layout is torch.strided:
-            if value.dtype in LOW_DTYPES:
+            if value.dtype in LOW_DTYPES and value.dtype is not _updated_dtype(owner):
                 low[key] = str(value.dtype).removeprefix("torch.")
-            slots[key] = _array(value.float() if key in low else value)
+            slots[key] = _array(value.float() if value.dtype in LOW_DTYPES else value)
         elif _is_plain(value):
             numbers[key] = value
         else:
@@ -286,8 +287,15 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
 _HINT = "Hint: load what step.save wrote of the same model and optimizer."
 
 
-def _states(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Slots as "<weight name>/<slot>"; the masters are no slots, but the weights."""
+def _updated_dtype(parameter: Tensor) -> torch.dtype:
+    """That of the values which an optimizer updates."""
+    return parameter.dtype if master_of(parameter) is None else torch.float32
+
+
+def _states(
+    optimizer: optim.Optimizer, groups: list[dict[str, Any]]
+) -> Iterator[tuple[str, Tensor, Any]]:
+    """Slots as "<weight name>/<slot>", their parameter, their value. Masters are no slots."""
     names = [name for group in groups for name in group["parameters"]]
     owners = [p for group in optimizer.param_groups for p in group["params"]]
     for position, entry in _state_dict(optimizer)["state"].items():
@@ -297,7 +305,7 @@ def _states(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> Iterato
                     raise UnsupportedError(
                         _beyond(optimizer, f"{slot!r} is sharded in its own way")
                     )
-                yield f"{names[position]}/{slot}", value
+                yield f"{names[position]}/{slot}", owners[position], value
 
 
 def _state_dict(optimizer: optim.Optimizer) -> dict[str, Any]:
@@ -360,7 +368,12 @@ def _settings(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> dict[str,
 
 
 def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    """Of a tensor its number; of one that JSON has not (Prodigy's ``growth_rate=inf``) its name."""
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_NOT_FINITE = ("inf", "-inf", "nan")
 
 
 def _is_plain(value: Any) -> bool:
@@ -375,6 +388,8 @@ def _like(group: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, An
 
 
 def _in_type_of(present: Any, value: Any) -> Any:
+    if value in _NOT_FINITE and not isinstance(present, str):
+        value = float(value)
     if isinstance(present, Tensor):
         return torch.full_like(present, value)
     if isinstance(present, (tuple, list)) and isinstance(value, list):
@@ -420,8 +435,13 @@ def _is_like(value: Any, present: Any) -> bool:
         return len(value) == len(present) and all(map(_is_like, value, present))
     if not _is_plain(value) or isinstance(present, list):
         return False
-    numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (value, present)]
+    numbers = [_is_number(x) for x in (value, present)]
     return value is None or present is None or all(numbers) or type(value) is type(present)
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return plain or value in _NOT_FINITE
 
 
 def _by_parameter(
@@ -461,13 +481,16 @@ def _check_shape(
 
 
 def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
-    """Torch takes floating slots to their parameter's dtype: undo it where bits were lost."""
+    """Torch takes floating slots to their parameter's dtype: undo it where bits were lost, and where
+    the optimizer has them low by its own choice."""
     owners = [p for group in optimizer.param_groups for p in group["params"]]
     for position, entry in saved.items():
         slots = optimizer.state[owners[position]]
         for slot, value in entry.items():
             loaded = slots[slot]
-            if isinstance(value, Tensor) and not _holds(loaded.dtype, value.dtype):
+            if not isinstance(value, Tensor):
+                continue
+            if value.dtype in LOW_DTYPES or not _holds(loaded.dtype, value.dtype):
                 slots[slot] = value.to(loaded.device)
 
 

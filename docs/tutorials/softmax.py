@@ -244,18 +244,18 @@ assert finding.cured_policy.category("softmax") == "deny"
 
 # %% [markdown]
 # The logarithm is where infinity appears, and softmax is where the number was lost: denying softmax cures
-# it, and the lens has tried that. Another way to ask: which is the *smallest* set of ops to keep in
+# it, and the lens has tried that. Another way to ask: which ops have to be kept in
 # `float32`, so that loss and gradients are within 1 % of `float32`'s?
 
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", RuntimeWarning)
-    smallest = lens.bisect(
+    kept = lens.bisect(
         loss_by_hand, digits.model, [(x, wrong)], policy=base, scale=1024.0
     )
-print(smallest)
+print(kept)
 
-assert smallest.policy.deny == ("softmax",)
+assert kept.policy.deny == ("softmax",)
 
 # %% [markdown]
 # It is no fault of TensorFlow's. Its guide tells its users to give the last layer `dtype="float32"`, and

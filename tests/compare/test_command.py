@@ -42,6 +42,26 @@ def test_a_table_and_three_files_by_default(tmp_path, monkeypatch, capsys):
     assert amp.Recipe.from_dict(data["recipe"]) == amp.Recipe.load(RECIPE)
 
 
+def cells(text, run):
+    """The row of ``run`` in a table."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next(line.removeprefix(run).split() for line in lines if line.startswith(f"{run}  "))
+
+
+def test_the_sample_in_the_documents_is_what_is_printed(tmp_path, capsys):
+    """Up to what one CPU's kernels add in another order than another's."""
+    root = Path(__file__).parents[2]
+    recipe = str(root / "examples" / "recipes" / "digits.toml")
+    assert main(["compare", recipe, "--backends", "numpy", "--output", str(tmp_path)]) == 0
+    printed, page = capsys.readouterr().out, (root / "docs" / "compare.md").read_text("utf-8")
+    for run in ("float32 (numpy)", "numpy"):
+        for said, measured in zip(cells(page, run), cells(printed, run), strict=True):
+            if said[0].isdecimal() and "^" not in said:
+                measured = pytest.approx(float(measured.strip("%")), rel=0.05)
+                said = float(said.strip("%"))
+            assert said == measured
+
+
 def test_json_alone_is_all_there_is_on_standard_output(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*SHORT, "--json"]) == 0

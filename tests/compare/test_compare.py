@@ -15,7 +15,7 @@ from processes import run_python
 
 import ampbridge as amp
 from ampbridge import registry
-from ampbridge.compare import compare
+from ampbridge.compare import compare, processes
 from ampbridge.compare.op_lists import OpLists
 from ampbridge.compare.op_matrix import OpMatrix, shown
 from ampbridge.compare.runs import Job, Run
@@ -244,9 +244,11 @@ def test_an_interrupt_ends_the_processes(tmp_path):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 600\n")
     python.chmod(python.stat().st_mode | stat.S_IEXEC)
+    # A shell's job in the background ignores interrupts, and so does what it starts.
     code = (
-        "import sys, ampbridge as amp\n"
+        "import signal, sys, ampbridge as amp\n"
         "from ampbridge.compare import compare\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.executable = {str(python)!r}\n"
         "compare(amp.Recipe(), ['numpy'], steps=1)"
     )
@@ -257,6 +259,14 @@ def test_an_interrupt_ends_the_processes(tmp_path):
     assert parent.wait(60) != 0
     for pid in map(int, pids.read_text().split()):
         _until(lambda pid=pid: not _alive(pid))
+
+
+def test_a_process_that_starts_during_an_interrupt_ends_too():
+    started = processes._Started()
+    started.end()
+    late = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started.add(late)
+    assert late.wait(60) != 0
 
 
 def _alive(pid: int) -> bool:

@@ -59,6 +59,36 @@ class ToyOptimizer:
         self.model, self.gradient, self.steps = model, None, 0
 
 
+class ToyLoss:
+    """A loss object of the framework."""
+
+    __module__ = "toyframework.losses"
+
+    def __call__(self, prediction, target):
+        raise NotImplementedError
+
+
+class ToyRates:
+    """A scheduler of the framework."""
+
+    __module__ = "toyframework.rates"
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        raise NotImplementedError
+
+
+class ToyTrainer:
+    """What holds a model, and is none."""
+
+    __module__ = "toyframework.trainer"
+
+    def __init__(self, network):
+        self.network = network
+
+
 class ToyScaler:
     """The framework's own scaler, which keeps what it was made from."""
 
@@ -81,6 +111,18 @@ class ToyBackend(amp.Backend):
     compiles_by_default = False
     hardware = (Device("toy:0", "gpu", "Toy 1", (8, 0)), Device("cpu", "cpu", "Toy CPU"))
     failures = MappingProxyType({})
+    examples = MappingProxyType(
+        {"model": "ToyModel()", "optimizer": "ToyOptimizer(model)", "loss_fn": "def loss_fn(): ..."}
+    )
+
+    def kind(self, obj):
+        kinds = {
+            ToyModel: "model",
+            ToyOptimizer: "optimizer",
+            ToyLoss: "loss",
+            ToyRates: "scheduler",
+        }
+        return next((name for kind, name in kinds.items() if isinstance(obj, kind)), None)
 
     def autocast(self, policy):
         return nullcontext()
@@ -115,12 +157,14 @@ class ToyBackend(amp.Backend):
     def parameter_names(self, model):
         return ["weight"]
 
-    def gradients(self, loss_fn, model, batch, policy, factor, total):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
         loss, aux = loss_fn(model, *batch)
         gradient = np.array([model.slope], np.float32) * np.float32(factor or 1.0)
         return loss, aux, [gradient if total is None else total[0] + gradient]
 
     def stored_gradients(self, optimizer):
+        if optimizer.gradient is not None:
+            optimizer.gradient = optimizer.gradient.astype(np.float32, copy=False)
         return [optimizer.gradient]
 
     def add(self, total, grads):
@@ -205,4 +249,12 @@ def toy(monkeypatch):
     def array(value, dtype=np.float32):
         return np.array(value, dtype).view(ToyArray)
 
-    return SimpleNamespace(Model=ToyModel, Optimizer=ToyOptimizer, Backend=ToyBackend, array=array)
+    return SimpleNamespace(
+        Model=ToyModel,
+        Optimizer=ToyOptimizer,
+        Loss=ToyLoss,
+        Rates=ToyRates,
+        Trainer=ToyTrainer,
+        Backend=ToyBackend,
+        array=array,
+    )

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,8 +52,18 @@ def test_everything_comes_back_bit_by_bit(folder):
 
 
 def test_there_is_no_pickle(folder):
-    assert sorted(file.suffix for file in folder.iterdir()) == [".json", ".safetensors"]
-    json.loads((folder / "state.json").read_text())
+    """One file is JSON; the other is a header of JSON and the tensors' bytes, and nothing else."""
+    state, tensors = sorted(folder.iterdir(), key=lambda file: file.suffix)
+    assert (state.suffix, tensors.suffix) == (".json", ".safetensors")
+    json.loads(state.read_text())
+    data = tensors.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header.pop("__metadata__", None)
+    spans = sorted(tuple(tensor["data_offsets"]) for tensor in header.values())
+    assert {tensor["dtype"] for tensor in header.values()} <= {"F32", "I64", "BOOL"}
+    assert [start for start, _ in spans] == [0, *(stop for _, stop in spans[:-1])]
+    assert spans[-1][1] == len(data) - end == sum(array.nbytes for array in TENSORS.values())
 
 
 def test_a_new_checkpoint_takes_the_place_of_the_old_one(folder):
@@ -381,6 +392,49 @@ def test_numbers_by_which_a_scheduler_looks_up_stay_numbers(make, tmp_path):
     other = make(scheduler=Milestones())
     other.load(tmp_path / "a")
     assert other._trained.scheduler.loaded == state
+
+
+class WarmUp:
+    """As many scripts have it: it counts, and nobody asks it."""
+
+    def __init__(self):
+        self.n = 0
+
+    def step(self):
+        self.n += 1
+
+
+class CallableWarmUp(WarmUp):
+    __call__ = WarmUp.step
+
+
+class SaidButNotTaken(WarmUp):
+    def state_dict(self):
+        return {"n": self.n}
+
+
+@pytest.mark.parametrize("kind", [WarmUp, CallableWarmUp, SaidButNotTaken])
+def test_a_scheduler_that_cannot_be_restored_is_not_saved_as_if_it_had_no_state(
+    make, tmp_path, kind
+):
+    step = make(scheduler=kind())
+    step()
+    with pytest.raises(amp.UnsupportedError) as caught:
+        step.save(tmp_path / "a")
+    assert str(caught.value) == (
+        f"A checkpoint cannot hold what {kind.__name__} remembers: it has no state_dict() and "
+        f"load_state_dict().\nHint: give {kind.__name__} both; or, if it remembers nothing or you save "
+        "it yourself, train_step(..., scheduler=scheduler.step)."
+    )
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("function", [WarmUp().step, lambda: None, partial(print, end="")])
+def test_the_state_of_a_function_is_its_caller_s(make, tmp_path, function):
+    step = make(scheduler=function)
+    step()
+    step.save(tmp_path / "a")
+    make(scheduler=function).load(tmp_path / "a")
 
 
 def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path):

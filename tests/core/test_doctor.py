@@ -159,8 +159,8 @@ def test_parameters_that_a_policy_does_nothing_for(only_toy, dtype):
 
 def test_the_low_parameters_of_a_decorated_model_are_meant(only_toy):
     model = only_toy.Model()
-    model.weight = np.zeros(1, np.float16)
     amp.decorate(model, policy="O2")
+    model.weight = np.zeros(1, np.float16)
     assert not any("float16" in finding.what for finding in amp.doctor(model).model.findings)
 
 

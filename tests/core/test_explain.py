@@ -89,3 +89,15 @@ def test_what_a_call_refuses():
 
 def test_the_features_have_names():
     assert len(set(FEATURES)) == len(FEATURES) >= 14
+
+
+def test_a_listed_op_that_the_table_lacks_has_a_row_of_its_own(toy):
+    policy = amp.Policy(deny=["torch:my_library::my_op"])
+    table = amp.explain(policy, "toyframework")
+    absent = ("torch:my_library::my_op", "", "", "absent", "an op of another framework")
+    assert table.ops[-1] == table.op("torch:my_library::my_op") == absent
+
+
+def test_one_that_is_not_listed_has_none(table):
+    with pytest.raises(amp.ArgumentError, match="'tf:Betainc' is not in the op table, and Policy"):
+        table.op("tf:Betainc")

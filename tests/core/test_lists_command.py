@@ -242,7 +242,7 @@ MISTAKES = {
     "a target": (["translate", "--to", "pytorch", "sum"], "No framework 'pytorch'", "'torch'?"),
     "a name": (
         ["translate", "--from", "paddle", "--to", "tf", "reduce_smu"],
-        "'reduce_smu' is no name of 'paddle'",
+        "the op table has no 'reduce_smu'",
         "'paddle:reduce_sum'",
     ),
 }
@@ -291,3 +291,10 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("paddle:O1:float16: ")
     assert done.stderr == ""
+
+
+def test_why_of_an_op_that_the_table_lacks(capsys):
+    assert main(["lists", "why", "torch:my_library::my_op"]) == 0
+    out = capsys.readouterr().out
+    assert "an op of torch's own" in out
+    assert "(follow)" in out

@@ -1,8 +1,11 @@
-"""`make test` runs every folder of tests: what decides green must not leave one out."""
+"""`make test` runs every folder of tests, on older CPUs too, to the end, and no test for ever."""
 
+import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+@needs_make
 def test_make_test_runs_every_folder_of_tests():
     done = subprocess.run(
         ["make", "--always-make", "--dry-run", "test"],
@@ -22,3 +28,64 @@ def test_make_test_runs_every_folder_of_tests():
     run = set(re.findall(r"tests/\w+", " ".join(re.findall(r"pytest -q (.*)", done.stdout))))
     folders = {f"tests/{path.parent.name}" for path in ROOT.glob("tests/*/test_*.py")}
     assert run == folders
+
+
+@needs_make
+def test_a_group_that_fails_ends_no_other_and_each_has_a_line(tmp_path):
+    (tmp_path / "Makefile").write_text(
+        "one:\n\t@echo '3 passed, 1 skipped in 0.10s'\n"
+        "two:\n\t@echo why; exit 3\n"
+        "three:\n\t@echo 'SKIPPED [2] a.py:42: a browser is not installed: none of x'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/run_groups.py", "one", "two", "three"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "why\n" in done.stdout
+    lines = [re.sub(" +", " ", line) for line in done.stdout.splitlines()[-3:]]
+    assert lines == [
+        "passed one 0 s 3 passed, 1 skipped",
+        "FAILED two 0 s",
+        "passed three 0 s skipped: a browser is not installed",
+    ]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="has other instructions")
+@pytest.mark.parametrize("instructions", ["avx2", "sse"])
+def test_an_older_cpu_is_what_the_libraries_see(instructions):
+    code = (
+        "import os\n"
+        "from numpy._core._multiarray_umath import __cpu_features__ as features\n"
+        "names = os.environ['NPY_DISABLE_CPU_FEATURES'].split()\n"
+        "print(len(names) > 0, any(features[name] for name in names))\n"
+        "print(os.environ['ATEN_CPU_CAPABILITY'])"
+    )
+    command = [ROOT / "scripts/as_older_cpu.py", instructions, sys.executable, "-c", code]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    wanted = {"avx2": "avx2", "sse": "default"}[instructions]
+    assert done.stdout.split() == ["True", "False", wanted]
+
+
+@pytest.mark.parametrize(
+    "body, limit, says",
+    [
+        ("import time; time.sleep(600)", "timeout=1", "Timeout (>1.0s) from pytest-timeout"),
+        (
+            "7 ** nine ** nine",
+            "faulthandler_timeout=1",
+            "Timeout (0:00:01)!",
+        ),  # does not come back to Python
+    ],
+)
+def test_a_test_that_does_not_end_is_named(body, limit, says, tmp_path):
+    (tmp_path / "test_slow.py").write_text(f"def test_without_end():\n    nine = 9\n    {body}\n")
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-o", limit, tmp_path]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert says in done.stdout + done.stderr
+    assert "test_without_end" in done.stdout + done.stderr

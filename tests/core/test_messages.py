@@ -19,8 +19,9 @@ GradScaler, Policy = amp.GradScaler, amp.Policy
 LEVELS = "'O0', 'O1' or 'O2'"
 FIELDS = "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'master_weights', 'output_dtype' or 'execution'"
 OPS_ALLOWED = (
-    "allowed are the canonical names and framework names with a prefix "
-    "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:)."
+    "allowed are the canonical names, framework names with a prefix "
+    "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:), and functions with their module "
+    "(package.module:function)."
 )
 
 POLICY_MISTAKES = {
@@ -62,6 +63,18 @@ POLICY_MISTAKES = {
         amp.ArgumentTypeError,
         "master_weights is True or False, not 'yes'.\nHint: Policy('O2', master_weights=True)",
     ),
+    "low outputs at O0": (
+        lambda: Policy("O0", output_dtype="float16"),
+        amp.PolicyError,
+        "output_dtype='float16' at O0, where a model returns what it computes: float32.\n"
+        "Hint: Policy('O1', 'bfloat16', output_dtype='float16')",
+    ),
+    "no masters of float32 parameters": (
+        lambda: Policy("O1", master_weights=False),
+        amp.PolicyError,
+        "master_weights=False at O1, where parameters are float32 and need no masters.\n"
+        "Hint: Policy('O2', master_weights=False)",
+    ),
     "misspelt op": (
         lambda: Policy(deny=["softmux"]),
         amp.PolicyError,
@@ -81,10 +94,22 @@ POLICY_MISTAKES = {
         "Hint: `ampbridge.oplists.ops()` lists the canonical names.",
     ),
     "misspelt framework name": (
-        lambda: Policy(deny=["tf:MatMull"]),
+        lambda: Policy(deny=["keras:MaxPooling2"]),
         amp.PolicyError,
-        "Unknown op 'tf:MatMull': 'MatMull' is no name of 'tf' in the op table.\n"
-        "Hint: did you mean 'tf:MatMul' or 'tf:BatchMatMul' or 'tf:SparseMatMul'?",
+        "Unknown op 'keras:MaxPooling2': the op table has no 'MaxPooling2'.\n"
+        "Hint: did you mean 'keras:MaxPooling2D' or 'keras:MaxPooling3D' or 'keras:MaxPooling1D'?",
+    ),
+    "nothing behind the prefix": (
+        lambda: Policy(deny=["torch:"]),
+        amp.PolicyError,
+        "Unknown op 'torch:': the op table has no ''.\n"
+        "Hint: `ampbridge.oplists.ops()` lists the canonical names.",
+    ),
+    "a path that is none": (
+        lambda: Policy(deny=["my-package.layers:norm"]),
+        amp.PolicyError,
+        f"Unknown op 'my-package.layers:norm'; {OPS_ALLOWED}\n"
+        "Hint: `ampbridge.oplists.ops()` lists the canonical names.",
     ),
     "one op in both lists": (
         lambda: Policy(allow=["softmax"], deny=["softmax", "paddle:softmax"]),
@@ -217,20 +242,19 @@ SCALER_MISTAKES = {
     "state of another version": (
         lambda: GradScaler().load_state_dict({"version": 99}),
         amp.StateError,
-        "Scaler state of version 99; this ampbridge reads versions 1 to 2.\n"
+        "Scaler state of version 99; this ampbridge reads versions 1 to 3.\n"
         "Hint: pip install --upgrade ampbridge",
     ),
     "state with a key too many": (
         lambda: GradScaler().load_state_dict({**GradScaler().state_dict(), "hysteresis": 2}),
         amp.StateError,
-        "A scaler state of version 2 has other keys: missing [], unknown ['hysteresis'].\n"
+        "A scaler state of version 3 has other keys: missing [], unknown ['hysteresis'].\n"
         "Hint: pass GradScaler.state_dict()'s result unchanged.",
     ),
     "state of a collapsed scaler": (
         lambda: GradScaler().load_state_dict({"scale": 0.0, "_growth_tracker": 0}),
         amp.StateError,
-        "The state holds an impossible value: scale=0.0, "
-        "{'good_steps': 0, 'bad_steps': 0, 'consecutive_skips': 0}.\n"
+        "The state holds an impossible value: {'scale': 0.0}.\n"
         "Hint: start anew with GradScaler(); the saved scaler had collapsed.",
     ),
     "state with several scales": (
@@ -300,14 +324,15 @@ STEP_ARGUMENTS = {
     "scheduler": (
         {"scheduler": 0.1},
         amp.ArgumentTypeError,
-        "scheduler is an object with step() or a function, not float.\n"
+        "scheduler is an object with step() or a function, not 0.1.\n"
         "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
         "follows optimizer.iterations, which stands still on skipped steps.",
     ),
     "a rate schedule": (
         {"scheduler": Schedule()},
         amp.ArgumentTypeError,
-        "scheduler is an object with step() or a function, not Schedule.\n"
+        "scheduler is an object with step() or a function, not "
+        f"{__name__}.Schedule.\n"
         "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
         "follows optimizer.iterations, which stands still on skipped steps.",
     ),
@@ -338,6 +363,11 @@ STEP_ARGUMENTS = {
         amp.PolicyError,
         "keep=['haed'] matches no layer of this model. It has body, head; classes ToyLayer, "
         "ToyModel.\nHint: did you mean 'head'?",
+    ),
+    "name_overflows": (
+        {"name_overflows": "weight"},
+        amp.ArgumentTypeError,
+        "name_overflows is True or False, not 'weight'.\nHint: name_overflows=True",
     ),
     "policy": (
         {"policy": 3},
@@ -381,16 +411,6 @@ def test_loss_that_is_nothing(parts):
         "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)",
     ):
         step()
-
-
-def test_model_of_no_framework(toy, monkeypatch):
-    monkeypatch.setattr(registry, "backend_names", lambda: ["toyframework"])
-    with reads(
-        amp.BackendNotFoundError,
-        "No registered framework knows builtins.int; registered are ['toyframework'].\n"
-        "Hint: name it, backend='torch', or pass a native model, optimizer or tensor.",
-    ):
-        amp.train_step(loss_fn, 3, toy.Optimizer(None))
 
 
 class ForeignOptimizer:
@@ -464,18 +484,44 @@ def test_loading_something_else(parts):
     step = amp.train_step(loss_fn, parts.model, parts.optimizer)
     with reads(
         amp.StateError,
-        "Not a train_step state of version 1 to 2: ['weights'].\n"
+        "Not a train_step state of version 1 to 3: ['weights'].\n"
         "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'schedule', 'step', "
-        "'unscaled_skips', 'version'].",
+        "'unscaled', 'version'].",
     ):
         step.load_state_dict({"weights": []})
 
 
 @pytest.fixture
-def scaler(parts):
-    """A scaler whose optimizer holds a gradient."""
+def scaler(toy, parts):
+    """A scaler that has scaled a loss, and whose optimizer holds a gradient."""
     parts.optimizer.gradient = np.ones(1, np.float32)
-    return GradScaler()
+    scaler = GradScaler()
+    scaler.scale(toy.array(1.0))
+    return scaler
+
+
+@pytest.mark.parametrize("call", ["step", "unscale"])
+def test_a_loss_that_was_never_scaled(scaler, parts, call):
+    with reads(
+        amp.CallOrderError,
+        "These gradients would be divided by a loss scale that this GradScaler has multiplied no loss "
+        "by.\nHint: scaler.scale(loss).backward(), before step() and unscale(); or "
+        "amp.value_and_grad(..., scaler=scaler)",
+    ):
+        getattr(GradScaler(), call)(parts.optimizer)
+
+
+@pytest.mark.parametrize("call", ["step", "unscale"])
+def test_no_gradient_at_all(scaler, parts, call):
+    parts.optimizer.gradient = None
+    with reads(
+        amp.CallOrderError,
+        "There is not one gradient to unscale: nothing was differentiated since gradients were cleared, "
+        "or the loss does not depend on these parameters.\n"
+        "Hint: scaler.scale(loss).backward(), before step() and unscale(), with a loss that depends on "
+        "them.",
+    ):
+        getattr(scaler, call)(parts.optimizer)
 
 
 def test_unscaling_twice(scaler, parts):
@@ -519,13 +565,12 @@ def test_unscaling_gradients_twice(scaler, parts):
         scaler.unscale(grads)
 
 
-class OtherBackendModel:
-    __module__ = "otherframework"
-
-
 def test_one_scaler_for_two_frameworks(toy, scaler, parts):
     class Other(toy.Backend):
         name = "otherframework"
+
+    class OtherModel(toy.Model):
+        __module__ = "otherframework"
 
     amp.register_backend("otherframework", Other)
     scaler.step(parts.optimizer)
@@ -534,7 +579,7 @@ def test_one_scaler_for_two_frameworks(toy, scaler, parts):
         "This GradScaler works for toyframework and was given something of otherframework.\n"
         "Hint: other = GradScaler(); other.load_state_dict(scaler.state_dict())",
     ):
-        amp.value_and_grad(loss_fn, OtherBackendModel(), scaler=scaler)
+        amp.value_and_grad(loss_fn, OtherModel(), scaler=scaler)
 
 
 def test_loading_a_scale_outside_of_the_bounds_warns():
@@ -702,13 +747,72 @@ def test_value_and_grad_under_another_policy_than_the_model_s(parts):
         amp.value_and_grad(loss_fn, parts.model, policy="O1")
 
 
-def test_the_dtype_of_a_state_dict(parts):
-    with reads(
+PARAMETER_SETTINGS = {
+    "no dtype": (
+        ("O2", {"save_dtype": "fp32"}),
         amp.ArgumentError,
-        "Passed save_dtype='fp32'; allowed are None, 'float32', 'float16', 'bfloat16'.\n"
+        "Passed save_dtype='fp32'; allowed are None, 'float32', 'float16' or 'bfloat16'.\n"
         "Hint: save_dtype='float32'",
+    ),
+    "a dtype at O0": (
+        ("O0", {"save_dtype": "float16"}),
+        amp.ArgumentError,
+        "save_dtype='float16' at O0, which decorates nothing: a model saves its parameters as they "
+        "are.\nHint: save_dtype=None, or a policy of O1 or O2.",
+    ),
+    "no flag": (
+        ("O2", {"master_grad": "x"}),
+        amp.ArgumentTypeError,
+        "master_grad is True or False, not 'x'.\nHint: master_grad=True",
+    ),
+    "float32 gradients at O1": (
+        ("O1", {"master_grad": True}),
+        amp.ArgumentError,
+        "master_grad=True at O1, where parameters and their gradients are float32.\n"
+        "Hint: master_grad=False, or policy='O2'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", PARAMETER_SETTINGS)
+def test_what_is_said_of_parameters(mistake, parts):
+    (policy, settings), kind, text = PARAMETER_SETTINGS[mistake]
+    with reads(kind, text):
+        amp.decorate(parts.model, parts.optimizer, policy, **settings)
+    assert parts.model.decorations == [None]
+    with reads(kind, text):
+        amp.Recipe(policy, **settings)
+
+
+def test_a_scaler_that_is_none_beside_value_and_grad(parts):
+    with reads(
+        amp.ArgumentTypeError,
+        "scaler is an ampbridge.GradScaler or None, not 'auto' (builtins.str).\n"
+        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())",
     ):
-        amp.decorate(parts.model, save_dtype="fp32")
+        amp.value_and_grad(loss_fn, parts.model, scaler="auto")
+
+
+@pytest.mark.parametrize("wrong", [(3, 3), ("jax", 3), ("jax.numpy", int)], ids=str)
+def test_a_backend_that_cannot_be_registered(wrong):
+    before = amp.backends()
+    with reads(
+        amp.ArgumentTypeError,
+        f"A backend is registered by its framework's root module and a factory, not by {wrong[0]!r} "
+        f"and {wrong[1]!r}.\nHint: amp.register_backend('jax', JaxBackend)",
+    ):
+        amp.register_backend(*wrong)
+    assert amp.backends() == before
+
+
+def test_a_recipe_that_cannot_be_written(tmp_path):
+    path = tmp_path / "missing" / "recipe.toml"
+    with reads(
+        amp.RecipeError,
+        f"Cannot write the recipe {str(path)!r}: [Errno 2] No such file or directory: {str(path)!r}.\n"
+        "Hint: recipe.save('recipe.toml')",
+    ):
+        amp.Recipe().save(path)
 
 
 def test_a_failed_load_changes_nothing(parts):

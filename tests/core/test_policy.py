@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from ampbridge import Policy
+from ampbridge import Policy, PolicyError
 from ampbridge.oplists import LIST_SETS, ops, source
 from ampbridge.policy import SPELLINGS
 
@@ -111,6 +111,38 @@ def test_every_spelling_means_the_canonical_op(spelling, canonical):
     assert Policy(deny=[spelling]).deny == (canonical,)
 
 
+OWN = [
+    ("torch:my_library::my_op", "torch:my_library::my_op"),
+    ("torch:aten::_grouped_mm", "torch:_grouped_mm"),
+    ("tensorflow:Betainc", "tf:Betainc"),
+    ("paddle:_C_ops.i0e", "paddle:i0e"),
+    ("numpy:nancumsum", "numpy:nancumsum"),
+    ("package.layers:fused_norm", "package.layers:fused_norm"),
+    ("package.layers:Flash.apply", "package.layers:Flash.apply"),
+]
+
+
+@pytest.mark.parametrize(("spelling", "kept"), OWN)
+def test_ops_that_the_table_lacks_keep_their_framework_s_name(spelling, kept):
+    denied = Policy(deny=[spelling])
+    assert denied.deny == (kept,)
+    assert (denied.category(spelling), Policy().category(spelling)) == ("deny", "promote")
+    assert Policy(lists="tensorflow").category(spelling) == "deny"  # as all that it does not list
+    assert Policy("O2", allow=[spelling]).category(kept) == "allow"
+    with pytest.raises(PolicyError, match="stands in both allow and deny"):
+        Policy(allow=[kept], deny=[spelling])
+
+
+def test_own_rules_are_those_of_one_framework():
+    policy = Policy(
+        allow=["torch:my_library::my_op", "softmax"], deny=["tf:Betainc", "package.layers:f", "exp"]
+    )
+    assert policy.own_rules("torch") == {"my_library::my_op": "allow"}
+    assert policy.own_rules("tf") == {"Betainc": "deny"}
+    assert policy.own_rules("paddle") == {}
+    assert policy.replace(level="O0").own_rules("torch") == {"my_library::my_op": "deny"}
+
+
 def test_shared_spellings_deny_before_allow_and_fall_back_to_their_owner():
     # TensorFlow runs both linear and matmul as MatMul.
     assert Policy().native_rules("tensorflow")["MatMul"] == "allow"
@@ -132,6 +164,7 @@ def test_policies_are_values():
 EXAMPLES = [
     Policy(),
     Policy("O0"),
+    Policy(allow=["torch:my_library::my_op"], deny=["tf:Betainc", "package.layers:fused_norm"]),
     Policy("O1", "bfloat16", lists="paddle", allow=["softmax"], deny=["add"]),
     Policy("O2", "bfloat16", keep=["head", "LayerNorm"], master_weights=False),
     Policy("O1", lists="native", output_dtype="float16", execution="simulated"),

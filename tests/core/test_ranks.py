@@ -50,6 +50,7 @@ def test_a_loop_by_hand_is_told_by_another_rank(ranks, toy):
     others[0] = INF
     model = toy.Model(1.0)
     optimizer, scaler = toy.Optimizer(model), GradScaler(8.0)
+    scaler.scale(toy.array(1.0))
     optimizer.gradient = toy.array([8.0])
     assert not scaler.step(optimizer)
     assert scaler.found_inf(optimizer)
@@ -74,6 +75,7 @@ def test_each_replica_of_a_process_goes_through_a_loop_of_its_own(toy, monkeypat
     monkeypatch.setattr(toy.Backend, "replica", lambda self: calling[0])
     model = toy.Model(1.0)
     optimizer, scaler = toy.Optimizer(model), GradScaler(8.0)
+    scaler.scale(toy.array(1.0))
     for replica in (0, 1):
         calling[0] = replica
         optimizer.gradient = toy.array([8.0])

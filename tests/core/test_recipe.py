@@ -4,6 +4,7 @@ import json
 from dataclasses import fields
 from inspect import signature
 
+import drawn_recipes
 import jsonschema
 import pytest
 import tomllib
@@ -40,7 +41,7 @@ def policies(draw):
     level = draw(st.sampled_from(["O0", "O1", "O2"]))
     dtype = draw(st.sampled_from(["float16", "bfloat16"]))
     allow, deny = draw(OP_LISTS)
-    return Policy(
+    return drawn_recipes.policy(
         level,
         dtype,
         lists=draw(st.sampled_from(["torch", "paddle", "tensorflow", "safe"])),
@@ -97,15 +98,15 @@ def recipes(draw):
     schedule = draw(st.none() | schedules())
     counts_skips = schedule is not None and schedule.counts_skips
     modes = ["drop_step"] if counts_skips else ["drop_step", "drop_microbatch"]
+    policy = draw(policies())
     return Recipe(
-        Policy() if schedule else draw(policies()),
+        Policy() if schedule else policy,
         draw(st.sampled_from(["auto", None]) | scalings),
         draw(st.integers(1, 100)),
         draw(st.none() | st.floats(0.01, 100)),
         schedule,
         on_overflow=draw(st.sampled_from(modes)),
-        save_dtype=draw(st.sampled_from([None, "float32", "float16"])),
-        master_grad=draw(st.booleans()),
+        **drawn_recipes.parameter_settings(draw, schedule or policy, (None, "float32", "float16")),
     )
 
 

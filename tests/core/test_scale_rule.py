@@ -87,6 +87,9 @@ configs = st.builds(
     backoff_interval=st.integers(1, 4),
     min_scale=st.sampled_from([2.0**-24, 1.0, 4.0]),
     max_scale=st.sampled_from([16.0, 2.0**24]),
+    at_min_scale=st.sampled_from(["stay", "raise"]),
+    warn_after_skips=st.sampled_from([None, 2, 3]),
+    max_consecutive_skips=st.sampled_from([None, 3, 4]),
 )
 
 
@@ -102,8 +105,8 @@ def test_equals_the_rule_as_worded(config, history):
 @given(configs, st.lists(st.sampled_from([0, 1, 2]), max_size=30))
 def test_runs_branch_free_on_arrays(config, history):
     """The same function on 0-d arrays with numpy's ``where``, as under a tracer."""
-    traced = ScaleState(np.float32(8.0), np.int32(0), np.int32(0), np.int32(0))
     plain = ScaleState(8.0, 0, 0, 0)
+    traced = ScaleState(np.float32(8.0), *map(np.int32, plain[1:]))
     for found in history:
         traced = next_state(traced, np.int32(found), config, np.where)
         plain = next_state(plain, found, config, where_on_host)

@@ -7,6 +7,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
+from ampbridge.backend import INF
 
 
 @pytest.fixture
@@ -19,6 +20,18 @@ def make(toy):
         return made
 
     return optimizer
+
+
+@pytest.fixture
+def scaling(toy):
+    """A scaler that has scaled a loss, as those have whose gradients are here put in place."""
+
+    def make(*arguments, **settings):
+        scaler = GradScaler(*arguments, **settings)
+        scaler.scale(toy.array(1.0))
+        return scaler
+
+    return make
 
 
 def test_a_loop_by_hand(toy, make):
@@ -42,8 +55,8 @@ def test_losses_in_containers(toy):
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_bad_gradient_skips_and_backs_off(make, bad):
-    scaler, optimizer = GradScaler(8.0), make(bad)
+def test_a_bad_gradient_skips_and_backs_off(make, bad, scaling):
+    scaler, optimizer = scaling(8.0), make(bad)
     assert scaler.step(optimizer) is False
     assert scaler.found_inf(optimizer) is True
     scaler.update()
@@ -51,17 +64,17 @@ def test_a_bad_gradient_skips_and_backs_off(make, bad):
 
 
 @pytest.mark.parametrize("order", [("good", "bad"), ("bad", "good")])
-def test_each_optimizer_is_skipped_by_its_own_gradients(make, order):
+def test_each_optimizer_is_skipped_by_its_own_gradients(make, order, scaling):
     optimizers = {"good": make(1.0), "bad": make(np.inf)}
-    scaler = GradScaler(8.0)
+    scaler = scaling(8.0)
     applied = {name: scaler.step(optimizers[name]) for name in order}
     scaler.update()
     assert applied == {"good": True, "bad": False}
     assert scaler.get_scale() == 4.0  # any overflow backs the scale off, once
 
 
-def test_two_overflows_in_one_iteration_back_off_once(make):
-    scaler = GradScaler(8.0)
+def test_two_overflows_in_one_iteration_back_off_once(make, scaling):
+    scaler = scaling(8.0)
     for optimizer in (make(np.inf), make(np.nan)):
         scaler.step(optimizer)
     scaler.update()
@@ -69,29 +82,30 @@ def test_two_overflows_in_one_iteration_back_off_once(make):
     assert scaler.state_dict()["consecutive_skips"] == 1
 
 
-def test_unscaling_early_shows_true_gradients_and_is_not_done_again(make):
-    scaler, optimizer = GradScaler(8.0), make(4.0)
+def test_unscaling_early_shows_true_gradients_and_is_not_done_again(make, scaling):
+    scaler, optimizer = scaling(8.0), make(4.0)
     grads = scaler.unscale(optimizer)
     assert grads[0] == 0.5
     scaler.step(optimizer)
     assert optimizer.model.weight == -0.5
 
 
-def test_a_gradient_put_in_place_after_unscaling_counts(make):
+def test_a_gradient_put_in_place_after_unscaling_counts(make, scaling):
     """As torch has it: after unscale_ the gradients are the caller's to change."""
-    scaler, optimizer = GradScaler(8.0), make(4.0)
+    scaler, optimizer = scaling(8.0), make(4.0)
     scaler.unscale(optimizer)
     optimizer.gradient = np.array([2.0], np.float32)
     scaler.step(optimizer)
     assert optimizer.model.weight == -2.0
 
 
-def test_a_gradient_that_was_widened_stays_the_unscaled_one(make):
-    scaler, optimizer = GradScaler(8.0), make(4.0)
+def test_a_16_bit_gradient_that_is_clipped_in_place_is_what_steps(make, scaling):
+    scaler, optimizer = scaling(8.0), make(4.0)
     optimizer.gradient = optimizer.gradient.astype(np.float16)
     scaler.unscale(optimizer)
+    optimizer.gradient *= 0.5
     scaler.step(optimizer)
-    assert optimizer.model.weight == -0.5
+    assert optimizer.model.weight == -0.25
 
 
 def test_gradients_as_values(toy):
@@ -105,16 +119,16 @@ def test_gradients_as_values(toy):
     assert model.weight == -2.0
 
 
-def test_a_disabled_scaler_passes_through(make):
-    scaler, optimizer = GradScaler(8.0, enabled=False), make(np.inf)
+def test_a_disabled_scaler_passes_through(make, scaling):
+    scaler, optimizer = scaling(8.0, enabled=False), make(np.inf)
     assert scaler.scale(3.0) == 3.0
     assert scaler.step(optimizer) is True
     scaler.update()
     assert (scaler.get_scale(), scaler.state_dict()["scale"]) == (1.0, 8.0)
 
 
-def test_minimize_is_step_and_update(make):
-    scaler, optimizer = GradScaler(8.0, growth_interval=1), make(8.0)
+def test_minimize_is_step_and_update(make, scaling):
+    scaler, optimizer = scaling(8.0, growth_interval=1), make(8.0)
     assert scaler.minimize(optimizer, scaled_loss=None) is True
     assert (optimizer.steps, scaler.get_scale()) == (1, 16.0)
 
@@ -122,6 +136,91 @@ def test_minimize_is_step_and_update(make):
 def test_it_prints_back_short():
     assert repr(GradScaler(1024, growth_interval=7)) == "GradScaler(1024.0, growth_interval=7)"
     assert repr(GradScaler(enabled=False)) == "GradScaler(1.0, enabled=False)"
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize("call", ["step", "unscale"])
+def test_a_loss_that_was_never_scaled_is_an_error(make, call):
+    """As in torch. The weights would stand still: their gradients are divided by the scale."""
+    scaler, optimizer = GradScaler(8.0), make(4.0)
+    with pytest.raises(amp.CallOrderError, match="has multiplied no loss by"):
+        getattr(scaler, call)(optimizer)
+    assert (optimizer.steps, optimizer.gradient.tolist()) == (0, [4.0])
+
+
+@pytest.mark.parametrize("call", ["step", "unscale"])
+def test_a_forgotten_backward_is_an_error(make, scaling, call):
+    scaler, optimizer = scaling(8.0), make(4.0)
+    optimizer.gradient = None
+    with pytest.raises(amp.CallOrderError, match="not one gradient"):
+        getattr(scaler, call)(optimizer)
+    assert optimizer.steps == 0
+
+
+def test_gradients_of_an_unscaled_loss_are_an_error(toy):
+    model = toy.Model(slope=2.0)
+    _, grads = amp.value_and_grad(lambda m: np.float32(3.0), model)
+    with pytest.raises(amp.CallOrderError, match="has multiplied no loss by"):
+        GradScaler().step(toy.Optimizer(model), grads)
+
+
+def test_what_is_no_mistake(make, toy):
+    """Several losses before a step, none between unscale and step, a scale that was loaded."""
+    scaler, optimizers = GradScaler(8.0), [make(8.0), make(8.0)]
+    for _ in range(2):
+        scaler.scale([toy.array(1.0), toy.array(1.0)])
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 4.0})
+    scaler.unscale(optimizers[0])
+    assert [scaler.step(each) for each in optimizers] == [True, True]
+    scaler.update()
+    assert [each.model.weight for each in optimizers] == [-2.0, -2.0]
+
+
+def test_alarms_sound_in_a_loop_by_hand(make, scaling):
+    scaler = scaling(8.0, warn_after_skips=2, max_consecutive_skips=4)
+
+    def iterate(value):
+        scaler.step(make(value))
+        scaler.update()
+
+    iterate(np.inf)
+    with pytest.warns(amp.AmpBridgeWarning, match="2 steps in a row were skipped"):
+        iterate(np.nan)
+    iterate(np.inf)
+    with pytest.raises(amp.OverflowStuckError, match="4 steps in a row were skipped"):
+        iterate(np.inf)
+    assert scaler.get_scale() == 0.5
+    iterate(1.0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_was_told_and_what_is_yet_to_be_told_goes_through_a_state(told):
+    scaler, loaded = GradScaler(8.0, warn_after_skips=1), GradScaler()
+    scaler.store.update(INF, scaler.config)  # as on a device, where nobody looks
+    if told:
+        with pytest.warns(amp.AmpBridgeWarning, match="1 steps in a row were skipped"):
+            scaler.get_scale()
+    loaded.load_state_dict(scaler.state_dict())
+    assert loaded.state_dict() == scaler.state_dict()
+    if told:
+        loaded.get_scale()
+    else:
+        with pytest.warns(amp.AmpBridgeWarning, match="1 steps in a row were skipped"):
+            loaded.get_scale()
+
+
+def test_two_optimizers_with_nan_are_one_step_with_nan(make, scaling):
+    scaler = scaling(8.0)
+    for each in (make(np.nan), make(np.nan)):
+        scaler.step(each)
+    scaler.update()
+    assert scaler.state_dict()["consecutive_nans"] == 1
+    for each in (make(np.nan), make(np.inf), make(1.0)):
+        scaler.step(each)
+    scaler.update()
+    assert scaler.state_dict()["consecutive_nans"] == 0
 
 
 # -- state
@@ -147,7 +246,8 @@ SETTINGS = {
 
 def test_the_round_trip_keeps_every_field(make):
     saved = {**GradScaler(**SETTINGS).state_dict(), "good_steps": 5, "bad_steps": 2}
-    saved["consecutive_skips"] = 4
+    counters = ("consecutive_skips", "consecutive_nans", "skip_warnings", "nan_warnings")
+    saved |= dict.fromkeys((*counters, "stuck_steps", "floor_steps"), 4)
     loaded = GradScaler()
     loaded.load_state_dict(json.loads(json.dumps(saved)))
     assert loaded.state_dict() == saved
@@ -173,11 +273,11 @@ def test_a_state_of_version_1_loads():
     }
     scaler = GradScaler(max_consecutive_skips=5)
     scaler.load_state_dict(saved)
-    expected = {**scaler.state_dict(), **saved, "version": 2, "max_consecutive_skips": 5}
+    expected = {**scaler.state_dict(), **saved, "version": 3, "max_consecutive_skips": 5}
     assert scaler.state_dict() == expected
 
 
-def test_a_loaded_scaler_goes_on_where_the_saved_one_stopped(make):
+def test_a_loaded_scaler_goes_on_where_the_saved_one_stopped(make, scaling):
     def run(scaler, history):
         scales = []
         for bad in history:
@@ -187,11 +287,11 @@ def test_a_loaded_scaler_goes_on_where_the_saved_one_stopped(make):
         return scales
 
     history = [0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1]
-    whole = run(GradScaler(64.0, growth_interval=3, backoff_interval=2), history)
+    whole = run(scaling(64.0, growth_interval=3, backoff_interval=2), history)
     for cut in range(len(history)):
-        first = GradScaler(64.0, growth_interval=3, backoff_interval=2)
+        first = scaling(64.0, growth_interval=3, backoff_interval=2)
         head = run(first, history[:cut])
-        second = GradScaler()
+        second = scaling()
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert head + run(second, history[cut:]) == whole
 
@@ -235,9 +335,9 @@ def test_reads_other_scalers_states(foreign, changed):
     assert scaler.state_dict() == {**GradScaler().state_dict(), **common, **changed}
 
 
-def test_a_tracker_past_its_interval_grows_on_the_next_step(make):
+def test_a_tracker_past_its_interval_grows_on_the_next_step(make, scaling):
     """Torch compares with ==, so that such a tracker would never grow again."""
-    scaler = GradScaler()
+    scaler = scaling()
     scaler.load_state_dict({**TORCH, "_growth_tracker": 100})
     scaler.step(make(1.0))
     scaler.update()

@@ -90,9 +90,9 @@ class Spy:
         self.seen, self._gradients = [], backend.gradients
         backend.gradients = self
 
-    def __call__(self, loss_fn, model, batch, policy, factor, total):
+    def __call__(self, loss_fn, model, batch, policy, factor, total, optimizer):
         self.seen.append((str(policy), factor))
-        return self._gradients(loss_fn, model, batch, policy, factor, total)
+        return self._gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""An alarm that looks now and then says what one that is told of each step says, only later."""
+"""Alarms: what one who looks seldom is told, and what one who looks at each step is told."""
 
+import itertools
 import warnings
 
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import strategies as st
 
 import ampbridge as amp
 from ampbridge.backend import FINITE, INF, NAN
-from ampbridge.scale_rule import HostStore, ScalerConfig
-from ampbridge.skip_alarm import SkipAlarm, SkippedRun
+from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.skip_alarm import Told, sound
 
 CONFIG = ScalerConfig(min_scale=1.0, warn_after_skips=5, max_consecutive_skips=9, growth_interval=2)
-histories = st.lists(st.sampled_from([FINITE, INF, NAN]), max_size=40)
+found = st.sampled_from([FINITE, INF, NAN])
 configs = st.builds(
     ScalerConfig,
     growth_interval=st.integers(1, 2),
@@ -25,62 +26,101 @@ configs = st.builds(
 )
 
 
-def said(call, *arguments):
-    """The warnings and the error of a call, by their words but for the scale."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            call(*arguments)
-        except amp.OverflowStuckError as error:
-            caught.append(error)
-    texts = (str(getattr(each, "message", each)) for each in caught)
-    return [text.partition(";")[0].partition("\n")[0] for text in texts]
+class Watcher:
+    """Looks at a state now and then, and notes what it is told, without the numbers."""
+
+    def __init__(self, config):
+        self.config, self.told, self.heard = config, Told(), set()
+
+    def look(self, state):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                sound(self.told, state, self.config)
+            except amp.OverflowStuckError as error:
+                caught.append(error)
+        self.told = self.told.with_all_of(state)
+        texts = [str(getattr(each, "message", each)) for each in caught]
+        self.heard |= {kind_of(text) for text in texts}
+        return texts
 
 
-def counted(history, config):
-    """Before each step its state, and after it the run of skipped steps that it ends, from a scale of 4."""
-    store, skips, nans, at_floor = HostStore(config.first_state(4.0)), 0, 0, 0
-    for found in history:
-        before = store.read()
-        store.update(found, config)
-        due = config.dynamic and before.scale == 1.0 and before.bad + 1 >= config.backoff_interval
-        skips = skips + 1 if found else 0
-        nans = nans + 1 if found == NAN else 0
-        at_floor = at_floor + due if found else 0
-        yield found, before, SkippedRun(skips, nans, at_floor, store.read().scale)
+def kind_of(text):
+    kinds = {"NaN in their gradients": "nan", "at its minimum": "floor", "were skipped": "skips"}
+    return next(kind for words, kind in kinds.items() if words in text)
 
 
-@given(config=configs, history=histories)
-def test_a_look_after_each_step_says_what_each_step_does(config, history):
-    told, looking = SkipAlarm(), SkipAlarm()
-    for found, before, run in counted(history, config):
-        expected = said(told.observe, found, before, config)
-        assert said(looking.look, run, config) == expected
+def states(config, history):
+    store = HostStore(config.first_state(4.0))
+    for each in history:
+        store.update(each, config)
+        yield store.read()
+
+
+@given(config=configs, history=st.lists(st.tuples(found, st.booleans()), max_size=40))
+def test_looking_seldom_changes_no_answer(config, history):
+    """Whatever one who looks at each step is told, one who looks now and then is told at the latest
+    at the end; an error may take the place of a warning."""
+    always, seldom = Watcher(config), Watcher(config)
+    for state, (_, looks) in zip(
+        states(config, [each for each, _ in history]), history, strict=True
+    ):
+        always.look(state)
+        if looks:
+            seldom.look(state)
+            assert seldom.heard == always.heard or "floor" in always.heard
+    if history:
+        seldom.look(state)
+        assert seldom.heard == always.heard or "floor" in always.heard
+
+
+@given(config=configs, history=st.lists(found, max_size=30))
+def test_an_older_state_says_nothing_new(config, history):
+    watcher = Watcher(config)
+    seen = list(states(config, history))
+    for state in reversed(seen):
+        told = watcher.look(state)
+        assert state is seen[-1] or not told
+
+
+def test_nans_that_finite_steps_part_are_not_in_a_row():
+    """Ten of them, read every tenth step: that was told as a run once."""
+    watcher, history = Watcher(CONFIG), [NAN, *[FINITE] * 9] * 10
+    for step, state in enumerate(states(CONFIG, history)):
+        assert step % 10 or watcher.look(state) == []
+
+
+@pytest.mark.parametrize("every", [1, 2, 10, 40])
+def test_the_warning_of_a_run_comes_however_seldom_one_looks(every):
+    watcher, history = Watcher(CONFIG), [FINITE] * 3 + [INF] * 6 + [FINITE] * 31
+    looks = [s for step, s in enumerate(states(CONFIG, history), 1) if step % every == 0]
+    said = list(itertools.chain(*map(watcher.look, looks)))
+    assert len(said) == 1
+    assert ("It has ended since." in said[0]) == (every >= 10)
 
 
 @pytest.mark.parametrize(
-    "looks, texts",
+    ("kinds", "text"),
     [
-        ([4, 6, 8], ["6 steps in a row were skipped"]),
-        ([8], ["8 steps in a row were skipped"]),
-        ([8, 8], ["8 steps in a row were skipped"]),
-        ([8, 0, 8], ["8 steps in a row were skipped"] * 2),
-        ([8, 6], ["8 steps in a row were skipped", "6 steps in a row were skipped"]),
-        ([4, 10], ["10 steps in a row were skipped"]),
+        ([INF] * 5, "5 steps in a row were skipped; the loss scale is 1.0 now. Nothing is being"),
+        ([INF] * 7, "7 steps in a row were skipped; the loss scale is 1.0 now. Nothing is being"),
+        ([INF] * 7 + [FINITE], "5 steps in a row were skipped; the loss scale is 1.0 now. It has"),
+        ([INF] * 9, "9 steps in a row were skipped"),
+        ([NAN] * 8, "8 steps in a row had NaN in their gradients and no inf"),
     ],
 )
-def test_what_is_seen_late_is_said_once_for_each_run(looks, texts):
-    alarm = SkipAlarm()
-    runs = [SkippedRun(skips, 0, 0, 2.0) for skips in looks]
-    assert [text for run in runs for text in said(alarm.look, run, CONFIG)] == texts
+def test_what_a_late_look_says(kinds, text):
+    *_, last = states(CONFIG, kinds)
+    assert Watcher(CONFIG).look(last)[0].startswith(text)
 
 
-def test_what_a_look_says():
-    alarm = SkipAlarm()
-    with pytest.warns(amp.AmpBridgeWarning) as caught:
-        alarm.look(SkippedRun(9, 8, 0, 2.0), CONFIG)
-    nans, skips = (str(each.message) for each in caught)
-    assert nans.startswith("8 steps in a row had NaN in their gradients and no inf")
-    assert skips.startswith("9 steps in a row were skipped; the loss scale is 2.0 now.")
-    with pytest.raises(amp.OverflowStuckError, match=r"10 steps in a row .* is 1\.0 now"):
-        alarm.look(SkippedRun(10, 0, 0, 1.0), CONFIG)
+def test_a_run_that_is_too_long_is_an_error_at_its_number_and_from_there_on():
+    watcher = Watcher(CONFIG)
+    said = [watcher.look(state) for state in states(CONFIG, [INF] * 11)]
+    assert [len(each) for each in said] == [0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1]
+
+
+def test_what_was_told_is_taken_off_what_is_saved():
+    state = ScaleState(8.0, 0, 0, 30, 0, 2, 0, 1, 0)
+    told = Told(skip_warnings=1, stuck_steps=1)
+    assert told.pending(state) == state._replace(skip_warnings=1, stuck_steps=0)

@@ -132,20 +132,32 @@ def test_a_step_without_scaling_saves_no_scaler(make):
     saved = make(policy="O0").state_dict()
     assert saved.pop("policy") == amp.Policy("O0").to_dict()
     assert saved == {
-        "version": 2,
+        "version": 3,
         "step": 0,
         "schedule": {},
         "scaler": None,
-        "unscaled_skips": 0,
+        "unscaled": GradScaler(1.0, dynamic=False).state_dict(),
     }
 
 
-def test_a_state_of_version_1_loads(make):
-    saved = {**make(policy="O0").state_dict(), "version": 1, "step": 7}
-    del saved["unscaled_skips"]
+@pytest.mark.parametrize("older", [{"version": 1}, {"version": 2, "unscaled_skips": 4}])
+def test_a_state_of_an_older_version_loads(make, older):
+    saved = make(policy="O0").state_dict()
+    unscaled = saved.pop("unscaled")
     step = make(policy="O0")
-    step.load_state_dict(saved)
-    assert step.state_dict() == {**saved, "version": 2, "unscaled_skips": 0}
+    step.load_state_dict({**saved, **older, "step": 7})
+    skips = older.get("unscaled_skips", 0)
+    unscaled["consecutive_skips"] = skips
+    assert step.state_dict() == {**saved, "step": 7, "unscaled": unscaled}
+
+
+def test_a_state_cannot_change_what_steps_without_scaling_go_by(make):
+    step = make(np.inf, policy="O0")
+    saved = step.state_dict()
+    changed = {"scale": 8.0, "dynamic": True, "enabled": False, "max_consecutive_skips": 1}
+    step.load_state_dict({**saved, "unscaled": {**saved["unscaled"], **changed}})
+    assert step().scale == 1.0
+    assert step.state_dict()["unscaled"] == {**saved["unscaled"], "consecutive_skips": 1}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +166,10 @@ def test_a_state_of_version_1_loads(make):
         {"step": -1},
         {"step": 1.5},
         {"step": True},
-        {"unscaled_skips": "3"},
+        {"unscaled": "3"},
+        {"unscaled": {}},
+        {"unscaled": {**GradScaler().state_dict(), "consecutive_nans": -1}},
+        {"unscaled_skips": 3},
         {"schedule": {"step": 3}},
         {"schedule": None},
         {"policy": None},
@@ -163,7 +178,7 @@ def test_a_state_of_version_1_loads(make):
         {"policy": {"use": 5, "otherwise": 6}},
         {"scaler": {}},
         {"scaler": None},
-        {"version": 3},
+        {"version": 4},
         {"version": [1]},
         {"extra": 1},
     ],
@@ -195,7 +210,8 @@ def test_a_step_without_scaling_is_skipped_and_counted(make, policy, slope, reas
     results = [step(), step()]
     assert [(r.applied, r.reason, r.scale) for r in results] == [(False, reason, 1.0)] * 2
     assert [r.consecutive_skips for r in results] == [1, 2]
-    assert step.state_dict()["unscaled_skips"] == 2
+    counts = step.state_dict()["unscaled"]
+    assert (counts["consecutive_skips"], counts["consecutive_nans"]) == (2, 2 * (reason == "nan"))
     assert step.model.weight == 0.0
 
 
@@ -254,7 +270,7 @@ def test_many_skips_in_a_row_are_warned_of_once(make):
     step = make(np.inf, scaler=GradScaler(8.0, warn_after_skips=3))
     step(), step()
     with pytest.warns(
-        amp.AmpBridgeWarning, match="3 steps in a row were skipped; the loss scale was 2"
+        amp.AmpBridgeWarning, match=r"3 steps in a row were skipped; the loss scale is 1\.0"
     ):
         step()
     step()
@@ -263,11 +279,12 @@ def test_many_skips_in_a_row_are_warned_of_once(make):
 def test_too_many_skips_in_a_row_are_an_error(make):
     scaler = GradScaler(8.0, warn_after_skips=None, max_consecutive_skips=3)
     step = make(np.inf, scaler=scaler)
-    for _ in range(3):
+    for _ in range(2):
         step()
-    with pytest.raises(amp.OverflowStuckError, match="4 steps in a row were skipped"):
-        step()
-    assert scaler.get_scale() == 0.5
+    for skips, scale in ((3, 1.0), (4, 0.5)):
+        with pytest.raises(amp.OverflowStuckError, match=f"{skips} steps in a row were skipped"):
+            step()
+        assert scaler.get_scale() == scale
     step.model.slope = 1.0
     assert step().applied
 

@@ -339,7 +339,7 @@ def test_where_more_does_hurt_nothing_is_left_to_spare():
     low = Counter({("tanh", ""): 1, ("sin", ""): 2, ("cos", ""): 3, ("neg", ""): 4})
     subject = SimpleNamespace(backend=amp.backend("numpy"), model=nn.ReLU())
     trials = SimpleNamespace(subject=subject, run=run, runs=0, expected=0)
-    assert Search(trials, amp.Policy(), 1e-2).smallest() == [Kept("op", "tanh")]
+    assert Search(trials, amp.Policy(), 1e-2).minimal() == [Kept("op", "tanh")]
 
 
 # -- what is left behind, told and refused

@@ -382,9 +382,8 @@ amp.decorate(PARTLY.layers[0], policy="O2")
         ),
         (
             lambda model: amp.decorate(model, Own(), Policy("O2", master_weights=False)),
-            "Policy('O2', 'float16', master_weights=False): without master weights the arrays are "
-            "rounded after each step of an optimizer of ampbridge_numpy.optim, and Own() is none.\n"
-            "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
+            f"optimizer is an optimizer of numpy, not {Own.__module__}.Own.\n"
+            "Hint: optimizer = optim.SGD(model.parameters(), lr=0.1)",
         ),
         (
             lambda model: amp.decorate(model, save_dtype="float16"),

@@ -170,6 +170,47 @@ def test_batch_norm_in_training_and_evaluation() -> None:
     agrees(layer.running_mean, [-0.0066672, 0.0272646])
 
 
+def test_batch_norm_of_rows_and_of_sequences() -> None:
+    layer, x = nn.BatchNorm1d(2), sines(4, 2)
+    expected = [
+        [0.9581867, 0.9207192],
+        [-0.0414548, -1.2906643],
+        [-1.6115961, -0.6570374],
+        [0.6948642, 1.0269824],
+    ]
+    agrees(layer(x), expected)
+    agrees([layer.running_mean, layer.running_var], [[0.0170, 0.0216], [0.9654, 0.9757]], 5e-5)
+    agrees(layer.eval()(x)[0], [0.8391, 0.8987], 5e-5)
+    layer, x = nn.BatchNorm1d(2), sines(2, 2, 3)
+    expected = [[0.6135139, 0.8408063, -1.7334239], [-0.3057368, -1.1029537, 1.5771925]]
+    agrees(layer(x)[0], expected)
+    agrees([layer.running_mean, layer.running_var], [[0.0658, -0.0679], [0.9107, 0.9077]], 5e-5)
+
+
+def test_tanh() -> None:
+    agrees(nn.Tanh()(STEPS), np.tanh(STEPS.astype(np.float64)))
+
+
+def test_dropout_in_training_and_evaluation() -> None:
+    layer, x = nn.Dropout(0.25, rng=0), np.ones((100, 100), np.float32)
+    dropped = layer(x)
+    assert dropped.dtype == np.float32
+    assert set(np.unique(dropped)) == {np.float32(0), np.float32(1) / np.float32(0.75)}
+    assert abs((dropped == 0).mean() - 0.25) < 0.02  # four standard deviations
+    assert not np.array_equal(layer(x), dropped)
+    assert np.array_equal(nn.Dropout(0.25, rng=0)(x), dropped)
+    assert layer.eval()(x) is x
+    assert nn.Dropout(0)(x) is x
+    gradient = autograd.grad(lambda x: nn.Dropout(0.25, rng=0)(x).sum())(x)
+    assert np.array_equal(gradient, dropped)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1, 2])
+def test_a_probability_of_dropout_that_is_none(p: float) -> None:
+    with pytest.raises(ArgumentError, match=r"Dropout got p=.*\nHint: nn.Dropout\(0.5\)"):
+        nn.Dropout(p)
+
+
 def test_layer_norm() -> None:
     layer = nn.LayerNorm(2)
     layer.weight[...], layer.bias[...] = [2.0, 0.5], [0.1, -0.1]
@@ -253,6 +294,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "gelu": (nn.gelu, (numbers(3, 4),)),
     "silu": (nn.silu, (numbers(3, 4),)),
     "sigmoid": (nn.sigmoid, (numbers(3, 4),)),
+    "tanh": (nn.tanh, (numbers(3, 4),)),
+    "batch_norm of rows": (nn.batch_norm, (numbers(3, 2), numbers(2), numbers(2))),
     "softmax": (nn.softmax, (numbers(3, 4),)),
     "softmax of columns": (lambda x: nn.softmax(x, 0), (numbers(3, 4),)),
     "log_softmax": (nn.log_softmax, (numbers(3, 4),)),

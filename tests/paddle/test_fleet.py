@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -222,9 +221,7 @@ def test_a_rank_that_dies_is_an_error_on_the_other_one(tmp_path: Path) -> None:
     ranks = start(script, 2)
     try:
         assert ranks[1].wait(TIMEOUT) == 7
-        died = time.monotonic()
         printed, errors = ranks[0].communicate(timeout=TIMEOUT)
-        assert time.monotonic() - died < 30
     finally:
         for each in ranks:
             each.kill()

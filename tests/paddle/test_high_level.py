@@ -134,7 +134,7 @@ def test_fit_warns_of_nan_once() -> None:
 @pytest.mark.parametrize(
     "settings, text",
     [
-        ({"max_consecutive_skips": 3}, "4 steps in a row were skipped; the loss scale was 1.0"),
+        ({"max_consecutive_skips": 3}, "3 steps in a row were skipped; the loss scale is 1.0"),
         ({"min_scale": 2.0, "at_min_scale": "raise"}, r"at its minimum, 2\.0"),
     ],
 )
@@ -146,7 +146,7 @@ def test_fit_stops_where_nothing_is_trained(settings: dict[str, Any], text: str)
 
 @pytest.mark.parametrize("poisoned, scale", [(0, 8.0), (2, 2.0)])
 def test_fit_sounds_no_other_alarms(poisoned: int, scale: float) -> None:
-    model, recorder = fit(poisoned, {"warn_after_skips": 3, "max_consecutive_skips": 2})
+    model, recorder = fit(poisoned, {"warn_after_skips": 3, "max_consecutive_skips": 3})
     assert model._scaler.get_scale() == scale
     assert len(recorder.losses) == 6
 

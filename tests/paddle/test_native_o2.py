@@ -91,7 +91,7 @@ def test_there_and_back(calls: list[dict[str, Any]], dtype: str) -> None:
         + [f"paddle.{dtype}"] * 2
         + ["paddle.float32"] * 2
     )
-    assert str(net[0].table.dtype) == f"paddle.{dtype}"
+    assert net[0].table.numpy().tobytes() == exact[-1].tobytes()
     read = net[0].weight.astype("float32").numpy()
     assert np.array_equal(read, rounded(exact[0], dtype))
     masters = optimizer._master_weights
@@ -249,8 +249,6 @@ def test_a_training_state_has_masters_and_slots_under_the_weights_names(
     for layer, its in ((net, optimizer), (other, target)):
         amp.undecorate(layer, its)
     back = training_state.read_weights(other)
-    # The buffer was in low precision when it was saved, and has the values from before again.
-    assert rounded(back.pop("0.table"), "float16").tobytes() == values.pop("0.table").tobytes()
     assert {name: array.tobytes() for name, array in back.items()} == {
         name: array.tobytes() for name, array in values.items()
     }

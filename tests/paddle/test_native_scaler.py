@@ -65,10 +65,20 @@ def test_there_and_back() -> None:
 def test_one_that_is_off() -> None:
     theirs = GradScaler.like("paddle", enabled=False).to_native("paddle")
     assert not theirs.is_enable()
-    assert not GradScaler.from_native(theirs).enabled
     with pytest.warns(UserWarning, match="can only be enabled"):
-        switched_off = paddle.amp.GradScaler()
-    assert not GradScaler.from_native(switched_off).enabled
+        switched_off = paddle.amp.GradScaler(init_loss_scaling=2.0**10)
+    for scaler in (theirs, switched_off):
+        with pytest.warns(
+            amp.AmpBridgeWarning, match=r"is off.*\nHint: .*like\('paddle'"
+        ) as warned:
+            assert not GradScaler.from_native(scaler).enabled
+        assert warned[0].filename == __file__
+
+
+def test_one_that_is_off_on_a_gpu_was_made_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = GradScaler.like("paddle", enabled=False).to_native("paddle")
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:0")
+    assert not GradScaler.from_native(theirs).enabled
 
 
 def test_bounds_are_beyond_it_and_can_be_dropped() -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from paddle import nn
+from paddle.distributed.fleet.recompute.recompute import RecomputeFunction
 from paddle_reference import is_representable, normal, rounded
 
 import ampbridge as amp
@@ -21,6 +23,7 @@ from ampbridge_paddle import simulation
 
 A, B = normal(6, 8), normal(8, 8, seed=1)
 EXACT = A @ B
+SQUARE = normal(4, 4, seed=2)
 
 
 def product() -> np.ndarray:
@@ -37,7 +40,10 @@ def precision() -> str:
 def attributes() -> dict[tuple[str, str], Any]:
     """Everything that a region might replace."""
     owners = [m for n, m in sys.modules.items() if m is not None and n.startswith("paddle")]
-    classes = [paddle.Tensor, paddle.pir.Value, paddle.nn.LSTMCell, paddle.nn.MultiHeadAttention]
+    classes = [
+        *(paddle.Tensor, paddle.pir.Value, paddle.nn.LSTMCell, paddle.nn.MultiHeadAttention),
+        *(paddle.jit.dy2static.program_translator.StaticFunction, RecomputeFunction),
+    ]
     return {
         (repr(owner)[:80], name): value
         for owner in [*owners, *classes]
@@ -335,3 +341,56 @@ def test_the_bias_of_linear_and_convolution(lists: str) -> None:
     plain = conv(image).numpy()
     with amp.autocast(amp.Policy("O1", lists=lists, deny=["conv2d"]), "paddle"):
         assert np.array_equal(conv(image).numpy(), plain)
+
+
+@pytest.mark.filterwarnings("ignore:Tensor do not have 'place':UserWarning")  # while it traces
+class TestCompiledBefore:
+    """``paddle.jit.to_static`` keeps the programs that it has traced, in whatever precision that was."""
+
+    SAYS = r"Linear.forward is compiled by paddle.jit.to_static.* runs op by op\.\nHint: .*compile=True"
+
+    @staticmethod
+    def outputs(model: Any, policies: list[str]) -> list[np.ndarray]:
+        found = []
+        for policy in policies:
+            with amp.autocast(policy, "paddle"):
+                found.append(model(paddle.to_tensor(SQUARE)).numpy())
+        return found
+
+    @pytest.mark.parametrize("full_graph", [True, False])
+    @pytest.mark.parametrize("first", [["O0"], ["O1:bfloat16"], ["O1"]])
+    def test_it_follows_each_region(self, first: list[str], full_graph: bool) -> None:
+        layer = nn.Linear(4, 4)
+        policies = [*first, "O0", "O1:bfloat16", "O1", "O0"]
+        expected = self.outputs(layer, policies)
+        compiled = paddle.jit.to_static(layer, full_graph=full_graph)
+        with pytest.warns(amp.AmpBridgeWarning, match=self.SAYS):
+            found = self.outputs(compiled, policies)
+        for one, other in zip(found, expected, strict=True):
+            assert np.allclose(one, other, rtol=1e-6, atol=1e-7)
+        assert not np.allclose(expected[1], expected[2], rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("full_graph", [True, False])
+    @pytest.mark.parametrize("policy", ["O1:bfloat16", "O2:bfloat16"])
+    def test_a_step_of_a_model_with_such_a_layer(self, policy: str, full_graph: bool) -> None:
+        def losses(compiled: bool) -> list[float]:
+            paddle.seed(5)
+            model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+            x = paddle.to_tensor(SQUARE)
+            if compiled:
+                paddle.jit.to_static(model[2], full_graph=full_graph)(x)
+            sgd = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+            step = amp.train_step(lambda m, x: m(x).square().mean(), model, sgd, policy=policy)
+            return [step(x).loss for _ in range(3)]
+
+        plain = losses(compiled=False)
+        with pytest.warns(amp.AmpBridgeWarning, match=self.SAYS):
+            assert losses(compiled=True) == plain
+
+    def test_outside_of_regions_it_stays_compiled(self) -> None:
+        layer = paddle.jit.to_static(nn.Linear(4, 4), full_graph=True)
+        with pytest.warns(amp.AmpBridgeWarning, match=self.SAYS):
+            self.outputs(layer, ["O1"])
+        assert layer.forward.get_traced_count() == 0
+        self.outputs(layer, ["O0"])
+        assert layer.forward.get_traced_count() == 1

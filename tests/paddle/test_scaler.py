@@ -31,6 +31,12 @@ def optimizer(*parameters: paddle.Tensor) -> paddle.optimizer.Optimizer:
     return paddle.optimizer.SGD(1.0, parameters=list(parameters))
 
 
+def scaled(scaler: amp.GradScaler) -> amp.GradScaler:
+    """``scaler``, which has scaled a loss: the gradients are given by hand below."""
+    scaler.scale(paddle.ones([]))
+    return scaler
+
+
 def give(parameter: paddle.Tensor, *grads: float) -> None:
     parameter.grad = paddle.to_tensor(list(grads), dtype=parameter.dtype)
 
@@ -46,7 +52,7 @@ class TestNativeBugs:
             with pytest.raises(TypeError):
                 native.update()
         sgd = optimizer(p)
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         give(p, np.inf)
         assert not scaler.step(sgd)
         scaler.update()
@@ -65,7 +71,7 @@ class TestNativeBugs:
 
         p, q = parameter(1.0), parameter(1.0)
         first, second = optimizer(p), optimizer(q)
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         give(p, np.inf)
         give(q, 8.0)
         scaler.unscale(first)
@@ -85,7 +91,7 @@ class TestNativeBugs:
         assert p.item() == 1.0  # nothing happened, and nothing was said
 
         sgd = optimizer(p)
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         give(p, np.inf)
         scaler.step(sgd)
         give(p, 0.5)
@@ -100,7 +106,7 @@ class TestNativeBugs:
         native_module.amp_global_state().amp_dtype = "float16"
         assert native.scale(paddle.ones([1])).item() == 1.0  # disabled for good
 
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         with amp.autocast("O1:bfloat16", "paddle"):
             pass
         assert scaler.scale(paddle.ones([])).item() == 8.0
@@ -117,7 +123,7 @@ class TestNativeBugs:
         assert native.state_dict()["scale"].item() == 8.0  # the first's overflow is forgotten
 
         first, second = optimizer(p), optimizer(q)
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         give(p, np.inf)
         give(q, 8.0)
         assert (scaler.step(first), scaler.step(second)) == (False, True)
@@ -144,8 +150,10 @@ class TestNativeBugs:
                     native.update()
                 assert native.state_dict()["scale"].item() == end
         for gradient, end in ((np.inf, 2.0**-126), (0.0, 2.0**127)):
-            scaler = amp.GradScaler.like(
-                "paddle", init_scale=1.0, growth_interval=1, warn_after_skips=None
+            scaler = scaled(
+                amp.GradScaler.like(
+                    "paddle", init_scale=1.0, growth_interval=1, warn_after_skips=None
+                )
             )
             for _ in range(170):
                 give(p, gradient)
@@ -164,7 +172,7 @@ class TestNativeBugs:
         with pytest.raises(amp.ArgumentError, match="min_scale"):
             amp.GradScaler(2.0**-129, min_scale=2.0**-129)
         p = parameter(1.0)
-        scaler = amp.GradScaler(2.0**-126, min_scale=2.0**-126)
+        scaler = scaled(amp.GradScaler(2.0**-126, min_scale=2.0**-126))
         give(p, 2.0**-127)
         assert scaler.step(optimizer(p))
         assert p.item() == 0.5
@@ -194,14 +202,17 @@ class TestNativeBugs:
             paddle._C_ops.check_finite_and_unscale_([], paddle.ones([1]))
         p = parameter(1.0)
         grouped = paddle.optimizer.AdamW(parameters=[{"params": [p]}])
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
+        with pytest.raises(amp.CallOrderError, match="not one gradient"):
+            scaler.step(grouped)
+        give(p, 0.0)
         assert scaler.step(grouped)
         scaler.update()
-        assert (p.item(), scaler.get_scale()) == (1.0, 8.0)
+        assert scaler.get_scale() == 8.0
 
     def test_floor_and_ceiling(self) -> None:
         p = parameter(1.0)
-        scaler = amp.GradScaler(1.0, growth_interval=1, warn_after_skips=None)
+        scaler = scaled(amp.GradScaler(1.0, growth_interval=1, warn_after_skips=None))
         for gradient, bound in ((np.inf, 2.0**-24), (0.0, 2.0**24)):
             for _ in range(60):
                 give(p, gradient)
@@ -218,7 +229,7 @@ class TestNativeBugs:
         native.unscale_(sgd)
         assert (p.grad.item(), q.grad.item()) == (1024.0, 1.0)
 
-        scaler = amp.GradScaler(1024.0)
+        scaler = scaled(amp.GradScaler(1024.0))
         give(p, 1024.0)
         give(q, 1024.0)
         scaler.unscale(sgd)
@@ -239,7 +250,7 @@ class TestNativeBugs:
             native.update()
         assert "Found inf or nan, current scale is" in capsys.readouterr().out
 
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         give(p, np.inf)
         scaler.step(optimizer(p))
         scaler.update()
@@ -259,7 +270,7 @@ class TestNativeBugs:
         assert native.stdout.startswith("backward\n")
         assert native.returncode != 0  # a SystemError, or a crash that prints where it was
 
-        scaler = amp.GradScaler(8.0)
+        scaler = scaled(amp.GradScaler(8.0))
         scaler.scale(table(paddle.to_tensor([1, 3, 3])).sum()).backward()
         assert scaler.step(sgd)
         scaler.update()
@@ -293,7 +304,9 @@ def test_in_step_with_the_native_rule(seed: int) -> None:
     every, bad = int(rng.integers(1, 5)), int(rng.integers(1, 3))
     p, q = parameter(1.0), parameter(1.0)
     mine, theirs = optimizer(p), optimizer(q)
-    scaler = amp.GradScaler(1024.0, growth_interval=every, backoff_interval=bad, max_scale=2.0**100)
+    scaler = scaled(
+        amp.GradScaler(1024.0, growth_interval=every, backoff_interval=bad, max_scale=2.0**100)
+    )
     native = native_scaler(
         init_loss_scaling=1024.0, incr_every_n_steps=every, decr_every_n_nan_or_inf=bad
     )

@@ -131,6 +131,7 @@ def test_the_rule_in_words(
             state, scaler = through_json(scaler.state_dict()), GradScaler()
             scaler.load_state_dict(state)
         before = p.numpy()
+        scaler.scale(paddle.ones([]))
         give(p, found, scaler.get_scale())
         if early:
             scaler.unscale(optimizer)
@@ -233,6 +234,7 @@ def test_paddle_s_own_scaler(
     with without_print():
         for found, exchange, early in history:
             ours, theirs = EXCHANGES[exchange](ours, theirs)
+            ours.scale(paddle.ones([]))
             for each in (p, q):
                 give(each, found, ours.get_scale())
             if early:
@@ -289,6 +291,7 @@ def test_the_kernel_of_fleet(
         growth_factor=incr,
         backoff_factor=decr,
     )
+    scaler.scale(paddle.ones([]))
     for found in history:
         give(p, found, scaler.get_scale())
         scaler.step(optimizer)
@@ -400,11 +403,18 @@ def test_several_optimizers(settings: dict[str, Any], history: list[Iteration]) 
             tensors[each].grad = None
             if found != "nothing":
                 give(tensors[each], found, scaler.get_scale())
-        for each, _, early in iteration:
-            if early:
+        scaler.scale(paddle.ones([]))
+        for each, found, early in iteration:
+            if early and found != "nothing":
                 scaler.unscale(optimizers[each])
-        for each, found, _ in iteration:
-            assert scaler.step(optimizers[each]) == (found in ("finite", "nothing"))
+        for each, found, early in iteration:
+            if found == "nothing":
+                with pytest.raises(amp.CallOrderError, match="not one gradient"):
+                    (scaler.unscale if early else scaler.step)(optimizers[each])
+            else:
+                assert scaler.step(optimizers[each]) == (found == "finite")
+        if all(found == "nothing" for _, found, _ in iteration):
+            continue
         scaler.update()
         for each, found, _ in iteration:
             assert (tensors[each].numpy() == before[each]).all() == (found != "finite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,24 @@ import ampbridge as amp
 from ampbridge_paddle import recompute
 
 X, LABELS = normal(16, 12), np.arange(16) % 4
+
+
+class Branching(nn.Layer):
+    """Which way it goes depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 4)
+
+    def forward(self, x: Any) -> Any:
+        logits = self.inner(x)
+        if logits.mean() > 1e6:
+            logits = logits * 0.0
+        return logits
+
+
+def scaled_loss(factor: float, model: nn.Layer, x: Any, labels: Any) -> Any:
+    return F.cross_entropy(model(x), labels) * factor
 
 
 def mlp() -> nn.Layer:
@@ -230,23 +249,50 @@ class TestWhatNeedsBackward:
         assert (self.grads(model)[-1] == 0).all()
 
     @pytest.mark.parametrize("reentrant", [True, False])
-    def test_recompute(self, reentrant: bool) -> None:
+    @pytest.mark.parametrize("recompute", [recompute, native_recompute])
+    def test_recompute(self, recompute: Any, reentrant: bool) -> None:
+        """Its second run would be outside of the region, in float32, and of inputs without marks."""
         model = mlp()
 
-        def through(recompute: Any) -> Any:
-            def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:
-                x.stop_gradient = False  # reentrant recompute asks for it
-                hidden = recompute(model[:3], x, use_reentrant=reentrant)
-                return F.cross_entropy(model[3](hidden), labels)
+        def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:
+            x.stop_gradient = False  # reentrant recompute asks for it
+            hidden = recompute(model[0], x, use_reentrant=reentrant)
+            hidden = recompute(model[1:3], hidden, use_reentrant=reentrant)
+            return F.cross_entropy(model[3](hidden), labels)
 
-            return loss_fn
+        plain, recomputed = self.grads(model), self.grads(model, loss_fn)
+        assert all(np.array_equal(a, b) for a, b in zip(recomputed, plain, strict=True))
 
-        plain = self.grads(model)
-        ours = self.grads(model, through(recompute))
-        assert all(np.array_equal(a, b) for a, b in zip(ours, plain, strict=True))
-        # Paddle's own runs again outside of the region, in float32.
-        native = self.grads(model, through(native_recompute))
-        assert not all(np.array_equal(a, b) for a, b in zip(native, plain, strict=True))
+    def test_recompute_of_what_recomputes(self) -> None:
+        model = mlp()
+
+        def body(x: Any) -> Any:
+            return native_recompute(model[1:3], model[0](x))
+
+        def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:
+            x.stop_gradient = False
+            return F.cross_entropy(model[3](native_recompute(body, x)), labels)
+
+        plain, recomputed = self.grads(model), self.grads(model, loss_fn)
+        assert all(np.array_equal(a, b) for a, b in zip(recomputed, plain, strict=True))
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_recompute_in_a_loop_by_hand(self, reentrant: bool) -> None:
+        model = mlp()
+
+        def grads(run: Any) -> list[np.ndarray]:
+            x = paddle.to_tensor(X)
+            x.stop_gradient = False
+            model.clear_gradients()
+            with amp.autocast("O1:bfloat16", "paddle"):
+                hidden = run(model[:3], x)
+                loss = F.cross_entropy(model[3](hidden), paddle.to_tensor(LABELS))
+            loss.backward()
+            return [p.grad.numpy() for p in model.parameters()]
+
+        plain = grads(lambda body, x: body(x))
+        recomputed = grads(lambda body, x: native_recompute(body, x, use_reentrant=reentrant))
+        assert all(np.array_equal(a, b) for a, b in zip(recomputed, plain, strict=True))
 
 
 class TestCompiled:
@@ -340,6 +386,24 @@ class TestCompiled:
             for compile in (False, True)
         ]
         assert losses[0] == losses[1]
+
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [lambda model, x, y: F.cross_entropy(model(x), y), partial(scaled_loss, 1.0)],
+        ids=["lambda", "partial"],
+    )
+    def test_control_flow_of_the_model(self, loss_fn: Any) -> None:
+        """Also where Paddle cannot convert the loss itself."""
+
+        def loss(compile: bool) -> float:
+            paddle.seed(0)
+            model = Branching()
+            sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+            found = amp.train_step(loss_fn, model, sgd, policy="O0", compile=compile)(X, LABELS)
+            assert "forward" not in vars(model)
+            return found.loss
+
+        assert loss(compile=True) == pytest.approx(loss(compile=False), rel=1e-6)
 
     def test_aux_of_any_structure(self) -> None:
         def loss_fn(model: nn.Layer, x: Any, labels: Any) -> Any:

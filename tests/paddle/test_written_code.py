@@ -238,7 +238,7 @@ def test_a_run_that_only_skips_warns_and_stops() -> None:
     module = load(amp.Recipe("O1", amp.Scaling(warn_after_skips=5, max_consecutive_skips=8)))
     with (
         pytest.warns(UserWarning, match="5 steps in a row were skipped"),
-        pytest.raises(RuntimeError, match="more than 8 steps in a row"),
+        pytest.raises(RuntimeError, match="8 steps in a row"),
     ):
         native_run(module, lambda: batches(spikes=tuple(range(10, STEPS))))
 
@@ -291,10 +291,10 @@ def test_the_policy_is_that_of_paddle_s_functions(
 
     monkeypatch.setattr(paddle.amp, "decorate", decorate)
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
-    module = load(amp.Recipe(policy, save_dtype="float32", master_grad=True))
+    decorated = {"save_dtype": "float32", "master_grad": True} if policy.level == "O2" else {}
+    module = load(amp.Recipe(policy, **decorated))
     native_run(module, lambda: batches(1, ()))
     assert told.policy() == policy
-    decorated = {"save_dtype": "float32", "master_grad": True} if policy.level == "O2" else {}
     assert decorated.items() <= told.decorate.items()
     assert bool(told.decorate) == (policy.level == "O2")
 

@@ -10,6 +10,8 @@ import tomlkit
 
 import ampbridge as amp
 from ampbridge.cli import main
+from ampbridge.port.ported import UNKNOWN as UNKNOWN_VALUE
+from ampbridge.recipe_file import SECTIONS
 
 PADDLE = """\
 import paddle
@@ -105,9 +107,24 @@ def test_each_alternative_stands_under_its_conditions(file, port):
 def test_what_is_unknown_is_not_guessed(file, port):
     code, out, err = port(file(UNKNOWN))
     assert code == 0
-    assert "init_scale" not in tomlkit.parse(out).get("scaler", {})
-    assert '# scaler.init_scale = ...  is float(open("scale").read()) (train.py:3)' in out
+    assert tomlkit.parse(out)["scaler"]["init_scale"] == "unknown"
+    assert 'say what float(open("scale").read()) is (train.py:3)' in out
     assert "unknown: train.py:3: " in err
+    with pytest.raises(amp.RecipeError, match="'unknown'"):  # rather than load with a default
+        amp.Recipe.from_toml(out)
+
+
+@pytest.mark.parametrize(
+    "section, key", [(section, key) for section in SECTIONS for key in SECTIONS[section]]
+)
+def test_no_key_of_a_recipe_may_be_unknown(section, key):
+    with pytest.raises(amp.RecipeError):
+        amp.Recipe.from_toml(f'[{section}]\n{key} = "{UNKNOWN_VALUE}"')
+
+
+def test_strict_minds_what_is_unknown(file, port):
+    assert port(file(UNKNOWN), "--strict")[0] == 3
+    assert port(file(UNKNOWN), "--strict", "--set", "scaler.init_scale=512.0")[0] == 0
 
 
 def test_what_is_unknown_can_be_said(file, port):

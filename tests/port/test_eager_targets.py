@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import drawn_recipes
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -115,7 +116,7 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
     known = st.sampled_from(sorted(ops()))
     allow = draw(st.sets(known, max_size=2))
     policies = st.builds(
-        amp.Policy,
+        drawn_recipes.policy,
         st.sampled_from(("O0", "O1", "O2")),
         st.sampled_from(("float16", "bfloat16")),
         lists=st.sampled_from(("torch", "paddle", "tensorflow", "safe")),
@@ -153,15 +154,15 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
     )
     schedule = draw(st.none() | schedules)
     drops = ["drop_step"] if schedule is not None and schedule.counts_skips else []
+    policy = draw(policies)
     return amp.Recipe(
-        amp.Policy() if schedule is not None else draw(policies),
+        amp.Policy() if schedule is not None else policy,
         draw(st.none() | scalings | by_hand),
         draw(st.integers(1, 3)),
         draw(st.none() | st.just(0.1)),
         schedule,
         on_overflow=draw(st.sampled_from(drops or ["drop_step", "drop_microbatch"])),
-        save_dtype=draw(st.sampled_from((None, "float16", "float32"))),
-        master_grad=draw(st.booleans()),
+        **drawn_recipes.parameter_settings(draw, schedule or policy, (None, "float16", "float32")),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import drawn_recipes
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -85,7 +86,7 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
     names = ("softmax", "sum", "layer_norm", "relu", "conv2d", "embedding")
     allow = draw(st.sets(st.sampled_from(names), max_size=2))
     policies = st.builds(
-        amp.Policy,
+        drawn_recipes.policy,
         st.sampled_from(("O0", "O1", "O2")),
         st.sampled_from(("float16", "bfloat16")),
         lists=st.sampled_from(("torch", "paddle", "tensorflow", "safe")),

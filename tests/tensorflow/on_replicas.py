@@ -251,11 +251,13 @@ def refusals(strategy: Strategy) -> dict[str, str]:
 
     def on_no_replica() -> None:
         grads = [tf.zeros(variable.shape) for variable in model.trainable_variables]
-        GradScaler().step(optimizer, amp.Gradients(grads, model.trainable_variables))
+        scaler = GradScaler()
+        scaler.scale(tf.constant(1.0))
+        scaler.step(optimizer, amp.Gradients(grads, model.trainable_variables))
 
     def in_the_scope_alone() -> None:
         with strategy.scope():
-            step = amp.train_step(loss_fn, outside, optimizer, policy="O0")
+            step = amp.train_step(loss_fn, outside, keras.optimizers.SGD(0.1), policy="O0")
         step(np.ones((4, 6), np.float32), factor)
 
     def another_strategy() -> None:

@@ -144,7 +144,9 @@ def framework_state() -> list[Any]:
     owners = (keras.Layer, keras.Operation, Module, Part)
     calls = [vars(owner)["__call__"] for owner in owners]
     configurations = [keras.Layer.get_config, keras.Model.get_compile_config]
-    return [pywrap_tfe.TFE_Py_FastPathExecute, *calls, *configurations, fitted.trace_key()]
+    training = [keras.Model.compile, keras.optimizers.Optimizer.apply]
+    entries = [pywrap_tfe.TFE_Py_FastPathExecute, *calls, *configurations, *training]
+    return [*entries, fitted.trace_key(), fitted.standing()]
 
 
 UNTOUCHED = framework_state()
@@ -210,7 +212,7 @@ def test_layers_say_what_tensorflow_s_guide_says(dtype: str) -> None:
     assert (first.compute_dtype, first.variable_dtype) == (dtype, "float32")
     assert first.dtype_policy == keras.DTypePolicy(mixed)
     assert {v.dtype for v in model.variables} == {"float32"}
-    assert first(X).dtype == dtype  # also called by itself
+    assert first(X).dtype == tf.float32  # as output_dtype says, also called by itself
     amp.undecorate(model)
 
 
@@ -369,6 +371,74 @@ def test_variables_of_no_layer_are_read_low_and_stay_float32() -> None:
     amp.undecorate(module)
 
 
+class Rotating(LAYERS.Layer):
+    """With a table, made as Keras has buffers, and a parameter."""
+
+    def build(self, shape: Any) -> None:
+        self.table = self.add_weight(
+            name="table",
+            shape=(8,),
+            initializer=keras.initializers.Constant(1.001),
+            trainable=False,
+        )
+        self.factor = self.add_weight(
+            name="factor", shape=(8,), initializer=keras.initializers.Constant(1.001)
+        )
+
+    def call(self, x: Any) -> Any:
+        return x + tf.cast(self.table, "float32"), tf.cast(self.factor, "float32")
+
+
+class Around(LAYERS.Layer):
+    """Builds its part by itself, as Keras' attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Rotating()
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("make", [Rotating, Around])
+def test_buffers_are_read_in_float32(make: Callable[[], Any], built: bool) -> None:
+    layer = make()
+    model = keras.Sequential([layer])
+    if built:
+        model(X)
+    amp.decorate(model, policy=O2)
+    table, factor = model(0 * X)
+    assert float(table[0, 0]) == np.float32(1.001)
+    assert float(factor[0]) == tf.cast(1.001, LOW)
+    amp.undecorate(model)
+    inner = getattr(layer, "inner", layer)
+    with keras.src.backend.AutocastScope("bfloat16"):
+        assert inner.table.value.dtype == tf.bfloat16
+
+
+def test_a_frozen_layer_s_parameters_are_no_buffers() -> None:
+    model = keras.Sequential([keras.Input((8,)), LAYERS.Dense(3, trainable=False, name="frozen")])
+    amp.decorate(model, policy=O2)
+    assert len(fitted.low_variables(model)) == 2
+
+
+def test_normalizations_of_others_are_told_by_name_and_vectors() -> None:
+    class LlamaRMSNorm(Rotating): ...
+
+    class NormalizedDense(LAYERS.Dense): ...
+
+    model = keras.Sequential([NormalizedDense(8), LlamaRMSNorm()])
+    model(X)
+    amp.decorate(model, policy=O2)
+    dense, norm = model.layers
+    assert float(model(X)[1][0]) == np.float32(1.001)
+    assert (dense.compute_dtype, norm.compute_dtype) == (LOW, "float32")
+
+
 def test_a_parameter_that_a_kept_layer_shares_stays_float32() -> None:
     class Tied(keras.Model):
         def __init__(self) -> None:
@@ -391,6 +461,9 @@ def test_a_parameter_that_a_kept_layer_shares_stays_float32() -> None:
 
 def test_gradients_outside_of_a_region_are_summed_in_float32() -> None:
     """TensorFlow's bfloat16 sum of 4096 ones is 256."""
+    ones = tf.ones((4096, 3), tf.bfloat16)
+    theirs = tf.cast(tf.raw_ops.BiasAddGrad(out_backprop=ones), tf.float32).numpy()
+    assert (theirs < 0.2 * 4096.0).all()  # how much less is a matter of the CPU's vectors
     model = keras.Sequential([keras.Input((8,)), LAYERS.Dense(3)])
     amp.decorate(model, policy=O2)
     with tf.GradientTape() as tape:
@@ -494,6 +567,10 @@ def test_a_decorated_model_that_is_dropped_leaves_nothing() -> None:
     """``framework_as_it_was`` looks: the last reference goes with the test."""
     for make in (perceptron, Module):
         amp.decorate(make(), policy=O2.replace(keep=["Dense"]))
+    model = perceptron()
+    amp.decorate(model, policy=O2_FLOAT16)
+    model.compile("sgd", "sparse_categorical_crossentropy")  # wrapped: it scales the loss
+    model.fit(X, np.arange(6) % 3, verbose=0)
 
 
 # -- fit, and functions of the user's own
@@ -633,6 +710,27 @@ def test_tiny_updates_in_fit_move_masters_alone(masters: bool) -> None:
     assert model.layers[0].kernel.constraint is None
 
 
+@pytest.mark.parametrize("frequency", [None, 50])
+def test_keras_average_of_weights_is_that_of_the_masters(frequency: int | None) -> None:
+    """Updates under half a bfloat16 ulp: an average of low weights would stand still."""
+    averages = []
+    for policy in ("O0", O2):
+        model = keras.Sequential(
+            [keras.Input((1,)), LAYERS.Dense(1, use_bias=False, kernel_initializer="ones")]
+        )
+        amp.decorate(model, policy=policy)
+        optimizer = keras.optimizers.SGD(
+            2.0**-12, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=frequency
+        )
+        model.compile(optimizer, lambda y, prediction: -prediction)
+        data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat(200)
+        model.fit(data, shuffle=False, verbose=0)  # ends with the average in the weights
+        averages.append(float(model.get_weights()[0][0, 0]))
+        amp.undecorate(model)
+    assert averages[0] == averages[1]
+    assert averages[0] > 1.04
+
+
 def test_without_masters_weights_are_low_from_the_start() -> None:
     """A step of 0.5 from 1.003: 0.5, where a master would have come to 0.503, which is 0.50390625."""
     module = tf.Module()
@@ -676,7 +774,7 @@ def test_what_is_saved_and_copied_is_undecorated(tmp_path: Path) -> None:
     model, x = made("Sequential")
     expected = model(x)
     amp.decorate(model, policy=O2_FLOAT16)
-    model.compile("adam", "sparse_categorical_crossentropy")  # Keras wraps Adam: it scales the loss
+    model.compile("adam", "sparse_categorical_crossentropy")  # wrapped: it scales the loss
     model.fit(X, np.arange(6) % 3, epochs=4, verbose=0)
     weights, slots = model.get_weights(), [v.numpy() for v in model.optimizer.variables]
     model.save(tmp_path / "model.keras")
@@ -757,3 +855,31 @@ def test_a_part_of_another_decorated_model_is_refused() -> None:
     amp.undecorate(inner)
     amp.decorate(outer, policy=O2)
     amp.undecorate(outer)
+
+
+def test_half_ahead_of_a_policy_warns() -> None:
+    model = keras.Sequential([keras.Input((8,)), LAYERS.Dense(3, dtype="bfloat16")])
+    with pytest.warns(
+        amp.AmpBridgeWarning, match=r"(?s)in 16 bits by themselves: .*kernel.*Hint: "
+    ):
+        amp.decorate(model, policy=O1)
+
+
+def test_keras_own_average_of_weights_is_that_of_the_masters() -> None:
+    model = perceptron()
+    optimizer = keras.optimizers.SGD(1e-3, use_ema=True, ema_momentum=0.999)
+    amp.decorate(model, optimizer, O2)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    first = [w.numpy() for w in model.trainable_variables]
+    exact = [w.astype(np.float64) for w in first]
+    for batch in range(30):
+        model.train_on_batch(X, np.arange(6) % 3)
+        weight = 1.0 if batch == 0 else 0.001
+        exact = [
+            (1 - weight) * e + weight * w.numpy()
+            for e, w in zip(exact, model.trainable_variables, strict=True)
+        ]
+    optimizer.finalize_variable_values(model.trainable_variables)
+    for variable, expected in zip(model.trainable_variables, exact, strict=True):
+        assert np.abs(variable.numpy() - expected).max() < 1e-6
+    assert max(np.abs(e - b).max() for e, b in zip(exact, first, strict=True)) > 1e-5

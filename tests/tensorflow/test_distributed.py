@@ -32,7 +32,7 @@ TIMEOUT = 240  # seconds, for starting several processes on a busy machine
 FINITE_STEPS = [number for number in range(STEPS) if number not in OVERFLOWS]
 # 64, doubled after two finite steps, halved after a skip.
 SCALES = [64.0, 64.0, 128.0, 64.0, 64.0, 128.0, 64.0, 64.0]
-LAST_STATE = [128.0, 0.0, 0.0, 0.0]  # scale, finite steps, overflows and skips in a row
+LAST_STATE = [128.0, *[0.0] * 8]  # the scale; no steps that are counted, no alarm that was due
 
 Batch = tuple[np.ndarray, ...]
 
@@ -205,7 +205,8 @@ def test_variables_of_a_module_are_low_and_accumulate_sparse_gradients(
         [ids] * 3,
         lambda model, ids: tf.reduce_mean(tf.square(model(ids))),
     )
-    assert_alike(found["held"], values(model), within=0.02)  # bfloat16 has eight bits
+    # Two steps of bfloat16 between 2 and 4: some CPUs' kernels add up in it, others in float32.
+    assert_alike(found["held"], values(model), within=2 * 2.0**-6)
 
 
 def test_an_overflow_drops_a_micro_batch_of_all_replicas(mirrored: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ampbridge.backend import FINITE, INF, NAN  # noqa: E402
 from ampbridge.scale_rule import LARGEST_SCALE, SMALLEST_SCALE, HostStore, ScaleState  # noqa: E402
 from ampbridge_tensorflow import LossScaleOptimizer  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
-from ampbridge_tensorflow.scaling import VariableStore  # noqa: E402
+from ampbridge_tensorflow.scaling import variable_store  # noqa: E402
 
 BACKEND = TensorflowBackend()
 
@@ -81,7 +81,7 @@ def test_the_preset_follows_the_real_one(history: Any, scale: float, interval: i
     """The state in TensorFlow's variables, the real optimizer and the pure rule, step by step."""
     scaler = amp.GradScaler.like("keras", init_scale=scale, growth_interval=interval)
     theirs = native(scale, interval)
-    on_device, on_host = VariableStore(first(scale)), HostStore(first(scale))
+    on_device, on_host = variable_store(first(scale)), HostStore(first(scale))
     for found in history:
         step(theirs, found)
         on_device.update(tf.constant(found), scaler.config)
@@ -129,7 +129,7 @@ def test_the_state_on_the_device_follows_the_pure_rule(first_settings: Any, hist
             scaler.load_state_dict(changed)
             good = min(good, event["growth_interval"] - 1)
             bad = min(changed["bad_steps"], event["backoff_interval"] - 1)
-            on_host.write(ScaleState(scale, good, bad, changed["consecutive_skips"]))
+            on_host.write(on_host.read()._replace(scale=scale, good=good, bad=bad))
         else:
             other = amp.GradScaler()
             other.bind(BACKEND, tf.constant(0.0))

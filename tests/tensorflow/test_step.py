@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402
 import ampbridge as amp  # noqa: E402
 from ampbridge.backend import FINITE, INF, NAN, StepOutput  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
-from ampbridge_tensorflow.scaling import VariableStore  # noqa: E402
+from ampbridge_tensorflow.scaling import variable_store  # noqa: E402
 
 BACKEND = TensorflowBackend()
 RANDOM = np.random.default_rng(0)
@@ -121,6 +121,15 @@ def test_numpy_batches_are_traced_once_and_a_smaller_last_one_once_more() -> Non
     assert len(traces) == 2
 
 
+def test_the_first_traces_of_many_steps_are_no_retracing(caplog: pytest.LogCaptureFixture) -> None:
+    tf.get_logger().addHandler(caplog.handler)
+    for _ in range(7):
+        step = amp.train_step(loss_fn, small_model(), keras.optimizers.SGD(0.1), policy="O0")
+        step(X, Y)
+    tf.get_logger().removeHandler(caplog.handler)
+    assert "retracing" not in caplog.text
+
+
 def test_float64_batches_become_floatx() -> None:
     seen = []
 
@@ -152,7 +161,7 @@ def test_a_compiled_program_follows_the_policy_of_each_call() -> None:
     def build(loss: Any) -> Any:
         def program(policy: Any, final: bool, total: Any, batch: Any) -> Any:
             value, aux, _ = BACKEND.gradients(loss, model, batch, policy, None, total)
-            return StepOutput(value, aux, None, None, None, True, None, None)
+            return StepOutput(value, aux, applied=True)
 
         return program
 
@@ -259,7 +268,7 @@ def test_what_unscale_finds(mode: str, values: list[float], kind: int) -> None:
 
 def test_scaling_does_not_follow_a_region() -> None:
     """A user who allows ``multiply`` and steps inside of the region: 2**24 * 2 is no float16."""
-    store = VariableStore(amp.scaler.ScaleState(2.0**23, 0, 0, 0))
+    store = variable_store(amp.scaler.ScaleState(2.0**23, 0, 0, 0))
     config = amp.GradScaler(growth_interval=1).config
     with BACKEND.autocast(amp.Policy(allow=["multiply", "where", "divide"])):
         store.update(tf.constant(FINITE), config)
@@ -309,7 +318,7 @@ def test_in_lockstep_with_keras(seed: int, compiled: bool) -> None:
     weight = keras.Variable(np.ones(2, np.float32))
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), 2.0**10, interval)
     theirs.build([weight])
-    store = VariableStore(amp.scaler.ScaleState(2.0**10, 0, 0, 0))
+    store = variable_store(amp.scaler.ScaleState(2.0**10, 0, 0, 0))
     config = amp.GradScaler(growth_interval=interval).config
 
     def update(bad: Any) -> None:

@@ -21,7 +21,10 @@ from ampbridge.port.targets import losses, write
 from ampbridge_numpy import nn, optim
 
 CLOSE = 1e-5
-"""Between frameworks, of the losses of an MLP; from float32's these are 5e-5 away."""
+"""Between simulations, of the losses of an MLP; from float32's these are 5e-5 away."""
+
+ONE_ROUNDING = 2.0**-11
+"""Of float16. TensorFlow's own kernels add up in it on some CPUs, and in float32 on others."""
 
 SCALINGS = {
     **written_programs.SCALINGS,
@@ -142,9 +145,10 @@ def test_the_guide_s_recipes_train_as_on_numpy(load: Load, level: str) -> None:
     assert run.applied == expected.applied
     assert run.overflowed == expected.overflowed
     assert any(run.overflowed)
-    assert run.loss == pytest.approx(expected.loss, rel=CLOSE)
-    for value, wanted in zip(run.weights, expected.weights, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-6)
+    assert run.loss == pytest.approx(expected.loss, rel=ONE_ROUNDING)
+    for value, wanted, first in zip(run.weights, expected.weights, weights(), strict=True):
+        moved = np.linalg.norm(wanted - first)
+        assert np.linalg.norm(value - wanted) <= 0.01 * moved
 
 
 @pytest.mark.parametrize("level", GUIDE)
@@ -223,7 +227,7 @@ def test_a_run_that_only_skips_warns_and_stops(load: Load) -> None:
 
     with (
         pytest.warns(UserWarning, match="5 steps in a row were skipped"),
-        pytest.raises(RuntimeError, match="more than 8 steps in a row"),
+        pytest.raises(RuntimeError, match="8 steps in a row"),
     ):
         native_run(module, data)
 

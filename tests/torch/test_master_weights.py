@@ -258,6 +258,7 @@ def test_torchs_scaler_works_where_torch_lets_it(low: str) -> None:
     assert all(p.grad.dtype is torch.float32 for p in model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:A copy of a model at O2")
 def test_gradients_are_kept_in_float32_by_master_grad_alone(low: str) -> None:
     x, y = next(batches(1))
     for master_grad in (False, True):
@@ -597,6 +598,7 @@ def test_torch_distributed_checkpoints(low: str) -> None:
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.filterwarnings("ignore:A copy of a model at O2")
 def test_a_step_that_raises(set_to_none: bool, low: str) -> None:
     """The gradients of that step are gone; everything else goes on."""
 

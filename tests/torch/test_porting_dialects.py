@@ -100,7 +100,8 @@ def test_the_scalers_defaults_are_the_presets():
 
 
 def test_accelerate():
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     signatures = accelerate_dialect.DIALECT.signatures
     real = parameters(accelerate.Accelerator)
     ours = signatures["accelerate.Accelerator"]
@@ -116,7 +117,7 @@ def test_accelerate():
 
 
 def test_lightning():
-    fabric = pytest.importorskip("lightning_fabric")
+    import lightning_fabric as fabric
     from lightning_fabric.plugins.precision import precision
 
     real = parameters(fabric.Fabric.__init__)
@@ -134,7 +135,8 @@ def test_lightning():
 
 @pytest.mark.parametrize("name", ["16-true", "bf16-true"])
 def test_lightnings_true_precisions_cast_the_model(name):
-    fabric = pytest.importorskip("lightning_fabric")
+    import lightning_fabric as fabric
+
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
     made = fabric.Fabric(accelerator="cpu", precision=name).setup_module(model)
     wanted = getattr(torch, lightning_dialect.PURE[name])

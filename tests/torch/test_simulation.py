@@ -202,8 +202,6 @@ UNARY: dict[str, Callable[..., Any]] = {
     "relu": F.relu,
     "relu6": F.relu6,
     "leaky_relu": F.leaky_relu,
-    "gelu": F.gelu,
-    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "neg": torch.neg,
     "abs": torch.abs,
@@ -227,14 +225,12 @@ BINARY: dict[str, Callable[..., Any]] = {
 
 
 def test_every_kernel_that_is_trusted_is_tested() -> None:
-    assert {op.partition(" ")[0] for op in (*UNARY, *BINARY)} == set(simulation.ROUNDS_ONCE)
+    assert {*UNARY, *BINARY} == set(simulation.ROUNDS_ONCE)
 
 
 @pytest.mark.parametrize("op", UNARY)
 def test_torchs_kernels_round_once_on_every_number_there_is(op: str, low: str) -> None:
     everything = torch.arange(-(2**15), 2**15).to(torch.int16).view(getattr(torch, low))
-    if op == "gelu":  # it flushes what float32 itself holds with fewer bits
-        everything[everything.abs() < 2 * torch.finfo(torch.float32).tiny] = 0
     assert_kernel_is_float32_rounded(UNARY[op], [everything])
 
 

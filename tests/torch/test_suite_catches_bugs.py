@@ -58,14 +58,14 @@ class HasTheListsOfTorchOnCpu(TorchBackend):
 
 @caught_by("test_the_backward_pass_runs_outside_of_the_region")
 class BackwardInsideTheRegion(TorchBackend):
-    def gradients(self, loss_fn, model, batch, policy, factor, total):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
         with self.autocast(policy):
-            return super().gradients(loss_fn, model, batch, policy, factor, total)
+            return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
 
 @caught_by("test_value_and_grad_does_not_disturb_another_model")
 class StoresGradientsOfEveryModelInTheLoss(TorchBackend):
-    def gradients(self, loss_fn, model, batch, policy, factor, total):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
         batch = [torch.as_tensor(x) for x in batch]
         with self.autocast(policy):
             loss, aux = loss_fn(model, *batch)
@@ -75,16 +75,18 @@ class StoresGradientsOfEveryModelInTheLoss(TorchBackend):
 
 @caught_by("test_the_loss_is_a_detached_float32_scalar")
 class KeepsTheLossOnItsGraph(TorchBackend):
-    def gradients(self, loss_fn, model, batch, policy, factor, total):
-        loss, aux, grads = super().gradients(loss_fn, model, batch, policy, factor, total)
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
+        loss, aux, grads = super().gradients(
+            loss_fn, model, batch, policy, factor, total, optimizer
+        )
         return loss.requires_grad_(), aux, grads
 
 
 @caught_by("test_native_batches_give_what_numpy_batches_give")
 class RoundsNativeBatches(TorchBackend):
-    def gradients(self, loss_fn, model, batch, policy, factor, total):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
         batch = [x.half().float() if isinstance(x, torch.Tensor) else x for x in batch]
-        return super().gradients(loss_fn, model, batch, policy, factor, total)
+        return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
 
 @caught_by("test_unscale_changes_stored_gradients_in_place")
@@ -101,6 +103,23 @@ class UnscalesCopies(TorchBackend):
 class UnscalesTwice(TorchBackend):
     def unscale(self, grads, scale):
         return super().unscale(super().unscale(grads, scale)[0], scale)
+
+
+@caught_by("test_a_forgotten_backward_is_an_error")
+class MakesUpStoredGradients(TorchBackend):
+    """So that weights stand still, and nobody hears of it."""
+
+    def stored_gradients(self, optimizer):
+        pairs = zip(self.parameters(optimizer), super().stored_gradients(optimizer), strict=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in pairs]
+
+
+@caught_by("test_what_is_clipped_in_place_at_O2_is_what_steps")
+class WidensStoredGradientsAside(TorchBackend):
+    """As unscaling did once: what is beside the parameters is not what steps."""
+
+    def stored_gradients(self, optimizer):
+        return [g if g is None else g.clone() for g in super().stored_gradients(optimizer)]
 
 
 @caught_by(
@@ -151,9 +170,9 @@ class IgnoresCompile(TorchBackend):
 
 @caught_by("test_another_decorated_model_makes_no_new_program")
 class CompilesForEachStep(TorchBackend):
-    def gradients(self, loss_fn, model, batch, policy, factor, total):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
         torch.compiler.reset()
-        return super().gradients(loss_fn, model, batch, policy, factor, total)
+        return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
 
 # -- decorated models

@@ -485,9 +485,8 @@ class Counting(optim.SGD):
         ),
         (lambda p: Counting(p, 0.1), "Counting is more .*'calls'"),
         (lambda p: optim.SGD([{"params": list(p), "loss": print}], 0.1), "loss=<built-in function"),
-        (lambda p: optim.SGD(p, float("inf")), "lr=inf"),
     ],
-    ids=["LBFGS", "another form", "a function", "inf"],
+    ids=["LBFGS", "another form", "a function"],
 )
 def test_an_optimizer_with_another_state_is_refused(make: Make, text: str) -> None:
     model, optimizer = stepped(make)

@@ -165,7 +165,7 @@ def test_a_run_that_only_skips_warns_and_stops() -> None:
     module = load(amp.Recipe("O1", amp.Scaling(warn_after_skips=5, max_consecutive_skips=8)))
     with (
         pytest.warns(UserWarning, match="5 steps in a row were skipped"),
-        pytest.raises(RuntimeError, match="more than 8 steps in a row"),
+        pytest.raises(RuntimeError, match="8 steps in a row"),
     ):
         native_run(module, lambda: batches(spikes=tuple(range(10, STEPS))))
 
@@ -426,7 +426,9 @@ def test_nothing_is_lost(policy: Any) -> None:
     recipe = amp.Recipe(
         policy, amp.Scaling.like("deepspeed"), 4, 1.0, on_overflow="drop_microbatch"
     )
-    found = losses(recipe.replace(save_dtype="float16"), "torch")
+    if recipe.policy.level != "O0":
+        recipe = recipe.replace(save_dtype="float16")
+    found = losses(recipe, "torch")
     assert [loss.message for loss in found if not loss.message.startswith("on CPUs")] == []
     assert losses(recipe, "torch", native=False) == ()
 

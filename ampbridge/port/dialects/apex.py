@@ -179,7 +179,7 @@ def _canonical(module: Any, name: Any) -> str | None:
     if not isinstance(module, Name):
         return None
     try:
-        return oplists.resolve(f"torch:{module.qualified}.{name}")
+        return oplists.canonical(f"torch:{module.qualified}.{name}")
     except PolicyError:
         return None
 

@@ -73,8 +73,8 @@ if skipped == $steps:
 """
 
 RAISE = """\
-if skipped > $steps:
-    raise RuntimeError("more than $steps steps in a row were skipped")
+if skipped >= $steps:
+    raise RuntimeError("$steps steps in a row were skipped")
 """
 
 CHANGE_PRECISION = """\

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ampbridge import oplists
 from ampbridge.native_lists import paddle_lists, paddle_rules, wanted_rules
 from ampbridge.policy import Policy
+from ampbridge.port.names import paddle_names
 from ampbridge.port.targets import Comments, Form, Loss, Target, eager_text
 from ampbridge.port.targets import paddle_text as text
 from ampbridge.port.targets.ampbridge import no_losses, recipe_code
@@ -399,7 +401,10 @@ def _list_losses(policy: Policy) -> list[Loss]:
     """For ops that have no name of their own in Paddle's lists, or stand there and cannot be taken out."""
     wanted, done = wanted_rules("paddle", policy), paddle_rules(policy)
     listed = {*policy.allow, *policy.deny}
-    otherwise = sorted(op for op, rule in wanted.items() if done[op] != rule)
+    otherwise = sorted(
+        [op for op, rule in wanted.items() if done[op] != rule]
+        + [op for op in listed if op not in oplists.ops() and not paddle_names(op)]
+    )
     found = []
     for key in ("allow", "deny"):
         ops = [op for op in otherwise if op in getattr(policy, key)]

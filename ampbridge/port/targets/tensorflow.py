@@ -306,7 +306,7 @@ def _function_loss(key: str, listed: Iterable[str]) -> Loss | None:
     layers = {op for ops in oplists.native_names("keras_layers").values() for op in ops}
     functions = sorted(set(listed) - layers - ACTIVATIONS.keys())
     if key == "deny":  # losses are computed in float32 anyway
-        functions = [op for op in functions if oplists.ops()[op].family != "loss"]
+        functions = [op for op in functions if oplists.op(op).family != "loss"]
     if not functions:
         return None
     wrapped = "through InFloat32" if key == "deny" else "on tensors cast to the low precision"

@@ -450,10 +450,9 @@ def _policy_losses(policy: Policy) -> list[Loss]:
 
 def _nameless_losses(policy: Policy) -> list[Loss]:
     """For listed ops that torch has under no name of its own."""
-    table = oplists.ops()
     found = []
     for key in ("allow", "deny"):
-        missing = [op for op in getattr(policy, key) if not table[op].names.get("torch")]
+        missing = [op for op in getattr(policy, key) if not oplists.op(op).names.get("torch")]
         if missing:
             msg = f"{', '.join(missing)}: no function of torch; its parts go by their own rules"
             found.append(Loss(f"policy.{key}", "changes", msg))

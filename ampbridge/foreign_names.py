@@ -1,0 +1,120 @@
+"""What people type who know torch, Keras or Paddle, and what it is called here.
+
+A name that is not ours is an error that says ours. One table, for functions, classes and methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from ampbridge.errors import ArgumentTypeError, ForeignNameError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LISTS = {
+    "custom_white_list": "amp.Policy('O1', allow=[...])",
+    "custom_black_list": "amp.Policy('O1', deny=[...])",
+}
+
+# Of a function or class: a foreign argument -> what to write here.
+ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "GradScaler": {
+        "init_loss_scaling": "amp.GradScaler(init_scale=65536.0)",
+        "initial_scale": "amp.GradScaler(init_scale=32768.0)",
+        "incr_ratio": "amp.GradScaler(growth_factor=2.0)",
+        "decr_ratio": "amp.GradScaler(backoff_factor=0.5)",
+        "incr_every_n_steps": "amp.GradScaler(growth_interval=2000)",
+        "dynamic_growth_steps": "amp.GradScaler(growth_interval=2000)",
+        "decr_every_n_nan_or_inf": "amp.GradScaler(backoff_interval=1)",
+        "use_dynamic_loss_scaling": "amp.GradScaler(dynamic=True)",
+        "enable": "amp.GradScaler(enabled=True)",
+        "device": "amp.GradScaler(), which finds the device by the loss",
+    },
+    "autocast": {
+        **_LISTS,
+        "device_type": "amp.autocast('O1'), which holds on any device",
+        "dtype": "amp.autocast('O1:bfloat16')",
+        "level": "amp.autocast('O1')",
+        "enabled": "amp.autocast('O0'), which is all float32",
+        "enable": "amp.autocast('O0'), which is all float32",
+        "cache_enabled": "amp.autocast('O1'), which needs none",
+        "use_promote": "amp.autocast('O1'), where the list set says what is promoted",
+    },
+    "Policy": {
+        **_LISTS,
+        "use_promote": "amp.Policy('O1', lists='paddle'), where the list set says what is promoted",
+        "enabled": "amp.Policy('O0'), which is all float32",
+        "enable": "amp.Policy('O0'), which is all float32",
+        "device_type": "amp.Policy('O1'), which holds on any device",
+        "compute_dtype": "amp.Policy('O1', 'bfloat16')",
+    },
+}
+
+
+def _accessors(setting: str, *theirs: str) -> dict[str, str]:
+    change = f"scaler.load_state_dict({{**scaler.state_dict(), {setting!r}: ...}})"
+    getters = {f"get_{name}": f"scaler.config.{setting}" for name in theirs}
+    return {**getters, **{f"set_{name}": change for name in theirs}}
+
+
+# Methods of torch's, Paddle's and Keras' scalers -> what to write here.
+OF_A_SCALER: Mapping[str, str] = {
+    "unscale_": "scaler.unscale(optimizer)",
+    "is_enabled": "scaler.enabled",
+    "is_enable": "scaler.enabled",
+    "is_use_dynamic_loss_scaling": "scaler.config.dynamic",
+    "get_init_loss_scaling": "scaler.get_scale()",
+    "set_init_loss_scaling": "scaler.update(new_scale)",
+    "scale_loss": "scaler.scale(loss)",
+    "dynamic_scale": "scaler.get_scale()",
+    **_accessors("growth_factor", "growth_factor", "incr_ratio"),
+    **_accessors("backoff_factor", "backoff_factor", "decr_ratio"),
+    **_accessors("growth_interval", "growth_interval", "incr_every_n_steps"),
+    **_accessors("backoff_interval", "decr_every_n_nan_or_inf"),
+}
+
+# torch's first argument of an autocast or a scaler.
+DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
+
+
+def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function, which goes by the name of ``kind``, tell of foreign arguments."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in ARGUMENTS[kind]:
+                    raise _no_argument(kind, name)
+            for value in args:
+                if isinstance(value, str) and value.partition(":")[0] in DEVICES:
+                    raise _no_device(kind, value)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
+
+
+def _no_argument(kind: str, name: str) -> ArgumentTypeError:
+    msg = f"{kind} has no argument {name!r}, which is another library's.\n"
+    return ArgumentTypeError(f"{msg}Hint: {ARGUMENTS[kind][name]}")
+
+
+def _no_device(kind: str, device: str) -> ArgumentTypeError:
+    known = ARGUMENTS[kind]
+    hint = known.get("device") or known["device_type"]
+    return ArgumentTypeError(f"{kind} takes no device, and {device!r} was passed.\nHint: {hint}")
+
+
+def no_attribute(owner: Any, name: str) -> ForeignNameError:
+    """What ``__getattr__`` of a scaler raises."""
+    kind = type(owner).__name__
+    if name not in OF_A_SCALER:
+        return ForeignNameError(f"{kind} has no attribute {name!r}.\nHint: help({kind})")
+    return ForeignNameError(
+        f"{kind} has no attribute {name!r}, which is another library's.\nHint: {OF_A_SCALER[name]}"
+    )

@@ -1,0 +1,106 @@
+"""Values inside of containers: in a batch, in what a model is given and returns.
+
+Containers are lists, tuples (named ones too), mappings of any class (``UserDict``, ``BatchEncoding``)
+and dataclasses. Everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def map_leaves(
+    function: Callable[[Any], Any], value: Any, leaf: type | tuple[type, ...] = ()
+) -> Any:
+    """``value`` with ``function`` applied to each of its leaves.
+
+    A container in which something changes is copied, and keeps its class; a mapping that cannot be
+    written to becomes a dict. One in which nothing changes is returned itself.
+
+    Args:
+        leaf: classes of containers that ``function`` sees to as a whole.
+    """
+    if isinstance(value, leaf):
+        return function(value)
+    items = _items(value)
+    if items is None:
+        return function(value)
+    mapped = [map_leaves(function, item, leaf) for _, item in items]
+    if all(new is old for new, (_, old) in zip(mapped, items, strict=True)):
+        return value
+    return _copy_with(value, [key for key, _ in items], mapped)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of ``value``, in order."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(note, value)
+    return found
+
+
+class Structure:
+    """The containers of ``value`` without their leaves, to be filled again.
+
+    Equal to another where classes and keys are; what else a container remembers is ``value``'s.
+
+    Attributes:
+        size: how many leaves there are.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._key = _key(value)
+        self._empty = map_leaves(lambda _: None, value)
+        self.size = len(leaves(value))
+
+    def filled(self, values: Sequence[Any]) -> Any:
+        """The containers around ``values``, one for each leaf."""
+        remaining = iter(values)
+        return map_leaves(lambda _: next(remaining), self._empty)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _items(value: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, by key; None for a leaf."""
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if hasattr(value, field.name)]
+        return [(name, getattr(value, name)) for name in names]
+    return None
+
+
+def _copy_with(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, Mapping):
+        pairs = dict(zip(keys, items, strict=True))
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return pairs
+        changed = copy.copy(value)
+        for key, item in pairs.items():
+            changed[key] = item
+        return changed
+    changed = copy.copy(value)
+    for name, item in zip(keys, items, strict=True):
+        object.__setattr__(changed, name, item)  # past what a frozen dataclass refuses
+    return changed
+
+
+def _key(value: Any) -> Any:
+    items = _items(value)
+    return None if items is None else (type(value), tuple((key, _key(item)) for key, item in items))

@@ -1,0 +1,24 @@
+"""What the framework's objects are, and how a user makes them."""
+
+from __future__ import annotations
+
+import paddle
+
+from ampbridge.backend import Kind
+from ampbridge_paddle.hybrid_groups import without_wrappers
+
+EXAMPLES = {
+    "model": "model = paddle.nn.Linear(4, 2)",
+    "optimizer": "optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())",
+    "loss_fn": "def loss_fn(model, x, y): return criterion(model(x), y)",
+}
+
+
+def kind(obj: object) -> Kind | None:
+    """See ``Backend.kind``."""
+    if isinstance(obj, paddle.nn.Layer):
+        is_loss = any(base.__module__ == "paddle.nn.layer.loss" for base in type(obj).__mro__)
+        return "loss" if is_loss else "model"
+    if isinstance(obj, paddle.optimizer.lr.LRScheduler):
+        return "scheduler"
+    return "optimizer" if isinstance(without_wrappers(obj), paddle.optimizer.Optimizer) else None

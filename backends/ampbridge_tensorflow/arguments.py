@@ -1,0 +1,25 @@
+"""What the framework's objects are, and how a user makes them."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from ampbridge.backend import Kind
+
+EXAMPLES = {
+    "model": "model = keras.Sequential([keras.layers.Dense(2)])",
+    "optimizer": "optimizer = keras.optimizers.SGD(0.1); optimizer.build(model.trainable_variables)",
+    "loss_fn": "def loss_fn(model, x, y): return criterion(y, model(x, training=True))",
+}
+
+
+def kind(obj: object) -> Kind | None:
+    """See ``Backend.kind``. Models are keras.Model, keras.Layer and tf.Module."""
+    if isinstance(obj, keras.optimizers.Optimizer):
+        return "optimizer"
+    if isinstance(obj, keras.losses.Loss):
+        return "loss"
+    if isinstance(obj, keras.optimizers.schedules.LearningRateSchedule):
+        return "scheduler"
+    return "model" if isinstance(obj, (keras.Layer, tf.Module)) else None

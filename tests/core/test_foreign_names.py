@@ -1,0 +1,102 @@
+"""Names of other libraries: each is told of, is none of ours, and its hint is code that works."""
+
+import ast
+import copy
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge import GradScaler
+from ampbridge.foreign_names import ARGUMENTS, OF_A_SCALER
+
+CASES = [(kind, name) for kind, names in ARGUMENTS.items() for name in names]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_an_argument_of_another_library_s(kind, name):
+    function = getattr(amp, kind)
+    ours = inspect.signature(function).parameters
+    assert name not in ours or (kind, name) == ("autocast", "level")
+    with pytest.raises(amp.ArgumentTypeError) as error:
+        function(**{name: True})
+    first, hint = str(error.value).split("\nHint: ")
+    assert first == f"{kind} has no argument {name!r}, which is another library's."
+    code = hint.partition(", wh")[0]
+    call = ast.parse(code, mode="eval").body
+    assert {keyword.arg for keyword in call.keywords} <= set(
+        inspect.signature(eval(ast.unparse(call.func), {"amp": amp})).parameters
+    )
+
+
+@pytest.mark.parametrize("name", OF_A_SCALER)
+def test_a_method_of_another_library_s(name):
+    scaler = GradScaler()
+    assert not hasattr(scaler, name)
+    with pytest.raises(amp.ForeignNameError) as error:
+        getattr(scaler, name)
+    first, hint = str(error.value).split("\nHint: ")
+    assert first == f"GradScaler has no attribute {name!r}, which is another library's."
+    names = {node.attr for node in ast.walk(ast.parse(hint)) if isinstance(node, ast.Attribute)}
+    assert all(hasattr(scaler, each) or hasattr(scaler.config, each) for each in names)
+
+
+def test_a_name_that_nobody_has():
+    with pytest.raises(AttributeError, match=r"no attribute 'scle'.\nHint: help\(GradScaler\)"):
+        GradScaler().scle  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
+def test_a_scaler_is_copied_as_ever(copied):
+    assert copied(GradScaler(8.0)).state_dict() == GradScaler(8.0).state_dict()
+
+
+@pytest.mark.parametrize("call", [GradScaler, amp.autocast])
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cpu", "gpu"])
+def test_a_device_for_the_first_argument(call, device):
+    with pytest.raises(amp.ArgumentTypeError, match=rf"takes no device, and '{device}' was passed"):
+        call(device)
+
+
+def test_update_with_a_scale_of_one_s_own():
+    scaler = GradScaler(8.0, growth_interval=5)
+    scaler.load_state_dict({**scaler.state_dict(), "good_steps": 3})
+    scaler.update(512.0)
+    assert (scaler.get_scale(), scaler.state_dict()["good_steps"]) == (512.0, 3)
+    with pytest.raises(amp.ArgumentError, match="Passed new_scale="):
+        scaler.update(2.0**30)
+    assert scaler.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("name", ["enabled", "dynamic"])
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_what_is_true_or_false(name, value):
+    with pytest.raises(amp.ArgumentTypeError, match=rf"(?s){name} is True or False, not .*Hint: "):
+        GradScaler(**{name: value})
+    assert GradScaler(enabled=np.bool_(False)).enabled is False
+
+
+@pytest.mark.parametrize(
+    ("scale", "hint"),
+    [
+        (1e38, r"GradScaler\(9.99.*e\+37, max_scale=9.99.*e\+37\)"),
+        (2.0**-40, r"GradScaler\(9.0.*e-13, min_scale=9.0.*e-13\)"),
+        (0.0, r"init_scale=2.0\*\*16"),
+        (3e38, r"init_scale=2.0\*\*16"),
+        (float("nan"), r"init_scale=2.0\*\*16"),
+    ],
+)
+def test_the_hint_for_a_scale_out_of_bounds_works(scale, hint):
+    with pytest.raises(amp.ArgumentError, match=rf"Hint: {hint}$") as error:
+        GradScaler(scale)
+    code = str(error.value).split("Hint: ")[1]
+    eval(code if code.startswith("Grad") else f"GradScaler({code})", {"GradScaler": GradScaler})
+
+
+def test_a_scaling_of_what_is_no_scaler():
+    with pytest.raises(amp.ArgumentTypeError, match="not of 3"):
+        amp.Scaling.of(3)

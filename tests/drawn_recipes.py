@@ -1,0 +1,39 @@
+"""What random searches over policies and recipes share: values that go with the level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+import ampbridge as amp
+
+
+def policy(
+    level: amp.policy.Level,
+    dtype: str,
+    *,
+    master_weights: bool = True,
+    output_dtype: str = "float32",
+    **settings: Any,
+) -> amp.Policy:
+    """A policy without what its level refuses: low outputs at O0, no masters below O2."""
+    return amp.Policy(
+        level,
+        dtype,
+        master_weights=master_weights or level != "O2",
+        output_dtype="float32" if level == "O0" else output_dtype,
+        **settings,
+    )
+
+
+def parameter_settings(
+    draw: st.DrawFn, plan: amp.Policy | amp.Schedule, save_dtypes: tuple[str | None, ...]
+) -> dict[str, Any]:
+    """``save_dtype`` and ``master_grad`` that ``plan`` can follow."""
+    policies = plan.policies if isinstance(plan, amp.Schedule) else (plan,)
+    levels = {each.level for each in policies}
+    return {
+        "save_dtype": None if levels == {"O0"} else draw(st.sampled_from(save_dtypes)),
+        "master_grad": "O2" in levels and draw(st.booleans()),
+    }

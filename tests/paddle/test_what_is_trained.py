@@ -1,0 +1,109 @@
+"""What the optimizer holds beside the model, held against loops by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle_reference import bits, normal
+
+import ampbridge as amp
+
+X, LABELS = normal(16, 12), np.arange(16) % 4
+
+
+class CenterLoss(nn.Layer):
+    """Wen et al. 2016: a centre for each class, drawn to its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = self.create_parameter([4, 8])
+
+    def forward(self, features: Any, labels: Any) -> Any:
+        distances = ((features - F.embedding(labels, self.centers)) ** 2).sum(-1).mean()
+        return F.cross_entropy(features, labels) + 0.1 * distances
+
+
+def made() -> tuple[nn.Layer, CenterLoss, Any]:
+    paddle.seed(0)
+    model, criterion = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 8)), CenterLoss()
+    parameters = [*model.parameters(), *criterion.parameters()]
+    return model, criterion, paddle.optimizer.AdamW(0.01, parameters=parameters)
+
+
+def values(*layers: nn.Layer) -> list[np.ndarray]:
+    return [np.array(p.numpy()) for layer in layers for p in layer.parameters()]
+
+
+def test_a_criterion_s_weights_are_trained_as_by_a_plain_loop() -> None:
+    model, criterion, optimizer = made()
+    for _ in range(4):
+        criterion(model(paddle.to_tensor(X)), paddle.to_tensor(LABELS)).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    expected = values(model, criterion)
+
+    model, criterion, optimizer = made()
+    step = amp.train_step(lambda m, x, y: criterion(m(x), y), model, optimizer, policy="O0")
+    for _ in range(4):
+        step(X, LABELS)
+    for actual, wanted in zip(values(model, criterion), expected, strict=True):
+        assert bits(paddle.to_tensor(actual)) == bits(paddle.to_tensor(wanted))
+
+
+@pytest.mark.parametrize("policy", ["O1:bfloat16", "O2:bfloat16"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_they_move_at_every_level(policy: str, compile: bool) -> None:
+    model, criterion, optimizer = made()
+
+    def loss_fn(m: nn.Layer, x: Any, *, labels: Any) -> Any:
+        return criterion(m(x), labels)
+
+    before = values(criterion)[0]
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, compile=compile)
+    losses = [step(X, labels=LABELS).loss for _ in range(10)]
+    assert losses[-1] < losses[0]
+    assert criterion.centers.dtype == paddle.float32
+    assert (values(criterion)[0] != before).any()
+
+
+REFUSED = {
+    "a high-level model": (
+        lambda m, o: (F.mse_loss, paddle.Model(m), o),
+        r"not paddle\.hapi\.model\.Model\.\nHint: model = model\.network",
+    ),
+    "a scheduler": (
+        lambda m, o: (F.mse_loss, m, paddle.optimizer.lr.StepDecay(0.1, 1)),
+        r"not a scheduler \(paddle\.optimizer\.lr\.StepDecay\)",
+    ),
+    "a loss layer": (lambda m, o: (nn.MSELoss(), m, o), r"return criterion\(model\(x\), y\)"),
+    "another model's optimizer": (
+        lambda m, o: (F.mse_loss, nn.Linear(2, 2), o),
+        "holds none of the model's parameters",
+    ),
+    "LBFGS": (
+        lambda m, o: (F.mse_loss, m, paddle.optimizer.LBFGS(parameters=m.parameters())),
+        "LBFGS evaluates the loss several times a step",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_mistakes_are_refused_when_the_step_is_made(mistake: str) -> None:
+    make, text = REFUSED[mistake]
+    model = nn.Linear(4, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    with pytest.raises(amp.AmpBridgeError, match=text):
+        amp.train_step(*make(model, optimizer))
+
+
+def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
+    scheduler = paddle.optimizer.lr.ReduceOnPlateau(0.1)
+    model = nn.Linear(4, 2)
+    optimizer = paddle.optimizer.SGD(scheduler, parameters=model.parameters())
+    with pytest.raises(amp.ArgumentTypeError, match="ReduceOnPlateau needs metrics"):
+        amp.train_step(F.mse_loss, model, optimizer, scheduler=scheduler)

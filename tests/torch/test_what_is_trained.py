@@ -1,0 +1,233 @@
+"""What the optimizer holds beside the model, held against loops by hand; batches as libraries make them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+import ampbridge as amp
+
+CLASSES = 5
+
+
+class ArcFace(nn.Module):
+    """Deng et al. 2019, as its authors write it: the classes' centres are weights of the loss."""
+
+    def __init__(self, features: int, scale: float = 8.0, margin: float = 0.3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(CLASSES, features))
+        nn.init.xavier_uniform_(self.weight)
+        self.scale, self.cos, self.sin = scale, math.cos(margin), math.sin(margin)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        cosine = F.linear(F.normalize(embeddings), F.normalize(self.weight))
+        sine = torch.sqrt((1.0 - cosine**2).clamp(1e-6, 1.0))
+        one_hot = F.one_hot(labels, CLASSES)
+        logits = one_hot * (cosine * self.cos - sine * self.sin) + (1 - one_hot) * cosine
+        return F.cross_entropy(logits * self.scale, labels)
+
+
+class Temperature(nn.Module):
+    """CLIP's: one number that the logits are multiplied by."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(embeddings * self.log_scale.exp(), labels % embeddings.shape[1])
+
+
+def made(criterion: Callable[[int], nn.Module]) -> tuple[nn.Module, nn.Module, optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8))
+    loss = criterion(8)
+    return model, loss, optim.AdamW([*model.parameters(), *loss.parameters()], 0.01)
+
+
+def batches(count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        yield (
+            rng.standard_normal((16, 12)).astype(np.float32),
+            rng.integers(0, CLASSES, 16),
+        )
+
+
+def values(*modules: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for module in modules for p in module.parameters()]
+
+
+@pytest.mark.parametrize("criterion", [ArcFace, Temperature])
+def test_a_criterion_s_weights_are_trained_as_by_a_plain_loop(criterion: Any) -> None:
+    model, loss, optimizer = made(criterion)
+    for x, labels in batches(5):
+        optimizer.zero_grad()
+        loss(model(torch.from_numpy(x)), torch.from_numpy(labels)).backward()
+        optimizer.step()
+    expected = values(model, loss)
+
+    model, loss, optimizer = made(criterion)
+    step = amp.train_step(lambda m, x, y: loss(m(x), y), model, optimizer, policy="O0")
+    for x, labels in batches(5):
+        step(x, labels)
+    for actual, wanted in zip(values(model, loss), expected, strict=True):
+        assert torch.equal(actual, wanted)
+    assert all(p.grad is None for p in [*model.parameters(), *loss.parameters()])
+
+
+@pytest.mark.parametrize("policy", ["O1:bfloat16", "O1:float16", "O2:bfloat16"])
+def test_they_move_at_every_level_and_stay_float32(policy: str) -> None:
+    model, loss, optimizer = made(ArcFace)
+    before = values(loss)[0]
+    step = amp.train_step(lambda m, x, y: loss(m(x), y), model, optimizer, policy=policy)
+    losses = [step(x, labels).loss for x, labels in list(batches(2)) * 10]
+    assert losses[-1] < losses[0]
+    assert loss.weight.dtype is torch.float32
+    assert not torch.equal(loss.weight, before)
+
+
+def test_a_group_that_is_added_later_is_trained_from_then_on() -> None:
+    model, loss, _ = made(ArcFace)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    step = amp.train_step(lambda m, x, y: loss(m(x), y), model, optimizer, policy="O0")
+    before = values(loss)[0]
+    (first, second) = batches(2)
+    step(*first)
+    assert torch.equal(loss.weight, before)
+    optimizer.add_param_group({"params": loss.parameters()})
+    step(*second)
+    assert not torch.equal(loss.weight, before)
+
+
+def test_what_is_frozen_and_what_the_optimizer_lacks_stays() -> None:
+    model, loss, _ = made(ArcFace)
+    loss.weight.requires_grad_(False)
+    optimizer = optim.SGD([*model[0].parameters(), loss.weight], 0.1)
+    step = amp.train_step(lambda m, x, y: loss(m(x), y), model, optimizer, policy="O1:bfloat16")
+    before = values(model[0], model[3], loss)
+    step(*next(batches(1)))
+    same = [
+        torch.equal(a, b) for a, b in zip(values(model[0], model[3], loss), before, strict=True)
+    ]
+    assert same == [False, False, True, True, True]
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+def test_a_part_of_a_model_whose_ranks_wait_for_every_gradient() -> None:
+    """DistributedDataParallel refuses the next pass where a gradient of the last never came."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, loss, _ = made(ArcFace)
+        wrapped = DistributedDataParallel(model)
+        optimizer = optim.SGD([*model[3].parameters(), *loss.parameters()], 0.1)
+        step = amp.train_step(lambda m, x, y: loss(m(x), y), wrapped, optimizer, policy="O0")
+        before = values(model[0], model[3])
+        for x, labels in batches(3):
+            assert step(x, labels).applied
+        pairs = zip(values(model[0], model[3]), before, strict=True)
+        assert [torch.equal(a, b) for a, b in pairs] == [True, True, False, False]
+        assert all(p.grad is None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
+# -- batches and results
+
+
+class Tagger(nn.Module):
+    """Takes what a tokenizer makes, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        weights = attention_mask.unsqueeze(-1).float()
+        hidden = (self.embedding(input_ids) * weights).sum(1) / weights.sum(1)
+        return self.head(hidden)
+
+
+def encoding() -> Any:
+    transformers = pytest.importorskip("transformers")
+    rng = np.random.default_rng(0)
+    return transformers.BatchEncoding(
+        {"input_ids": rng.integers(0, 20, (4, 6)), "attention_mask": np.ones((4, 6), np.int64)}
+    )
+
+
+def test_a_tokenizer_s_arrays_whole_and_as_keywords() -> None:
+    torch.manual_seed(0)
+    batch, labels = encoding(), np.array([0, 1, 2, 0])
+
+    def whole(model: nn.Module, batch: Any, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(**batch), labels)
+
+    def keywords(model: nn.Module, labels: Tensor, **inputs: Tensor) -> Tensor:
+        return F.cross_entropy(model(**inputs), labels)
+
+    results = []
+    for loss_fn, call in (
+        (whole, lambda step: step(batch, labels)),
+        (keywords, lambda step: step(**batch, labels=labels)),
+    ):
+        torch.manual_seed(0)
+        model = Tagger()
+        step = amp.train_step(loss_fn, model, optim.SGD(model.parameters(), 0.1), policy="O0")
+        results.append([call(step).loss, *values(model)])
+    native = F.cross_entropy(
+        model_of_seed()(**batch.convert_to_tensors("pt")), torch.tensor(labels)
+    )
+    assert results[0][0] == results[1][0] == pytest.approx(native.item())
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1:], results[1][1:], strict=True))
+
+
+def model_of_seed() -> Tagger:
+    torch.manual_seed(0)
+    return Tagger()
+
+
+def test_aux_keeps_no_graph_alive() -> None:
+    model, loss, optimizer = made(ArcFace)
+
+    def loss_fn(m: nn.Module, x: Tensor, y: Tensor) -> Any:
+        embeddings = m(x)
+        return loss(embeddings, y), {"embeddings": [embeddings]}
+
+    result = amp.train_step(loss_fn, model, optimizer, policy="O0")(*next(batches(1)))
+    assert not result.aux["embeddings"][0].requires_grad
+
+
+# -- what is refused
+
+
+def test_a_sharpness_aware_optimizer_is_refused_when_the_step_is_made() -> None:
+    po = pytest.importorskip("pytorch_optimizer")
+    model = nn.Linear(4, 2)
+    sam = po.SAM(list(model.parameters()), optim.SGD, lr=0.1)
+    with pytest.raises(amp.UnsupportedError, match="SAM evaluates the loss several times a step"):
+        amp.train_step(lambda m, x: m(x).sum(), model, sam)
+
+
+def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    scheduler = optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(amp.ArgumentTypeError, match="ReduceLROnPlateau needs metrics"):
+        amp.train_step(lambda m, x: m(x).sum(), model, optimizer, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss])
+def test_a_loss_module_is_refused_with_the_function_to_write(kind: Any) -> None:
+    model = nn.Linear(4, 2)
+    with pytest.raises(amp.ArgumentTypeError, match=r"return criterion\(model\(x\), y\)"):
+        amp.train_step(kind(), model, optim.SGD(model.parameters(), 0.1))
