@@ -4,14 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FRAMEWORKS := numpy torch tensorflow paddle
-TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-core test-port test-numpy test-compare test-lens
+OLDER := avx2 sse
+NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
+NUMERICS_torch := tests/torch/test_simulation.py
+NUMERICS_tensorflow := tests/tensorflow/test_simulation.py
+NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_probing.py
+ZOO := torch paddle o2
+TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens nightly bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(OLDER:%=night-%) bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,9 +25,9 @@ help: ## this list
 demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone (a minute)
 	@$(BIN)/python examples/demo.py
 
-# Each process computes on one core most of the time: two at once take half as long. The longest go first.
+# One line for each group at the end. The longest go first.
 test: $(VENV)/.test ## lint, types and every test, one process per framework, two at a time
-	+$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) $(TESTS)
+	+@$(PYTHON) scripts/run_groups.py $(TESTS)
 
 lint: $(VENV)/.test ## ruff, formatting included
 	$(BIN)/ruff check .
@@ -52,8 +58,30 @@ test-lens: $(VENV)/.test ## the lens' reports, on NumPy
 test-docs: $(VENV)/.test ## every tutorial in every framework, every block of code, the site
 	$(BIN)/python -m pytest -q tests/docs
 
-nightly: $(VENV)/.test ## the same tests with longer random searches
-	HYPOTHESIS_PROFILE=nightly $(MAKE) test
+test-zoo: $(VENV)/.test ## some of the zoo
+	set -e; for each in $(ZOO); do $(BIN)/python -m pytest -q -m quick tests/zoo/test_$$each.py; done
+
+zoo: $(VENV)/.test ## all models of other people's packages, one process per framework, two at a time
+	+$(MAKE) --no-print-directory --jobs=2 $(ZOO:%=zoo-%)
+
+$(ZOO:%=zoo-%): zoo-%: $(VENV)/.test
+	$(BIN)/python -m pytest -q tests/zoo/test_$*.py
+
+$(OLDER:%=test-%): test-%: $(VENV)/.test
+	$(BIN)/python scripts/as_older_cpu.py $* make --no-print-directory --keep-going $(FRAMEWORKS:%=numerics-%)
+
+# What depends on the CPU's instructions: products, roundings, kernels. Compilers take long, and are nightly.
+$(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
+	$(BIN)/python -m pytest -q -k 'not compiled and not XLA' $(NUMERICS_$*)
+
+nightly: $(VENV)/.test ## long random searches, the whole zoo, and every test as on older CPUs
+	+$(MAKE) --no-print-directory --keep-going night-search zoo $(OLDER:%=night-%)
+
+night-search: $(VENV)/.test
+	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) test
+
+$(OLDER:%=night-%): night-%: $(VENV)/.test
+	$(BIN)/python scripts/as_older_cpu.py $* make test OLDER=
 
 bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cost, as ratios within one run
 	$(BIN)/python bench/overhead.py
@@ -84,8 +112,8 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing the pinned frameworks (some minutes the first time)"
-	$(PIP) install --constraint constraints.txt torch tensorflow-cpu paddlepaddle
-	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port,docs]'
+	$(PIP) install --constraint constraints.txt -e '.[frameworks]'
+	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port,docs,zoo]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.test
