@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampbridge import whole_files
 from ampbridge.command_options import add_quiet
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
 from ampbridge.recipe import Recipe
@@ -132,17 +133,18 @@ def _save(comparison: Comparison, kind: str, path: Path) -> None:
 def _html(comparison: Comparison, path: Path) -> None:
     from ampbridge.compare.page import page
 
-    path.write_text(page(comparison), encoding="utf-8", newline="\n")
+    whole_files.write(path, page(comparison).encode())
 
 
 def _png(comparison: Comparison, path: Path) -> None:
-    from ampbridge.compare.pictures import save_png
+    from ampbridge.compare.pictures import png
 
-    save_png(comparison, path)
+    whole_files.write(path, png(comparison))
 
 
 def _json(comparison: Comparison, path: Path) -> None:
-    path.write_text(json.dumps(comparison.to_dict(), indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(comparison.to_dict(), indent=1) + "\n"
+    whole_files.write(path, text.encode())
 
 
 WRITERS = {"html": _html, "png": _png, "json": _json}

@@ -13,7 +13,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any
 
-from ampbridge import recipe_file
+from ampbridge import recipe_file, whole_files
 from ampbridge.decorate import check_parameter_settings
 from ampbridge.errors import AmpBridgeError, ArgumentTypeError, RecipeError
 from ampbridge.policy import Policy
@@ -247,8 +247,7 @@ class Recipe:
         """
         text = self.to_toml(comments)
         try:
-            with open(path, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            whole_files.write(path, text.encode())
         except OSError as error:
             msg = f"Cannot write the recipe {str(path)!r}: {error}.\n"
             raise RecipeError(msg + "Hint: recipe.save('recipe.toml')") from error
@@ -261,8 +260,7 @@ class Recipe:
             RecipeError: with the file's name, and what stands in it that is not allowed.
         """
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
+            text = whole_files.read(path).decode()
         except (OSError, ValueError) as error:
             msg = f"Cannot read the recipe {str(path)!r}: {error}.\n"
             raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes one.") from error

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from ampbridge import oplists
+from ampbridge import oplists, whole_files
 from ampbridge.lists import WITH_LISTS, Lists, names_in
 from ampbridge.oplists import Op
 from ampbridge.policy import LOW_DTYPES
@@ -132,7 +132,7 @@ def main() -> int:
     wanted = document()
     if options.check:
         return int(not DOCUMENT.exists() or wanted != DOCUMENT.read_text())
-    DOCUMENT.write_text(wanted)
+    whole_files.write(DOCUMENT, wanted.encode())
     return 0
 
 

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ampbridge import whole_files
+
 FILE = Path(__file__).parents[1] / "ampbridge" / "data" / "paddle_names.json"
 ABOUT = (
     "The name under which paddle.amp's lists know an op -> the op in paddle._C_ops; paddlepaddle"
@@ -60,7 +62,7 @@ def main() -> int:
     text = json.dumps(names(), indent=0) + "\n"
     if options.check:
         return int(text != FILE.read_text())
-    FILE.write_text(text)
+    whole_files.write(FILE, text.encode())
     return 0
 
 

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ampbridge import cli
+from ampbridge import cli, whole_files
 from ampbridge.policy import Policy
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Name, Object
 from ampbridge.port.dialects import paddle, tensorflow, torch
@@ -330,7 +330,7 @@ def main() -> int:
             any(not path.exists() or path.read_text() != text for path, text in files.items())
         )
     for path, text in files.items():
-        path.write_text(text)
+        whole_files.write(path, text.encode())
     return 0
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ampbridge as amp
-from ampbridge import oplists
+from ampbridge import oplists, whole_files
 from ampbridge.scale_rule import HostStore, ScaleState
 
 README = Path(__file__).parents[1] / "README.md"
@@ -128,7 +128,7 @@ def main() -> int:
     wanted = before + BEGIN + table() + END + after
     if options.check:
         return int(wanted != text)
-    README.write_text(wanted)
+    whole_files.write(README, wanted.encode())
     return 0
 
 

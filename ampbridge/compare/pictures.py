@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from os import PathLike
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +12,12 @@ from ampbridge.compare.comparison import Comparison
 from ampbridge.compare.figures import WIDE, Drawing, drawings, heading
 
 
-def save_png(comparison: Comparison, path: str | PathLike[str]) -> None:
-    """Write all figures in their wide form, in the light colours."""
+def png(comparison: Comparison) -> bytes:
+    """A picture of all figures in their wide form, in the light colours."""
     parts = [heading(comparison), *drawings(comparison)]
-    imsave(path, np.vstack([_pixels(part) for part in parts]), format="png")
+    file = io.BytesIO()
+    imsave(file, np.vstack([_pixels(part) for part in parts]), format="png")
+    return file.getvalue()
 
 
 def _pixels(drawing: Drawing) -> npt.NDArray[np.float32]:

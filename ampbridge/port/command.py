@@ -10,9 +10,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampbridge import whole_files
 from ampbridge.command_options import add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.port.targets import TARGETS
@@ -83,9 +85,8 @@ def _run(options: argparse.Namespace) -> int:
 
     several = len(options.files) > 1 or any(Path(file).is_dir() for file in options.files)
     wish = _wish(options, several)
-    results = [port(outcome, wish) for outcome in _outcomes(options.files)]
-    for result in results:
-        _store(result, options)
+    ported = [port(outcome, wish) for outcome in _outcomes(options.files)]
+    results = [_stored(result, options) for result in ported]
     if options.json:
         data = [result.to_dict() for result in results]
         print(json.dumps(data if several else data[0]))
@@ -201,19 +202,38 @@ def _recipe_file(path: str) -> Outcome:
 # -- where results go
 
 
-def _store(result: Ported, options: argparse.Namespace) -> None:
-    """Write what is to be written to a file."""
+def _stored(result: Ported, options: argparse.Namespace) -> Ported:
+    """Write what is to be written to a file. A script that cannot be written stops no other."""
     if result.error is not None:
-        return
+        return result
     if options.out is not None:
         _save(Path(options.out), result.text)
     elif options.write and result.rewriting is not None:
-        result.rewriting.save()
+        try:
+            _check_that_it_leads_nowhere_else(Path(result.file), options.files)
+            result.rewriting.save()
+        except SourceError as error:
+            return replace(result, error=error)
+    return result
+
+
+def _check_that_it_leads_nowhere_else(file: Path, named: Sequence[str]) -> None:
+    """That a script is in the folder where it was found, and no link out of it.
+
+    Raises:
+        SourceError: if it is one.
+    """
+    real = file.resolve()
+    for folder in map(Path, named):
+        found_here = folder.is_dir() and file.is_relative_to(folder)
+        if found_here and not real.is_relative_to(folder.resolve()):
+            msg = f"{file} is a link out of {folder}, to {real}; --write does not follow it.\n"
+            raise SourceError(msg + f"Hint: ampbridge port {real} --to ampbridge --write")
 
 
 def _save(path: Path, text: str) -> None:
     try:
-        path.write_bytes(text.encode())  # line ends as they are
+        whole_files.write(path, text.encode())  # line ends as they are
     except OSError as error:
         msg = f"Cannot write {str(path)!r}: {error.strerror or error}.\n"
         raise ArgumentError(msg + "Hint: --out in a directory that exists.") from error

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+from ampbridge import whole_files
 from ampbridge.errors import SourceError
 from ampbridge.port.dialect import Call
 from ampbridge.port.files import parsed
@@ -48,13 +48,13 @@ class Rewriting:
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
     def save(self) -> None:
-        """Put the new text in the file's place, in its own encoding.
+        """Put the new text in the file's place, in its own encoding; whole, or not at all.
 
         Raises:
             SourceError: if it cannot be written.
         """
         try:
-            Path(self.file).write_bytes(self.text.encode(self.encoding))
+            whole_files.write(self.file, self.text.encode(self.encoding))
         except OSError as error:
             msg = f"Cannot write {self.file!r}: {error.strerror or error}.\n"
             raise SourceError(msg + "Hint: --out another.py") from error

@@ -1,6 +1,8 @@
 """``ampbridge port`` as a command: files in, results out, exit codes."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -392,6 +394,55 @@ def test_several_scripts_are_rewritten_at_once(file, port, tmp_path):
     assert port(*names, "--to", "ampbridge", "--write", "--json")[0] == 0
     assert "import ampbridge" in (tmp_path / "other.py").read_text()
     assert (tmp_path / "plain.py").read_text() == "x = 1\n"
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="links, pipes and devices of POSIX")
+
+
+@posix
+def test_a_link_out_of_the_folder_is_told_and_not_followed(file, port, tmp_path):
+    file(PADDLE, "theirs/train.py")
+    inside = file(TORCH, "mine/other.py")
+    (tmp_path / "mine" / "link.py").symlink_to(tmp_path / "theirs" / "train.py")
+    (tmp_path / "mine" / "same.py").symlink_to("other.py")
+    code, _, err = port("mine", "--to", "ampbridge", "--write")
+    assert code == 1
+    assert "SourceError: mine/link.py is a link out of mine, to " in err
+    assert (tmp_path / "theirs" / "train.py").read_text() == PADDLE
+    assert "import ampbridge" in (tmp_path / inside).read_text()
+    assert (tmp_path / "mine" / "same.py").is_symlink()
+    assert port("mine/link.py", "--to", "ampbridge", "--write")[0] == 0  # it is named itself
+    assert "import ampbridge" in (tmp_path / "theirs" / "train.py").read_text()
+
+
+@posix
+def test_pipes_and_devices_are_not_read(file, port, tmp_path):
+    file(PADDLE)
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    code, _, err = port(".")
+    assert code == 1
+    for name in ("pipe.py", "zero.py"):
+        assert f"Cannot read '{name}': It is a pipe or a device, not a file." in err
+
+
+@posix
+def test_a_script_that_cannot_be_written_stops_no_other(file, port, tmp_path, monkeypatch):
+    first, second = file(PADDLE, "a.py"), file(TORCH, "b.py")
+    genuine = os.replace
+
+    def full(temporary, place):
+        if place == tmp_path / first:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        genuine(temporary, place)
+
+    monkeypatch.setattr(os, "replace", full)
+    code, _, err = port(first, second, "--to", "ampbridge", "--write")
+    assert code == 1
+    assert "SourceError: Cannot write 'a.py': No space left on device, and " in err
+    assert (tmp_path / first).read_text() == PADDLE
+    assert "import ampbridge" in (tmp_path / second).read_text()
+    assert sorted(os.listdir(tmp_path)) == ["a.py", "b.py"]
 
 
 @pytest.mark.parametrize("option", [["--where", "x"], ["--set", "scaler.init_scale=1.0"]])

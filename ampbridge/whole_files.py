@@ -1,0 +1,153 @@
+"""Files that are written whole or not at all, and read if they are files.
+
+A file is written under a temporary name beside its place, flushed, and renamed: whoever is killed, or
+whose disk is full, leaves what was there as it was. The temporary name holds the host and the process,
+so that what dead processes have left is told from what others are writing at this moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+Part = bytes | memoryview
+
+_TEMPORARY = re.compile(r"\.ampbridge-(?P<host>\w*)-(?P<process>\d{1,9})-[0-9a-f]{16}\.partial")
+
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
+
+
+def write(path: str | os.PathLike[str], *parts: Part) -> None:
+    """Put ``parts``, one after the other, in the place of the file ``path``.
+
+    A new file has the mode that the umask gives it, one that is replaced keeps its own. A link is
+    followed. A pipe or a device is written to as it is. Leftovers of dead processes in the same folder
+    are removed.
+
+    Raises:
+        OSError: if that cannot be; the file is as it was. Where there is no room, its ``strerror`` says
+            how many bytes are needed.
+    """
+    place = Path(os.path.realpath(path))
+    try:
+        if place.exists() and not place.is_file() and not place.is_dir():
+            _write_into(Path(path), parts)
+            return
+        remove_leftovers(place.parent)
+        _replace(place, parts)
+    except OSError as error:
+        raise OSError(error.errno, _why(error, parts), os.fspath(path)) from error
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        OSError: if it cannot be read, or is a pipe or a device, which may have no end.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "It is a pipe or a device, not a file", os.fspath(path))
+    return Path(path).read_bytes()
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one that is, or was, being written here."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine that are dead were writing into ``folder``."""
+    with suppress(OSError):  # a folder that cannot be listed may still be written to
+        for name in os.listdir(folder):
+            found = _TEMPORARY.fullmatch(name)
+            if found and found["host"] == _host() and not _is_alive(int(found["process"])):
+                remove(folder / name)
+
+
+def remove(file: Path) -> None:
+    """Remove a file that nobody needs; what cannot be removed stays."""
+    with suppress(OSError):
+        file.unlink()
+
+
+# -- writing
+
+
+def _replace(place: Path, parts: tuple[Part, ...]) -> None:
+    present = place.stat() if place.is_file() else None
+    if present is not None and not os.access(place, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    name = f".ampbridge-{_host()}-{os.getpid()}-{os.urandom(8).hex()}.partial"
+    temporary = place.parent / name
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
+            if present is not None:
+                _keep_owner_and_mode(file.fileno(), present)
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, place)
+    except BaseException:
+        remove(temporary)
+        raise
+    _flush_folder(place.parent)
+
+
+def _keep_owner_and_mode(descriptor: int, present: os.stat_result) -> None:
+    if os.name != "posix":
+        return
+    with suppress(OSError):  # only root gives files away
+        os.fchown(descriptor, present.st_uid, present.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(present.st_mode))
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename last, where a folder can be flushed: the file is in its place in any case."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_into(special: Path, parts: tuple[Part, ...]) -> None:
+    with open(special, "wb") as file:
+        file.writelines(parts)
+
+
+def _why(error: OSError, parts: tuple[Part, ...]) -> str:
+    reason = error.strerror or str(error)
+    if error.errno not in _FULL:
+        return reason
+    size = sum(memoryview(part).nbytes for part in parts)
+    return f"{reason}, and {size:,} bytes are needed"
+
+
+# -- whose a temporary file is
+
+
+def _host() -> str:
+    """The name of this machine, as far as it can stand in a file's name."""
+    import platform
+
+    return re.sub(r"\W", "", platform.node(), flags=re.ASCII)[:64]
+
+
+def _is_alive(process: int) -> bool:
+    """Whether there is such a process; where that cannot be asked, there may be."""
+    if os.name != "posix":  # on Windows, os.kill would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
