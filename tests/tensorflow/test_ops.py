@@ -253,6 +253,16 @@ def test_every_list_set_holds(op: str, lists: str) -> None:
     assert result.dtype.name == expected(policy, op, "bfloat16")
 
 
+@pytest.mark.parametrize("lists", ["torch", "paddle", "tensorflow", "safe"])
+def test_tensordot_is_a_product_and_no_dot_of_vectors(lists: str) -> None:
+    """The table has ``tf.tensordot`` under ``dot`` as well, which two list sets do not cast."""
+    policy = amp.Policy("O1", "bfloat16", lists=lists)
+    x, _ = inputs("float32")
+    with casting.autocast(policy):
+        found = {tf.tensordot(x, x, 1).dtype.name, keras.ops.tensordot(x, x, 1).dtype.name}
+    assert found == {expected(policy, "tensordot", "float32")}
+
+
 def test_ops_that_tensorflow_lacks_are_listed() -> None:
     missing = set(casting.ops_without_counterpart())
     assert {"addmm", "nll_loss", "grid_sample", "mish"} <= missing
