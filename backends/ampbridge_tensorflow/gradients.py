@@ -86,7 +86,7 @@ def gradients(
     """Run ``loss_fn`` under ``policy`` and differentiate ``factor * loss``; see ``Backend``.
 
     An optimizer that has not been built yet is built for the model's variables, which a Keras model
-    may make in its first call.
+    may make in its first call; last, so that a step that fails leaves it as it was.
     """
     batch = native_batch(batch)
     with differentiation(policy):
@@ -95,10 +95,11 @@ def gradients(
                 loss, aux = loss_fn(model, *batch)
             loss = cast(loss, "float32")
             scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
-        trained = parameters(model)
-        if optimizer is not None:
-            trained = parameters(built_optimizer(optimizer, trained))
+        trained = parameters(model if optimizer is None or not optimizer.built else optimizer)
         grads = tape.gradient(scaled, [native_variable(p) for p in trained])
+    if optimizer is not None and not optimizer.built:
+        distribution.check_scope(checked_optimizer(optimizer), trained)
+        built_optimizer(optimizer, trained)
     low = {id(variable) for variable in low_variables(model)}
     grads = [
         _rounded(g, policy.dtype) if id(p) in low else g

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -89,6 +90,40 @@ def test_an_optimizer_that_is_not_built_is_built_with_the_model_s(compile: bool)
     losses = [step(X, LABELS).loss for _ in range(10)]
     assert losses[-1] < losses[0]
     assert temperature.log_scale.numpy() == 1.0
+
+
+@tf.custom_gradient
+def without_a_derivative(x: Any) -> Any:
+    def gradient(_: Any) -> Any:
+        msg = "no derivative"
+        raise ValueError(msg)
+
+    return x, gradient
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("mistake", ["made outside of the scope", "a loss without a derivative"])
+def test_a_step_that_fails_leaves_an_optimizer_that_is_not_built(
+    mistake: str, compile: bool
+) -> None:
+    """It can still be built, for what it is meant for."""
+    out_of_scope = mistake == "made outside of the scope"
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope() if out_of_scope else nullcontext():
+        model, temperature = made()
+    optimizer = keras.optimizers.SGD(0.1)
+    seen_through: Any = tf.identity if out_of_scope else without_a_derivative
+    step = amp.train_step(
+        lambda *batch: seen_through(loss_with(temperature)(*batch)),
+        model,
+        optimizer,
+        compile=compile,
+    )
+    said = "not made in the scope" if out_of_scope else "no derivative"
+    with pytest.raises((amp.CallOrderError, ValueError), match=said):
+        step(X, LABELS)
+    assert not optimizer.built
+    model, _ = made()
+    optimizer.build(model.trainable_variables)
 
 
 def test_a_layer_that_is_frozen_stays() -> None:
