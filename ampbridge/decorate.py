@@ -11,14 +11,8 @@ from typing import Any
 from ampbridge import registry
 from ampbridge.arguments import backend_of_decorated
 from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
-from ampbridge.errors import (
-    AmpBridgeWarning,
-    ArgumentError,
-    ArgumentTypeError,
-    PolicyError,
-    listed,
-    nearest,
-)
+from ampbridge.errors import AmpBridgeWarning, ArgumentError, PolicyError, listed, nearest
+from ampbridge.flags import checked_flag
 from ampbridge.policy import OUTPUT_DTYPES, Policy
 from ampbridge.schedule import single
 
@@ -74,9 +68,6 @@ def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master
     if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
         msg = f"Passed save_dtype={save_dtype!r}; allowed are {listed((None, *OUTPUT_DTYPES))}.\n"
         raise ArgumentError(msg + "Hint: save_dtype='float32'")
-    if not isinstance(master_grad, bool):
-        msg = f"master_grad is True or False, not {master_grad!r}.\n"
-        raise ArgumentTypeError(msg + "Hint: master_grad=True")
     levels = {policy.level for policy in policies}
     if save_dtype is not None and levels == {"O0"}:
         msg = (
@@ -84,7 +75,7 @@ def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master
             "as they are.\nHint: save_dtype=None, or a policy of O1 or O2."
         )
         raise ArgumentError(msg)
-    if master_grad and "O2" not in levels:
+    if checked_flag("master_grad", master_grad) and "O2" not in levels:
         msg = (
             f"master_grad=True at {max(levels)}, where parameters and their gradients are float32.\n"
             "Hint: master_grad=False, or policy='O2'."

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from ampbridge import oplists
 from ampbridge.errors import ArgumentTypeError, PolicyError, listed, nearest
+from ampbridge.flags import checked_flag
 from ampbridge.foreign_names import told_of
 from ampbridge.oplists import Category, OpList
 
@@ -85,9 +86,7 @@ class Policy:
         _check_choice("lists", self.lists, oplists.LIST_SETS)
         _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
-        if not isinstance(self.master_weights, bool):
-            msg = f"master_weights is True or False, not {self.master_weights!r}.\n"
-            raise ArgumentTypeError(msg + "Hint: Policy('O2', master_weights=True)")
+        self._set("master_weights", checked_flag("master_weights", self.master_weights))
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
         self._set("allow", _canonical("allow", self.allow))
         self._set("deny", _canonical("deny", self.deny))

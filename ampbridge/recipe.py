@@ -16,6 +16,7 @@ from typing import Any
 from ampbridge import recipe_file, whole_files
 from ampbridge.decorate import check_parameter_settings
 from ampbridge.errors import AmpBridgeError, ArgumentTypeError, RecipeError
+from ampbridge.flags import checked_flag
 from ampbridge.policy import Policy
 from ampbridge.presets import preset as preset_named
 from ampbridge.recipe_file import SECTIONS
@@ -126,6 +127,7 @@ class Recipe:
         checked_accumulate(self.accumulate)
         self._set("clip_norm", checked_clip_norm(self.clip_norm))
         checked_on_overflow(self.on_overflow, self.plan)
+        self._set("master_grad", checked_flag("master_grad", self.master_grad))
         check_parameter_settings(self.policies, self.save_dtype, self.master_grad)
 
     def _set(self, name: str, value: object) -> None:

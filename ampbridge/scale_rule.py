@@ -27,6 +27,7 @@ import numpy as np
 
 from ampbridge.backend import FINITE, NAN, Scalar
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.flags import checked_flag
 
 # Below 2**-126 the reciprocal of a float32 scale overflows, and finite gradients become NaN unseen
 # (pytorch#99640); above 2**127 the scale itself does.
@@ -262,14 +263,6 @@ def checked_float(name: str, value: object) -> float:
     raise ArgumentTypeError(
         msg + f"Hint: {name}=2.0**16" if "scale" in name else msg + f"Hint: {name}=2.0"
     )
-
-
-def checked_flag(name: str, value: object) -> bool:
-    """``value``, if it is True or False; a word would pass for True."""
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    msg = f"{name} is True or False, not {value!r} of type {type(value).__name__}.\n"
-    raise ArgumentTypeError(msg + f"Hint: GradScaler({name}=False)")
 
 
 def _check_count(name: str, value: object, least: int) -> None:

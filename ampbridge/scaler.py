@@ -12,6 +12,7 @@ from ampbridge import registry
 from ampbridge.arguments import check_optimizer, check_that_it_holds_some
 from ampbridge.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
 from ampbridge.errors import ArgumentTypeError, CallOrderError
+from ampbridge.flags import checked_flag
 from ampbridge.foreign_names import no_attribute, told_of
 from ampbridge.native_scaler import NATIVE, to_native
 from ampbridge.presets import preset
@@ -22,7 +23,6 @@ from ampbridge.scale_rule import (
     HostStore,
     ScalerConfig,
     ScaleState,
-    checked_flag,
 )
 from ampbridge.scaler_state import LoadedState, read_state, write_state
 from ampbridge.skip_alarm import Told, sound

@@ -41,13 +41,14 @@ from ampbridge.errors import (
     CallOrderError,
     StateError,
 )
+from ampbridge.flags import checked_flag
 from ampbridge.policy import Policy
 from ampbridge.recipe import Recipe
 from ampbridge.scale_rule import ScalerConfig
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.scaler_state import LoadedState
 from ampbridge.schedule import Schedule, from_dict, parse, single
-from ampbridge.step_settings import OnOverflow, checked_name_overflows
+from ampbridge.step_settings import OnOverflow
 from ampbridge.tracing import called_as_it_is
 from ampbridge.training_state import Trained
 from ampbridge.weights import Report
@@ -540,7 +541,7 @@ def train_step(
         recipe=recipe,
         scaler=scaler,
         scheduler=scheduler,
-        name_overflows=checked_name_overflows(name_overflows),
+        name_overflows=checked_flag("name_overflows", name_overflows),
         compiled=chosen.compiles_by_default if compile == "auto" else _checked_compile(compile),
     )
 

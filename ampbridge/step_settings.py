@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.errors import ArgumentError, listed
 from ampbridge.policy import Policy
 from ampbridge.schedule import Schedule
 
@@ -56,15 +56,3 @@ def checked_clip_norm(value: Any) -> float | None:
         return float(value)
     msg = f"Passed clip_norm={value!r}; allowed is a positive number or None.\nHint: clip_norm=1.0"
     raise ArgumentError(msg)
-
-
-def checked_name_overflows(value: Any) -> bool:
-    """Whether a step names the parameters whose gradients were not finite.
-
-    Raises:
-        ArgumentTypeError: unless it is a bool.
-    """
-    if isinstance(value, bool):
-        return value
-    msg = f"name_overflows is True or False, not {value!r}.\nHint: name_overflows=True"
-    raise ArgumentTypeError(msg)

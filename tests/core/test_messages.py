@@ -61,7 +61,7 @@ POLICY_MISTAKES = {
     "master weights": (
         lambda: Policy("O2", master_weights="yes"),
         amp.ArgumentTypeError,
-        "master_weights is True or False, not 'yes'.\nHint: Policy('O2', master_weights=True)",
+        "master_weights is True or False, not 'yes'.\nHint: master_weights=True",
     ),
     "low outputs at O0": (
         lambda: Policy("O0", output_dtype="float16"),
