@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -11,7 +10,8 @@ from typing import Any
 from ampbridge import registry
 from ampbridge.arguments import backend_of_decorated
 from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
-from ampbridge.errors import AmpBridgeWarning, ArgumentError, PolicyError, listed, nearest
+from ampbridge.calling_code import warn
+from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
 from ampbridge.flags import checked_flag
 from ampbridge.policy import OUTPUT_DTYPES, Policy
 from ampbridge.schedule import single
@@ -183,7 +183,7 @@ def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> N
             "masters of them, so that updates under half a unit in the last place are lost.\n"
             "Hint: model.float() first: the policy casts what is to be low."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=4)
+        warn(msg)
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:

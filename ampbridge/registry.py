@@ -237,6 +237,11 @@ def _missing_methods(obj: Any) -> Iterator[str]:
     return (m for m in methods if not callable(getattr(obj, m, None)))
 
 
+def adapter_packages() -> set[str]:
+    """The packages of all adapters that are installed. Imports nothing."""
+    return {_package(point) for points in _entry_points().values() for point in points}
+
+
 def adapter_package(name: str) -> str:
     """The package of the adapter that speaks for a registered backend. Imports nothing."""
     if name in _registered:

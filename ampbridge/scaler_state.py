@@ -6,14 +6,14 @@ Paddle's and Keras' are read by a table of key names.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, StateError
+from ampbridge.calling_code import warn
+from ampbridge.errors import AmpBridgeError, StateError
 from ampbridge.scale_rule import ScalerConfig, ScaleState, checked_float
 
 VERSION = 3
@@ -197,5 +197,5 @@ def _within(scale: float, config: ScalerConfig) -> float:
             f"The loaded scale {scale!r} lies outside of this scaler's bounds and becomes {bounded!r}.\n"
             f"Hint: GradScaler(min_scale=..., max_scale={scale!r}) keeps it."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
+        warn(msg)
     return bounded

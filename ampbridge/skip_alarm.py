@@ -6,10 +6,10 @@ state are compared, so that many steps between them, or few, make no difference.
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
-from ampbridge.errors import AmpBridgeWarning, OverflowStuckError
+from ampbridge.calling_code import warn
+from ampbridge.errors import OverflowStuckError
 from ampbridge.scale_rule import NANS_BEFORE_WARNING, ScalerConfig, ScaleState
 
 
@@ -39,17 +39,13 @@ def sound(told: Told, now: ScaleState, config: ScalerConfig) -> None:
             ``at_min_scale="raise"``, for an overflow that should lower a scale at its minimum.
     """
     if now.nan_warnings > told.nan_warnings:
-        _warn(_nan(now))
+        warn(_nan(now))
     if now.floor_steps > told.floor_steps:
         raise OverflowStuckError(_at_floor(config))
     if now.stuck_steps > told.stuck_steps:
         raise OverflowStuckError(_skipped(now, config.max_consecutive_skips))
     if now.skip_warnings > told.skip_warnings:
-        _warn(_skipped(now, config.warn_after_skips))
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, AmpBridgeWarning, stacklevel=5)
+        warn(_skipped(now, config.warn_after_skips))
 
 
 def _at_floor(config: ScalerConfig) -> str:

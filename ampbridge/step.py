@@ -6,7 +6,6 @@ loop -> train_step -> policy (what) -> backend.gradients (casts, differentiates)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -32,10 +31,10 @@ from ampbridge.backend import (
     Scalar,
     StepOutput,
 )
+from ampbridge.calling_code import warn
 from ampbridge.decorate import fit_to, for_steps
 from ampbridge.errors import (
     AmpBridgeError,
-    AmpBridgeWarning,
     ArgumentError,
     ArgumentTypeError,
     CallOrderError,
@@ -682,7 +681,7 @@ def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> 
             f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
             "Hint: scaler='auto', or a bfloat16 policy, which needs none."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=4)
+        warn(msg)
     return chosen
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import paddle
 
 from ampbridge import function_ops
-from ampbridge.errors import AmpBridgeWarning
+from ampbridge.calling_code import warn
 from ampbridge.interception import Interception, Site
 from ampbridge.oplists import Category
 from ampbridge.tracing import constant_result
@@ -135,7 +134,7 @@ def _compiled_before(original: Function) -> Function:
             "stay in the precision in which they were traced first: in mixed precision it runs op by "
             "op.\nHint: amp.train_step(..., compile=True) compiles the loss for each policy."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+        warn(msg)
         return self.dygraph_function(*args, **kwargs)
 
     return call

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from inspect import signature
 from typing import Any
 
 import paddle
 
-from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, UnsupportedError, listed
+from ampbridge.calling_code import warn
+from ampbridge.errors import ArgumentTypeError, UnsupportedError, listed
 from ampbridge.native_lists import paddle_lists
 from ampbridge.policy import Policy
 from ampbridge.port.names import PaddleList, paddle_list
@@ -121,7 +121,7 @@ def _kept(excluded: Any) -> list[str]:
 def _read(region: Mapping[str, Any], argument: PaddleList) -> Iterable[str]:
     reading = paddle_list(region[argument] or (), argument)
     for remark in (*reading.ignored.values(), *reading.notes.values()):
-        warnings.warn(f"{remark.message}\nHint: {remark.hint}", AmpBridgeWarning, stacklevel=6)
+        warn(f"{remark.message}\nHint: {remark.hint}")
     if reading.lost:
         remark = next(iter(reading.lost.values()))
         raise UnsupportedError(f"{remark.message}\nHint: leave it out of {argument}.")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, UnsupportedError
+from ampbridge.calling_code import warn
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.scaler import GradScaler
 from ampbridge_paddle import casting
 
@@ -72,4 +73,4 @@ def _warn_that_paddle_may_have_done_it() -> None:
         "then; the GradScaler made from it is off as well.\n"
         "Hint: amp.GradScaler.like('paddle', init_scale=2.0**16) scales on a CPU too."
     )
-    warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
+    warn(msg)

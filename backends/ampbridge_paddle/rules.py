@@ -8,7 +8,6 @@ of their own, they are Python functions made of several (``mse_loss``).
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import paddle
 
 from ampbridge import function_ops, oplists
-from ampbridge.errors import AmpBridgeWarning
+from ampbridge.calling_code import warn
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
 from ampbridge.port.names import paddle_names
@@ -162,7 +161,7 @@ def _warn_of_ops_without_effect(policy: Policy) -> None:
                 f"{field_name}={idle!r} has no effect on PaddlePaddle, which has no such op to cast.\n"
                 f"Hint: name the ops it is made of, for example {field_name}=['multiply']."
             )
-            warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+            warn(msg)
 
 
 def _can_be_cast(name: str) -> bool:

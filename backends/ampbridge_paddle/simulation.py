@@ -17,7 +17,6 @@ of ``low_parameters``, which are rounded by whatever reads them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from ampbridge import function_ops
+from ampbridge.calling_code import warn
 from ampbridge.errors import SimulationWarning
 from ampbridge.interception import Interception, Site
 from ampbridge.oplists import Category
@@ -552,4 +552,4 @@ def warn_once() -> None:
             "gradients rounded, float32 storage). This is for rehearsal, it is not faster.\n"
             "Hint: warnings.simplefilter('ignore', ampbridge.SimulationWarning)"
         )
-        warnings.warn(msg, SimulationWarning, stacklevel=2)
+        warn(msg, SimulationWarning)

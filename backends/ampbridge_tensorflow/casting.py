@@ -6,20 +6,19 @@ look at each call at the rules that are active in their own thread or task.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ampbridge import function_ops, oplists
-from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.calling_code import warn
+from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
 from ampbridge.tracing import called_as_it_is, constant_result
 from ampbridge_tensorflow import (
     _private,
-    calling_code,
     fitted,
     functions,
     keras_layers,
@@ -106,7 +105,7 @@ def _warn_of_missing(policy: Policy) -> None:
             f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
             "Hint: ampbridge_tensorflow.casting.ops_without_counterpart() lists such ops."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=calling_code.stacklevel())
+        warn(msg)
 
 
 # -- Python functions that are ops

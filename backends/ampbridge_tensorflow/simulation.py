@@ -11,7 +11,6 @@ value until the first op that reads it, and the op that adds the bias asks for t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from itertools import compress
@@ -20,10 +19,11 @@ from typing import Any
 import tensorflow as tf
 
 from ampbridge import hardware, oplists
+from ampbridge.calling_code import warn
 from ampbridge.errors import SimulationWarning
 from ampbridge.interception import Interception
 from ampbridge.policy import Policy
-from ampbridge_tensorflow import _private, calling_code
+from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.rules import (
     FLOATS,
     LOW,
@@ -70,7 +70,7 @@ def warn_once(policy: Policy) -> None:
         f"Hint: {policy.replace(execution='simulated')!r} says so without a warning; "
         "execution='native' runs TensorFlow's kernels."
     )
-    warnings.warn(msg, SimulationWarning, stacklevel=calling_code.stacklevel())
+    warn(msg, SimulationWarning)
 
 
 # -- ops and functions

@@ -6,16 +6,15 @@ the user's own, or a loop by hand, may use any number of them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import cache, wraps
 from typing import Any
 
 import keras
 
-from ampbridge.errors import AmpBridgeWarning
+from ampbridge.calling_code import warn
 from ampbridge.interception import Interception, Site
-from ampbridge_tensorflow import _private, calling_code, fitted
+from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.fitted import Fitted
 from ampbridge_tensorflow.native_values import native_variable
 
@@ -63,8 +62,7 @@ def _check(optimizer: Any, updated: set[int]) -> None:
             continue
         found.unscaled.add(optimizer)
         if any(id(native_variable(variable)) in updated for variable in found.model.variables):
-            text = _unscaled(optimizer, found)
-            warnings.warn(text, AmpBridgeWarning, stacklevel=calling_code.stacklevel())
+            warn(_unscaled(optimizer, found))
 
 
 def _unscaled(optimizer: Any, found: Fitted) -> str:

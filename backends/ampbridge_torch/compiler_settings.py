@@ -5,12 +5,12 @@ Dynamo calls the checks while it traces. A setting is the user's own, and is rea
 
 from __future__ import annotations
 
-import warnings
 from contextvars import ContextVar
 
 import torch
 
-from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.calling_code import warn
+from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private
 
 in_our_hands: ContextVar[bool] = ContextVar("ampbridge_torch compiles", default=False)
@@ -22,12 +22,10 @@ def check_backward_pass() -> bool:
     """Warn of a function that a user compiles under lists that keep GEMMs in float32."""
     harmless = in_our_hands.get() or not _private.backward_autocast_is_on()
     if not harmless:
-        warnings.warn(
+        warn(
             "torch.compile computes the backward pass of this function inside of autocast: denied "
             "ops get low-precision gradients.\n"
-            "Hint: torch._functorch.config.backward_pass_autocast = 'off'",
-            AmpBridgeWarning,
-            stacklevel=2,
+            "Hint: torch._functorch.config.backward_pass_autocast = 'off'"
         )
     return harmless
 
@@ -37,12 +35,10 @@ def check_roundings() -> bool:
     """Warn of a function that a user compiles under simulation: Inductor would fuse roundings away."""
     harmless = in_our_hands.get() or _private.inductor_keeps_roundings()
     if not harmless:
-        warnings.warn(
+        warn(
             "torch.compile leaves out roundings between the ops of this function, which is simulated: "
             "it computes in more precision than was asked for.\n"
-            "Hint: torch._inductor.config.emulate_precision_casts = True",
-            AmpBridgeWarning,
-            stacklevel=2,
+            "Hint: torch._inductor.config.emulate_precision_casts = True"
         )
     return harmless
 

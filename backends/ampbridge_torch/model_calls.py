@@ -7,7 +7,6 @@ Both are instance attributes named ``forward``, through which every way to call 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from inspect import Signature, signature
 from typing import Any, NoReturn, TypeAlias
@@ -19,7 +18,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from ampbridge.backend import Decoration
-from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.calling_code import warn
+from ampbridge.errors import UnsupportedError
 from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_torch.casting import DTYPES, devices_in_use, region
@@ -168,7 +168,7 @@ class ModelCall(Call):
                 "Hint: with amp.undecorated(model): averaged = AveragedModel(model), or "
                 "copy.deepcopy(model); and averaged.update_parameters(model) in such a block."
             )
-            warnings.warn(msg, AmpBridgeWarning, stacklevel=2)
+            warn(msg)
         copied = memo[id(self)] = ModelCall.__new__(ModelCall)
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, cast
 
 import torch
 
-from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, UnsupportedError
+from ampbridge.calling_code import warn
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policy import LOW_DTYPES, Level, Policy
 from ampbridge_torch.casting import DTYPES
 
@@ -24,7 +24,7 @@ def native_policy(policy: Policy) -> torch.autocast:
             f"torch.autocast has lists of its own for CPUs; those of {policy!r} are CUDA's, and there "
             "is no CUDA here.\nHint: amp.autocast(policy) follows them on CPUs too."
         )
-        warnings.warn(msg, AmpBridgeWarning, stacklevel=5)
+        warn(msg)
     return torch.autocast(device, dtype=DTYPES[policy.compute_dtype])
 
 

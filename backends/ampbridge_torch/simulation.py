@@ -11,7 +11,6 @@ already convert to float32 and round once, forward and backward (``ROUNDS_ONCE``
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ampbridge.calling_code import warn
 from ampbridge.errors import SimulationWarning, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private
@@ -117,7 +117,7 @@ def warn_once(policy: Policy) -> None:
         f"Hint: {policy.replace(execution='simulated')!r} asks for it; "
         f"{policy.replace(execution='native')!r} runs torch's kernels."
     )
-    warnings.warn(msg, SimulationWarning, stacklevel=2)
+    warn(msg, SimulationWarning)
 
 
 # -- one op
