@@ -78,7 +78,7 @@ nightly: $(VENV)/.test ## long random searches, the whole zoo, and every test as
 	+$(MAKE) --no-print-directory --keep-going night-search zoo $(OLDER:%=night-%)
 
 night-search: $(VENV)/.test
-	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) test
+	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) test
 
 $(OLDER:%=night-%): night-%: $(VENV)/.test
 	$(BIN)/python scripts/as_older_cpu.py $* make test OLDER=

@@ -23,6 +23,7 @@ from ampbridge.errors import (
     SourceError,
     StateError,
     UnsupportedError,
+    WriteError,
 )
 from ampbridge.explain import explain
 from ampbridge.function_ops import register_op
@@ -59,6 +60,7 @@ __all__ = [
     "StepResult",
     "TrainStep",
     "UnsupportedError",
+    "WriteError",
     "autocast",
     "backend",
     "backends",

@@ -41,6 +41,10 @@ class RecipeError(AmpBridgeError, ValueError):
     """A recipe that cannot be read: unknown keys, impossible values, or no TOML at all."""
 
 
+class WriteError(AmpBridgeError, OSError):
+    """A file that cannot be written. What was there is as it was."""
+
+
 class SourceError(AmpBridgeError, ValueError):
     """Foreign source or configuration that cannot be read, or does not say what is needed."""
 

@@ -384,14 +384,16 @@ class TrainStep:
         """Save all that training goes on with to the folder ``path``, without pickle.
 
         JSON: ``state_dict()``, the optimizer's settings, the scheduler's state. Safetensors: float32
-        weights (masters), buffers, the optimizer's slots. A crash while saving leaves the checkpoint
-        that was there whole. Not part of it: random number generators and the place in the data.
+        weights (masters), buffers, the optimizer's slots. A crash or a full disk leaves the checkpoint
+        that was there whole; saves to one path wait for each other, loads for none. Not part of it:
+        random number generators and the place in the data.
 
         Every one of several ranks that train one model calls it; one of them writes.
 
         Raises:
             StateError: between micro-batches, or if ``path`` holds something else.
             UnsupportedError: for an optimizer or a scheduler whose state is no data.
+            WriteError: if the files cannot be written, for want of room for one.
         """
         training_state.save(path, self._trained, self.state_dict())
 

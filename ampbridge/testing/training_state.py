@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ampbridge import GradScaler, TrainStep
+from ampbridge import GradScaler, StateError, TrainStep
 from ampbridge.backend import FINITE
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import as_number
@@ -23,6 +25,8 @@ from ampbridge.testing.training import TrainStepConformance
 from ampbridge.testing.updates import FOUND, RATE, Training
 
 POLICIES = ["O0", "O1", "O2", "O2:bfloat16"]
+
+FLIPS = int(os.environ.get("AMPBRIDGE_BIT_FLIPS", "200"))
 
 
 class TrainingStateConformance(TrainStepConformance):
@@ -126,6 +130,32 @@ class TrainingStateConformance(TrainStepConformance):
         assert same_bits(two.state(h), one.state(h))
         self.run(step), self.run(other)
         assert same_bits(two.state(h), one.state(h))
+
+    def test_a_flipped_bit_is_refused_or_without_effect(self, tmp_path: Path) -> None:
+        """Of any file of a checkpoint, by turns."""
+        h, draw = self.harness, random.Random(5)
+        _, (step, training) = self.saved_and_loaded(tmp_path, "O2", "adam", used=False)
+        saved, saved_counts = training.state(h), step.state_dict()
+        self.run(step)
+        present, counts = training.state(h), step.state_dict()
+        intact = [(file, file.read_bytes()) for file in sorted(tmp_path.iterdir())]
+        refused = 0
+        for number in range(FLIPS):
+            file, content = intact[number % len(intact)]
+            damaged = bytearray(content)
+            damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+            file.write_bytes(damaged)
+            try:
+                step.load(tmp_path)
+            except StateError:
+                refused += 1
+            else:
+                present, counts = saved, saved_counts
+            assert same_bits(training.state(h), present)
+            assert step.state_dict() == counts
+            file.write_bytes(content)
+        print(f"{FLIPS} flipped bits: {refused} refused, the others without effect")
+        assert refused > 0.9 * FLIPS
 
     def test_settings_that_are_loaded_hold_from_the_next_step_on(self, compiled: bool) -> None:
         step = self.train_step(self.new_training(), compiled, scaler=GradScaler(2.0**4))

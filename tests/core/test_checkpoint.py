@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import stat
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import GradScaler, checkpoint
+from ampbridge import GradScaler, checkpoint, tensor_file, whole_files
 from ampbridge.checkpoint import Checkpoint
 from ampbridge.ranks import act_for_all
 from ampbridge.weights import Weight
@@ -73,7 +74,7 @@ def test_a_new_checkpoint_takes_the_place_of_the_old_one(folder):
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("calls_until_the_crash", range(12))
+@pytest.mark.parametrize("calls_until_the_crash", range(11))
 def test_a_crash_while_saving_leaves_the_old_checkpoint_whole(
     folder, monkeypatch, calls_until_the_crash
 ):
@@ -95,6 +96,9 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint_whole(
     with monkeypatch.context() as patch:
         for name in ("open", "fsync", "replace", "unlink"):
             patch.setattr(os, name, dying(getattr(os, name)))
+        # What a process that is killed would not do either:
+        patch.setattr(whole_files, "remove", lambda file: None)
+        patch.setattr(checkpoint, "_remove_leftovers", lambda folder: None)
         with contextlib.suppress(Killed):
             checkpoint.write(folder, Checkpoint({"step": 4}, {"other": np.ones(2)}))
     state, tensors = checkpoint.read(folder)
@@ -102,6 +106,137 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint_whole(
     checkpoint.write(folder, Checkpoint({"step": 5}, {}))  # and leftovers are no hindrance
     assert checkpoint.read(folder).state == {"step": 5}
     assert len(list(folder.iterdir())) == 2
+
+
+def test_only_what_a_save_has_made_is_removed(folder):
+    foreign = ["movie.mkv.partial", "tensors-mine.safetensors", ".1234.partial", "b.safetensors"]
+    for name in foreign:
+        (folder / name).touch()
+    (folder / f"tensors-{'0' * 32}.safetensors").mkdir()
+    checkpoint.write(folder, Checkpoint({"step": 4}, {"other": np.ones(2)}))
+    assert checkpoint.read(folder).state == {"step": 4}
+    names = {file.name for file in folder.iterdir()}
+    assert names > {*foreign, f"tensors-{'0' * 32}.safetensors", "state.json"}
+    assert len(names) == len(foreign) + 3
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+@pytest.mark.parametrize("call", [checkpoint.read, lambda path: checkpoint.write(path, ({}, {}))])
+def test_what_is_no_path_is_refused(path, call):
+    with pytest.raises(amp.ArgumentError, match="is no path of a folder"):
+        call(path)
+
+
+def test_files_have_the_mode_that_the_umask_gives(tmp_path):
+    before = os.umask(0o027)
+    try:
+        checkpoint.write(tmp_path / "a", Checkpoint(STATE, TENSORS))
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "a").iterdir()}
+    assert modes == ({0o640} if os.name == "posix" else modes)
+
+
+@pytest.mark.parametrize(
+    ("state", "tensors"),
+    [
+        ({"lr": float("nan")}, {}),
+        ({"lr": object()}, {}),
+        ({}, {"x": np.zeros(2, np.complex128)}),
+        ({}, {"x": np.array(["text"])}),
+    ],
+    ids=["nan", "object", "complex128", "text"],
+)
+def test_what_no_file_holds_is_refused(folder, state, tensors):
+    with pytest.raises(amp.UnsupportedError, match="A checkpoint cannot hold"):
+        checkpoint.write(folder, Checkpoint(state, tensors))
+    assert checkpoint.read(folder).state == STATE
+
+
+def test_safetensors_reads_every_dtype_as_it_was(tmp_path):
+    kinds = [np.dtype(name) for name in tensor_file._DTYPES]
+    tensors = {kind.name: np.arange(3).astype(kind) for kind in kinds}
+    tensors["big end first"] = np.arange(3, dtype=">f4")
+    tensors["turned"] = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    checkpoint.write(tmp_path, Checkpoint({}, tensors))
+    loaded = checkpoint.read(tmp_path).tensors
+    assert loaded.keys() == tensors.keys()
+    for name, array in tensors.items():
+        assert loaded[name].dtype == array.dtype.newbyteorder("=")
+        assert loaded[name].tolist() == array.tolist()
+
+
+def test_the_tensor_file_is_the_one_that_safetensors_would_write(folder):
+    from safetensors.numpy import save
+
+    (file,) = folder.glob("*.safetensors")
+    ours = {name: np.ascontiguousarray(array) for name, array in TENSORS.items()}
+    ours["scalar"] = TENSORS["scalar"]
+    assert len(file.read_bytes()) == len(save(ours))
+
+
+# -- state.json
+
+
+def as_version_1(folder):
+    """As it was written before it had a digest of itself."""
+    file = folder / "state.json"
+    document = json.loads(file.read_text())
+    del document["blake2b"]
+    file.write_text(json.dumps({**document, "version": 1}, indent=1))
+    return file
+
+
+def test_a_checkpoint_of_the_first_version_still_loads(folder):
+    as_version_1(folder)
+    assert checkpoint.read(folder).state == STATE
+    checkpoint.write(folder, Checkpoint({"step": 4}, {}))
+    assert json.loads((folder / "state.json").read_text())["version"] == 2
+
+
+def test_a_digest_cannot_be_left_out(folder):
+    file = as_version_1(folder)
+    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    with refuses(folder, "lacks parts"):
+        checkpoint.read(folder)
+
+
+def test_it_may_be_spaced_in_another_way(folder):
+    file = folder / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text())))
+    assert checkpoint.read(folder).state == STATE
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"version": 1', '"version": true', "is of version True"),
+        ('"version": 1', '"version": 1.0', "is of version 1.0"),
+        ('"version": 1', '"version": 1, "version": 1', "a key stands twice"),
+        ('"step": 3', '"step": 3, "step": 4', "a key stands twice"),
+        ('"version": 1', '"version": 1, "more": 1', "has others besides"),
+    ],
+    ids=["true", "1.0", "version twice", "step twice", "a key more"],
+)
+def test_what_json_lets_through_is_refused(folder, old, new, says):
+    file = as_version_1(folder)
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    with refuses(folder, says):
+        checkpoint.read(folder)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda state: state.update(step=4), lambda state: state.update(more=1)]
+)
+def test_a_changed_value_is_refused(folder, change):
+    file = folder / "state.json"
+    document = json.loads(file.read_text())
+    change(document["state"])
+    file.write_text(json.dumps(document))
+    with refuses(folder, "damaged: it is not the file that was saved"):
+        checkpoint.read(folder)
 
 
 def test_a_file_in_the_place_of_the_folder_is_left_alone(tmp_path):

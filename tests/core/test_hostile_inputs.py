@@ -255,7 +255,7 @@ def test_checkpoints(toy, draw, tmp_path):
         weight, before = model.weight.copy(), step.state_dict()
         try:
             checkpoint.write(tmp_path, Checkpoint(mutated(state, draw), tensors))
-        except (TypeError, ValueError, AttributeError, RecursionError):
+        except amp.UnsupportedError:
             continue  # what JSON cannot hold, no file holds
         if not refused_or_harmless(lambda: step.load(tmp_path)):
             assert step.state_dict() == before

@@ -1,0 +1,54 @@
+"""A process that saves to one path, or loads from it, over and over; for test_interrupted_saves.py.
+
+    python saving_process.py save PATH FIRST SECONDS      says each number that it has saved
+    python saving_process.py load PATH FIRST SECONDS      ends with an error if a checkpoint is not whole
+
+FIRST is the number that it begins with.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import count
+
+import numpy as np
+
+from ampbridge import checkpoint
+from ampbridge.checkpoint import Checkpoint
+
+VALUES = 100_000  # float32: large enough to be interrupted while they are written
+
+
+def numbered(number: int) -> Checkpoint:
+    """A checkpoint that says three times which one it is."""
+    first, second = (np.full(VALUES, number, np.float32) for _ in range(2))
+    return Checkpoint({"number": number}, {"first": first, "second": second})
+
+
+def number_of(saved: Checkpoint) -> int:
+    """Which one it is.
+
+    Raises:
+        AssertionError: if it is put together of several.
+    """
+    number: int = saved.state["number"]
+    assert set(saved.tensors) == {"first", "second"}
+    for values in saved.tensors.values():
+        assert values.shape == (VALUES,)
+        assert (values == number).all()
+    return number
+
+
+if __name__ == "__main__":
+    what, path, first, seconds = sys.argv[1:]
+    ends = time.monotonic() + float(seconds)
+    print("ready", flush=True)
+    for number in count(int(first)):
+        if time.monotonic() > ends:
+            break
+        if what == "save":
+            checkpoint.write(path, numbered(number))
+        else:
+            number_of(checkpoint.read(path))
+        print(number, flush=True)
