@@ -76,6 +76,13 @@ OF_A_SCALER: Mapping[str, str] = {
     **_accessors("backoff_interval", "decr_every_n_nan_or_inf"),
 }
 
+# What trains, or forgets gradients, elsewhere -> what to write here.
+OF_A_STEP: Mapping[str, str] = {
+    "zero_grad": "step.reset(), between micro-batches; a whole step leaves no gradients behind",
+    "clear_grad": "step.reset(), between micro-batches; a whole step leaves no gradients behind",
+    "train_on_batch": "result = step(x, y)",
+}
+
 # torch's first argument of an autocast or a scaler.
 DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
 
@@ -110,11 +117,11 @@ def _no_device(kind: str, device: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{kind} takes no device, and {device!r} was passed.\nHint: {hint}")
 
 
-def no_attribute(owner: Any, name: str) -> ForeignNameError:
-    """What ``__getattr__`` of a scaler raises."""
+def no_attribute(owner: Any, name: str, known: Mapping[str, str]) -> ForeignNameError:
+    """What ``__getattr__`` raises; ``known`` has other libraries' names."""
     kind = type(owner).__name__
-    if name not in OF_A_SCALER:
+    if name not in known:
         return ForeignNameError(f"{kind} has no attribute {name!r}.\nHint: help({kind})")
     return ForeignNameError(
-        f"{kind} has no attribute {name!r}, which is another library's.\nHint: {OF_A_SCALER[name]}"
+        f"{kind} has no attribute {name!r}, which is another library's.\nHint: {known[name]}"
     )

@@ -13,7 +13,7 @@ from ampbridge.arguments import check_optimizer, check_that_it_holds_some
 from ampbridge.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
 from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.flags import checked_flag
-from ampbridge.foreign_names import no_attribute, told_of
+from ampbridge.foreign_names import OF_A_SCALER, no_attribute, told_of
 from ampbridge.native_scaler import NATIVE, to_native
 from ampbridge.presets import preset
 from ampbridge.scale_rule import (
@@ -491,7 +491,7 @@ class GradScaler:
         return Gradients(present, record.gradients.parameters, record.found)
 
     def __getattr__(self, name: str) -> Any:
-        raise no_attribute(self, name)
+        raise no_attribute(self, name, OF_A_SCALER)
 
     def __repr__(self) -> str:
         changed = [

@@ -28,7 +28,6 @@ from ampbridge.backend import (
     Model,
     Optimizer,
     Program,
-    Scalar,
     StepOutput,
 )
 from ampbridge.calling_code import warn
@@ -41,12 +40,15 @@ from ampbridge.errors import (
     StateError,
 )
 from ampbridge.flags import checked_flag
+from ampbridge.foreign_names import OF_A_STEP, no_attribute
+from ampbridge.interrupts import Whole
 from ampbridge.policy import Policy
 from ampbridge.recipe import Recipe
 from ampbridge.scale_rule import ScalerConfig
 from ampbridge.scaler import Gradients, GradScaler
 from ampbridge.scaler_state import LoadedState
 from ampbridge.schedule import Schedule, from_dict, parse, single
+from ampbridge.step_program import StepProgram, returning_aux, taking_both
 from ampbridge.step_settings import OnOverflow
 from ampbridge.tracing import called_as_it_is
 from ampbridge.training_state import Trained
@@ -160,7 +162,14 @@ class _CheckedState(NamedTuple):
 
 
 class TrainStep:
-    """A training step made by ``train_step``; call it with a batch."""
+    """A training step made by ``train_step``; call it with a batch.
+
+    A call that raises has not happened: parameters, slots, gradients so far, scale and counters are as
+    before it, and the same batch may be tried again. Not so are random numbers that were drawn and
+    running statistics of the forward pass, nor what an optimizer has moved that raises half way. What
+    a scheduler or an ``OverflowStuckError`` raises comes after a step that has happened. Ctrl-C comes
+    before or after the optimizer's step, never within it.
+    """
 
     def __init__(
         self,
@@ -176,11 +185,8 @@ class TrainStep:
         compiled: bool,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.scaler = scaler
         self._plan = recipe.plan
         self._schedule_state = {} if recipe.schedule is None else recipe.schedule.start()
-        self.accumulate, self.clip_norm = recipe.accumulate, recipe.clip_norm
-        self.on_overflow, self.name_overflows = recipe.on_overflow, name_overflows
         self._backend = backend
         self._decorations = {
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
@@ -193,7 +199,19 @@ class TrainStep:
         for each in (scaler, self._unscaled):
             if each is not None and each.enabled:
                 each.bind(backend, model)
-        build = self._build_on_replicas
+        self._calculation = StepProgram(
+            backend,
+            model,
+            optimizer,
+            scaler,
+            self._unscaled,
+            isinstance(self._plan, Policy),
+            recipe.accumulate,
+            recipe.clip_norm,
+            recipe.on_overflow,
+            name_overflows,
+        )
+        build = self._calculation.build
         self._make_program = (
             partial(backend.compile, build, loss_fn) if compiled else partial(build, loss_fn)
         )
@@ -201,6 +219,33 @@ class TrainStep:
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
+
+    # What it was made with; to change one of these, make another step.
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The one that was given, or made; None without one."""
+        return self._calculation.scaler
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches a step."""
+        return self._calculation.accumulate
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest joint 2-norm of the gradients; None for any."""
+        return self._calculation.clip_norm
+
+    @property
+    def on_overflow(self) -> OnOverflow:
+        """What an overflow in a micro-batch drops."""
+        return self._calculation.on_overflow
+
+    @property
+    def name_overflows(self) -> bool:
+        """Whether results say which parameters' gradients were not finite."""
+        return self._calculation.name_overflows
 
     @property
     def policy(self) -> Policy:
@@ -214,26 +259,36 @@ class TrainStep:
 
         ``loss_fn`` is called with it: ``loss_fn(model, *batch, **named)``.
         """
-        final = self._micro_steps + 1 == self.accumulate
-        policy = self.policy
-        fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
-        output = self._present_program()(policy, final, self._total, (batch, named))
-        if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
+        with Whole():
+            final = self._micro_steps + 1 == self.accumulate
+            policy = self.policy
+            fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
+            output = self._present_program()(policy, final, self._total, (batch, named))
+            if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
+                return self._result(output, policy)
+            if not final:
+                self._micro_steps, self._total = self._micro_steps + 1, output.grads
+                return self._result(output, policy, accumulating=True)
+            self._micro_steps, self._total = 0, None
+            self._steps += 1
+            if (
+                isinstance(self._plan, Schedule) and self._plan.watches_loss
+            ):  # on all ranks the same
+                output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
+            counted = StepResult(output, self._steps)  # without alarms, which may raise
+            if isinstance(self._plan, Schedule):
+                self._schedule_state = self._plan.next_state(self._schedule_state, counted)
+            if self._advance_scheduler is not None and counted.applied:
+                self._advance_scheduler()
             return self._result(output, policy)
-        if not final:
-            self._micro_steps += 1
-            self._total = output.grads
-            return self._result(output, policy, accumulating=True)
+
+    def reset(self) -> None:
+        """Drop the gradients of the micro-batches so far: the next one is the first of a step.
+
+        After an interrupt, say, or ahead of ``save``. Weights, scale and counters stay as they are,
+        and so does a scale that ``on_overflow="drop_microbatch"`` has moved.
+        """
         self._micro_steps, self._total = 0, None
-        self._steps += 1
-        if isinstance(self._plan, Schedule) and self._plan.watches_loss:  # on all ranks the same
-            output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
-        result = self._result(output, policy)
-        if self._advance_scheduler is not None and result.applied:
-            self._advance_scheduler()
-        if isinstance(self._plan, Schedule):
-            self._schedule_state = self._plan.next_state(self._schedule_state, result)
-        return result
 
     def _present_program(self) -> Program:
         """The step's program, made anew where the scaler's settings, which a trace holds, have changed."""
@@ -250,7 +305,7 @@ class TrainStep:
     ) -> StepResult:
         if accumulating:
             return StepResult(output, self._steps, accumulating=True)
-        alarm = partial(self._counting(policy).sound_alarms, output.after)
+        alarm = partial(self._calculation.counting(policy).sound_alarms, output.after)
         names = self._parameter_names() if self.name_overflows else ()
         result = StepResult(output, self._steps, alarm=alarm, names=names)
         if isinstance(output.found, int):
@@ -265,80 +320,6 @@ class TrainStep:
         trained = enumerate(backend.parameters(self.optimizer))
         return [names.get(id(p), f"optimizer[{place}]") for place, p in trained]
 
-    def _build_on_replicas(self, loss_fn: LossFn) -> Program:
-        return self._backend.on_replicas(self._build(loss_fn), self.model)
-
-    def _build(self, loss_fn: LossFn) -> Program:
-        """The step as a function of native values; a backend may trace it.
-
-        ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
-        """
-        loss_and_aux = _taking_both(returning_aux(loss_fn))
-        whole_steps = self.on_overflow == "drop_step"
-
-        def program(
-            policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
-        ) -> StepOutput:
-            backend = self._backend
-            counting, scaling = self._counting(policy), self._scaler_under(policy) is not None
-            scale = counting.store.read().scale if scaling else None
-            loss, aux, grads = backend.gradients(
-                loss_and_aux,
-                self.model,
-                batch,
-                policy,
-                self._factor(scale),
-                total if whole_steps else None,
-                self.optimizer,
-            )
-            if whole_steps and not final:
-                return StepOutput(loss, aux, grads, scale)
-            kinds = self._kinds(grads)
-            grads, found = backend.unscale(grads, scale)
-            found = backend.agree(found, self.optimizer)
-            if not whole_steps and total is not None:
-                grads = backend.add(total, grads)
-            if not final:
-                counting.store.update(found, counting.config)
-                after = counting.store.read()
-                return StepOutput(loss, aux, grads, scale, after, found, kinds=kinds)
-            norm = None
-            if self.clip_norm is not None:
-                grads, norm = backend.clip(grads, self.clip_norm)
-            parameters = backend.parameters(self.optimizer)
-            applied = backend.apply(self.optimizer, parameters, grads, found)
-            counting.store.update(found, counting.config)  # last: what raises moves no scale
-            after = counting.store.read()
-            return StepOutput(loss, aux, None, scale, after, found, applied, norm, kinds)
-
-        return program
-
-    def _kinds(self, grads: Sequence[Array]) -> Sequence[Scalar] | None:
-        """What is in each gradient, on request: a pass of its own."""
-        if not self.name_overflows:
-            return None
-        return [self._backend.unscale([grad], None)[1] for grad in grads]
-
-    def _counting(self, policy: Policy) -> GradScaler:
-        """The scaler that counts the steps under ``policy``."""
-        return self._scaler_under(policy) or self._unscaled
-
-    def _scaler_under(self, policy: Policy) -> GradScaler | None:
-        """The scaler, if steps under ``policy`` are scaled.
-
-        It is used under the one policy that it was given with; under a schedule, where the policy
-        needs it.
-        """
-        if self.scaler is None or not self.scaler.enabled:
-            return None
-        return self.scaler if isinstance(self._plan, Policy) or policy.needs_scaling else None
-
-    def _factor(self, scale: Any) -> Any:
-        """What the loss is multiplied by: the scale, shared among the micro-batches."""
-        if self.accumulate == 1:
-            return scale
-        return 1.0 / self.accumulate if scale is None else scale / self.accumulate
-
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values: ``version``, ``step``, ``policy`` (or schedule), ``schedule`` (what it
         remembers; empty for a policy), ``scaler`` (None without one), ``unscaled`` (the same of steps
@@ -352,7 +333,8 @@ class TrainStep:
         if self._micro_steps:
             msg = (
                 f"state_dict() after {self._micro_steps} of {self.accumulate} micro-batches would "
-                "lose their gradients.\nHint: save when result.reason != 'accumulating'."
+                "lose their gradients.\nHint: save when result.reason != 'accumulating'; or "
+                "step.reset(), which drops them."
             )
             raise StateError(msg)
         return {
@@ -462,6 +444,9 @@ class TrainStep:
         return _CheckedState(
             step, dict(schedule_state), scaler, self._unscaled.checked_state(unscaled)
         )
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name, OF_A_STEP)
 
 
 def _saved_plan(data: Any) -> Policy | Schedule:
@@ -619,7 +604,7 @@ def value_and_grad(
     scaler = _checked_scaler(scaler, "an ampbridge.GradScaler or None")
     factor = None if scaler is None else scaler.factor(backend, model)
     _fit_for_own_loop(backend, model, parsed)
-    paired = _taking_both(returning_aux(loss_fn))
+    paired = taking_both(returning_aux(loss_fn))
     loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)
@@ -642,35 +627,6 @@ def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
         msg = f"value_and_grad under {policy!r} of a model that is {is_it}.\nHint: {hint}"
         raise CallOrderError(msg)
     fit_to(backend, model, None, for_steps(backend, model, policy))
-
-
-def returning_aux(loss_fn: LossFn) -> LossFn:
-    """``loss_fn`` made to return ``(loss, aux)``, the loss checked to be a scalar."""
-
-    def loss_and_aux(model: Model, /, *batch: Any, **named: Any) -> tuple[Array, Any]:
-        output = loss_fn(model, *batch, **named)
-        loss, aux = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
-        dimensions = getattr(loss, "ndim", loss)
-        if dimensions is loss:
-            msg = (
-                f"loss_fn returned {type(loss).__name__}, not a tensor.\n"
-                "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)"
-            )
-            raise ArgumentTypeError(msg)
-        if dimensions:
-            msg = (
-                f"loss_fn returned a loss of shape {tuple(loss.shape)}; a scalar is needed.\n"
-                "Hint: return loss.mean()"
-            )
-            raise ArgumentError(msg)
-        return loss, aux
-
-    return loss_and_aux
-
-
-def _taking_both(loss_fn: LossFn) -> LossFn:
-    """``loss_fn`` as a backend calls it: with the positional part of a batch, and the named one."""
-    return lambda model, batch, named: loss_fn(model, *batch, **named)
 
 
 def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:

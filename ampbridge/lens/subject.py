@@ -16,7 +16,7 @@ from ampbridge.errors import ArgumentError, CallOrderError
 from ampbridge.function_ops import shown_whole
 from ampbridge.observation import Observer
 from ampbridge.policy import Policy
-from ampbridge.step import returning_aux
+from ampbridge.step_program import returning_aux
 
 NumpyArray = npt.NDArray[Any]
 

@@ -163,8 +163,11 @@ def add(total: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if earlier is None or new is None:
-        return new if earlier is None else earlier
+    """Never ``earlier`` itself: what a sum becomes is unscaled and clipped in place."""
+    if earlier is None:
+        return new
+    if new is None:
+        return merged(earlier) if earlier.is_selected_rows() else earlier.clone()
     return paddle.add_n([earlier, new]) if earlier.is_selected_rows() else earlier + new
 
 

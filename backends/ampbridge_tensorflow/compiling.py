@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ampbridge.backend import Array, LossFn, Program, StepOutput
+from ampbridge.interrupts import hold_interrupts
 from ampbridge.nested import Structure, leaves
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
@@ -43,7 +44,9 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     ) -> StepOutput:
         native = native_batch(batch)
         kind = (policy, final, total is None, Structure(native))
-        if kind not in traced:
+        if kind in traced:
+            hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
+        else:
             traced[kind] = trace(*kind)
         with traces_keyed_otherwise():
             output: StepOutput = traced[kind](*leaves(native), *(total or ()))

@@ -33,6 +33,7 @@ NAMES = {
         Name("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler.unscale", True),
         Name("torch._amp_update_scale_", "one kernel for the scale on a GPU", False),
         Name("torch._foreach_mul_", "clip_norm", True),
+        Name("torch._foreach_add_", "accumulate", True),
         Name("torch._foreach_copy_", "O2's master weights", True),
         Name("torch.optim.Optimizer.profile_hook_step", "O2 under steps that call others", True),
         Name("torch.Tensor.grad_dtype", "float32 gradients of low-precision parameters", False),

@@ -81,7 +81,11 @@ def gradients(
         raise ArgumentError(msg)
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
-    grads = _backward(scaled, wanted, _reached(model, wanted), total)
+    grads = _backward(scaled, wanted, _reached(model, wanted))
+    if _lends_gradients(model):
+        grads = [g if g is None else g.clone() for g in grads]
+    if total is not None:
+        grads = _with_total(grads, total)
     return loss.detach(), map_leaves(_detached, aux, leaf=Tensor), grads
 
 
@@ -95,32 +99,36 @@ def _reached(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
     return list({id(p): p for p in (*wanted, *parameters(model))}.values())
 
 
-def _backward(
-    loss: Tensor,
-    wanted: Sequence[Tensor],
-    reached: Sequence[Tensor],
-    total: Sequence[Tensor | None] | None,
-) -> list[Tensor | None]:
-    """``total`` plus the gradients of ``loss``; what ``.grad`` held is put back.
+def _lends_gradients(model: nn.Module) -> bool:
+    """Whether gradients lie in buckets of DistributedDataParallel, which the next pass overwrites."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    return any(getattr(part, "gradient_as_bucket_view", False) for part in model.modules())
 
-    Autograd itself adds to what ``.grad`` holds. Low gradients, which it would add in low precision,
-    are added here.
+
+def _backward(
+    loss: Tensor, wanted: Sequence[Tensor], reached: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of ``loss``, 16-bit ones in float32; what ``.grad`` held is put back.
+
+    ``.grad`` is empty meanwhile: autograd adds in place to what it finds there, and a pass that is
+    cut short would leave some of it added to.
     """
     before = [(p, p.grad) for p in reached]
-    sums = [None] * len(wanted) if total is None else total
-    store((p, None) for p in reached)
-    store((p, s) for p, s in zip(wanted, sums, strict=True) if p.dtype not in LOW_DTYPES)
     try:
+        store((p, None) for p in reached)
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
         loss.backward(inputs=None if any(map(_private.is_sharded, reached)) else reached)
         grads = [p.grad for p in wanted]
-    finally:
         store(before)
+    except BaseException:
+        store(before)  # no ``finally``: an interrupt of the line above would leave it half done
+        raise
     if any(grad is None for grad in grads):
         _refuse_reentrant_checkpoints(loss)
     return [
-        _in_float32(grad, present) if p.dtype in LOW_DTYPES else grad
-        for p, grad, present in zip(wanted, grads, sums, strict=True)
+        g if g is None or p.dtype not in LOW_DTYPES else g.float()
+        for g, p in zip(grads, wanted, strict=True)
     ]
 
 
@@ -128,17 +136,38 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _in_float32(grad: Tensor | None, total: Tensor | None) -> Tensor | None:
-    if grad is None:
-        return total
-    return grad.float() if total is None else total.add_(grad)
+@torch.no_grad()
+def _with_total(
+    grads: Sequence[Tensor | None], total: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """``add(total, grads)`` in the memory of ``grads``, which are new; ``total`` stays what it is."""
+    sums = list(grads)
+    new, earlier = [], []
+    for place, (grad, present) in enumerate(zip(grads, total, strict=True)):
+        if grad is None or present is None or grad.is_sparse or present.is_sparse:
+            sums[place] = _sum(present, grad)
+        else:
+            new.append(grad)
+            earlier.append(present)
+    if new:
+        _private.lookup("_foreach_add_")(new, earlier)
+    return sums
 
 
 @torch.no_grad()
 def add(total: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """See ``Backend.add``."""
-    pairs = zip(total, grads, strict=True)
-    return [g if t is None else t if g is None else t + g for t, g in pairs]
+    return [_sum(*pair) for pair in zip(total, grads, strict=True)]
+
+
+def _sum(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """Never ``total`` itself: what a sum becomes is unscaled and clipped in place."""
+    if total is None:
+        return grad
+    if grad is None:
+        return total.clone()
+    # Torch adds a sparse gradient to a dense one, and not the other way round.
+    return grad + total if total.is_sparse else total + grad
 
 
 def _refuse_reentrant_checkpoints(loss: Tensor) -> None:

@@ -239,7 +239,9 @@ class MasterUpdates:
             optimizer.step()
         finally:
             self._given = {}
-            self._take_masters_out(optimizer)  # if it raised
+            if self._replaced:  # it raised, and what it has moved stays moved
+                round_all([place.master for place in self._replaced])
+                self._take_masters_out(optimizer)
 
     # -- methods that torch's optimizers have not
 

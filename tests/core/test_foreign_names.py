@@ -4,12 +4,13 @@ import ast
 import copy
 import inspect
 import pickle
+import re
 
 import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.foreign_names import ARGUMENTS, OF_A_SCALER
+from ampbridge.foreign_names import ARGUMENTS, OF_A_SCALER, OF_A_STEP
 
 CASES = [(kind, name) for kind, names in ARGUMENTS.items() for name in names]
 
@@ -40,6 +41,17 @@ def test_a_method_of_another_library_s(name):
     assert first == f"GradScaler has no attribute {name!r}, which is another library's."
     names = {node.attr for node in ast.walk(ast.parse(hint)) if isinstance(node, ast.Attribute)}
     assert all(hasattr(scaler, each) or hasattr(scaler.config, each) for each in names)
+
+
+@pytest.mark.parametrize("name", OF_A_STEP)
+def test_a_method_of_another_library_s_step(name):
+    assert not hasattr(amp.TrainStep, name)
+    with pytest.raises(amp.ForeignNameError) as error:
+        getattr(amp.TrainStep.__new__(amp.TrainStep), name)
+    first, hint = str(error.value).split("\nHint: ")
+    assert first == f"TrainStep has no attribute {name!r}, which is another library's."
+    method = re.search(r"step\.?(\w*)\(", hint)
+    assert hasattr(amp.TrainStep, method[1] or "__call__")
 
 
 def test_a_name_that_nobody_has():

@@ -1,0 +1,79 @@
+"""Ctrl-C, made to wait while a step takes effect.
+
+An optimizer changes one parameter after the other, and the counters come after it. An interrupt in
+between would leave a step that has happened in part, which nothing can take back without a copy of
+all weights. So from there on it waits for the end, some milliseconds.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from importlib import import_module
+from types import FrameType, TracebackType
+from typing import Any
+
+# Of the C module: what ``signal`` has around them turns numbers to names, in 30 us a step.
+_signal: Any = import_module("_signal")
+_set_handler, _handler_of = _signal.signal, _signal.getsignal
+
+_innermost: Whole | None = None
+"""The main thread's, which is the one that signals reach."""
+
+
+class Whole:
+    """A block that Ctrl-C ends at once until ``hold_interrupts`` is called in it, and then at its end.
+
+    A second Ctrl-C does not wait. Outside of the main thread, and where something other than Python
+    handles the signal, nothing is held.
+    """
+
+    __slots__ = ("_came", "_handler", "_is_main", "_outer")
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._came: FrameType | bool | None = None
+        self._outer: Whole | None = None
+        self._is_main = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        global _innermost
+        if self._is_main:
+            self._outer, _innermost = _innermost, self
+
+    def hold(self) -> None:
+        handler = _handler_of(signal.SIGINT)
+        if self._handler is None and callable(handler):
+            self._handler = handler
+            _set_handler(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._came is not None:
+            self._release()
+        self._came = frame or True
+
+    def _release(self) -> None:
+        """The handler from before is in its place, and is told of what came."""
+        handler, self._handler = self._handler, None
+        came, self._came = self._came, None
+        if handler is not None:
+            _set_handler(signal.SIGINT, handler)
+            if came is not None:
+                handler(signal.SIGINT, None if came is True else came)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _innermost
+        if self._is_main:
+            _innermost = self._outer
+            self._release()
+
+
+def hold_interrupts() -> None:
+    """From here to the end of the innermost ``Whole`` block Ctrl-C waits."""
+    if _innermost is not None and threading.current_thread() is threading.main_thread():
+        _innermost.hold()
