@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ampbridge import registry
 from ampbridge.backend import Backend, Model, Optimizer, OptimizerState
 from ampbridge.errors import AmpBridgeError, CallOrderError, StateError, UnsupportedError
+from ampbridge.remembering import Remembered
 from ampbridge.weights import Report, Weight, match_weights
 
 Path = str | PathLike[str]
@@ -138,33 +139,59 @@ def take_over(saved: Saved, trained: Trained) -> None:
     """Set model, optimizer and scheduler to what was saved from the same ones, bit by bit.
 
     Raises:
-        StateError: if it does not fit; everything is as before then.
+        StateError: if it does not fit. Whatever is raised, by a scheduler's or an optimizer's own
+            method or by an interrupt, everything is as before then.
     """
-    backend, model = trained.backend, trained.model
-    present = backend.weights(model)
+    present = trained.backend.weights(trained.model)
     if sorted(present) != sorted(saved.weights):
         raise StateError(_other_model(present, saved.weights))
-    before = (
-        backend.read_weights(model),
-        backend.read_optimizer(trained.optimizer, model),
-        _scheduler_state(trained.scheduler),
-    )
-    try:
-        _set(trained, saved.values, saved.optimizer, saved.scheduler)
-    except (AmpBridgeError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        _set(trained, *before)
-        msg = f"The checkpoint does not fit this optimizer or scheduler: {error!s:.300}\n"
-        raise StateError(msg + "Hint: make them as they were when it was saved.") from error
-
-
-def _set(trained: Trained, values: Tensors, optimizer: OptimizerState, scheduler: Any) -> None:
-    trained.backend.write_weights(trained.model, values)
-    trained.backend.write_optimizer(trained.optimizer, trained.model, optimizer)
+    _scheduler_state(trained.scheduler)  # what cannot be saved could not be put back either
     restore = _state_setter(trained.scheduler)
-    if (scheduler is None) != (restore is None):
-        raise StateError("one of the two has a scheduler with a state, the other has none.")
-    if restore is not None:
-        restore(_with_own_keys(scheduler))
+    if (saved.scheduler is None) != (restore is None):
+        msg = "One of checkpoint and step has a scheduler with a state, the other has none.\n"
+        raise StateError(msg + _HINT_IF_OTHER)
+    put_back = _what_puts_back(trained)
+    try:
+        trained.backend.write_optimizer(trained.optimizer, trained.model, saved.optimizer)
+        if restore is not None:
+            restore(_with_own_keys(saved.scheduler))
+        trained.backend.write_weights(trained.model, saved.values)
+    except BaseException as error:
+        put_back()
+        if not isinstance(error, Exception):
+            raise
+        kind = "" if isinstance(error, AmpBridgeError) else f"{type(error).__name__}: "
+        msg = f"The checkpoint does not fit this optimizer or scheduler: {kind}{error!s:.300}\n"
+        raise StateError(msg + _HINT_IF_OTHER) from error
+
+
+_HINT_IF_OTHER = "Hint: make optimizer and scheduler as they were when it was saved."
+
+
+def _what_puts_back(trained: Trained) -> Callable[[], None]:
+    """A function that sets model, optimizer and scheduler to what they are now."""
+    backend, model, optimizer = trained.backend, trained.model, trained.optimizer
+    weights = backend.read_weights(model)
+    state = backend.read_optimizer(optimizer, model)
+    objects = Remembered(optimizer, trained.scheduler)
+
+    def put_back() -> None:
+        objects.put_back()
+        # Values that were overwritten in place:
+        if not _same_bits(backend.read_weights(model), weights):
+            backend.write_weights(model, weights)
+        present = backend.read_optimizer(optimizer, model)
+        if not _same_bits(present.slots, state.slots) or present.settings != state.settings:
+            backend.write_optimizer(optimizer, model, state)
+
+    return put_back
+
+
+def _same_bits(some: Tensors, others: Tensors) -> bool:
+    return some.keys() == others.keys() and all(
+        array.dtype == others[name].dtype and array.tobytes() == others[name].tobytes()
+        for name, array in some.items()
+    )
 
 
 def _state_setter(scheduler: Any) -> Callable[[Any], Any] | None:
@@ -266,5 +293,10 @@ def take_weights(
         match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")
         for match in report
     }
-    backend.write_weights(model, values)
+    before = backend.read_weights(model)
+    try:
+        backend.write_weights(model, values)
+    except BaseException:
+        backend.write_weights(model, before)
+        raise
     return report

@@ -29,6 +29,19 @@ POLICIES = ["O0", "O1", "O2", "O2:bfloat16"]
 FLIPS = int(os.environ.get("AMPBRIDGE_BIT_FLIPS", "200"))
 
 
+class _Unwilling:
+    """A scheduler that cannot take its own state."""
+
+    def step(self) -> None:
+        """It has no rate to change."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise IndexError("this is not mine")
+
+
 class TrainingStateConformance(TrainStepConformance):
     """Steps that are told apart, dropped in part, saved and taken up again."""
 
@@ -131,10 +144,31 @@ class TrainingStateConformance(TrainStepConformance):
         self.run(step), self.run(other)
         assert same_bits(two.state(h), one.state(h))
 
+    @pytest.mark.parametrize("policy", ["O1", "O2:bfloat16"])
+    def test_a_load_that_fails_has_not_happened(self, tmp_path: Path, policy: str) -> None:
+        """In what is set last, the scheduler; a twin has never tried to load."""
+        h = self.harness
+        trainings = [self.new_training("adam") for _ in range(3)]
+        saving, loading, twin = (
+            self.train_step(training, policy=policy, scheduler=_Unwilling())
+            for training in trainings
+        )
+        self.run(saving)
+        saving.save(tmp_path)
+        for _ in range(2):
+            self.run(loading), self.run(twin)
+        with pytest.raises(StateError, match="IndexError: this is not mine"):
+            loading.load(tmp_path)
+        for _ in range(2):
+            _, one, other = (training.state(h) for training in trainings)
+            assert same_bits(one, other)
+            assert loading.state_dict() == twin.state_dict()
+            self.run(loading), self.run(twin)
+
     def test_a_flipped_bit_is_refused_or_without_effect(self, tmp_path: Path) -> None:
         """Of any file of a checkpoint, by turns."""
         h, draw = self.harness, random.Random(5)
-        _, (step, training) = self.saved_and_loaded(tmp_path, "O2", "adam", used=False)
+        _, (step, training) = self.saved_and_loaded(tmp_path, "O2", "adam", used=True)
         saved, saved_counts = training.state(h), step.state_dict()
         self.run(step)
         present, counts = training.state(h), step.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -104,23 +105,29 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
-    """See ``Backend.write_optimizer``."""
+    """See ``Backend.write_optimizer``. Nothing is changed if it raises."""
     rate = state.settings.get("lr")
-    if not isinstance(rate, (int, float)) or isinstance(rate, bool):
+    number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+    if not number or not 0 <= rate < math.inf:
         raise StateError(
             f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
         )
     left = dict(state.slots)
     shapes = {name: array.shape for name, array in _parameters(model).items()}
+    fitting: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for name, slots in _states(optimizer, model):
-        slots.clear()
+        saved: dict[str, Any] = {}
         for key in [key for key in left if key.rpartition("/")[0] == name]:
             value = left.pop(key)
             if value.shape not in (shapes[name], ()):
                 raise StateError(f"slot {key!r} has the shape {value.shape}.\nHint: {shapes[name]}")
-            slots[key.rpartition("/")[2]] = value.copy() if value.ndim else value.item()
+            saved[key.rpartition("/")[2]] = value.copy() if value.ndim else value.item()
+        fitting.append((slots, saved))
     if left:
         raise StateError(f"slots of no parameter: {sorted(left)[:4]}.\nHint: the same optimizer.")
+    for slots, saved in fitting:
+        slots.clear()
+        slots.update(saved)
     optimizer.lr = rate
 
 

@@ -406,15 +406,31 @@ def _checked_number(name: str, value: Any) -> Any:
     return value
 
 
+def _is_like(value: Any, present: Any) -> bool:
+    """Whether ``value`` can take the place of ``present``. Numbers are one kind, as None is of them."""
+    if isinstance(present, dict):
+        same = isinstance(value, dict) and value.keys() == present.keys()
+        return same and all(_is_like(value[key], present[key]) for key in present)
+    if isinstance(present, bool) or isinstance(value, bool):
+        return type(value) is type(present)
+    if present is None or isinstance(present, (int, float)):
+        return value is None or _is_number(value)
+    return type(value) is type(present)
+
+
 def _write_rate(optimizer: Any, rate: Any) -> None:
     present = method("Optimizer", optimizer, "_learning_rate")
     if not _is_scheduler(present):
-        if isinstance(rate, bool):
+        if isinstance(rate, bool) or _checked_number("lr", rate) < 0:
             raise StateError(f"lr={rate!r} is no rate.\n{_HINT}")
-        optimizer.set_lr(float(_checked_number("lr", rate)))
+        optimizer.set_lr(float(rate))
         return
     if not isinstance(rate, dict) or rate.keys() != present.state_dict().keys():
         msg = f"lr={rate!r:.200} is not the state of a {type(present).__name__}.\n"
+        raise StateError(msg + _HINT)
+    wrong = [k for k, now in present.state_dict().items() if not _is_like(rate[k], _plain(now))]
+    if wrong:
+        msg = f"{wrong[0]}={rate[wrong[0]]!r:.200} cannot be of a {type(present).__name__}.\n"
         raise StateError(msg + _HINT)
     with warnings.catch_warnings():
         # LinearWarmup takes its inner scheduler's state for a value that nobody uses.

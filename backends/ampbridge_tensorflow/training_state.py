@@ -8,6 +8,7 @@ from another framework. A ``tf.random.Generator`` in a tf.Module is the user's o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -301,7 +302,9 @@ def _check_exact(name: str, value: np.ndarray, variable: tf.Variable) -> None:
 
 
 def _check_rate(saved: Any, rate: tf.Variable | None, optimizer: Any) -> None:
-    is_number = isinstance(saved, (int, float)) and not isinstance(saved, bool)
+    is_number = (
+        isinstance(saved, (int, float)) and not isinstance(saved, bool) and 0 <= saved < math.inf
+    )
     if is_number == (rate is not None) and (is_number or saved is None):
         return
     present = "a schedule" if rate is None else "a number"

@@ -243,6 +243,14 @@ class MasterUpdates:
                 round_all([place.master for place in self._replaced])
                 self._take_masters_out(optimizer)
 
+    def load(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """``optimizer.load_state_dict``; its parameters are in their places also if it raises."""
+        try:
+            optimizer.load_state_dict(state_dict)
+        finally:
+            self._loaded = {}
+            self._take_masters_out(optimizer)
+
     # -- methods that torch's optimizers have not
 
     def _call(

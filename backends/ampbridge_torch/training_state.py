@@ -7,6 +7,7 @@ exact value. What FSDP2 has sharded is whole here, so that any number of ranks c
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
 from ampbridge_torch import _private, decorating, sharding
 from ampbridge_torch.gradients import parameters
-from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all
+from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all, updates_of
 from ampbridge_torch.simulation import LOW_DTYPES
 
 _Roles = Mapping[str, tuple[str, str]]
@@ -273,15 +274,22 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
     for each in counters:
         if each.name not in slots or slots[each.name].shape != ():
             raise StateError(f"there is no {each.name!r}.\n{_HINT}")
-        each.tensor.fill_(int(slots.pop(each.name)))
+    counts = [int(slots.pop(each.name)) for each in counters]
     saved = _by_parameter(slots, settings, optimizer, model)
     state_dict = _state_dict(optimizer)
     groups = [
         {**group, **_like(group, described["settings"])}
         for group, described in zip(state_dict["param_groups"], settings["groups"], strict=True)
     ]
-    optimizer.load_state_dict({"state": saved, "param_groups": groups})
+    whole = {"state": saved, "param_groups": groups}
+    updates = updates_of(optimizer)
+    if updates is None:
+        optimizer.load_state_dict(whole)
+    else:
+        updates.load(optimizer, whole)
     _keep_dtypes(optimizer, saved)
+    for each, count in zip(counters, counts, strict=True):
+        each.tensor.fill_(count)
 
 
 _HINT = "Hint: load what step.save wrote of the same model and optimizer."
@@ -417,7 +425,25 @@ def _checked_settings(
         if not isinstance(group, dict) or group.get("parameters") != own["parameters"]:
             raise StateError(f"a group of it has not {own['parameters'][:4]} ....\n{_HINT}")
         _check_group(group.get("settings"), own["settings"])
+        _check_ranges(optimizer, group["settings"])
     return settings
+
+
+def _check_ranges(optimizer: optim.Optimizer, settings: Mapping[str, Any]) -> None:
+    """Of torch's own optimizers: that one can be made with these settings, which torch checks then."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim"):
+        return
+    known = inspect.signature(kind).parameters
+    values = {name: value for name, value in settings.items() if name in known}
+    try:
+        kind([torch.zeros(1, 1)], **_like({}, values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise StateError(f"{error!s:.200}; {_shown(settings)}.\n{_HINT}") from error
+
+
+def _shown(settings: Mapping[str, Any]) -> str:
+    return f"{', '.join(f'{name}={value!r}' for name, value in settings.items()):.300}"
 
 
 def _check_group(settings: Any, own: Mapping[str, Any]) -> None:
@@ -430,13 +456,14 @@ def _check_group(settings: Any, own: Mapping[str, Any]) -> None:
 
 
 def _is_like(value: Any, present: Any) -> bool:
-    """Whether ``value`` can take the place of ``present``. Numbers are one kind; None is any."""
+    """Whether ``value`` can take the place of ``present``. Numbers are one kind; None is any but that."""
     if isinstance(value, list) and isinstance(present, list):
         return len(value) == len(present) and all(map(_is_like, value, present))
     if not _is_plain(value) or isinstance(present, list):
         return False
-    numbers = [_is_number(x) for x in (value, present)]
-    return value is None or present is None or all(numbers) or type(value) is type(present)
+    if value is None or present is None:
+        return not _is_number(present)
+    return all(map(_is_number, (value, present))) or type(value) is type(present)
 
 
 def _is_number(value: Any) -> bool:

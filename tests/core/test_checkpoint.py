@@ -504,6 +504,62 @@ def test_what_does_not_fit_the_optimizer_changes_nothing(make, toy, tmp_path, mo
     assert facts(other) == before
 
 
+@pytest.mark.parametrize(
+    "raised", [IndexError, AttributeError, OSError, MemoryError, RecursionError, KeyboardInterrupt]
+)
+@pytest.mark.parametrize("part", ["scheduler", "optimizer", "weights"])
+def test_whatever_is_raised_while_loading_changes_nothing(
+    make, toy, tmp_path, monkeypatch, raised, part
+):
+    """After the part has been changed, and to something that it was never told."""
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    other = make()
+    other(), other()
+    scheduler, optimizer = other._trained.scheduler, other.optimizer
+    scheduler.inner = [Scheduler(), {"rates": [0.1]}]
+    scheduler.inner.append(scheduler)
+    optimizer.held = held = [object()]
+    before, inner, attributes = facts(other), [*scheduler.inner], dict(vars(optimizer))
+
+    def loading(self, state):
+        scheduler.inner[0].count, scheduler.count, scheduler.half = 7, 7, True
+        scheduler.inner[1]["rates"].append(0.2)
+        scheduler.inner.pop()
+        scheduler.inner = []
+        if part == "scheduler":
+            raise raised
+
+    def failing(write, arguments):
+        optimizer.held.clear()
+        optimizer.held = optimizer.more = 3
+        write(*arguments)
+        raise raised
+
+    monkeypatch.setattr(Scheduler, "load_state_dict", loading)
+    name = {"optimizer": "write_optimizer", "weights": "write_weights"}.get(part)
+    if name is not None:
+        genuine, calls = getattr(toy.Backend, name), []
+
+        def once(*arguments):
+            calls.append(name)
+            if len(calls) == 1:
+                failing(genuine, arguments)
+            genuine(*arguments)
+
+        monkeypatch.setattr(toy.Backend, name, once)
+    with pytest.raises(KeyboardInterrupt if raised is KeyboardInterrupt else amp.StateError):
+        other.load(tmp_path / "a")
+    assert facts(other) == before
+    assert vars(scheduler).keys() == {"count", "inner"}
+    assert all(one is was for one, was in zip(scheduler.inner, inner, strict=True))
+    assert (scheduler.inner[0].count, scheduler.inner[1]) == (0, {"rates": [0.1]})
+    assert vars(optimizer).keys() == attributes.keys()
+    assert optimizer.held is held
+    assert len(held) == 1
+
+
 def test_a_checkpoint_without_a_scheduler_does_not_load_into_a_step_with_one(make, tmp_path):
     make(scheduler=None).save(tmp_path / "a")
     other = make()

@@ -488,6 +488,7 @@ def changed(path: Path, key: str, value: Any) -> None:
         ("optimizer/nothing/moment1", np.zeros([2], np.float32), "slots of no parameter"),
         ("lr", "fast", "lr='fast' is no finite number"),
         ("lr", True, "lr=True is no rate"),
+        ("lr", -1.0, "lr=-1.0 is no rate"),
         ("lr_of_weights", {"nothing": 2.0}, "is of other weights"),
         ("lr_of_weights", {"inner.weight": "fast"}, "is no finite number"),
         ("groups", [{}], "are not the optimizer's"),
@@ -502,6 +503,25 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, key: str, value: Any,
     changed(tmp_path, key, value)
     before = everything(other)
     with pytest.raises(amp.StateError, match=said):
+        other.load(tmp_path)
+    assert everything(other) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("last_epoch", "x"), ("last_epoch", [3]), ("last_lr", True)]
+)
+def test_an_impossible_state_of_a_rate_s_scheduler_changes_nothing(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    step, other = (make_step(rate=lr.StepDecay(0.01, 3)) for _ in range(2))
+    train(step, 0, 3)
+    train(other, 0, 2)
+    step.save(tmp_path)
+    state = lr.StepDecay(0.01, 3).state_dict()
+    assert key in state
+    changed(tmp_path, "lr", {**state, key: value})
+    before = everything(other)
+    with pytest.raises(amp.StateError, match=f"{key}="):
         other.load(tmp_path)
     assert everything(other) == before
 

@@ -510,8 +510,9 @@ def test_slots_of_another_dtype_are_refused() -> None:
     wrong = {**state.slots, "dense.kernel/momentums": np.zeros((6, 8))}
     with pytest.raises(amp.StateError, match=r"dtype float64 and shape \(6, 8\), not float32"):
         BACKEND.write_optimizer(adam, model, state._replace(slots=wrong))
-    with pytest.raises(amp.StateError, match="learning_rate=None is for another Adam"):
-        BACKEND.write_optimizer(adam, model, state._replace(settings={}))
+    for settings in ({}, {"learning_rate": True}, {"learning_rate": -1.0}):
+        with pytest.raises(amp.StateError, match=r"learning_rate=.* is for another Adam"):
+            BACKEND.write_optimizer(adam, model, state._replace(settings=settings))
 
 
 def test_integers_are_no_floating_point_weights() -> None:

@@ -20,6 +20,7 @@ from same_bits import assert_same
 from torch import Tensor, nn, optim
 
 import ampbridge as amp
+from ampbridge import checkpoint
 from ampbridge.backend import OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch.backend import TorchBackend
@@ -524,6 +525,12 @@ def changed(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
         changed(["groups", 0, "settings"], None),
         changed(["groups", 0, "settings", "lr"], "fast"),
         changed(["groups", 0, "settings", "lr"], True),
+        changed(["groups", 0, "settings", "lr"], None),
+        changed(["groups", 0, "settings", "lr"], -1.0),
+        changed(["groups", 0, "settings", "lr"], "nan"),
+        changed(["groups", 0, "settings", "betas"], [-1, 0.9]),
+        changed(["groups", 0, "settings", "betas", 0], 1),
+        changed(["groups", 0, "settings", "eps"], None),
         changed(["groups", 0, "settings", "lr"], [0.1]),
         changed(["groups", 0, "settings", "betas"], [0.9]),
         changed(["groups", 0, "settings", "betas"], 0.9),
@@ -543,6 +550,19 @@ def test_settings_that_do_not_fit_are_refused(change: Any) -> None:
     settings = copy.deepcopy(dict(read.settings))
     change(settings)
     with pytest.raises(StateError, match="Hint: "):
+        Backend.write_optimizer(optimizer, model, OptimizerState(read.slots, settings))
+
+
+class Theirs(optim.SGD):
+    """Whose ranges are not known."""
+
+
+def test_a_number_of_another_s_optimizer_stays_a_number() -> None:
+    model, optimizer = stepped(lambda p: Theirs(p, 0.1))
+    read = Backend.read_optimizer(optimizer, model)
+    settings = copy.deepcopy(dict(read.settings))
+    settings["groups"][0]["settings"]["lr"] = None
+    with pytest.raises(StateError, match=r"lr=None cannot be; it is 0\.1 now"):
         Backend.write_optimizer(optimizer, model, OptimizerState(read.slots, settings))
 
 
@@ -571,6 +591,46 @@ def test_counters_of_other_normalizations_are_refused() -> None:
     for slots in ({}, {"0.num_batches_tracked": np.zeros(3, np.int64)}):
         with pytest.raises(StateError, match=r"there is no '0\.num_batches_tracked'"):
             Backend.write_optimizer(optimizer, model, OptimizerState(slots, read.settings))
+
+
+def sequence_of(count: int) -> Any:
+    def schedule(optimizer: optim.Optimizer) -> Any:
+        each = [optim.lr_scheduler.LinearLR(optimizer, 0.1 * (n + 1)) for n in range(count)]
+        return optim.lr_scheduler.SequentialLR(optimizer, each, [*range(1, count)])
+
+    return schedule
+
+
+def objects(run: Run) -> list[Any]:
+    """The optimizer's parameters themselves, and their gradients."""
+    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
+    return [*parameters, *(p.grad for p in parameters)]
+
+
+@pytest.mark.parametrize("policy", ["O0", "O2:bfloat16"])
+@pytest.mark.parametrize("fault", ["a scheduler of three", "a slot that is missing"])
+def test_what_torch_itself_refuses_changes_nothing(policy: str, fault: str, tmp_path: Path) -> None:
+    run = Run(ADAM, policy, 1, sequence_of(3 if fault == "a scheduler of three" else 2))
+    run.train(0, 3)
+    run.step.save(tmp_path)
+    says = "IndexError: list index out of range"
+    if fault == "a slot that is missing":
+        state, tensors = checkpoint.read(tmp_path)
+        kept = {name: t for name, t in tensors.items() if name != "optimizer/inner.weight/step"}
+        checkpoint.write(tmp_path, checkpoint.Checkpoint(state, kept))
+        says = "KeyError: 'step'"
+    other = Run(ADAM, policy, 2, sequence_of(2))
+    other.train(0, 5)
+    for parameter in other.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before, held = copy.deepcopy(other.facts()), objects(other)
+    with pytest.raises(StateError, match=says):
+        other.step.load(tmp_path)
+    assert_same(other.facts(), before)
+    assert all(one is was for one, was in zip(objects(other), held, strict=True))
+    twin = Run(ADAM, policy, 2, sequence_of(2))
+    twin.train(0, 5)
+    assert_same(other.train(5, 7), twin.train(5, 7))
 
 
 @pytest.mark.parametrize("policy", ["O1:float16", "O2:bfloat16"])

@@ -1,0 +1,44 @@
+"""What does not fit an optimizer of NumPy's leaves it as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ampbridge as amp
+from ampbridge.backend import OptimizerState
+from ampbridge_numpy import nn, optim
+from ampbridge_numpy.backend import NumpyBackend
+
+BACKEND = NumpyBackend()
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots"),
+    [
+        ({}, {}),
+        ({"lr": None}, {}),
+        ({"lr": True}, {}),
+        ({"lr": -1.0}, {}),
+        ({"lr": float("nan")}, {}),
+        ({"lr": float("inf")}, {}),
+        ({"lr": 0.5}, {"weight/exp_avg": np.ones(5)}),
+        ({"lr": 0.5}, {"elsewhere/exp_avg": np.ones(5)}),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_changes_nothing(settings: Any, slots: Any) -> None:
+    model = nn.Linear(3, 2, rng=0)
+    optimizer = optim.AdamW(model.parameters(), 0.1)
+    optimizer.step([np.ones_like(p) for p in optimizer.parameters])
+    before = BACKEND.read_optimizer(optimizer, model)
+    held = [value for state in optimizer.state for value in state.values()]
+    with pytest.raises(amp.StateError, match="Hint: "):
+        BACKEND.write_optimizer(
+            optimizer, model, OptimizerState({**before.slots, **slots}, settings)
+        )
+    assert optimizer.lr == 0.1
+    present = [value for state in optimizer.state for value in state.values()]
+    assert all(one is was for one, was in zip(present, held, strict=True))
