@@ -72,7 +72,11 @@ def gradients(
     device_types = _device_types(wanted)
     inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
     with region(policy, device_types):
-        loss, aux = loss_fn(model, *inputs)
+        try:
+            loss, aux = loss_fn(model, *inputs)
+        except RuntimeError as error:
+            _explain_number_that_overflows(error)
+            raise
     if not loss.requires_grad:
         msg = (
             "The loss does not depend on any trainable parameter, or was detached.\n"
@@ -87,6 +91,15 @@ def gradients(
     if total is not None:
         grads = _with_total(grads, total)
     return loss.detach(), map_leaves(_detached, aux, leaf=Tensor), grads
+
+
+def _explain_number_that_overflows(error: RuntimeError) -> None:
+    """Models that fill a low tensor with float32's least number fail under torch.autocast as well."""
+    if "without overflow" in str(error) and hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(
+            "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
+            "of float32's range, such as torch.finfo(torch.float32).min."
+        )
 
 
 def _reached(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:

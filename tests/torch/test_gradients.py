@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -251,3 +252,37 @@ def test_gradients_of_a_distributed_model_are_reduced(tmp_path: Any) -> None:
         assert all(torch.equal(a * 2, b) for a, b in zip(alone, grads, strict=True))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def masked_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """As deberta of transformers: the number is of another dtype's range."""
+    scores = F.linear(x, model.weight).masked_fill(x > 0, torch.finfo(torch.float32).min)
+    return scores.softmax(-1).sum()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are since Python 3.11")
+def test_a_number_that_overflows_comes_with_a_hint(low: str) -> None:
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    policy = amp.Policy("O1", low, execution="native")
+    step = amp.train_step(masked_loss, model, optimizer, policy=policy)
+    with pytest.raises(RuntimeError, match="without overflow") as caught:
+        step(x)
+    assert [note[:47] for note in caught.value.__notes__] == [
+        "Hint: Policy(..., deny=['masked_fill']), if the"
+    ]
+    policy = policy.replace(deny=["masked_fill"])
+    assert amp.train_step(masked_loss, model, optimizer, policy=policy)(x).applied
+
+
+def test_other_errors_come_as_they_are() -> None:
+    model = nn.Linear(4, 4)
+    step = amp.train_step(
+        lambda model, x: model(x).mean(),
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        policy="O1",
+    )
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        step(torch.ones(3, 5))
+    assert not hasattr(caught.value, "__notes__")

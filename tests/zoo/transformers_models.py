@@ -243,7 +243,7 @@ PATCHTST = {
 }
 
 # Left out: deberta, which fills its scores with float32's least number and so fails under
-# torch.autocast as well; deberta-v2 has it mended.
+# torch.autocast as well (deny=["masked_fill"] cures it); deberta-v2 has it mended.
 SPECIMENS = [
     Specimen(
         "xlnet",
