@@ -387,8 +387,9 @@ class TrainStep:
         """
         saved = training_state.read(path)
         checked = self._checked_state(saved.training)
-        training_state.take_over(saved, self._trained)
-        self._take(checked)
+        with Whole():
+            training_state.take_over(saved, self._trained)
+            self._take(checked)
 
     def adopt(self, path: str | PathLike[str], mapping: Mapping[str, str] | None = None) -> Report:
         """Go on from what a step of any framework has saved, but for its optimizer, which starts anew.
@@ -403,8 +404,9 @@ class TrainStep:
         """
         saved = training_state.read(path)
         checked = self._checked_state(saved.training)
-        report = training_state.take_weights(saved, self._backend, self.model, mapping)
-        self._take(checked)
+        with Whole():
+            report = training_state.take_weights(saved, self._backend, self.model, mapping)
+            self._take(checked)
         return report
 
     def _checked_state(self, state: Mapping[str, Any]) -> _CheckedState:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ampbridge import registry
 from ampbridge.backend import Backend, Model, Optimizer, OptimizerState
 from ampbridge.errors import AmpBridgeError, CallOrderError, StateError, UnsupportedError
+from ampbridge.interrupts import hold_interrupts
 from ampbridge.remembering import Remembered
 from ampbridge.weights import Report, Weight, match_weights
 
@@ -151,6 +152,7 @@ def take_over(saved: Saved, trained: Trained) -> None:
         msg = "One of checkpoint and step has a scheduler with a state, the other has none.\n"
         raise StateError(msg + _HINT_IF_OTHER)
     put_back = _what_puts_back(trained)
+    hold_interrupts()
     try:
         trained.backend.write_optimizer(trained.optimizer, trained.model, saved.optimizer)
         if restore is not None:
@@ -294,6 +296,7 @@ def take_weights(
         for match in report
     }
     before = backend.read_weights(model)
+    hold_interrupts()
     try:
         backend.write_weights(model, values)
     except BaseException:

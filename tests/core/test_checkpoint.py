@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import stat
 from functools import partial
 from types import SimpleNamespace
@@ -558,6 +559,28 @@ def test_whatever_is_raised_while_loading_changes_nothing(
     assert vars(optimizer).keys() == attributes.keys()
     assert optimizer.held is held
     assert len(held) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "method"), [("load", "write_optimizer"), ("adopt", "write_weights")]
+)
+def test_ctrl_c_waits_while_a_load_takes_effect(make, toy, tmp_path, monkeypatch, call, method):
+    step = make()
+    step()
+    step.save(tmp_path / "a")
+    genuine = getattr(toy.Backend, method)
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        genuine(*arguments)
+
+    other, undisturbed = make(), make()
+    getattr(undisturbed, call)(tmp_path / "a")
+    monkeypatch.setattr(toy.Backend, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(other, call)(tmp_path / "a")
+    assert facts(other) == facts(undisturbed)
+    assert facts(other) != facts(make())
 
 
 def test_a_checkpoint_without_a_scheduler_does_not_load_into_a_step_with_one(make, tmp_path):
