@@ -1,6 +1,5 @@
 """Settings of every test process."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -16,9 +15,25 @@ settings.register_profile(
 settings.register_profile(
     "nightly", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths
+from nightly import NIGHTLY, PROFILE  # noqa: E402
+
+settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: takes long; runs in the nightly profile alone")
+
+
+@pytest.hookimpl(trylast=True)  # folders mark tests of the shared suite before
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if NIGHTLY:
+        return
+    long = [item for item in items if item.get_closest_marker("nightly")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(autouse=True)

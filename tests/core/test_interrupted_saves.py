@@ -18,13 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from nightly import NIGHTLY
 from saving_process import number_of, numbered
 
 import ampbridge as amp
 from ampbridge import checkpoint
 
-NIGHTLY = settings.default.max_examples > 100
 KILLS = 200 if NIGHTLY else 6
 FULL_DISKS = 200 if NIGHTLY else 25
 SECONDS = 120.0 if NIGHTLY else 2.0  # of savers beside loaders

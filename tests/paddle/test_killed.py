@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-KILLS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 5
+from nightly import NIGHTLY
+
+KILLS = 20 if NIGHTLY else 5
 STEPS = 12 * KILLS
 
 

@@ -3,18 +3,18 @@
 A sample by default; all of them, some minutes, in the nightly profile (HYPOTHESIS_PROFILE=nightly).
 """
 
-import os
 import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from nightly import NIGHTLY
 
 from ampbridge import port
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "paddle")
-SAMPLED = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 40
+SAMPLED = 1 if NIGHTLY else 40
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,18 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its start-up notes are no test output
 
 sys.path.insert(0, str(Path(__file__).parent))  # for recorder; pytest adds no paths
+
+
+LONG = re.compile(
+    r"_is_ignored\[.*-O[02]\]|keeps_nothing\[(O0|O2:bfloat16|dropping micro-batches)\]"
+)
+"""Of the shared suite: what traces many programs here, and is quick on the other backends."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if LONG.search(item.name):
+            item.add_marker(pytest.mark.nightly)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from nightly import NIGHTLY
 
 from ampbridge.testing import import_or_skip
 
 import_or_skip("tensorflow")
 from interrupted_run import FOREVER, run  # noqa: E402
 
-NIGHTLY = settings.default.max_examples > 100
 FURTHER = 15  # steps of the last run, which is not killed
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")

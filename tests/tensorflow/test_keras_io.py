@@ -147,10 +147,9 @@ def test_o0_is_plain_keras_bit_for_bit(name: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("policy", [POLICIES["O1, float16"], POLICIES["O2, bfloat16"]], ids=str)
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_fit_trains_beside_float32(name: str, policy: amp.Policy) -> None:
-    (plain, _), (low, _) = trained(name, None), trained(name, policy)
+@pytest.mark.parametrize("name, key", list(zip(EXAMPLES, POLICIES, strict=False)))  # one of each
+def test_fit_trains_beside_float32(name: str, key: str) -> None:
+    (plain, _), (low, _) = trained(name, None), trained(name, POLICIES[key])
     for key in plain:
         assert plain[key] != low[key]
         assert low[key] == pytest.approx(plain[key], rel=2e-2, abs=2e-2)
@@ -271,7 +270,7 @@ def test_the_guide_s_fit_and_loop_train_alike(policy: amp.Policy) -> None:
 # -- saving
 
 
-@pytest.mark.parametrize("policy", [POLICIES["O1, float16"], POLICIES["O2, float16"]], ids=str)
+@pytest.mark.parametrize("policy", [POLICIES["O2, float16"]], ids=str)
 def test_trained_parts_are_saved_loaded_and_cloned_as_float32(
     policy: amp.Policy, tmp_path: Path
 ) -> None:

@@ -203,17 +203,19 @@ def trained(step: Any, batches: list[Any]) -> list[float]:
     return [step(*batch).loss for batch in batches]
 
 
+LONGER = pytest.mark.nightly
+
 CASES = [
     ("sequential", "momentum", "O1 float16", True),
     ("sequential", "nadam", "O2 float16", True),
-    ("sequential", "adafactor", "O0", False),
-    ("functional", "adam", "O0", True),
+    pytest.param("sequential", "adafactor", "O0", False, marks=LONGER),
+    pytest.param("functional", "adam", "O0", True, marks=LONGER),
     ("functional", "adamw", "O2 bfloat16", False),
-    ("functional", "rmsprop", "O1 float16", False),
+    pytest.param("functional", "rmsprop", "O1 float16", False, marks=LONGER),
     ("subclassed", "amsgrad", "O2 float16", False),
-    ("subclassed", "adagrad", "O2 bfloat16", True),
+    pytest.param("subclassed", "adagrad", "O2 bfloat16", True, marks=LONGER),
     ("subclassed", "nadam", "scheduled", False),
-    ("module", "adamw", "O2 float16", True),
+    pytest.param("module", "adamw", "O2 float16", True, marks=LONGER),
     ("module", "momentum", "O2 bfloat16, no masters", False),
     ("module", "accumulating", "O0", False),
 ]
