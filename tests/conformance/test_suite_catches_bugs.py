@@ -16,7 +16,7 @@ from ampbridge.backend import FINITE, INF, NAN, Decoration
 from ampbridge.nested import leaves, map_leaves
 from ampbridge.observation import OpCall
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
-from ampbridge.testing import BackendConformance, names_of_tests, outcomes
+from ampbridge.testing import BackendConformance, growth, names_of_tests, outcomes
 from ampbridge.testing.updates import RATE
 from ampbridge_numpy import casting, nn
 from ampbridge_numpy.backend import NumpyBackend
@@ -2146,7 +2146,8 @@ class KeepsOptimizers(NumpyBackend):
 
 
 @pytest.mark.parametrize("backend, tests", SABOTAGE)
-def test_the_suite_fails_a_broken_backend(backend, tests):
+def test_the_suite_fails_a_broken_backend(backend, tests, monkeypatch):
+    monkeypatch.setattr(growth, "CALLS", 6)  # enough for these, which leave something at each call
     made = backend("cpu") if backend is NeedsAnArgument else backend()
     results = copy_context().run(outcomes, NumpyHarness(made), tests)
     assert results == dict.fromkeys(tests, "failed")
@@ -2161,6 +2162,7 @@ def _clean_interception(monkeypatch):
         casting._interception._leave()
 
 
+@pytest.mark.nightly  # tests/numpy runs the suite on it as well, not by this file's runner
 def test_the_suite_passes_an_intact_backend():
     results = outcomes(NumpyHarness())
     assert {name: o for name, o in results.items() if o not in ("passed", "skipped")} == {}
@@ -2190,6 +2192,8 @@ SHOWN_ON_TORCH = {
 }
 # The core keeps these whatever the backend does; they are in the suite for the users' path.
 KEPT_BY_THE_CORE = {
+    "test_a_load_that_fails_has_not_happened",
+    "test_a_flipped_bit_is_refused_or_without_effect",
     "test_a_loss_that_was_never_scaled_is_an_error",
     "test_a_step_without_one_gradient_is_an_error",
     "test_a_float16_policy_gets_a_scaler_of_its_own",
