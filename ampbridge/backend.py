@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -308,6 +309,17 @@ class Backend(Protocol):
     @abstractmethod
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         """What the model, together with that optimizer, is decorated with; None if it is not."""
+
+    def copied(
+        self, model: Model, optimizer: Optimizer, memo: dict[int, Any]
+    ) -> tuple[Model, Optimizer]:
+        """Deep copies of a model and of an optimizer that goes on training the copy.
+
+        By default those of ``copy.deepcopy``, with its ``memo``. Raises whatever these classes do
+        that cannot be copied.
+        """
+        pair: tuple[Model, Optimizer] = deepcopy((model, optimizer), memo)
+        return pair
 
     # -- gradients
 

@@ -20,6 +20,9 @@ LOW_DTYPES = ("float16", "bfloat16")
 OUTPUT_DTYPES = ("float32", *LOW_DTYPES)
 EXECUTIONS = ("native", "simulated", "auto")
 
+POLICIES_REMEMBERED = 128
+"""Of so many policies a backend keeps what it has compiled; a search may make thousands."""
+
 # How frameworks and trainers spell the same things -> (level, dtype).
 SPELLINGS: Mapping[str, tuple[Level, str]] = {
     "float32": ("O0", "float32"),

@@ -490,6 +490,20 @@ class GradScaler:
         present = self._bound_to(record.optimizer).stored_gradients(record.optimizer)
         return Gradients(present, record.gradients.parameters, record.found)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles.
+
+        Raises:
+            CallOrderError: between ``unscale`` or ``step`` and ``update``.
+        """
+        if any(self._checked.values()):
+            msg = (
+                "A GradScaler is copied and pickled between iterations: what was checked since the last "
+                "update() belongs to an optimizer.\nHint: scaler.update(), then copy.deepcopy(scaler)"
+            )
+            raise CallOrderError(msg)
+        return {**vars(self), "_checked": defaultdict(dict)}
+
     def __getattr__(self, name: str) -> Any:
         raise no_attribute(self, name, OF_A_SCALER)
 

@@ -7,6 +7,7 @@ loop -> train_step -> policy (what) -> backend.gradients (casts, differentiates)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from os import PathLike
 from typing import Any, Literal, NamedTuple
@@ -38,6 +39,7 @@ from ampbridge.errors import (
     ArgumentTypeError,
     CallOrderError,
     StateError,
+    UnsupportedError,
 )
 from ampbridge.flags import checked_flag
 from ampbridge.foreign_names import OF_A_STEP, no_attribute
@@ -139,6 +141,21 @@ class StepResult:
         kinds = zip(self._names, self._output.kinds, strict=True)
         return {name: kind for name, found in kinds if (kind := REASONS[int(found)])}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as numbers of the host, but for ``aux``; waits for the device."""
+        applied, reason, output = self.applied, self.reason, self._output
+        read = output._replace(
+            loss=self.loss,
+            grads=None,
+            scale=None if output.scale is None else self.scale,
+            after=None if output.after is None else output.after.on_host(),
+            found=None if output.found is None else int(output.found),
+            applied=applied,
+            grad_norm=self.grad_norm,
+            kinds=None if output.kinds is None else [int(kind) for kind in output.kinds],
+        )
+        return _read_result, (read, self.step, reason == "accumulating", tuple(self._names))
+
     def _raise_alarm(self) -> None:
         """Once, and only where the step is being looked at anyway: it waits for the device."""
         alarm, self._alarm = self._alarm, None
@@ -150,6 +167,12 @@ class StepResult:
             f"StepResult(step={self.step}, loss={self.loss:.6g}, applied={self.applied}, "
             f"scale={self.scale:g}, reason={self.reason!r})"
         )
+
+
+def _read_result(
+    output: StepOutput, step: int, accumulating: bool, names: Sequence[str]
+) -> StepResult:
+    return StepResult(output, step, accumulating=accumulating, names=names)
 
 
 class _CheckedState(NamedTuple):
@@ -185,14 +208,15 @@ class TrainStep:
         compiled: bool,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self._plan = recipe.plan
+        self._plan, self._recipe = recipe.plan, recipe
+        self._loss_fn, self._compiled = loss_fn, compiled
         self._schedule_state = {} if recipe.schedule is None else recipe.schedule.start()
         self._backend = backend
         self._decorations = {
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
             for policy in recipe.policies
         }
-        self._advance_scheduler = _schedule_step(scheduler)
+        self._scheduler, self._advance_scheduler = scheduler, _schedule_step(scheduler)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps that are not scaled are checked and counted as well.
         self._unscaled = GradScaler(1.0, dynamic=False)
@@ -449,6 +473,53 @@ class TrainStep:
 
     def __getattr__(self, name: str) -> Any:
         raise no_attribute(self, name, OF_A_STEP)
+
+    # -- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
+        """A step that goes on from here with copies of all: model, optimizer, scaler, scheduler.
+
+        Raises:
+            UnsupportedError: for classes of models, optimizers or schedulers that cannot be copied.
+        """
+        memo[id(self._backend)] = self._backend
+        try:
+            model, optimizer = self._backend.copied(self.model, self.optimizer, memo)
+            parts = self._loss_fn, self.scaler, self._scheduler, self._schedule_state, self._total
+            loss_fn, scaler, scheduler, schedule_state, total = deepcopy(parts, memo)
+        except AmpBridgeError:
+            raise
+        except Exception as error:  # whatever classes of others raise
+            msg = (
+                f"{described(self.model)} and {described(self.optimizer)} cannot be copied: "
+                f"{type(error).__name__}: {str(error).strip():.200}.\n{_ANEW}"
+            )
+            raise UnsupportedError(msg) from error
+        copied = memo[id(self)] = TrainStep(
+            loss_fn,
+            model,
+            optimizer,
+            backend=self._backend,
+            recipe=self._recipe,
+            scaler=scaler,
+            scheduler=scheduler,
+            name_overflows=self.name_overflows,
+            compiled=self._compiled,
+        )
+        copied._unscaled.load_state_dict(self._unscaled.state_dict())
+        copied._schedule_state, copied._steps = schedule_state, self._steps
+        copied._micro_steps, copied._total = self._micro_steps, total
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        msg = (
+            "A TrainStep is neither pickled nor copied without its model: it holds functions, and "
+            f"programs made of them.\n{_ANEW}"
+        )
+        raise UnsupportedError(msg)
+
+
+_ANEW = "Hint: step.save(path); and where a step of a model and an optimizer made anew is, step.load(path)"
 
 
 def _saved_plan(data: Any) -> Policy | Schedule:

@@ -18,10 +18,12 @@ pytest.register_assert_rewrite(
         f"{__name__}.{module}"
         for module in (
             "conformance",
+            "copies",
             "decorating",
             "executing",
             "gradients",
             "growth",
+            "interruption",
             "observing",
             "regions",
             "scaler",

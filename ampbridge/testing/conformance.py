@@ -11,6 +11,7 @@ import pytest
 
 from ampbridge import registry
 from ampbridge.backend import Backend
+from ampbridge.testing.copies import CopyConformance
 from ampbridge.testing.decorating import (
     KeepConformance,
     LayersConformance,
@@ -120,6 +121,7 @@ class BackendConformance(
     ArgumentConformance,
     OptionsConformance,
     InterruptionConformance,
+    CopyConformance,
 ):
     """Everything that a backend promises. Subclass it and give it a harness:
 

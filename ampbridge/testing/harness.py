@@ -31,6 +31,7 @@ class Harness(Protocol):
         frameworks: root modules that the adapter may import, its own framework first. Of the
             other registered frameworks it must import none.
         compiles: whether ``train_step(..., compile=True)`` works; else it must be refused.
+        copies: whether ``copy.deepcopy(step)`` of the layered model works; else it must be refused.
         stores_gradients: whether a backward pass leaves gradients beside the parameters; else
             ``Backend.stored_gradients`` must be refused.
         simulated: whether results in low precision are kept in float32 storage; ``dtype_of`` then
@@ -43,6 +44,7 @@ class Harness(Protocol):
     backend: Backend
     frameworks: Sequence[str]
     compiles: bool
+    copies: bool
     stores_gradients: bool
     simulated: bool
     has_kernels: bool

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import autograd.numpy as anp
@@ -35,7 +35,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.nested import leaves, map_leaves
 from ampbridge.oplists import Category, no_such_op
-from ampbridge.policy import Policy
+from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge.tracing import constant_result
 from ampbridge_numpy._private import look_up
 
@@ -130,7 +130,7 @@ def rules_of(policy: Policy) -> Rules:
     return _rules_of(policy, function_ops.rules_of(policy))
 
 
-@cache
+@lru_cache(POLICIES_REMEMBERED)
 def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32

@@ -62,6 +62,7 @@ class NumpyHarness(Harness):
 
     frameworks = ("numpy",)
     compiles = False
+    copies = True
     stores_gradients = False
     simulated = False
     has_kernels = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from inspect import unwrap
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import paddle
 from ampbridge import function_ops, oplists
 from ampbridge.calling_code import warn
 from ampbridge.oplists import Category
-from ampbridge.policy import Policy
+from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge.port.names import paddle_names
 from ampbridge_paddle._private import private
 
@@ -78,7 +78,7 @@ def rules_for(policy: Policy) -> Rules:
     return _rules_for(policy, function_ops.rules_of(policy))
 
 
-@cache
+@lru_cache(POLICIES_REMEMBERED)
 def _rules_for(policy: Policy, python: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return Rules("float32", {}, "deny", {}, True)
@@ -187,7 +187,7 @@ class AmpLists:
     black: frozenset[str]
 
 
-@cache
+@lru_cache(POLICIES_REMEMBERED)
 def amp_lists_for(policy: Policy) -> AmpLists:
     """``policy`` as the lists that Paddle's own dispatcher follows."""
     if policy.level == "O0":

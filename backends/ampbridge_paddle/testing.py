@@ -46,6 +46,7 @@ class PaddleHarness(Harness):
 
     frameworks = ("paddle",)
     compiles = True
+    copies = False
     stores_gradients = True
     linear_kind = "Linear"
 

@@ -34,6 +34,7 @@ from ampbridge_tensorflow import (
     arguments,
     casting,
     compiling,
+    copying,
     decorating,
     distribution,
     gradients,
@@ -79,6 +80,11 @@ class TensorflowBackend(Backend):
 
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         return decorating.decoration(model, optimizer)
+
+    def copied(
+        self, model: Model, optimizer: Optimizer, memo: dict[int, Any]
+    ) -> tuple[Model, Optimizer]:
+        return copying.copied(model, optimizer, memo)
 
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         return gradients.parameters(owner)

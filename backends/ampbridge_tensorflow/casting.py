@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ampbridge import function_ops, oplists
 from ampbridge.calling_code import warn
 from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
-from ampbridge.policy import Policy
+from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge.tracing import called_as_it_is, constant_result
 from ampbridge_tensorflow import (
     _private,
@@ -94,7 +94,7 @@ def check(policy: Policy) -> None:
         raise UnsupportedError(msg)
 
 
-@cache
+@lru_cache(POLICIES_REMEMBERED)
 def _warn_of_missing(policy: Policy) -> None:
     """Say once for a policy which of the ops that the user listed do not exist here."""
     listed = {*policy.allow, *policy.deny}

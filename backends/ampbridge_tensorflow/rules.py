@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ampbridge import function_ops
 from ampbridge.oplists import Category, no_such_op
-from ampbridge.policy import Policy
+from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
 
 LOW = frozenset({tf.float16, tf.bfloat16})
@@ -277,7 +277,7 @@ def rules_of(policy: Policy, simulated: bool = False) -> Rules:
     return _rules_of(policy, simulated, function_ops.rules_of(policy))
 
 
-@cache
+@lru_cache(POLICIES_REMEMBERED)
 def _rules_of(policy: Policy, simulated: bool, python: function_ops.Rules) -> Rules:
     import keras
 

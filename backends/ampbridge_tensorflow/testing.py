@@ -49,6 +49,7 @@ class TensorFlowHarness(Harness):
 
     frameworks = ("tensorflow", "keras")
     compiles = True
+    copies = False
     stores_gradients = False
     simulated = False
     has_kernels = True

@@ -86,6 +86,11 @@ class TorchBackend(Backend):
             return decorating.masters_in(model)
         return super().undecorated(model, optimizer)
 
+    def copied(
+        self, model: nn.Module, optimizer: optim.Optimizer, memo: dict[int, Any]
+    ) -> tuple[nn.Module, optim.Optimizer]:
+        return decorating.copied(model, optimizer, memo)
+
     def parameters(self, owner: nn.Module | optim.Optimizer) -> list[Tensor]:
         return gradients.parameters(owner)
 

@@ -10,7 +10,9 @@ sends to them is rounded. It takes gradients in the parameters' dtype alone, so 
 
 from __future__ import annotations
 
+import copy
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ampbridge.backend import Decoration, Layer, is_normalization
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private, master_weights
 from ampbridge_torch.casting import DTYPES, devices_in_use
@@ -154,6 +156,15 @@ def masters_in(model: nn.Module) -> Iterator[None]:
         afterwards.enter_context(master_weights.masters_in_optimizers(weights.masters))
         afterwards.callback(undecorate, inner, None)  # what was decorated inside
         yield
+
+
+def copied(
+    model: nn.Module, optimizer: optim.Optimizer, memo: dict[int, Any]
+) -> tuple[nn.Module, optim.Optimizer]:
+    """See ``Backend.copied``. A copy of a model at O2 is decorated, and warns of its use for averages."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "A copy of a model at O2", AmpBridgeWarning)
+        return copy.deepcopy((model, optimizer), memo)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import count
 from threading import Lock
 from types import FunctionType, SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ import torch
 from ampbridge import function_ops, oplists
 from ampbridge.errors import UnsupportedError
 from ampbridge.oplists import Category, OpList
-from ampbridge.policy import Policy
+from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_torch import _private, simulation
 from ampbridge_torch.functions import (
     PYTHON_METHODS,
@@ -102,6 +103,7 @@ def _is_autograd_function(op: function_ops.FunctionOp) -> bool:
 
 _compiled = SimpleNamespace()
 _names: dict[tuple[Policy, tuple[DeviceType, ...], function_ops.Rules], str] = {}
+_numbers = count()  # no name is given twice: graphs that Dynamo has compiled may hold one
 _lock = Lock()
 
 
@@ -134,8 +136,10 @@ def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
     if name is None:
         rules = _compile(*key)
         with _lock:
-            name = _names.setdefault(key, f"rules_{len(_names)}")
+            name = _names.setdefault(key, f"rules_{next(_numbers)}")
             vars(_compiled).setdefault(name, rules)
+            while len(_names) > POLICIES_REMEMBERED:
+                del vars(_compiled)[_names.pop(next(iter(_names)))]
     return name
 
 

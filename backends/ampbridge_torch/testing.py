@@ -64,6 +64,7 @@ class TorchHarness(Harness):
 
     frameworks = ("torch",)
     compiles = True
+    copies = True
     stores_gradients = True
     simulated = False
     has_kernels = True

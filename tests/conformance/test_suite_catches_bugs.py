@@ -1778,6 +1778,30 @@ class MovesTheWeightsOfAnInterruptedPass(NumpyBackend):
             raise
 
 
+@caught_by("test_a_copy_of_a_step_goes_on_by_itself")
+class CopiesNothing(NumpyBackend):
+    def copied(self, model, optimizer, memo):
+        return model, optimizer
+
+
+@caught_by("test_a_dropped_step_is_freed_at_once")
+class KeepsModels(NumpyBackend):
+    kept: ClassVar = []
+
+    def on_replicas(self, program, model):
+        self.kept.append(model)
+        return program
+
+
+@caught_by("test_what_is_compiled_of_policies_is_bounded")
+class KeepsPolicies(NumpyBackend):
+    kept: ClassVar = []
+
+    def autocast(self, policy):
+        self.kept.append(policy)
+        return super().autocast(policy)
+
+
 @caught_by("test_what_becomes_of_a_sum_leaves_its_parts")
 class AddsInPlace(NumpyBackend):
     def add(self, total, grads):
@@ -2198,6 +2222,9 @@ KEPT_BY_THE_CORE = {
     "test_a_step_without_one_gradient_is_an_error",
     "test_a_float16_policy_gets_a_scaler_of_its_own",
     "test_a_function_is_explained",
+    "test_a_result_is_pickled",
+    "test_a_scaler_is_copied_between_iterations",
+    "test_a_step_is_not_pickled",
     "test_a_step_whose_scheduler_raises_has_happened",
     "test_what_is_reset_leaves_no_gradients",
     "test_an_accumulating_step_changes_nothing_and_says_so",
