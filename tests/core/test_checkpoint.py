@@ -121,6 +121,27 @@ def test_only_what_a_save_has_made_is_removed(folder):
     assert len(names) == len(foreign) + 3
 
 
+def test_what_a_killed_save_left_makes_room_before_anything_is_written(folder, monkeypatch):
+    (folder / f"tensors-{'0' * 32}.safetensors").touch()
+    present = len(list(folder.iterdir()))
+    genuine, counts = whole_files.write, []
+
+    def counting(place, *parts):
+        counts.append(len(list(folder.iterdir())))
+        genuine(place, *parts)
+
+    monkeypatch.setattr(whole_files, "write", counting)
+    checkpoint.write(folder, Checkpoint({"step": 4}, {}))
+    assert counts == [present - 1 + 1, present + 1]  # one file less, and the lock
+
+
+def test_nothing_is_removed_while_nobody_knows_which_file_is_in_use(folder):
+    (folder / "state.json").write_text("{")
+    before = sorted(folder.iterdir())
+    checkpoint._remove_leftovers(folder)
+    assert sorted(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize("path", ["", "a\0b"])
 @pytest.mark.parametrize("call", [checkpoint.read, lambda path: checkpoint.write(path, ({}, {}))])
 def test_what_is_no_path_is_refused(path, call):
@@ -165,6 +186,10 @@ def test_safetensors_reads_every_dtype_as_it_was(tmp_path):
     for name, array in tensors.items():
         assert loaded[name].dtype == array.dtype.newbyteorder("=")
         assert loaded[name].tolist() == array.tolist()
+    (file,) = tmp_path.glob("*.safetensors")
+    data = file.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert all(header[name]["data_offsets"][0] % tensors[name].itemsize == 0 for name in tensors)
 
 
 def test_the_tensor_file_is_the_one_that_safetensors_would_write(folder):
