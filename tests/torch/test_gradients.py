@@ -286,3 +286,32 @@ def test_other_errors_come_as_they_are() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         step(torch.ones(3, 5))
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_gradients_in_buckets_of_a_distributed_model_are_accumulated(tmp_path: Any) -> None:
+    """With ``gradient_as_bucket_view`` each backward pass writes where the one before left its gradients."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        torch.manual_seed(0)
+        plain = nn.Linear(3, 2)
+        parallel = nn.parallel.DistributedDataParallel(
+            copy.deepcopy(plain), gradient_as_bucket_view=True
+        )
+        batches = torch.randn(6, 4, 3)
+        losses = []
+        for model in (plain, parallel):
+            step = amp.train_step(
+                lambda m, x: m(x).square().mean(),
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                policy="O0",
+                accumulate=3,
+            )
+            losses.append([step(x).loss for x in batches])
+        assert losses[0] == losses[1]
+        pairs = zip(plain.parameters(), parallel.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    finally:
+        torch.distributed.destroy_process_group()
