@@ -248,6 +248,12 @@ LAYER_VARIABLES = PrivateName(
     "AutocastScope",
     "biases stay float32 and promote the results of Dense and Conv",
 )
+KERAS_STATE = PrivateName(
+    "keras.src.backend.common",
+    "global_state",
+    "an interrupt between two layers leaves Keras casting variables",
+    required=False,
+)
 LOSS_CLASS = PrivateName(
     "keras.src.losses.losses",
     "LossFunctionWrapper.call",

@@ -91,7 +91,7 @@ def gradients(
     batch = native_batch(batch)
     with differentiation(policy):
         with tf.GradientTape() as tape:
-            with autocast(policy):
+            with autocast(policy), _CastVariablesAsBefore():
                 loss, aux = loss_fn(model, *batch)
             loss = cast(loss, "float32")
             scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
@@ -108,6 +108,22 @@ def gradients(
     if total is not None:
         grads = add(total, grads)
     return tf.stop_gradient(loss), map_leaves(_detached, aux), grads
+
+
+class _CastVariablesAsBefore:
+    """Where a forward pass that is cut short leaves no scope open in which Keras casts variables.
+
+    Keras' own ``__exit__`` sees to it, unless Ctrl-C comes just when it begins.
+    """
+
+    def __enter__(self) -> None:
+        self._state = _private.value(_private.KERAS_STATE)
+        if self._state is not None:
+            self._scope = self._state.get_global_attribute("autocast_scope")
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind is not None and self._state is not None:
+            self._state.set_global_attribute("autocast_scope", self._scope)
 
 
 def _rounded(gradient: Array | None, dtype: str) -> Array | None:
