@@ -21,7 +21,8 @@ def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) 
     """Run the enclosed ops, or the decorated function's, as ``policy`` says.
 
     Regions nest: the inner policy alone counts, and an inner O0 region is full float32. They are
-    left intact by exceptions and are not seen by other threads. Take gradients outside.
+    left intact by exceptions and are not seen by other threads, nor by other asyncio tasks (on torch,
+    tasks of one thread share their region, as they do with ``torch.autocast``). Take gradients outside.
 
         with amp.autocast("O1:bfloat16"):
             loss = loss_fn(model, x, y)

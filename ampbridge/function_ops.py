@@ -19,7 +19,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from importlib import import_module
@@ -32,6 +31,7 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError, PolicyError
 from ampbridge.interception import INHERITED, Interception, Site
 from ampbridge.oplists import Category
 from ampbridge.policy import Policy
+from ampbridge.scoped import Scoped
 from ampbridge.tracing import called_as_it_is, constant_result
 
 Function = Callable[..., Any]
@@ -117,8 +117,8 @@ class FunctionOp:
 _MARK = "_ampbridge_op"
 _known: dict[str, FunctionOp] = {}
 _adapters: list[Adapter] = []
-_watch: ContextVar[Watch | None] = ContextVar("ampbridge function watch", default=None)
-_shown: ContextVar[frozenset[str]] = ContextVar("ampbridge functions shown", default=frozenset())
+_watch: Scoped[Watch | None] = Scoped("ampbridge function watch", None)
+_shown: Scoped[frozenset[str]] = Scoped("ampbridge functions shown", frozenset())
 
 
 @overload
@@ -217,25 +217,16 @@ def named_by_path(functions: Rules) -> list[FunctionOp]:
 # -- for the lens
 
 
-@contextmanager
-def shown_whole(policy: Policy) -> Iterator[None]:
+def shown_whole(policy: Policy) -> AbstractContextManager[None]:
     """What ``policy`` allows or denies is one op to whoever watches, also in a pass in float32."""
-    token = _shown.set(frozenset(name for name, _ in rules_of(policy)))
-    try:
-        yield
-    finally:
-        _shown.reset(token)
+    return _shown.during(frozenset(name for name, _ in rules_of(policy)))
 
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """Calls of functions that are shown whole are made by ``watch``, in regions and outside."""
-    token = _watch.set(watch)
-    try:
-        with standing(_shown.get()):
-            yield
-    finally:
-        _watch.reset(token)
+    with _watch.during(watch), standing(_shown.get()):
+        yield
 
 
 # -- calls

@@ -20,8 +20,7 @@ imported by name (``from autograd.numpy import exp``) before the region was open
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache, wraps
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -36,6 +35,7 @@ from ampbridge.interception import Interception, Site
 from ampbridge.nested import leaves, map_leaves
 from ampbridge.oplists import Category, no_such_op
 from ampbridge.policy import POLICIES_REMEMBERED, Policy
+from ampbridge.scoped import Scoped
 from ampbridge.tracing import constant_result
 from ampbridge_numpy._private import look_up
 
@@ -189,17 +189,12 @@ class Watch(Protocol):
         """Run it and return what it returned."""
 
 
-_watch: ContextVar[Watch | None] = ContextVar("ampbridge_numpy watch", default=None)
+_watch: Scoped[Watch | None] = Scoped("ampbridge_numpy watch", None)
 
 
-@contextmanager
-def watching(watch: Watch | None) -> Iterator[None]:
+def watching(watch: Watch | None) -> AbstractContextManager[None]:
     """Ops of this thread or task are run by ``watch``, where a region is open."""
-    token = _watch.set(watch)
-    try:
-        yield
-    finally:
-        _watch.reset(token)
+    return _watch.during(watch)
 
 
 def is_unwatched() -> bool:

@@ -14,8 +14,7 @@ layer that reads its ``weight`` finds it traced instead; see ``substituted``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 from ampbridge.errors import ArgumentError
 from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
+from ampbridge.scoped import Scoped
 from ampbridge_numpy import functional
 from ampbridge_numpy.casting import cast, region, value_of
 from ampbridge_numpy.functional import (
@@ -95,22 +95,15 @@ Rng = np.random.Generator | int | None
 """Where random weights come from: a generator, a seed, or None for fresh ones."""
 
 # id of a parameter's array -> what stands for it, in this thread or task.
-_stand_ins: ContextVar[Mapping[int, Any]] = ContextVar(
-    "ampbridge_numpy parameters", default=MappingProxyType({})
-)
+_stand_ins: Scoped[Mapping[int, Any]] = Scoped("ampbridge_numpy parameters", MappingProxyType({}))
 
 
-@contextmanager
-def substituted(stand_ins: Mapping[int, Any]) -> Iterator[None]:
+def substituted(stand_ins: Mapping[int, Any]) -> AbstractContextManager[None]:
     """Modules read ``stand_ins[id(array)]`` where a parameter is ``array``.
 
     No module is changed: other threads keep reading the arrays, and so does this one afterwards.
     """
-    token = _stand_ins.set({**_stand_ins.get(), **stand_ins})
-    try:
-        yield
-    finally:
-        _stand_ins.reset(token)
+    return _stand_ins.during({**_stand_ins.get(), **stand_ins})
 
 
 def present(array: np.ndarray) -> Any:
@@ -119,49 +112,30 @@ def present(array: np.ndarray) -> Any:
 
 
 # ids of the layers that are kept in float32, in this thread or task.
-_kept: ContextVar[frozenset[int]] = ContextVar("ampbridge_numpy kept layers", default=frozenset())
+_kept: Scoped[frozenset[int]] = Scoped("ampbridge_numpy kept layers", frozenset())
 
 
-@contextmanager
-def keeping(layers: Sequence[Module]) -> Iterator[None]:
+def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
     """Calls of ``layers`` run in float32, with all that is below them."""
-    token = _kept.set(_kept.get().union(map(id, layers)))
-    try:
-        yield
-    finally:
-        _kept.reset(token)
+    return _kept.during(_kept.get().union(map(id, layers)))
 
 
 # For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
-_names: ContextVar[Mapping[int, str] | None] = ContextVar("ampbridge_numpy names", default=None)
-_called: ContextVar[str] = ContextVar("ampbridge_numpy called layer", default="")
+_names: Scoped[Mapping[int, str] | None] = Scoped("ampbridge_numpy names", None)
+_called: Scoped[str] = Scoped("ampbridge_numpy called layer", "")
 
 
-@contextmanager
-def named_calls(model: Module) -> Iterator[None]:
+def named_calls(model: Module) -> AbstractContextManager[None]:
     """``calling_layer`` knows the modules of ``model`` by their dotted names."""
     names: dict[int, str] = {}
     for name, module in model.named_modules():
         names.setdefault(id(module), name)
-    token = _names.set(names)
-    try:
-        yield
-    finally:
-        _names.reset(token)
+    return _names.during(names)
 
 
 def calling_layer() -> str:
     """The dotted name of the module whose ``forward`` is running; empty outside of them."""
     return _called.get()
-
-
-@contextmanager
-def _calling(name: str) -> Iterator[None]:
-    token = _called.set(name)
-    try:
-        yield
-    finally:
-        _called.reset(token)
 
 
 def in_float32(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -205,7 +179,7 @@ class Module:
         names = _names.get()
         if names is None:
             return call(*inputs, **options)
-        with _calling(names.get(id(self), "")):
+        with _called.during(names.get(id(self), "")):
             return call(*inputs, **options)
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:

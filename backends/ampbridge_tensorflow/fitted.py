@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from ampbridge.backend import Decoration
 from ampbridge.interception import Interception
+from ampbridge.scoped import Scoped
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.model_layers import layers, own_variables
 from ampbridge_tensorflow.native_values import copies
@@ -274,7 +274,7 @@ def part_of(layer: Any) -> Fitted | None:
     return next((each for each in reversed(standing()) if each.has_part(layer)), None)
 
 
-_keyed_otherwise: ContextVar[bool] = ContextVar("ampbridge_tensorflow traces", default=False)
+_keyed_otherwise: Scoped[bool] = Scoped("ampbridge_tensorflow traces", False)
 
 
 def trace_key() -> frozenset[TraceKey] | None:
@@ -282,14 +282,9 @@ def trace_key() -> frozenset[TraceKey] | None:
     return None if _keyed_otherwise.get() else _present or None
 
 
-@contextmanager
-def traces_keyed_otherwise() -> Iterator[None]:
+def traces_keyed_otherwise() -> AbstractContextManager[None]:
     """Where traces are kept by what is decorated already."""
-    token = _keyed_otherwise.set(True)
-    try:
-        yield
-    finally:
-        _keyed_otherwise.reset(token)
+    return _keyed_otherwise.during(True)
 
 
 def some_variables_are_low() -> bool:

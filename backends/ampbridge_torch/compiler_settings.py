@@ -5,15 +5,14 @@ Dynamo calls the checks while it traces. A setting is the user's own, and is rea
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
 import torch
 
 from ampbridge.calling_code import warn
 from ampbridge.errors import UnsupportedError
+from ampbridge.scoped import Scoped
 from ampbridge_torch import _private
 
-in_our_hands: ContextVar[bool] = ContextVar("ampbridge_torch compiles", default=False)
+in_our_hands: Scoped[bool] = Scoped("ampbridge_torch compiles", False)
 """Whether what is being traced is compiled by ``compiling``, which has the right settings."""
 
 

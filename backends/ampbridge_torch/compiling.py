@@ -27,11 +27,8 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     def compiled_loss(*args: Any, **kwargs: Any) -> Any:
         mode = active_mode()
         compiled = simulated if mode is not None and mode.rules.simulates else natively
-        token = in_our_hands.set(True)
-        try:
+        with in_our_hands.during(True):
             return compiled(*args, **kwargs)
-        finally:
-            in_our_hands.reset(token)
 
     return build(compiled_loss)
 

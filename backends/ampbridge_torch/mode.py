@@ -35,15 +35,19 @@ def listed(rules: Rules, outer: OpListMode | None) -> Iterator[None]:
     """Put ``rules`` in force, in the mode that is there already: the inner policy alone counts."""
     if outer is not None:
         outside = outer.rules
-        outer.rules = rules
         try:
+            outer.rules = rules
             with _replaced(rules):
                 yield
         finally:
             outer.rules = outside
     elif not rules.is_empty:
-        with OpListMode(rules), _replaced(rules):
-            yield
+        mode = OpListMode(rules)
+        try:
+            with mode, _replaced(rules):
+                yield
+        finally:
+            mode.rules = NOTHING  # one that an interrupt has left on torch's stack casts nothing
     else:
         yield
 

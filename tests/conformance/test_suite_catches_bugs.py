@@ -6,6 +6,7 @@ framework has tensors of its own, stand in ``tests/torch/test_suite_catches_bugs
 
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from ampbridge.backend import FINITE, INF, NAN, Decoration
 from ampbridge.nested import leaves, map_leaves
 from ampbridge.observation import OpCall
 from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.scoped import Scoped
 from ampbridge.testing import BackendConformance, growth, names_of_tests, outcomes
 from ampbridge.testing.updates import RATE
 from ampbridge_numpy import casting, nn
@@ -228,22 +230,32 @@ class NeverLeavesTheRegion(NumpyBackend):
 class LeavesTheFrameworkPatched(NumpyBackend):
     @contextmanager
     def autocast(self, policy):
-        token = enter(policy)
+        enter(policy)
         try:
             yield
         finally:
-            casting._interception.active.reset(token)
+            leave_open(casting._interception.paused())
+
+
+left_open = []
+
+
+def leave_open(context):
+    """Enter ``context`` for good."""
+    context.__enter__()
+    left_open.append(context)
 
 
 def enter(policy):
     """A region that stays open until ``leave``, whatever happens."""
-    casting._interception._enter()
-    return casting._interception.active.set(casting.rules_of(policy))
+    region = casting._interception.region(casting.rules_of(policy))
+    leave_open(region)
+    return region
 
 
-def leave(token):
-    casting._interception.active.reset(token)
-    casting._interception._leave()
+def leave(region):
+    left_open.remove(region)
+    region.__exit__()
 
 
 @caught_by("test_of_nested_regions_the_inner_one_counts")
@@ -282,7 +294,7 @@ class LeavingTheInnerRegionLeavesTheOuter(NumpyBackend):
     def autocast(self, policy):
         with super().autocast(policy):
             yield
-        casting._interception.active.set(None)
+        leave_open(casting._interception.paused())
 
 
 @caught_by(
@@ -297,18 +309,14 @@ class LeaksTheRegionToOtherThreads(NumpyBackend):
         casting._interception.active = GlobalVariable()
 
 
-class GlobalVariable:
-    value = None
+class GlobalVariable(Scoped):
+    def __init__(self):
+        super().__init__("global", None)
+        self._entered = SimpleNamespace(get=lambda: self._now, set=self._set)
+        self._now = None
 
-    def get(self):
-        return self.value
-
-    def set(self, value):
-        previous, self.value = self.value, value
-        return previous
-
-    def reset(self, token):
-        self.value = token
+    def _set(self, entered):
+        self._now = entered
 
 
 @caught_by("test_an_O2_region_casts_as_an_O1_region_does")
@@ -2071,8 +2079,8 @@ class ObservesInFloat16(NumpyBackend):
 )
 class NeverStopsObserving(NumpyBackend):
     def observe(self, model, observer, *, gradients):
-        casting._interception._enter()
-        casting._watch.set(Watch(observer, gradients))
+        leave_open(casting._interception.region(None))
+        leave_open(casting._watch.during(Watch(observer, gradients)))
         return nullcontext()
 
 
@@ -2182,8 +2190,8 @@ def _clean_interception(monkeypatch):
     """Some of the broken backends leave a region open or replace what the regions share."""
     monkeypatch.setattr(casting._interception, "active", casting._interception.active)
     yield
-    while casting._interception._open_regions:
-        casting._interception._leave()
+    while left_open:
+        left_open.pop().__exit__()
 
 
 @pytest.mark.nightly  # tests/numpy runs the suite on it as well, not by this file's runner

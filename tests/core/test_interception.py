@@ -1,6 +1,7 @@
 """Attribute replacements: there while a region is open, gone afterwards, seen by nobody else."""
 
 import threading
+from contextvars import copy_context
 from types import SimpleNamespace
 
 import pytest
@@ -117,3 +118,38 @@ def test_a_name_that_is_missing_leaves_nothing_half_replaced(module):
             pass
     assert module.op is original
     assert interception.active.get() is None
+
+
+def test_a_region_that_is_gone_without_being_closed_takes_its_replacements_with_it(module, patch):
+    region = patch.region("mine")
+    region.__enter__()
+    assert module.op() == "mine"
+    del region
+    assert module.op is original
+    assert patch.active.get() is None
+
+
+def test_a_region_that_is_gone_leaves_the_others_as_they_are(module, patch):
+    with patch.region("outer"):
+        inner = patch.region("inner")
+        inner.__enter__()
+        del inner
+        assert module.op() == "outer"
+    assert module.op is original
+
+
+def test_regions_may_be_closed_in_another_order(module, patch):
+    a, b = patch.region("a"), patch.region("b")
+    a.__enter__(), b.__enter__()
+    a.__exit__()
+    assert module.op() == "b"
+    b.__exit__()
+    assert module.op is original
+    assert patch.active.get() is None
+
+
+def test_a_task_that_outlives_its_region_is_outside_of_it(module, patch):
+    with patch.region("mine"):
+        inherited = copy_context()
+    with patch.region("other"):
+        assert inherited.run(module.op) == "original"

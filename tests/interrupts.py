@@ -1,0 +1,140 @@
+"""Regions cut short at a bytecode, as Ctrl-C may do, and regions of asyncio's tasks."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import re
+import sys
+
+import ampbridge as amp
+from ampbridge.interception import Interception
+from ampbridge.testing.regions import matmul_dtype
+
+IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
+
+OWN_CODE = re.compile(
+    r"/ampbridge(_[a-z]+)?/\w+\.py$|/contextlib\.py$|interrupts\.py$|/autocast_mode\.py$"
+)
+
+
+class Interrupt(BaseException):
+    """What is raised."""
+
+
+class NoLock:
+    """Python looks for signals after calls, never between taking a lock and the block; a trace does."""
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *exception):
+        pass
+
+    def locked(self):
+        return False
+
+
+def without_locks(monkeypatch):
+    for each in interceptions():
+        monkeypatch.setattr(each, "_lock", NoLock())
+    monkeypatch.setattr("ampbridge.interception.Lock", NoLock)
+
+
+def interceptions():
+    return [each for each in gc.get_objects() if issubclass(type(each), Interception)]
+
+
+def replaced_attributes(harness):
+    """What a region replaces, as it is outside of it."""
+    with amp.autocast("O1:float16", backend=harness.backend):
+        sites = [(site.owner, site.attribute) for i in interceptions() for site in i._installed]
+    return [(owner, name, vars(owner).get(name)) for owner, name in sites]
+
+
+def region(harness):
+    with amp.autocast("O1:float16", backend=harness.backend):
+        pass
+
+
+def bytecodes(action):
+    """The steps of ``action`` at which an interrupt may differ: of a loop, the first and the last."""
+    action()  # what is made once, is made
+    steps = []
+    _traced(action, lambda frame: steps.append((frame.f_code, frame.f_lasti)))
+    first = {step: number for number, step in reversed([*enumerate(steps)])}
+    last = {step: number for number, step in enumerate(steps)}
+    return sorted({*first.values(), *last.values()})
+
+
+def interrupt(action, at):
+    """Run ``action``, which ends before its step number ``at``."""
+    left = [at]
+
+    def count(frame):
+        left[0] -= 1
+        if left[0] == -1:
+            raise Interrupt
+
+    with contextlib.suppress(Interrupt):  # with the exception go the frames that it held
+        _traced(action, count)
+
+
+def _traced(action, at_bytecode):
+    def in_frame(frame, event, argument):
+        if event == "opcode":
+            at_bytecode(frame)
+        return in_frame
+
+    def at_call(frame, event, argument):
+        if not OWN_CODE.search(frame.f_code.co_filename):
+            return None  # frameworks take locks of their own
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return in_frame
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+
+
+def left_by_interrupts(harness, every):
+    """How many points were tried, and what was not as before at which of them.
+
+    Every point in the nightly profile, else each of number ``every``.
+    """
+    points = bytecodes(lambda: region(harness))[:: 1 if IS_NIGHTLY else every]
+    untouched, attributes, wrong = harness.ambient(), replaced_attributes(harness), {}
+    assert attributes
+    assert harness.ambient() == untouched
+    for point in points:
+        interrupt(lambda: region(harness), point)
+        changed = [name for owner, name, value in attributes if vars(owner).get(name) is not value]
+        if changed or matmul_dtype(harness) != "float32":
+            wrong[point] = changed[:3]
+    assert wrong or harness.ambient() == untouched
+    return len(points), wrong
+
+
+def dtypes_of_tasks(harness):
+    """In what two tasks compute that are inside of their regions at the same time, and afterwards."""
+
+    async def work(policy, mine, others):
+        seen = []
+        with amp.autocast(policy, backend=harness.backend):
+            for _ in range(3):
+                seen.append(matmul_dtype(harness))
+                mine.set()
+                await others.wait()
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [*seen, matmul_dtype(harness)]
+
+    async def both():
+        a, b = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(work("O1:float16", a, b), work("O1:bfloat16", b, a))
+
+    return asyncio.run(both())

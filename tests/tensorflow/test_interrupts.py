@@ -1,0 +1,22 @@
+"""Ctrl-C at any bytecode of a region, and regions of asyncio's tasks."""
+
+from interrupts import dtypes_of_tasks, left_by_interrupts, without_locks
+
+from ampbridge.testing import import_or_skip
+
+import_or_skip("tensorflow")
+from ampbridge_tensorflow.testing import TensorFlowHarness  # noqa: E402
+
+
+def test_an_interrupt_at_any_bytecode_leaves_no_region(monkeypatch):
+    without_locks(monkeypatch)
+    points, wrong = left_by_interrupts(TensorFlowHarness(), every=53)
+    assert points > 20
+    assert wrong == {}
+
+
+def test_each_task_is_in_its_own_region():
+    assert dtypes_of_tasks(TensorFlowHarness()) == [
+        ["float16"] * 3 + ["float32"],
+        ["bfloat16"] * 3 + ["float32"],
+    ]
