@@ -113,13 +113,18 @@ def worst(found: Sequence[Scalar]) -> Scalar:
 
 @torch.no_grad()
 def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor | None], Tensor]:
-    """``torch.nn.utils.clip_grad_norm_`` on values, in place. Does not wait for a device."""
-    present = [grad for grad in grads if grad is not None]
+    """``torch.nn.utils.clip_grad_norm_`` on values, in place. Does not wait for a device.
+
+    Sparse ones are coalesced first (torch's own function refuses them): of an index that occurs twice,
+    the norm is that of the sum.
+    """
+    clipped = [g.coalesce() if g is not None and g.is_sparse else g for g in grads]
+    present = [_private.sparse_values(g) if g.is_sparse else g for g in clipped if g is not None]
     norm = nn.utils.get_total_norm(present)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for group in _by_device_and_dtype(present):
         _private.lookup("_foreach_mul_")(group, factor.to(group[0].device))
-    return list(grads), norm
+    return clipped, norm
 
 
 # -- step or skip

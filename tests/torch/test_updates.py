@@ -234,3 +234,24 @@ def test_lbfgs_is_refused() -> None:
     with pytest.raises(UnsupportedError) as error:
         amp.train_step(loss_fn, model, optim.LBFGS(model.parameters()), policy="O1:bfloat16")
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 100.0])
+def test_sparse_gradients_are_clipped_as_dense_ones_are(max_norm: float) -> None:
+    """An index that occurs twice counts once, with the sum; torch's own function refuses them."""
+    trained, norms = [], []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(8, 4, sparse=sparse)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = amp.train_step(
+            lambda model, x: model(x).square().sum(),
+            model,
+            optimizer,
+            policy="O0",
+            clip_norm=max_norm,
+        )
+        norms.append(float(step(torch.tensor([1, 1, 5])).grad_norm))
+        trained.append(model.weight.detach())
+    torch.testing.assert_close(trained[0], trained[1])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
