@@ -9,7 +9,7 @@ NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py
 NUMERICS_tensorflow := tests/tensorflow/test_simulation.py
 NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_probing.py
-ZOO := torch paddle o2
+ZOO := torch tensorflow paddle o2
 TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens
 
 # A framework that is missing fails the tests instead of skipping them.

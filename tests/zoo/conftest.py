@@ -18,6 +18,7 @@ PACKAGES = {
         *("pytorch_optimizer", "schedulefree", "prodigyopt"),
     ),
     "paddle": (),
+    "tensorflow": ("keras",),
 }
 # What is missing fails the tests, unless nobody asks for its framework.
 collect_ignore = [

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import paddle
-from zoo import Run, Specimen
+from zoo import Framework, Run, Specimen, described
 
 
-class Paddle:
+class Paddle(Framework):
     """See ``zoo.Framework``."""
 
     steps = 4
@@ -22,12 +22,6 @@ class Paddle:
 
     def seed(self, number: int) -> None:
         paddle.seed(number)
-
-    def model(self, specimen: Specimen) -> paddle.nn.Layer:
-        self.seed(0)
-        model: paddle.nn.Layer = specimen.build()
-        model.train()
-        return model
 
     def optimizer(self, _: Specimen, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
         return paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
@@ -71,14 +65,3 @@ class Paddle:
         x, y = map(paddle.to_tensor, specimen.batches(1)[0])
         self.seed(0)
         return float(specimen.loss(model, x.astype(dtype).astype("float32"), y))
-
-
-def described(part: Any) -> tuple[Any, ...]:
-    """Its class and its attributes, each the same object as before; hooks are in dictionaries."""
-    attributes = {
-        name: sorted((str(key), id(item)) for key, item in value.items())
-        if isinstance(value, dict)
-        else id(value)
-        for name, value in vars(part).items()
-    }
-    return type(part), attributes

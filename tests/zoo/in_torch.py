@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from zoo import Run, Specimen
+from zoo import Framework, Run, Specimen, described
 
 
-class Torch:
+class Torch(Framework):
     """See ``zoo.Framework``."""
 
     steps = 6
@@ -22,11 +22,6 @@ class Torch:
 
     def seed(self, number: int) -> None:
         torch.manual_seed(number)
-
-    def model(self, specimen: Specimen) -> torch.nn.Module:
-        self.seed(0)
-        model: torch.nn.Module = specimen.build()
-        return model
 
     def optimizer(self, specimen: Specimen, model: torch.nn.Module) -> torch.optim.Optimizer:
         if specimen.optimizer is not None:
@@ -64,14 +59,3 @@ class Torch:
             scaler.update()
             losses.append(loss.item())
         return Run(losses, scales, self.weights(model))
-
-
-def described(part: Any) -> tuple[Any, ...]:
-    """Its class, its dtype and its attributes, each the same object as before; hooks are in dictionaries."""
-    attributes = {
-        name: sorted((str(key), id(item)) for key, item in value.items())
-        if isinstance(value, dict)
-        else id(value)
-        for name, value in vars(part).items()
-    }
-    return type(part), getattr(part, "dtype", None), attributes

@@ -33,7 +33,9 @@ def specimen(
     **settings: Any,
 ) -> Specimen:
     def build() -> Any:
-        return maker(num_classes=CLASSES, **settings)
+        model = maker(num_classes=CLASSES, **settings)
+        model.train()
+        return model
 
     return Specimen(name, build, pictures(pixels, channels), cross_entropy)
 

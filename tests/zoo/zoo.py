@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ class Specimen:
         build: makes the model, ready to be trained.
         batch: makes the arguments of ``loss`` behind the model.
         loss: ``loss(model, *batch)``.
-        optimizer: makes the optimizer of a model, where it is not the framework's Adam.
+        optimizer: makes the optimizer of a model, where it is not the framework's usual one.
     """
 
     name: str
@@ -83,6 +83,8 @@ class Framework(Protocol):
 
     def model(self, specimen: Specimen) -> Any:
         """Made from the same random numbers each time."""
+        self.seed(0)
+        return specimen.build()
 
     def optimizer(self, specimen: Specimen, model: Any) -> Any: ...
 
@@ -97,6 +99,17 @@ class Framework(Protocol):
 
     def train(self, specimen: Specimen, dtype: str) -> Run:
         """In float32, or in ``dtype`` by the framework's own mixed precision; float16 is scaled."""
+
+
+def described(part: Any) -> tuple[Any, ...]:
+    """Its class, its dtype and its attributes, each the same object as before; hooks are in dictionaries."""
+    attributes = {
+        name: sorted((str(key), id(item)) for key, item in value.items())
+        if isinstance(value, dict)
+        else id(value)
+        for name, value in vars(part).items()
+    }
+    return type(part), getattr(part, "dtype", None), attributes
 
 
 class Subject:
@@ -118,10 +131,16 @@ class Subject:
         model = self.framework.model(self.specimen)
         return model, self.framework.optimizer(self.specimen, model)
 
-    def step_of(self, model: Any, optimizer: Any, policy: amp.Policy) -> amp.TrainStep:
+    def step_of(
+        self,
+        model: Any,
+        optimizer: Any,
+        policy: amp.Policy,
+        compile: bool | Literal["auto"] = False,
+    ) -> amp.TrainStep:
         scaler = amp.GradScaler(**self.framework.scaling) if policy.needs_scaling else None
         return amp.train_step(
-            self.specimen.loss, model, optimizer, policy=policy, scaler=scaler, compile=False
+            self.specimen.loss, model, optimizer, policy=policy, scaler=scaler, compile=compile
         )
 
     def take(self, step: amp.TrainStep, number: int) -> amp.StepResult:

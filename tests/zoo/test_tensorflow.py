@@ -1,0 +1,24 @@
+"""Models for TensorFlow: keras.applications."""
+
+from __future__ import annotations
+
+import keras_models
+import pytest
+import tensorflow as tf
+from in_tensorflow import Tensorflow
+from properties import Properties
+from zoo import Subject, parameters
+
+QUICK = {"resnet"}
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+@pytest.fixture(scope="module", params=parameters(keras_models.SPECIMENS, QUICK))
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(request.param, Tensorflow(), tmp_path_factory.mktemp("zoo"))
+
+
+class TestTensorflow(Properties):
+    """The native loop is that of Keras' own dtype policies."""
