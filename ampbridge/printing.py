@@ -9,14 +9,31 @@ from typing import Any, TextIO
 from ampbridge.tables import aligned
 
 
+def printable(text: str) -> str:
+    """``text`` with its control characters escaped, so that foreign text does not steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header, between a title and remarks; ``str`` is its plain form."""
+    """Rows under a header, between a title and remarks; ``str`` is its plain form.
+
+    Control characters of what it shows are escaped.
+    """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shown = {
+            "title": printable(self.title),
+            "header": tuple(map(printable, self.header)),
+            "rows": tuple(tuple(map(printable, row)) for row in self.rows),
+            "remarks": tuple(map(printable, self.remarks)),
+        }
+        vars(self).update(shown)  # it is frozen
 
     def __str__(self) -> str:
         parts = (self.title, aligned(self.header, self.rows) if self.rows else "")

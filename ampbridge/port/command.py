@@ -18,7 +18,7 @@ from ampbridge import whole_files
 from ampbridge.command_options import add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.port.targets import TARGETS
-from ampbridge.printing import Table
+from ampbridge.printing import Table, printable
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, unknown
 
@@ -242,9 +242,9 @@ def _save(path: Path, text: str) -> None:
 def _tell(result: Ported, quiet: bool) -> None:
     """What went wrong and, unless ``quiet``, was found on the way."""
     for finding in () if quiet else result.findings:
-        print(f"{finding.kind}: {finding}", file=sys.stderr)
+        print(printable(f"{finding.kind}: {finding}"), file=sys.stderr)
     if result.error:
-        print(f"{type(result.error).__name__}: {result.error}", file=sys.stderr)
+        print(printable(f"{type(result.error).__name__}: {result.error}"), file=sys.stderr)
 
 
 def _show(result: Ported, options: argparse.Namespace) -> None:
@@ -252,7 +252,9 @@ def _show(result: Ported, options: argparse.Namespace) -> None:
     if result.error:
         return
     if result.framework is None:
-        print(f"{result.file} uses no mixed precision that is known here.", file=sys.stderr)
+        print(
+            printable(f"{result.file} uses no mixed precision that is known here."), file=sys.stderr
+        )
         return
     if not options.write and options.out is None:
         print(result.rewriting.difference if result.rewriting else result.text, end="")
