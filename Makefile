@@ -17,7 +17,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(OLDER:%=night-%) bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(OLDER:%=night-%) mutate bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,14 +74,17 @@ $(OLDER:%=test-%): test-%: $(VENV)/.test
 $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q -k 'not compiled and not XLA' $(NUMERICS_$*)
 
-nightly: $(VENV)/.test ## long random searches, the whole zoo, and every test as on older CPUs
-	+$(MAKE) --no-print-directory --keep-going night-search zoo $(OLDER:%=night-%)
+nightly: $(VENV)/.test ## long random searches, the whole zoo, every test as on older CPUs, mutations
+	+$(MAKE) --no-print-directory --keep-going night-search zoo $(OLDER:%=night-%) mutate
 
 night-search: $(VENV)/.test
 	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) test
 
 $(OLDER:%=night-%): night-%: $(VENV)/.test
 	$(BIN)/python scripts/as_older_cpu.py $* make test OLDER=
+
+mutate: $(VENV)/.mutate ## change the code in many places; a test has to fail for each
+	$(BIN)/python scripts/mutate.py
 
 bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cost, as ratios within one run
 	$(BIN)/python bench/overhead.py
@@ -115,6 +118,10 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt -e '.[frameworks]'
 	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port,docs,zoo]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.mutate: $(VENV)/.test
+	$(PIP) install --constraint constraints.txt -e '.[mutate]'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt -e '.[bench]'

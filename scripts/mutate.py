@@ -1,0 +1,455 @@
+"""Change the code in one place and see whether a test fails; do so in many places.
+
+    python scripts/mutate.py                     the core and every adapter, a sample of each
+    python scripts/mutate.py core --sample 200   one of them, at most 200 mutants
+    python scripts/mutate.py torch --only gradients.py --all
+
+A mutant that no test fails for has survived: the line has no test, or the change makes no difference.
+Survivors that make none stand in scripts/survivors.json, each with its reason; the exit status is 1 if
+others survived.
+
+    run the tests once, and note which of them pass through which line and how long each takes
+    for each mutant:
+        fork, so that no framework is imported again
+        compile the module with the change in it
+        run the tests that pass through its line, quick ones first, until one fails
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+EXPLAINED = Path(__file__).with_name("survivors.json")
+SAID = Path(tempfile.gettempdir()) / "mutant.log"  # what the last tests printed
+TESTS_OF_A_MUTANT = 40  # the quickest; who survives these would survive more of the same kind
+PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
+
+
+class Group(NamedTuple):
+    """Modules, and the tests that are to notice a change of them."""
+
+    imports: tuple[str, ...]
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def _adapter(framework: str, modules: str, tests: str, *imports: str) -> Group:
+    return Group(
+        imports,
+        tuple(f"backends/ampbridge_{framework}/{name}.py" for name in modules.split()),
+        tuple(f"tests/{framework}/test_{name}.py" for name in tests.split()),
+    )
+
+
+CORE = """arguments checkpoint decorate interception nested policy registry scale_rule scaler
+scaler_state schedule skip_alarm step step_settings training_state weights"""
+
+GROUPS = {
+    "core": Group(
+        ("numpy",),
+        tuple(f"ampbridge/{name}.py" for name in CORE.split()),
+        ("tests/core", "tests/numpy"),
+    ),
+    "numpy": _adapter(
+        "numpy",
+        "casting decorating gradients scaling training_state",
+        "*",
+        "numpy",
+    ),
+    "torch": _adapter(
+        "torch",
+        "decorating gradients low_weights master_weights scaling training_state",
+        """conformance decorate gradients master_weights native_scaler regions scaler schedule
+        training_state undecorated updates what_is_trained""",
+        "torch",
+    ),
+    "tensorflow": _adapter(
+        "tensorflow",
+        "decorating gradients loss_scale_optimizer scaling training_state",
+        """conformance decorate fit native_scaler schedule step training_state update_order
+        what_is_trained""",
+        "tensorflow",
+        "keras",
+    ),
+    "paddle": _adapter(
+        "paddle",
+        "decorating gradients low_parameters scaling simulated_o2 training_state",
+        "conformance native_scaler o2 regions scaler schedule training training_state what_is_trained",
+        "paddle",
+    ),
+}
+
+
+# -- mutants
+
+
+class Mutant(NamedTuple):
+    """One change. ``name`` stays the same where lines move: file, function, change, and which of these."""
+
+    name: str
+    file: Path
+    line: int
+    tree: ast.Module
+
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+}
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """``node`` with its meaning changed; None for a node that is left alone."""
+    new: Any = copy.copy(node)
+    match node:
+        case ast.Compare(ops=[op]):
+            new.ops = [COMPARISONS[type(op)]()]
+        case ast.BoolOp(op=op):
+            new.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return operand
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
+            new.op = OPERATORS[type(op)]()
+        case ast.Constant(value=bool() as value):
+            new.value = not value
+        case ast.Constant(value=int() | float() as value):
+            new.value = value + 1
+        case ast.If(test=test) | ast.IfExp(test=test) if isinstance(test, (ast.Name, ast.Call)):
+            new.test = ast.UnaryOp(ast.Not(), test)
+        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+            new.value = ast.Constant(None)
+        case ast.Expr(value=ast.Call()):
+            return ast.Pass()
+        case ast.Continue():
+            return ast.Break()
+        case ast.Break():
+            return ast.Continue()
+        case _:
+            return None
+    return new  # type: ignore[no-any-return]
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+class _Places(ast.NodeVisitor):
+    """Every node that can be changed, with the function that it stands in.
+
+    Not what messages are made of, and not annotations: both are read by people and tools.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, ast.AST]] = []
+        self._within: list[str] = []
+
+    def visit(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)):
+            return
+        if isinstance(node, ast.Assign) and _named(node, ("msg", "hint", "_HINT")):
+            return
+        if changed(node) is not None:
+            self.found.append((".".join(self._within), node))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            self._within.append(node.name)
+            for part in (*node.decorator_list, *node.body):
+                self.visit(part)
+            if isinstance(node, ast.FunctionDef):
+                for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+                    self.visit(default)
+            self._within.pop()
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self.visit(node.value)
+        else:
+            self.generic_visit(node)
+
+
+def _named(node: ast.Assign, names: Sequence[str]) -> bool:
+    return any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+
+
+class _Exchange(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def mutants(file: Path) -> Iterator[Mutant]:
+    """Each change of a module by itself."""
+    text = file.read_text("utf-8")
+    places = _Places()
+    places.visit(ast.parse(text))
+    counts: dict[str, int] = {}
+    for number, (function, node) in enumerate(places.found):
+        before, after = ast.unparse(node), ast.unparse(changed(node) or node)
+        shown = f"{_first_line(before)} -> {_first_line(after)}"
+        name = f"{file.relative_to(ROOT)}: {function}: {shown}"
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > 1:
+            name += f" ({counts[name]})"
+        again = ast.parse(text)  # each mutant has a tree of its own
+        those = _Places()
+        those.visit(again)
+        old = those.found[number][1]
+        new = ast.copy_location(changed(old) or old, old)
+        tree = ast.fix_missing_locations(_Exchange(old, new).visit(again))
+        yield Mutant(name, file, getattr(node, "lineno", 0), tree)
+
+
+def _first_line(text: str) -> str:
+    line, *more = text.split("\n")
+    return f"{line} ..." if more else line
+
+
+# -- running tests in a forked process
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a tree that is not the file's."""
+
+    def __init__(self, name: str, path: str, tree: ast.Module) -> None:
+        super().__init__(name, path)
+        self._tree = tree
+
+    def get_code(self, fullname: str) -> Any:
+        return compile(self._tree, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        within = ROOT / "backends" if "backends" in mutant.file.parts else ROOT
+        parts = mutant.file.relative_to(within).with_suffix("").parts
+        self._name, self._mutant = ".".join(parts), mutant
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        loader = _Loader(name, str(self._mutant.file), self._mutant.tree)
+        return importlib.machinery.ModuleSpec(name, loader, origin=str(self._mutant.file))
+
+
+def in_a_fork(work: Callable[[], int], seconds: float) -> int | None:
+    """The exit status of ``work`` in a child; None if it was still running after ``seconds``."""
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            said = os.open(SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            os.setsid()
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+class _Unshrunk:
+    """A plugin: an example that fails is enough, it need not be the smallest."""
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        from hypothesis import Phase, settings
+
+        settings.register_profile(
+            "mutants", settings.default, phases=(Phase.explicit, Phase.generate), max_examples=20
+        )
+        settings.load_profile("mutants")
+
+
+class _Footprints:
+    """A plugin: which tests pass through which lines of the modules, and how long each takes."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        from coverage import Coverage
+
+        self._coverage = Coverage(data_file=None, include=[str(file) for file in files])
+        self.seconds: dict[str, float] = {}
+
+    def pytest_sessionstart(self) -> None:
+        self._coverage.start()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._coverage.switch_context(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def passing(self) -> dict[str, list[str]]:
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        return {
+            f"{file}:{line}": [name for name in names if name]
+            for file in data.measured_files()
+            for line, names in data.contexts_by_lineno(file).items()
+        }
+
+
+def pytest_run(arguments: Sequence[str], *plugins: Any) -> int:
+    import pytest
+
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+    return int(pytest.main([*options, *arguments], plugins=[*plugins, _Unshrunk()]))
+
+
+class Footprints(NamedTuple):
+    """``passing``: "file:line" -> the tests that pass through it; ``seconds`` of each test."""
+
+    passing: dict[str, list[str]]
+    seconds: dict[str, float]
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The quickest that pass through its line; through its module, if that runs on import alone."""
+        names = self.passing.get(f"{mutant.file}:{mutant.line}") or [
+            name
+            for place, passing in self.passing.items()
+            if place.startswith(f"{mutant.file}:")
+            for name in passing
+        ]
+        return sorted(set(names), key=lambda name: self.seconds[name])[:TESTS_OF_A_MUTANT]
+
+
+def footprints(group: Group, files: Sequence[Path]) -> Footprints:
+    """Run the group's tests once, as the code is.
+
+    Raises:
+        SystemExit: if a test fails already.
+    """
+    with tempfile.NamedTemporaryFile("w+", suffix=".json") as kept:
+
+        def work() -> int:
+            found = _Footprints(files)
+            status = pytest_run(test_files(group), found)
+            Path(kept.name).write_text(json.dumps([found.passing(), found.seconds]))
+            return status
+
+        status = in_a_fork(work, 3600)
+        if status != 0:
+            raise SystemExit(f"The tests fail without a change (status {status}, see {SAID}).")
+        return Footprints(*json.loads(Path(kept.name).read_text()))
+
+
+def test_files(group: Group) -> list[str]:
+    found = [str(path) for pattern in group.tests for path in sorted(ROOT.glob(pattern))]
+    return [path for path in found if "kill" not in path and "growth" not in path]
+
+
+def survives(mutant: Mutant, tests: Footprints) -> bool:
+    names = tests.tests_of(mutant)
+    if not names:
+        return True
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
+        Path(listed.name).write_text("\n".join(names))
+
+        def work() -> int:
+            sys.meta_path.insert(0, _Finder(mutant))
+            return pytest_run([f"@{listed.name}"])
+
+        own = sum(tests.seconds[name] for name in names)
+        return in_a_fork(work, PATIENCE + 5 * own) == 0
+
+
+# -- the command
+
+
+def run_here(name: str, options: argparse.Namespace) -> int:
+    """Try one group in this process; the number of survivors that nobody has explained."""
+    group = GROUPS[name]
+    files = [ROOT / module for module in group.modules if (ROOT / module).exists()]
+    files = [file for file in files if options.only in (None, file.name)]
+    for module in ("pytest", *group.imports):
+        importlib.import_module(module)
+    tests = footprints(group, files)
+    drawn = [mutant for file in files for mutant in mutants(file)]
+    count = len(drawn)
+    if not options.all:
+        drawn = random.Random(options.seed).sample(drawn, min(options.sample, count))
+    explained = json.loads(EXPLAINED.read_text("utf-8"))
+    alive = []
+    for number, mutant in enumerate(drawn, 1):
+        if survives(mutant, tests):
+            alive.append(mutant)
+            why = explained.get(mutant.name) or (
+                "" if tests.tests_of(mutant) else "no test passes through this line"
+            )
+            print(f"  survived: {mutant.name} (line {mutant.line})  {why}", flush=True)
+        if number % 50 == 0:
+            print(f"  {number} of {len(drawn)}, {len(alive)} survived", flush=True)
+    unexplained = [mutant for mutant in alive if mutant.name not in explained]
+    share = 100 * (1 - len(alive) / len(drawn)) if drawn else 100.0
+    print(
+        f"{name}: {len(drawn)} of {count} mutants tried, {share:.1f} % killed, {len(alive)} survived, "
+        f"{len(unexplained)} of them unexplained",
+        flush=True,
+    )
+    return len(unexplained)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help="all if none is named")
+    parser.add_argument("--sample", type=int, default=150, help="mutants of each group")
+    parser.add_argument("--all", action="store_true", help="every mutant")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="the name of one file of the group")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    if len(options.groups) == 1:
+        return min(run_here(options.groups[0], options), 1)
+    # Frameworks cannot share a process.
+    extra = sys.argv[1 + len(options.groups) :]
+    commands = [[sys.executable, __file__, name, *extra] for name in options.groups or GROUPS]
+    return max(subprocess.run(command, check=False).returncode for command in commands)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
