@@ -57,6 +57,20 @@ def backend_of_model(model: Model) -> Backend:
     return backend
 
 
+def check_dependence(gradients: Sequence[Array | None]) -> None:
+    """Refuse a loss of which no trained parameter has a gradient: the step would train nothing.
+
+    Raises:
+        ArgumentError: if each of ``gradients`` is None.
+    """
+    if gradients and all(gradient is None for gradient in gradients):
+        msg = (
+            "The loss does not depend on any trainable parameter, or was detached.\n"
+            "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
+        )
+        raise ArgumentError(msg)
+
+
 def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
     """The backend of a model whose loss is to be differentiated.
 

@@ -371,6 +371,9 @@ class Backend(Protocol):
             the sum of ``total`` and the new gradients, in the order of ``parameters(optimizer)``, or
             of ``parameters(model)`` without one, and in float32 also where a parameter is in low
             precision; None where the loss does not depend on a parameter.
+
+        Raises:
+            ArgumentError: where it depends on none of them (``arguments.check_dependence``).
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampbridge import Policy, UnsupportedError
+from ampbridge import ArgumentError, Policy, UnsupportedError
 from ampbridge.backend import Array, LossFn, Model
 from ampbridge.testing.harness import Harness, NumpyArray
 from ampbridge.testing.reference import (
@@ -152,6 +152,17 @@ class GradientConformance:
             loss_of_hidden, h.model(given.weights), (given.x,), O0, None, None
         )
         assert [g is None for g in grads] == [False, False, True, True]
+
+    def test_a_loss_that_depends_on_no_parameter_is_an_error(self) -> None:
+        h, given = self.harness, example()
+
+        def loss_of_inputs(model: Model, x: Array) -> tuple[Array, None]:
+            return h.mean_squared_error(h.array(np.asarray(given.x)), h.array(0.0 * given.x)), None
+
+        model, total = h.model(given.weights), [h.array(np.ones_like(w)) for w in given.weights]
+        for before in (None, total):  # in a first micro-batch, and in a later one
+            with pytest.raises(ArgumentError, match=r"The loss does not depend on any trainable"):
+                h.backend.gradients(loss_of_inputs, model, (given.x,), O0, None, before)
 
     def test_the_parameters_are_not_changed(self) -> None:
         h, given = self.harness, example()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from autograd.extend import VJPNode
 
+from ampbridge.arguments import check_dependence
 from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.interception import Interception, Site
@@ -73,6 +74,7 @@ def gradients(
         loss = cast(loss, "float32")
         depends = _isbox(loss) and loss._trace == trace
         grads = _backward(loss, roots, factor) if depends else [None] * len(arrays)
+    check_dependence(grads)
     grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
     if total is not None:
         grads = add(total, grads)

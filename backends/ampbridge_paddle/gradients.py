@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from ampbridge.arguments import check_dependence
 from ampbridge.nested import map_leaves
 from ampbridge_paddle import recomputing
 from ampbridge_paddle._private import method
@@ -58,6 +59,7 @@ def gradients(
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
     found = _differentiate(scaled, model, wanted, recomputation.is_reentrant)
+    check_dependence(found)
     grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
     if total is not None:
         grads = add(total, grads)

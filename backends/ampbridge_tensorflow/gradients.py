@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ampbridge.arguments import check_dependence
 from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.nested import map_leaves
@@ -97,6 +98,7 @@ def gradients(
             scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
         trained = parameters(model if optimizer is None or not optimizer.built else optimizer)
         grads = tape.gradient(scaled, [native_variable(p) for p in trained])
+    check_dependence(grads)
     if optimizer is not None and not optimizer.built:
         distribution.check_scope(checked_optimizer(optimizer), trained)
         built_optimizer(optimizer, trained)

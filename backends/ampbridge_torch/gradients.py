@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
+from ampbridge.arguments import check_dependence
 from ampbridge.backend import LossFn, Scalar
 from ampbridge.errors import ArgumentError, UnsupportedError
 from ampbridge.nested import map_leaves
@@ -77,15 +78,10 @@ def gradients(
         except RuntimeError as error:
             _explain_number_that_overflows(error)
             raise
-    if not loss.requires_grad:
-        msg = (
-            "The loss does not depend on any trainable parameter, or was detached.\n"
-            "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
-        )
-        raise ArgumentError(msg)
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
     grads = _backward(scaled, wanted, _reached(model, wanted))
+    check_dependence(grads)
     if _lends_gradients(model):
         grads = [g if g is None else g.clone() for g in grads]
     if total is not None:
@@ -127,6 +123,8 @@ def _backward(
     ``.grad`` is empty meanwhile: autograd adds in place to what it finds there, and a pass that is
     cut short would leave some of it added to.
     """
+    if not loss.requires_grad:
+        return [None] * len(wanted)
     before = [(p, p.grad) for p in reached]
     try:
         store((p, None) for p in reached)

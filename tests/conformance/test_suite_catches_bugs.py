@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ampbridge import CallOrderError, Policy, UnsupportedError, oplists, registry
+from ampbridge import ArgumentError, CallOrderError, Policy, UnsupportedError, oplists, registry
 from ampbridge.backend import FINITE, INF, NAN, Decoration
 from ampbridge.nested import leaves, map_leaves
 from ampbridge.observation import OpCall
@@ -399,6 +399,15 @@ class ChangesGradients(NumpyBackend):
             loss_fn, model, batch, policy, factor, total, optimizer
         )
         return self.changed(loss, aux, grads, factor, total)
+
+
+@caught_by("test_a_loss_that_depends_on_no_parameter_is_an_error")
+class TrainsNothing(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
+        try:
+            return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+        except ArgumentError:
+            return np.float32(0), None, [None] * len(self.parameters(optimizer or model))
 
 
 @caught_by("test_the_total_is_added_to", "test_accumulated_micro_batches_equal_the_big_batch")
