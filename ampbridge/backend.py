@@ -96,6 +96,14 @@ def is_normalization(layer: Layer, known: tuple[type, ...] = ()) -> bool:
     return vectors and "norm" in layer.kind.lower()
 
 
+class Magnitude(NamedTuple):
+    """The largest magnitude among the values of a parameter, which ``layer`` holds itself."""
+
+    layer: Layer
+    parameter: str
+    largest: float
+
+
 class Decoration(NamedTuple):
     """How a model is fitted to a policy.
 
@@ -309,6 +317,14 @@ class Backend(Protocol):
     @abstractmethod
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         """What the model, together with that optimizer, is decorated with; None if it is not."""
+
+    @abstractmethod
+    def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+        """Of each float32 parameter of an undecorated model that O2 would cast, with ``kept`` kept.
+
+        Each comes once, at the first layer that holds it; without those that have no values yet.
+        Waits for the device, once.
+        """
 
     def copied(
         self, model: Model, optimizer: Optimizer, memo: dict[int, Any]

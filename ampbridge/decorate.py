@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -15,6 +16,9 @@ from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
 from ampbridge.flags import checked_flag
 from ampbridge.policy import OUTPUT_DTYPES, Policy
 from ampbridge.schedule import single
+
+_FLOAT16_ROUNDS_TO_INF = 65520
+"""From here on: halfway between its largest number, 65504, and the next power of two."""
 
 
 def decorate(
@@ -163,8 +167,10 @@ def _replace(
     backend.undecorate(model, optimizer)
     if wanted is None:
         return
-    _warn_of_low_parameters(backend, model, wanted.policy)
     try:
+        _warn_of_low_parameters(backend, model, wanted.policy)
+        if wanted is not earlier:  # else it has been said
+            _warn_of_weights_beyond_float16(backend, model, wanted)
         backend.decorate(model, optimizer, wanted)
     except BaseException:
         backend.undecorate(model, optimizer)  # what an error of another kind has left half done
@@ -184,6 +190,34 @@ def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> N
             "Hint: model.float() first: the policy casts what is to be low."
         )
         warn(msg)
+
+
+def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
+    """What is inf in every forward pass is no overflow that a smaller loss scale could end."""
+    policy = wanted.policy
+    if (policy.level, policy.dtype) != ("O2", "float16"):
+        return
+    beyond = [
+        each
+        for each in backend.largest_magnitudes(model, wanted.kept)
+        if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf
+    ]
+    if not beyond:
+        return
+    names = [
+        f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
+        for each in beyond
+    ]
+    layers = dict.fromkeys(each.layer.name or each.layer.kind for each in beyond)
+    keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
+    msg = (
+        f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
+        f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. Its largest number is 65504, and "
+        "magnitudes of 65520 and above become inf: with such a weight in use every step is skipped.\n"
+        f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
+        "float32."
+    )
+    warn(msg)
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from ampbridge import (
+    AmpBridgeWarning,
     CallOrderError,
     GradScaler,
     Policy,
@@ -391,6 +393,64 @@ class O2Conformance(Layered):
         assert scaler.step(optimizer)
         undecorate(model, optimizer)
         assert self.drifted(model) == pytest.approx(1 - 2.0**-4, rel=1e-5)
+
+    # -- weights that float16 does not hold
+
+    @pytest.mark.parametrize("value, shown", [(-70000.0, "70000"), (65520.0, "65520")])
+    @pytest.mark.parametrize("master_weights", [True, False])
+    def test_a_weight_beyond_float16_is_named_and_the_layer_to_keep(
+        self, value: float, shown: str, master_weights: bool
+    ) -> None:
+        model, optimizer = self.with_head(value)
+        policy = o2(master_weights=master_weights, keep=("hidden",))
+        expected = (
+            rf"(?s)float16 does not hold .*: head\.\w+ \({shown}\)\. .*65504.*"
+            r"Hint: policy=amp\.Policy\(.*keep=\['head', 'hidden'\].*\); or policy='O2:bfloat16'"
+        )
+        with pytest.warns(AmpBridgeWarning, match=expected):
+            decorate(model, optimizer, policy)
+
+    @pytest.mark.parametrize("decorated", [False, True])
+    def test_steps_tell_once_of_a_weight_beyond_float16(self, decorated: bool) -> None:
+        """Or not at all, if ``decorate`` has, also where it did not know of the optimizer."""
+        model, optimizer = self.with_head(70000.0)
+        if decorated:
+            assert len(self.told_of_weights(lambda: decorate(model, policy=o2()))) == 1
+        step = self.step(model, optimizer, policy=o2(), compile=False)
+        batch = ONES, ONES, np.float32(1)
+        told = self.told_of_weights(lambda: [step(*batch), step(*batch)])
+        assert len(told) == (0 if decorated else 1)
+
+    @pytest.mark.parametrize(
+        "value, policy",
+        [
+            (65519.0, o2()),
+            (70000.0, o2("bfloat16")),
+            (70000.0, o2(keep=("head",))),
+            (70000.0, Policy("O1", "float16")),
+            (math.inf, o2()),
+        ],
+    )
+    def test_nothing_is_told_of_weights_that_fit_or_that_no_policy_helps(
+        self, value: float, policy: Policy
+    ) -> None:
+        """The weights of the normalization, which stay float32, would not fit."""
+        model = self.with_head(value, [np.full(2, 70000, np.float32), NOTHING])[0]
+        assert self.told_of_weights(lambda: decorate(model, policy=policy)) == []
+
+    def with_head(
+        self, value: float, normalization: Sequence[NumpyArray] | None = None
+    ) -> tuple[Model, Optimizer]:
+        """A model of which one weight of the head is ``value``."""
+        head = np.diag([1, value]).astype(np.float32)
+        model = self.harness.layered([IDENTITY, NOTHING, head, NOTHING], normalization)
+        return model, self.harness.optimizer(model, "sgd", 0.0)
+
+    def told_of_weights(self, action: Callable[[], object]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            action()
+        return [text for each in caught if "float16 does not hold" in (text := str(each.message))]
 
     # -- training
 

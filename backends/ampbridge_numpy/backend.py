@@ -17,6 +17,7 @@ from ampbridge.backend import (
     Kind,
     Layer,
     LossFn,
+    Magnitude,
     Model,
     Optimizer,
     OptimizerState,
@@ -74,6 +75,9 @@ class NumpyBackend(Backend):
 
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         return decorating.decoration(model, optimizer)
+
+    def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+        return decorating.largest_magnitudes(model, kept)
 
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         return gradients.parameters(owner)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ampbridge.backend import Decoration, Layer, Model, Optimizer, is_normalization
+from ampbridge.backend import Decoration, Layer, Magnitude, Model, Optimizer, is_normalization
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
@@ -175,6 +175,17 @@ def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
         if is_normalization(each, NORMALIZATIONS):
             wide |= {id(array) for array in each.layer._own_parameters().values()}
     return [p for p in model.parameters() if id(p) not in wide]
+
+
+def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``."""
+    low = {id(p) for p in _low_parameters(model, kept) if p.dtype == np.float32 and p.size}
+    found: dict[int, Magnitude] = {}
+    for layer in layers(model):
+        for name, array in layer.layer._own_parameters().items():
+            if id(array) in low and id(array) not in found:
+                found[id(array)] = Magnitude(layer, name, float(np.abs(array).max()))
+    return list(found.values())
 
 
 # -- what is refused

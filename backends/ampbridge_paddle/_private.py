@@ -110,7 +110,9 @@ PRIVATE: Mapping[str, Private] = {
     "Tensor._inplace_version": Private(
         "simulated regions: marks of changed tensors", True, "3.3.1"
     ),
-    "Tensor._is_initialized": Private("simulated regions: ops with unused outputs", True, "3.3.1"),
+    "Tensor._is_initialized": Private(
+        "simulated regions: ops with unused outputs; O2 in float16", True, "3.3.1"
+    ),
     "Tensor._use_gpudnn": Private("simulated regions: marks in adaptive pooling", False, "3.3.1"),
     "Tensor._new_shared_tensor": Private("simulated regions: marks in recompute", False, "3.3.1"),
     "Tensor._get_tensor_from_selected_rows": Private(

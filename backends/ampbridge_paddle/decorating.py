@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from ampbridge.backend import Decoration, is_normalization
+from ampbridge.backend import Decoration, Magnitude, is_normalization
 from ampbridge.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle import casting, native_o2, saving
+from ampbridge_paddle._private import method
 from ampbridge_paddle.hybrid_groups import without_wrapper
 from ampbridge_paddle.layer_calls import (
     DecoratedModel,
@@ -123,6 +124,25 @@ def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
     }
     shares = [layer for layer in others if not stays.isdisjoint(map(id, _own_parameters(layer)))]
     return LowTensors(list(parameters.values()), [*full.values(), *shares])
+
+
+@paddle.no_grad()
+def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``."""
+    low = {id(p) for p in low_tensors(model, kept).parameters if _has_values(p)}
+    held: dict[int, tuple[LayerOfModel, str, Tensor]] = {}
+    for layer in layers(model):
+        for name, parameter in layer.layer.named_parameters(include_sublayers=False):
+            if id(parameter) in low:
+                held.setdefault(id(parameter), (layer, name, parameter))
+    if not held:
+        return []
+    largest = paddle.stack([parameter.abs().max() for _, _, parameter in held.values()]).tolist()
+    return [Magnitude(*each[:2], value) for each, value in zip(held.values(), largest, strict=True)]
+
+
+def _has_values(parameter: Tensor) -> bool:
+    return bool(method("Tensor", parameter, "_is_initialized")()) and parameter.size > 0
 
 
 def _own_parameters(layer: Layer) -> list[Tensor]:

@@ -17,6 +17,7 @@ from ampbridge.backend import (
     Kind,
     Layer,
     LossFn,
+    Magnitude,
     Model,
     Optimizer,
     OptimizerState,
@@ -80,6 +81,9 @@ class TensorflowBackend(Backend):
 
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         return decorating.decoration(model, optimizer)
+
+    def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+        return decorating.largest_magnitudes(model, kept)
 
     def copied(
         self, model: Model, optimizer: Optimizer, memo: dict[int, Any]

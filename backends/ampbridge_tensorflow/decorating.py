@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge.backend import Decoration, Model, Optimizer, is_normalization
+from ampbridge.backend import Decoration, Layer, Magnitude, Model, Optimizer, is_normalization
 from ampbridge.errors import UnsupportedError
 from ampbridge.interception import Interception, Site
 from ampbridge.policy import Policy
@@ -125,6 +125,28 @@ def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], li
         if (native := _uncast(part, variable)) is not None and id(native) not in kept_variables
     }
     return [part for part in low if isinstance(part, keras.Layer)], list(variables.values())
+
+
+@outside_of_regions
+def largest_magnitudes(model: Model, kept: Sequence[Any]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``. Layers that have not been built have no values yet."""
+    low_layers, low_variables = _low_parts(model, kept)
+    by_keras, others = set(map(id, low_layers)), set(map(id, low_variables))
+    full = {id(v) for v in _variables(kept)}
+    full |= {id(v) for layer in low_layers for v in _private.buffers(layer)}
+    held: dict[int, tuple[Layer, str, tf.Variable]] = {}
+    for part in layers(model):
+        for name, variable in own_variables(part.layer).items():
+            is_cast = id(part.layer) in by_keras and fitted.is_cast_by_keras(variable)
+            native = native_variable(variable)
+            if id(native) in others or (is_cast and id(variable) not in full):
+                held.setdefault(id(variable), (part, name, native))
+    if not held:
+        return []
+    with tf.init_scope():  # a step may be traced
+        each_largest = [tf.reduce_max(tf.abs(copies(native)[0])) for _, _, native in held.values()]
+        largest = tf.stack(each_largest).numpy().tolist()
+    return [Magnitude(*each[:2], value) for each, value in zip(held.values(), largest, strict=True)]
 
 
 def _is_castable(layer: keras.Layer) -> bool:

@@ -221,10 +221,13 @@ def low_variables(model: Any) -> list[Any]:
 def _cast_by_keras(model: Any) -> Iterator[keras.Variable]:
     for part in layers(model):
         if isinstance(part.layer, keras.Layer) and replaced(part.layer) is not None:
-            for variable in own_variables(part.layer).values():
-                is_keras = _private.is_keras_variable(variable) and variable.dtype == "float32"
-                if is_keras and _private.is_autocast(variable):
-                    yield variable
+            yield from filter(is_cast_by_keras, own_variables(part.layer).values())
+
+
+def is_cast_by_keras(variable: Any) -> bool:
+    """Whether a layer with a low dtype policy reads ``variable`` in low precision."""
+    is_keras = _private.is_keras_variable(variable) and variable.dtype == "float32"
+    return is_keras and _private.is_autocast(variable)
 
 
 # -- what holds for the whole process

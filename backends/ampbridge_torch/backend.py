@@ -17,6 +17,7 @@ from ampbridge.backend import (
     Kind,
     Layer,
     LossFn,
+    Magnitude,
     OptimizerState,
     Probe,
     Product,
@@ -78,6 +79,9 @@ class TorchBackend(Backend):
 
     def decoration(self, model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
         return decorating.decoration(model, optimizer)
+
+    def largest_magnitudes(self, model: nn.Module, kept: Sequence[nn.Module]) -> list[Magnitude]:
+        return decorating.largest_magnitudes(model, kept)
 
     def undecorated(
         self, model: nn.Module, optimizer: optim.Optimizer | None

@@ -11,6 +11,7 @@ sends to them is rounded. It takes gradients in the parameters' dtype alone, so 
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ampbridge.backend import Decoration, Layer, is_normalization
+from ampbridge.backend import Decoration, Layer, Magnitude, is_normalization
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private, master_weights
@@ -32,6 +33,7 @@ from ampbridge_torch.low_weights import (
     LowWeights,
     follow_loaded_state,
     save_in,
+    to_be_cast,
 )
 from ampbridge_torch.model_calls import (
     ModelCall,
@@ -195,6 +197,26 @@ def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> Iterator[nn
     for each in layers(model):
         if is_normalization(each, NORMALIZATIONS):
             yield from each.layer.parameters(recurse=False)
+
+
+@torch.no_grad()
+def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``. Without tensors of other kinds: sharded, fake, on "meta"."""
+    low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
+    held: dict[int, tuple[Layer, str, nn.Parameter]] = {}
+    for layer in layers(model):
+        for name, parameter in layer.layer.named_parameters(recurse=False):
+            if id(parameter) in low and _has_plain_values(parameter):
+                held.setdefault(id(parameter), (layer, name, parameter))
+    norms = [torch.linalg.vector_norm(parameter, math.inf) for _, _, parameter in held.values()]
+    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist() if norms else []
+    return [Magnitude(*each[:2], norm) for each, norm in zip(held.values(), largest, strict=True)]
+
+
+def _has_plain_values(parameter: nn.Parameter) -> bool:
+    if nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.layout != torch.strided:
+        return False
+    return type(parameter.data) is torch.Tensor and parameter.numel() > 0
 
 
 def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:

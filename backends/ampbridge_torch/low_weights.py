@@ -52,10 +52,7 @@ class LowWeights:
         with_masters: bool,
         gradients: torch.dtype,
     ) -> None:
-        ids = set(map(id, wide))
-        self.parameters = [
-            p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in ids
-        ]
+        self.parameters = to_be_cast(model, wide)
         rounded = [p.detach().to(dtype) for p in self.parameters]  # memory may run out here
         originals = [nn.Parameter(p.data) for p in self.parameters]
         for parameter, low in zip(self.parameters, rounded, strict=True):
@@ -106,6 +103,12 @@ class LowWeights:
             master.adopt()
             master.forget()
             _set_data(master.low, master.wide.data)
+
+
+def to_be_cast(model: nn.Module, wide: Iterable[Tensor]) -> list[nn.Parameter]:
+    """The float32 parameters of ``model`` that are not ``wide``."""
+    ids = set(map(id, wide))
+    return [p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in ids]
 
 
 def _set_data(tensor: Tensor, data: Tensor) -> None:

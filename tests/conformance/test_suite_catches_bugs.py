@@ -1383,6 +1383,32 @@ class DecoratesEveryCall(Decorates):
         return decoration._replace(standalone=True)
 
 
+@caught_by(
+    "test_a_weight_beyond_float16_is_named_and_the_layer_to_keep",
+    "test_steps_tell_once_of_a_weight_beyond_float16",
+)
+class FindsNoMagnitudes(NumpyBackend):
+    def largest_magnitudes(self, model, kept):
+        return []
+
+
+@caught_by("test_a_weight_beyond_float16_is_named_and_the_layer_to_keep")
+class FindsTheLargestValue(NumpyBackend):
+    """In the place of the largest magnitude."""
+
+    def largest_magnitudes(self, model, kept):
+        return [
+            each._replace(largest=getattr(each.layer.layer, each.parameter).max())
+            for each in super().largest_magnitudes(model, kept)
+        ]
+
+
+@caught_by("test_nothing_is_told_of_weights_that_fit_or_that_no_policy_helps")
+class LooksAtKeptLayersToo(NumpyBackend):
+    def largest_magnitudes(self, model, kept):
+        return super().largest_magnitudes(model, [])
+
+
 @caught_by("test_value_and_grad_at_O2_is_for_a_decorated_model")
 class ForgetsItsDecoration(NumpyBackend):
     def decoration(self, model, optimizer):

@@ -139,6 +139,9 @@ class ToyBackend(amp.Backend):
             *(Layer(name, "ToyLayer", part, {}) for name, part in model.parts.items()),
         ]
 
+    def largest_magnitudes(self, model, kept):
+        return []
+
     def decorate(self, model, optimizer, decoration):
         assert model.decorations[-1] is None
         model.decorations.append(decoration)

@@ -5,7 +5,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import Policy
-from ampbridge.backend import Decoration, Layer
+from ampbridge.backend import Decoration, Layer, Magnitude
 from ampbridge.decorate import kept_layers
 
 
@@ -100,6 +100,31 @@ def test_layers_are_kept_by_name_pattern_and_class(keep, expected):
 def test_an_entry_that_matches_no_layer_is_refused(keep):
     with pytest.raises(amp.PolicyError, match=r"matches no layer.*decoder\.0, decoder\.1, head"):
         kept_layers(ThreeLayers(), None, Policy(keep=["head", keep]))
+
+
+# -- weights that float16 does not hold
+
+
+def test_of_many_weights_beyond_float16_some_are_named_and_all_counted(model, toy, monkeypatch):
+    beyond = [
+        Magnitude(Layer(name, "ToyLayer", None, {}), "weight", 7e4) for name in ("", *"abcdef")
+    ]
+    monkeypatch.setattr(toy.Backend, "largest_magnitudes", lambda *_: beyond)
+    expected = (
+        r"(?s): weight \(70000\), a\.weight \(70000\), b\.\w+ \(70000\), c\.\w+ \(70000\), \.\.\. "
+        r"\(7 in all\)\. .*Hint: policy='O2:bfloat16', which"
+    )
+    with pytest.warns(amp.AmpBridgeWarning, match=expected):
+        amp.decorate(model)
+
+
+def test_a_warning_that_is_an_error_leaves_the_old_decoration(model, toy, monkeypatch):
+    amp.decorate(model, policy="O1")
+    beyond = Magnitude(Layer("head", "ToyLayer", None, {}), "weight", 7e4)
+    monkeypatch.setattr(toy.Backend, "largest_magnitudes", lambda *_: [beyond])
+    with pytest.raises(amp.AmpBridgeWarning, match=r"head\.weight"):
+        amp.decorate(model, policy="O2")
+    assert model.decorations[-1] == Decoration(Policy("O1"), [])
 
 
 # -- who decorates

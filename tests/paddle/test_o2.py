@@ -725,3 +725,11 @@ class TestOutsideOfSteps:
             amp.AmpBridgeWarning, match=r"(?s)in 16 bits by themselves: weight, bias\..*Hint"
         ):
             amp.decorate(model, policy="O1:bfloat16")
+
+    def test_a_weight_without_a_value_is_not_looked_at(self) -> None:
+        with paddle.LazyGuard():
+            lazy = nn.Linear(4, 3)
+        model = nn.Sequential(lazy, nn.Linear(3, 3))
+        model[1].bias.set_value(np.float32([0, -7e4, 0]))
+        with pytest.warns(amp.AmpBridgeWarning, match=r": 1\.bias \(70000\)\. (?s:.*)keep=\['1'\]"):
+            amp.decorate(model)

@@ -865,6 +865,33 @@ def test_half_ahead_of_a_policy_warns() -> None:
         amp.decorate(model, policy=O1)
 
 
+def test_of_weights_beyond_float16_those_that_would_be_low_are_told() -> None:
+    """Of modules and of Keras' layers; not a table, nor what has not been built."""
+    model = Module()
+    model.part.w[0, 0].assign(-7e4)
+    model.dense.bias.assign([0, 1e5, 0])
+    model.table = keras.layers.Embedding(2, 2, trainable=False)
+    model.table.build()
+    model.kept_table = keras.layers.Layer()
+    model.kept_table.add_weight(shape=(1,), initializer=lambda *_, **__: [9e4], trainable=False)
+    model.unbuilt = LAYERS.Dense(2)
+    names = r": dense\.bias \(100000\), part\.w \(70000\)\. (?s:.*)keep=\['dense', 'part'\]"
+    with pytest.warns(amp.AmpBridgeWarning, match=names):
+        amp.decorate(model, policy="O2")
+
+
+def test_weights_beyond_float16_are_told_in_a_trace_too() -> None:
+    model = perceptron()
+    model.get_layer("head").bias.assign([0, 0, 7e4])
+
+    @tf.function(autograph=False)
+    def traced(x: Any) -> Any:
+        return amp.decorate(model)(x)
+
+    with pytest.warns(amp.AmpBridgeWarning, match=r"head\.bias \(70000\)"):
+        traced(X)
+
+
 def test_keras_own_average_of_weights_is_that_of_the_masters() -> None:
     model = perceptron()
     optimizer = keras.optimizers.SGD(1e-3, use_ema=True, ema_momentum=0.999)

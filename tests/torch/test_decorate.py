@@ -6,6 +6,7 @@ import copy
 import gc
 import inspect
 import io
+import re
 import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
@@ -904,3 +905,18 @@ def test_a_policy_without_rules_is_refused_and_changes_nothing() -> None:
     with pytest.raises(UnsupportedError, match="simulate"):
         amp.decorate(model, optimizer, amp.Policy("O2", lists="native", execution="simulated"))
     assert shown((model, optimizer)) == before
+
+
+# -- weights that float16 does not hold
+
+
+def test_weights_beyond_float16_are_told_once_each_frozen_ones_as_well() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)), nn.Linear(2, 2, device="meta"))
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    with torch.no_grad():
+        model[0].weight[0, 0] = -1e5
+        model[2].bias[1] = 7e4
+    names = re.escape("0.weight (100000), 2.bias (70000). ")
+    with pytest.warns(amp.AmpBridgeWarning, match=names + r"(?s:.*)keep=\['0', '2'\]"):
+        amp.decorate(model)
