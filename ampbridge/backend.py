@@ -614,6 +614,21 @@ class Backend(Protocol):
         msg = f"{self.name}: this adapter shows no values.\n"
         raise UnsupportedError(msg + "Hint: amp.lens.ranges(...) with a model of another framework")
 
+    @contextmanager
+    def restored(self, model: Model) -> Iterator[None]:
+        """Give back afterwards, also by an exception, what passes of an undecorated model change.
+
+        Bit by bit, where it has changed: parameters; buffers of every dtype, saved or not, each the
+        same object; training modes; and where random numbers are drawn from, that is the
+        framework's own generators and those that layers hold. By default the weights alone. Waits
+        for the device.
+        """
+        values = self.read_weights(model)
+        try:
+            yield
+        finally:
+            self.write_weights(model, values)
+
     def peak_memory(self, action: Callable[[], None]) -> int | None:
         """Run ``action``; the most bytes of arrays that it held at once beyond what was held before.
 

@@ -9,7 +9,8 @@
     print(lens.worth_it(loss_fn, make, x, y))                       time and memory of O0, O1, O2
 
 ``loss_fn(model, *batch)`` is what ``amp.train_step`` takes. Passes run eagerly and as often as a
-report needs; afterwards weights, buffers and decoration are as they were.
+report needs; afterwards weights, buffers, decoration and generators of random
+numbers are as they were.
 """
 
 from ampbridge.lens.bisect import Bisection, Entry, bisect

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -64,33 +65,40 @@ class Subject:
 
     @contextmanager
     def under(self, policy: Policy) -> Iterator[None]:
-        """The model fitted to ``policy``; afterwards what it was, weights and buffers included.
+        """The model fitted to ``policy``; afterwards it and all generators are what they were.
+
+        So every pass draws the same random numbers, and meets the same running statistics.
 
         Raises:
             CallOrderError: for a model that makes its weights in its first call, which is to come yet.
             PolicyError: if an entry of ``policy.keep`` matches no layer.
             UnsupportedError: for what this backend refuses.
         """
-        earlier = self.backend.decoration(self.model, None)
-        values = self.backend.read_weights(self.model)
-        fit_to(self.backend, self.model, None, for_steps(self.backend, self.model, policy))
-        try:
-            yield
-        finally:
-            self.backend.undecorate(self.model, None)
-            if earlier is not None:
-                self.backend.decorate(self.model, None, earlier)
-            self._restore(values)
+        known = {weight.name for weight in self.backend.weights(self.model)}
+        with self._undecorated(), self.backend.restored(self.model), restored_generators():
+            fit_to(self.backend, self.model, None, for_steps(self.backend, self.model, policy))
+            try:
+                yield
+            finally:
+                self.backend.undecorate(self.model, None)
+                self._check_made(known)
 
-    def _restore(self, values: Mapping[str, NumpyArray]) -> None:
-        made = [w.name for w in self.backend.weights(self.model) if w.name not in values]
+    @contextmanager
+    def _undecorated(self) -> Iterator[None]:
+        if self.backend.decoration(self.model, None) is None:
+            yield
+        else:
+            with self.backend.undecorated(self.model, None):
+                yield
+
+    def _check_made(self, known: Collection[str]) -> None:
+        made = [w.name for w in self.backend.weights(self.model) if w.name not in known]
         if made:
             msg = (
                 f"The model made its weights only now ({made[0]}, ...): what they were before its first "
                 "call cannot be given back.\nHint: model(x) once, before the lens looks at it."
             )
             raise CallOrderError(msg)
-        self.backend.write_weights(self.model, values)
 
     def run(
         self,
@@ -130,6 +138,17 @@ class Subject:
                 if grad is not None
             }
             return Pass(float(self.backend.to_numpy(loss)), found)
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Give back where Python's and NumPy's global generators stood, which layers of any framework use."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def checked_scale(scale: float) -> float:

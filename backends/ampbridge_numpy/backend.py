@@ -39,6 +39,7 @@ from ampbridge_numpy import (
     gradients,
     observing,
     probing,
+    restoring,
     scaling,
     training_state,
 )
@@ -161,6 +162,9 @@ class NumpyBackend(Backend):
         self, model: Model, observer: Observer, *, gradients: bool
     ) -> AbstractContextManager[None]:
         return observing.observe(model, observer, gradients=gradients)
+
+    def restored(self, model: Model) -> AbstractContextManager[None]:
+        return restoring.restored(model)
 
     def to_numpy(self, x: Array) -> np.ndarray:
         return observing.to_numpy(x)

@@ -42,6 +42,7 @@ from ampbridge_paddle import (
     observing,
     probing,
     ranks,
+    restoring,
     scaling,
     training_state,
 )
@@ -174,6 +175,9 @@ class PaddleBackend(Backend):
         self, model: Model, observer: Observer, *, gradients: bool
     ) -> AbstractContextManager[None]:
         return observing.observe(model, observer, gradients=gradients)
+
+    def restored(self, model: Model) -> AbstractContextManager[None]:
+        return restoring.restored(model)
 
     def to_numpy(self, x: Array) -> np.ndarray:
         return observing.to_numpy(x)

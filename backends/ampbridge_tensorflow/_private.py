@@ -8,6 +8,7 @@ table says.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -290,6 +291,24 @@ SNAKE_CASE = PrivateName(
     "checkpoints of models whose layers have no names are not found to fit in another process",
     required=False,
 )
+SEED_GENERATOR = PrivateName(
+    "keras.src.random.seed_generator",
+    "GLOBAL_SEED_GENERATOR",
+    "what Keras draws without a seed is not given back after a look by amp.lens",
+    required=False,
+)
+GLOBAL_GENERATOR = PrivateName(
+    "tensorflow.python.ops.stateful_random_ops",
+    "global_generator",
+    "what the global tf.random.Generator draws is not given back after a look by amp.lens",
+    required=False,
+)
+EAGER_CONTEXT = PrivateName(
+    "tensorflow.python.eager.context",
+    "context",
+    "what ops draw by tf.random.set_seed is not given back after a look by amp.lens",
+    required=False,
+)
 PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
 
 
@@ -345,6 +364,30 @@ def moved(name: PrivateName) -> UnsupportedError:
         f"Hint: use a checked version, {CHECKED}; policy='O0' needs none of it."
     )
     return UnsupportedError(msg)
+
+
+def op_seeds() -> random.Random | None:
+    """What eager ops take their seeds from after ``tf.random.set_seed``; None before."""
+    context = value(EAGER_CONTEXT)
+    return None if context is None else getattr(context(), "_rng", None)
+
+
+def set_op_seeds(seeds: random.Random) -> None:
+    """Let them take their seeds from ``seeds``, where ``op_seeds`` has said from what they do."""
+    value(EAGER_CONTEXT)()._rng = seeds
+
+
+def keras_seed_generator() -> Any:
+    """What Keras takes seeds from where its user gives none; None if that has not happened yet."""
+    key, state = value(SEED_GENERATOR), value(KERAS_STATE)
+    return None if key is None or state is None else state.get_global_attribute(key)
+
+
+def set_keras_seed_generator(generator: Any) -> None:
+    """Let Keras take them from ``generator``; from a new one, made when it is needed, if that is None."""
+    key, state = value(SEED_GENERATOR), value(KERAS_STATE)
+    if key is not None and state is not None:
+        state.set_global_attribute(key, generator)
 
 
 def optimizer_parameters(optimizer: Any) -> list[Any] | None:

@@ -44,6 +44,7 @@ from ampbridge_tensorflow import (
     native_scaler,
     observing,
     probing,
+    restoring,
     scaling,
     training_state,
 )
@@ -186,6 +187,9 @@ class TensorflowBackend(Backend):
         self, model: Model, observer: Observer, *, gradients: bool
     ) -> AbstractContextManager[None]:
         return observing.observe(model, observer, gradients=gradients)
+
+    def restored(self, model: Model) -> AbstractContextManager[None]:
+        return restoring.restored(model)
 
     def to_numpy(self, x: Array) -> np.ndarray:
         return observing.to_numpy(x)

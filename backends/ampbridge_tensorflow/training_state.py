@@ -78,7 +78,7 @@ ROLES: Mapping[str, Roles] = {
 }
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """A variable of a model, and the layer that holds it."""
 
     name: str
@@ -131,12 +131,12 @@ def parameter_names(model: Model) -> list[str]:
     return _names_of(parameters(model), model)
 
 
-def _weights(model: Model) -> list[_Held]:
+def _weights(model: Model) -> list[Held]:
     random = _random_states(model)
-    return [held for held in _variables(model) if id(held.variable) not in random]
+    return [held for held in all_variables(model) if id(held.variable) not in random]
 
 
-def _variables(model: Model) -> list[_Held]:
+def all_variables(model: Model) -> list[Held]:
     """All variables of a model, each once and under a name of its own."""
     if not getattr(model, "built", True):
         msg = (
@@ -144,22 +144,22 @@ def _variables(model: Model) -> list[_Held]:
             "Hint: model.build(input_shape), or model(x) once, before its weights are read or set."
         )
         raise CallOrderError(msg)
-    found: dict[int, _Held] = {}
+    found: dict[int, Held] = {}
     for held in _occurrences(model):
         found.setdefault(id(held.variable), held)
     names = unique(held.name for held in found.values())
     return [held._replace(name=name) for held, name in zip(found.values(), names, strict=True)]
 
 
-def _occurrences(model: Model) -> Iterator[_Held]:
+def _occurrences(model: Model) -> Iterator[Held]:
     """Variables wherever they are held; last, under their own names, those in sets and the like."""
     for name, _, layer, _ in lasting_layers(model):
         for attribute, variable in own_variables(layer).items():
             path = f"{name}.{attribute}".lstrip(".")
-            yield _Held(path, layer, attribute, native_variable(variable))
+            yield Held(path, layer, attribute, native_variable(variable))
     for variable in getattr(model, "variables", ()):
         name = variable.name.partition(":")[0]
-        yield _Held(name, model, name, native_variable(variable))
+        yield Held(name, model, name, native_variable(variable))
 
 
 def _random_states(model: Model) -> set[int]:
@@ -169,7 +169,7 @@ def _random_states(model: Model) -> set[int]:
     return everything - {id(native_variable(v)) for layer in kept for v in layer.weights}
 
 
-def _role(held: _Held) -> tuple[str, str]:
+def _role(held: Held) -> tuple[str, str]:
     """What a variable is for; of unknown layers, its own name and axes without meaning."""
     attribute = held.attribute.lstrip("_")  # as Keras' own layers hide them from subclasses
     for name, roles in ROLES.items():
@@ -223,7 +223,7 @@ _RATE = "learning_rate"
 def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
     """What changes in a step beside the weights: slots, counters, the rate, seed generators' states."""
     random = _random_states(model)
-    states = [held for held in _variables(model) if id(held.variable) in random]
+    states = [held for held in all_variables(model) if id(held.variable) in random]
     slots = _slots(built_optimizer(optimizer, parameters(model)), model)
     return {**slots, **{f"random/{held.name}": held.variable for held in states}}
 
@@ -263,7 +263,7 @@ def _is_variable(value: Any) -> bool:
 
 def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
     """The weights' names; of a variable that the model has not, its place in the list."""
-    names = {id(held.variable): held.name for held in _variables(model)}
+    names = {id(held.variable): held.name for held in all_variables(model)}
     return [
         names.get(id(native_variable(variable)), str(place))
         for place, variable in enumerate(variables)

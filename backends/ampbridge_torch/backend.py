@@ -40,6 +40,7 @@ from ampbridge_torch import (
     native_scaler,
     observing,
     probing,
+    restoring,
     scaling,
     sharding,
     training_state,
@@ -203,6 +204,9 @@ class TorchBackend(Backend):
         self, model: nn.Module, observer: Observer, *, gradients: bool
     ) -> AbstractContextManager[None]:
         return observing.observe(model, observer, gradients=gradients)
+
+    def restored(self, model: nn.Module) -> AbstractContextManager[None]:
+        return restoring.restored(model)
 
     def to_numpy(self, x: Tensor) -> np.ndarray:
         return observing.to_numpy(x)

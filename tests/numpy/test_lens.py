@@ -1,10 +1,14 @@
-"""The lens on NumPy: twelve planted faults located and cured."""
+"""The lens on NumPy: twelve planted faults located and cured; what it looked at, given back."""
+
+import random
 
 import autograd.numpy as anp
+import numpy as np
 import pytest
+from given_back import X, assert_given_back, every_report
 from planted_faults import FAULTS, assert_located_and_cured
 
-from ampbridge_numpy import nn
+from ampbridge_numpy import nn, optim
 
 
 class NumpyKit:
@@ -42,3 +46,52 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault):
     assert_located_and_cured(KIT, fault)
+
+
+class Noisy(nn.Module):
+    """Whatever a pass may change."""
+
+    def __init__(self):
+        self.linear, self.norm = nn.Linear(4, 4, rng=0), nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5, rng=1)
+        self.old, self.calls = np.random.RandomState(2), np.zeros((), np.int64)
+        self.even, self.replaced = np.array([True]), np.zeros(3)
+
+    def forward(self, x):
+        self.calls += 1
+        self.even[...] = ~self.even
+        self.replaced = self.replaced + random.random() + np.random.random()
+        return self.drop(self.norm(self.linear(x * self.old.uniform(size=x.shape).astype("f"))))
+
+
+class NoisyNumpy:
+    """See ``given_back.Noisy``; beside its state the optimizer's."""
+
+    def make(self):
+        model = Noisy()
+        self.optimizer = optim.SGD(model.parameters(), lr=0.1)
+        self.loss(model, X)
+        return model
+
+    @staticmethod
+    def loss(model, x):
+        return anp.mean(anp.square(model(x)))
+
+    def state(self, model):
+        state = dict(model.named_parameters())
+        for name, module in model.named_modules():
+            attributes = {f"{name}.{key}": each for key, each in vars(module).items()}
+            state |= {k: each for k, each in attributes.items() if isinstance(each, np.ndarray)}
+            state[f"{name}.training"] = np.array(module.training)
+        return {
+            **{k: (k.endswith("training") or id(v), v.tobytes()) for k, v in state.items()},
+            "optimizer": repr(self.optimizer.state),
+        }
+
+    def draw(self, model):
+        return [model.drop.rng.random(), model.old.uniform(), self.loss(model, X)]
+
+
+@every_report
+def test_a_look_gives_everything_back(report):
+    assert_given_back(NoisyNumpy(), report)

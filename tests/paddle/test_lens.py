@@ -1,13 +1,15 @@
-"""The lens on PaddlePaddle: twelve planted faults located and cured."""
+"""The lens on PaddlePaddle: twelve planted faults located and cured; what it looked at, given back."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from given_back import X, assert_given_back, every_report
 from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 
 
@@ -58,3 +60,64 @@ KIT = PaddleKit()
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault: Fault) -> None:
     assert_located_and_cured(KIT, fault)
+
+
+class Noisy(paddle.nn.Layer):
+    """Whatever a pass may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = paddle.nn.Linear(4, 4), paddle.nn.BatchNorm1D(4)
+        self.drop = paddle.nn.Dropout(0.5)
+        self.register_buffer("calls", paddle.zeros([], "int64"))
+        self.register_buffer("even", paddle.to_tensor([True]))
+        self.register_buffer("passing", paddle.zeros([4], "float64"), persistable=False)
+        self.register_buffer("replaced", paddle.zeros([3]))
+
+    def forward(self, x: Any) -> Any:
+        self.calls.add_(paddle.ones([], "int64"))
+        self.even.set_value(paddle.logical_not(self.even))
+        drawn = random.random() + np.random.random()
+        self.passing.set_value(self.passing.numpy() + drawn)
+        self._buffers["replaced"] = self.replaced + paddle.ones([3])
+        return self.drop(self.norm(self.linear(x * paddle.rand(x.shape))))
+
+
+class NoisyPaddle:
+    """See ``given_back.Noisy``; beside its state the gradients and the optimizer's."""
+
+    def make(self) -> Noisy:
+        paddle.seed(3)
+        model = Noisy()
+        self.optimizer = paddle.optimizer.Momentum(0.1, 0.9, model.parameters())
+        self.train(model)
+        return model
+
+    def train(self, model: Noisy) -> None:
+        self.optimizer.clear_grad()
+        self.loss(model, paddle.to_tensor(X)).backward()
+        self.optimizer.step()
+
+    @staticmethod
+    def loss(model: Noisy, x: Any) -> Any:
+        return paddle.mean(paddle.square(model(x)))
+
+    def state(self, model: Noisy) -> dict[str, Any]:
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        gradients = {f"{n}.grad": p.grad for n, p in model.named_parameters() if p.trainable}
+        slots = {n: v for n, v in self.optimizer.state_dict().items() if hasattr(v, "numpy")}
+        every = {**tensors, **gradients, **slots}
+        values = {name: tensor.numpy().tobytes() for name, tensor in every.items()}
+        objects = {f"{name} object": id(tensor) for name, tensor in tensors.items()}
+        modes = {f"{layer.full_name()} mode": layer.training for layer in model.sublayers()}
+        return values | objects | modes
+
+    def draw(self, model: Noisy) -> list[Any]:
+        drawn = paddle.rand([3]).tolist()
+        self.train(model)
+        return [drawn, self.loss(model, paddle.to_tensor(X)).item()]
+
+
+@every_report
+def test_a_look_gives_everything_back(report: str) -> None:
+    assert_given_back(NoisyPaddle(), report)

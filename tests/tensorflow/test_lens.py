@@ -1,12 +1,17 @@
-"""The lens on TensorFlow: twelve planted faults located and cured, in tf.Modules and in Keras layers."""
+"""The lens on TensorFlow: twelve planted faults located and cured, in tf.Modules and in Keras layers.
+
+And what it looked at, given back.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from given_back import X, assert_given_back, every_report
 from planted_faults import FAULTS, Fault, Forward, Kit, assert_located_and_cured
 
 from ampbridge.testing import import_or_skip
@@ -104,3 +109,67 @@ KITS: Mapping[str, Kit] = {"tensorflow": TensorFlowKit(), "keras": KerasKit()}
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault: Fault, kit: Kit) -> None:
     assert_located_and_cured(kit, fault)
+
+
+class Noisy(keras.Model):
+    """Whatever a pass may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm = keras.layers.Dense(4), keras.layers.BatchNormalization()
+        self.drop = keras.layers.Dropout(0.5, seed=1)
+        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
+        self.even = tf.Variable([True], trainable=False)
+        self.own = tf.random.Generator.from_seed(2)
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        for layer in self.dense, self.norm, self.drop:
+            layer.build(shape)
+
+    def call(self, x: Any, training: bool = True) -> Any:
+        self.calls.assign_add(1)
+        self.even.assign(tf.logical_not(self.even))
+        x *= self.own.uniform(x.shape) + 1e-3 * tf.random.uniform(x.shape)
+        x += keras.random.uniform(x.shape) * (random.random() + np.random.random())
+        x *= tf.random.get_global_generator().uniform(x.shape)
+        return self.drop(self.norm(self.dense(x), training=training), training=training)
+
+
+class NoisyTensorFlow:
+    """See ``given_back.Noisy``; beside its state the optimizer's."""
+
+    def __init__(self, draws_before: bool) -> None:
+        self.draws_before = draws_before
+
+    def make(self) -> Noisy:
+        keras.utils.set_random_seed(3)
+        tf.random.set_global_generator(tf.random.Generator.from_seed(4))
+        model = Noisy()
+        model.build(X.shape)
+        self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        self.optimizer.build(model.trainable_variables)
+        if self.draws_before:  # else the look is the first to need Keras' generator
+            self.loss(model, X)
+        return model
+
+    @staticmethod
+    def loss(model: Noisy, x: Any) -> Any:
+        return tf.reduce_mean(tf.square(model(tf.convert_to_tensor(x))))
+
+    def state(self, model: Noisy) -> dict[str, Any]:
+        variables = [*model.variables, model.even, model.own.state, *self.optimizer.variables]
+        return {f"{n}": variable.numpy().tobytes() for n, variable in enumerate(variables)}
+
+    def draw(self, model: Noisy) -> list[Any]:
+        return [
+            self.loss(model, X).numpy(),
+            tf.random.uniform([3]).numpy().tolist(),
+            keras.random.uniform([3]).numpy().tolist(),
+            tf.random.get_global_generator().uniform([3]).numpy().tolist(),
+        ]
+
+
+@every_report
+@pytest.mark.parametrize("draws_before", [True, False])
+def test_a_look_gives_everything_back(report: str, draws_before: bool) -> None:
+    assert_given_back(NoisyTensorFlow(draws_before), report)

@@ -1,15 +1,23 @@
-"""The lens on PyTorch: twelve planted faults located and cured, by torch's kernels and simulated."""
+"""The lens on PyTorch: twelve planted faults located and cured, by torch's kernels and simulated.
+
+And what it looked at, given back.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+import same_bits
 import torch
+from given_back import X, assert_given_back, every_report
 from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 from torch import Tensor, nn
+
+from ampbridge import lens
 
 
 class Layer(nn.Module):
@@ -67,3 +75,76 @@ def test_a_planted_fault_is_located_and_cured(fault: Fault, execution: str, devi
     fault = fault._replace(policy=fault.policy.replace(execution=execution))
     kit = TorchKit(device)
     assert_located_and_cured(kit, fault)
+
+
+class Noisy(nn.Module):
+    """Whatever a pass may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm, self.averaged = nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None)
+        self.drop = nn.Dropout(0.5)
+        self.generator = torch.Generator()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("even", torch.tensor([True]))
+        self.register_buffer("passing", torch.zeros(4, dtype=torch.float64), persistent=False)
+        self.register_buffer("replaced", torch.zeros(3, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.even.logical_not_()
+        self.passing.add_(random.random() + np.random.random())
+        self.replaced = self.replaced + 1
+        x = x * torch.rand(x.shape, generator=self.generator)
+        return self.drop(self.averaged(self.norm(self.linear(x))))
+
+
+class NoisyTorch:
+    """See ``given_back.Noisy``; beside its state the gradients and the optimizer's."""
+
+    def make(self) -> Noisy:
+        torch.manual_seed(3)
+        model = Noisy()
+        model.generator.manual_seed(4)
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        self.train(model)
+        return model
+
+    def train(self, model: Noisy) -> None:
+        self.optimizer.zero_grad()
+        self.loss(model, torch.tensor(X)).backward()
+        self.optimizer.step()
+
+    @staticmethod
+    def loss(model: Noisy, x: Tensor) -> Tensor:
+        return torch.square(model(x)).mean()
+
+    def state(self, model: Noisy) -> dict[str, Any]:
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+        slots = {
+            f"{number}.{name}": value
+            for number, state in enumerate(self.optimizer.state.values())
+            for name, value in state.items()
+        }
+        modes = {f"{name} mode": m.training for name, m in model.named_modules()}
+        every = {**tensors, **gradients, **slots}
+        return {name: (id(t), same_bits.bits(t).tolist()) for name, t in every.items()} | modes
+
+    def draw(self, model: Noisy) -> list[Any]:
+        drawn = torch.rand(3).tolist()
+        self.train(model)
+        return [drawn, self.loss(model, torch.tensor(X)).item()]
+
+
+@every_report
+def test_a_look_gives_everything_back(report: str) -> None:
+    assert_given_back(NoisyTorch(), report)
+
+
+def test_a_graph_from_before_a_look_can_still_be_differentiated() -> None:
+    model = nn.Linear(4, 1)
+    loss = torch.square(model(torch.tensor(X))).mean()
+    lens.census(NoisyTorch.loss, model, X, policy="O1:bfloat16")
+    loss.backward()

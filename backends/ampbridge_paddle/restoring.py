@@ -1,0 +1,52 @@
+"""What a pass changes in a model, and where its random numbers come from, put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import paddle
+
+from ampbridge.backend import Model
+from ampbridge_paddle._private import method
+
+Layer = Any
+Tensor = Any
+
+
+@contextmanager
+def restored(model: Model) -> Iterator[None]:
+    """See ``Backend.restored``."""
+    with ExitStack() as stack:
+        _remember_generators(stack)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if method("Tensor", tensor, "_is_initialized")():
+                stack.callback(_put_back, tensor, _copy(tensor))
+        for layer in model.sublayers(include_self=True):
+            stack.callback(setattr, layer, "training", layer.training)
+            _remember_buffers(stack, layer)
+        yield
+
+
+def _remember_buffers(stack: ExitStack, layer: Layer) -> None:
+    """Which tensors are the layer's buffers: some are assigned anew by each pass."""
+    buffers = method("Layer", layer, "_buffers")
+    stack.callback(buffers.update, dict(buffers))
+
+
+def _remember_generators(stack: ExitStack) -> None:
+    """Paddle's own, of the host and of the devices in use; its layers hold none."""
+    for device in {"cpu", paddle.get_device().partition(":")[0]}:
+        stack.callback(paddle.set_rng_state, paddle.get_rng_state(device), device)
+
+
+@paddle.no_grad()
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+@paddle.no_grad()
+def _put_back(tensor: Tensor, values: Tensor) -> None:
+    if tensor.numpy().tobytes() != values.numpy().tobytes():
+        paddle.assign(values, output=tensor)
