@@ -1,5 +1,6 @@
 """Settings of every test process."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,10 @@ settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: takes long; runs in the nightly profile alone")
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as a shell starts what is in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # folders mark tests of the shared suite before

@@ -73,10 +73,12 @@ def main() -> None:
     line = f"{history} scale={scaler.get_scale():g} weights={digest.hexdigest()}\n"
     os.write(1, line.encode())  # in one piece: torchrun mixes the ranks' output
     dist.barrier()  # nobody leaves while another still talks to it
-    dist.destroy_process_group()
+    if on_gpu:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
-    # Gloo's threads outlive their group, and may abort Python's own way out (pytorch#179291).
+    # Gloo's threads outlive their group, and may abort Python's own way out (pytorch#179291); taking
+    # the group apart may never end.
     os._exit(0)
