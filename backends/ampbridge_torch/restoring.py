@@ -25,7 +25,6 @@ def restored(model: nn.Module) -> Iterator[None]:
             _remember_buffers(stack, module)
         for parameter in model.parameters():
             stack.callback(setattr, parameter, "grad", parameter.grad)  # O2 makes another
-
         stack.callback(sharding.reshard, model)
         yield
 

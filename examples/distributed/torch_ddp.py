@@ -75,10 +75,10 @@ def main() -> None:
     dist.barrier()  # nobody leaves while another still talks to it
     if on_gpu:
         dist.destroy_process_group()
+    # A model that is freed after its Gloo group waits for Gloo's threads, which may wait for the GIL.
 
 
 if __name__ == "__main__":
     main()
-    # Gloo's threads outlive their group, and may abort Python's own way out (pytorch#179291); taking
-    # the group apart may never end.
+    # Gloo's threads outlive their group, and may abort Python's own way out (pytorch#179291).
     os._exit(0)

@@ -132,9 +132,8 @@ def main(folder: Path, own: str, foreign: list[str]) -> None:
     except amp.StateError as error:
         say("refused", str(error).splitlines()[0].replace(str(folder), ""))
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # as in examples/distributed/torch_ddp.py
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
-    os._exit(0)  # gloo's threads outlive their group, and may abort Python's own way out

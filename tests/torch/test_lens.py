@@ -144,7 +144,7 @@ def test_a_look_gives_everything_back(report: str) -> None:
 
 
 def test_a_graph_from_before_a_look_can_still_be_differentiated() -> None:
-    model = nn.Linear(4, 1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))  # the graph holds the second's weight
     loss = torch.square(model(torch.tensor(X))).mean()
     lens.census(NoisyTorch.loss, model, X, policy="O1:bfloat16")
     loss.backward()
