@@ -15,7 +15,9 @@ import sys
 from functools import partial
 from typing import Any
 
+import page
 from overhead import FRAMEWORKS, Step, figures, in_one_process_each, machine, measure
+from page import Findings
 
 import ampbridge as amp
 from ampbridge import lens, workloads
@@ -44,21 +46,14 @@ def variants(framework: str, name: str) -> dict[str, Step]:
 
 def run_here(framework: str, options: argparse.Namespace) -> None:
     """Measure one framework in this process and print its table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console, where = Console(width=120), machine(framework)  # which also sees to one thread
-    table = Table("workload", "variant", "ms", "over a plain pass", "quartiles")
+    where = machine(framework)  # which also sees to one thread
+    sections = []
     for name in options.workload:
-        with console.status(f"{framework}: {name}"):
-            times = measure(variants(framework, name), options.rounds, options.seconds)
-        for line in figures(name, "", times):
-            quartiles = f"{line.low:.2f} to {line.high:.2f}"
-            ms, ratio = f"{line.milliseconds:.2f}", f"{line.ratio:.2f}"
-            table.add_row(name, line.variant, ms, ratio, quartiles)
-        table.add_section()
-    console.print(where)
-    console.print(table)
+        times = measure(variants(framework, name), options.rounds, options.seconds)
+        lines = [line.cells(places=2) for line in figures(name, "", times)]
+        sections.append([(workload, *others) for workload, _, *others in lines])
+    columns = ("workload", "variant", "ms", "over a plain pass", "quartiles")
+    page.report(Findings(f"lens {framework}", where, columns, sections), options)
 
 
 def main() -> int:
@@ -69,6 +64,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
+    page.add_option(parser)
     return in_one_process_each(parser.parse_args(), run_here)
 
 

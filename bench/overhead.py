@@ -29,6 +29,8 @@ from typing import NamedTuple
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+import page
+from page import Findings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -105,6 +107,12 @@ class Figure(NamedTuple):
     low: float
     high: float
 
+    def cells(self, places: int = 3) -> tuple[str, ...]:
+        """As a row; ``places`` behind the point."""
+        ratio, low, high = (f"{each:.{places}f}" for each in (self.ratio, self.low, self.high))
+        milliseconds = f"{self.milliseconds:.{places}f}"
+        return self.workload, self.case, self.variant, milliseconds, ratio, f"{low} to {high}"
+
 
 def figures(workload: str, case: str, times: dict[str, list[float]]) -> list[Figure]:
     """Median and quartiles of the paired ratios."""
@@ -154,29 +162,14 @@ def measure_copies(
 
 def run_here(framework: str, options: argparse.Namespace) -> None:
     """Measure one framework in this process and print its table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=120)
-    table = Table("workload", "case", "variant", "ms a step", "ratio", "quartiles")
-    kept = []
+    kept, sections = [], []
     for workload in options.workload:
-        with console.status(f"{framework}: {workload}"):
-            measured = measure_copies(framework, workload, options)
-        for title, times in measured.items():
-            for line in figures(workload, title, times):
-                table.add_row(
-                    line.workload,
-                    line.case,
-                    line.variant,
-                    f"{line.milliseconds:.3f}",
-                    f"{line.ratio:.3f}",
-                    f"{line.low:.3f} to {line.high:.3f}",
-                )
-                kept.append({**line._asdict(), "rounds": times[line.variant]})
-            table.add_section()
-    console.print(machine(framework))
-    console.print(table)
+        for title, times in measure_copies(framework, workload, options).items():
+            lines = figures(workload, title, times)
+            sections.append([line.cells() for line in lines])
+            kept += [{**line._asdict(), "rounds": times[line.variant]} for line in lines]
+    columns = ("workload", "case", "variant", "ms a step", "ratio", "quartiles")
+    page.report(Findings(f"overhead {framework}", machine(framework), columns, sections), options)
     if options.json:
         head = {"machine": machine(framework), "figures": kept}
         Path(f"{options.json}.{framework}.json").write_text(json.dumps(head, indent=1))
@@ -203,6 +196,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
+    page.add_option(parser)
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
     return in_one_process_each(parser.parse_args(), run_here)
 

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
+import page
 from overhead import (
     FRAMEWORKS,
     SHAPES,
@@ -33,6 +34,7 @@ from overhead import (
     machine,
     measure,
 )
+from page import Findings
 
 import ampbridge as amp
 
@@ -272,27 +274,25 @@ def rows(case: str, measured: Costs) -> Iterator[tuple[str, ...]]:
         yield case, name, milliseconds, f"{ratio:.3f}", share, over_native, syncs
 
 
+COLUMNS = (
+    "case",
+    "variant",
+    "ms a step",
+    "over without",
+    "its share",
+    "over theirs (quartiles)",
+    "host syncs",
+)
+
+
 def run_here(framework: str, options: argparse.Namespace) -> None:
     """Measure one framework in this process and print its table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=120)
-    table = Table(
-        "case",
-        "variant",
-        "ms a step",
-        "over without",
-        "its share",
-        "over theirs (quartiles)",
-        "host syncs",
-    )
-    for case, maker in STEPS[framework].items():
-        for row in rows(case, costs(framework, maker, options)):
-            table.add_row(*row)
-        table.add_section()
-    console.print(f"{machine(framework)}, {options.workload}")
-    console.print(table)
+    sections = [
+        list(rows(case, costs(framework, maker, options)))
+        for case, maker in STEPS[framework].items()
+    ]
+    name, where = f"scaler {framework} {options.workload}", machine(framework)
+    page.report(Findings(name, f"{where}, {options.workload}", COLUMNS, sections), options)
 
 
 def main() -> int:
@@ -302,6 +302,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
+    page.add_option(parser)
     return in_one_process_each(parser.parse_args(), run_here)
 
 

@@ -19,7 +19,9 @@ import subprocess
 import sys
 from typing import Any
 
-from overhead import SHAPES, Step, batch_of, figures, machine, measure
+import page
+from overhead import SHAPES, Figure, Step, batch_of, figures, machine, measure
+from page import Findings
 
 WORKLOADS = ("mid", "transformer")
 LEVELS = ("O1", "O2")
@@ -66,30 +68,23 @@ def times_of(workload: str, options: argparse.Namespace) -> dict[str, list[float
 
 def run_here(options: argparse.Namespace) -> None:
     """Measure in this process and print the table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=120)
-    columns = ("workload", "variant", "ms a step", "over float32", "quartiles", "native over it")
-    table = Table(*columns)
+    sections = []
     for workload in options.workload:
-        with console.status(f"torch: {workload}"):
-            times = times_of(workload, options)
-        for line in figures(workload, options.dtype, times):
-            level, _, execution = line.variant.partition(", ")
-            native = times[f"{level}, native"] if execution == "simulated" else None
-            table.add_row(
-                line.workload,
-                line.variant,
-                f"{line.milliseconds:.3f}",
-                f"{line.ratio:.3f}",
-                f"{line.low:.3f} to {line.high:.3f}",
-                "" if native is None else f"{median_ratio(native, times[line.variant]):.2f}",
-            )
-        table.add_section()
+        times = times_of(workload, options)
+        sections.append([row(line, times) for line in figures(workload, options.dtype, times)])
+    columns = ("workload", "variant", "ms a step", "over float32", "quartiles", "native over it")
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    console.print(f"{options.dtype}, {machine('torch')}" + (f", oneDNN up to {isa}" if isa else ""))
-    console.print(table)
+    where = f"{options.dtype}, {machine('torch')}" + (f", oneDNN up to {isa}" if isa else "")
+    name = f"simulated {options.dtype} {options.isa}"
+    page.report(Findings(name, where, columns, sections), options)
+
+
+def row(line: Figure, times: dict[str, list[float]]) -> tuple[str, ...]:
+    level, _, execution = line.variant.partition(", ")
+    native = times[f"{level}, native"] if execution == "simulated" else None
+    ratio = "" if native is None else f"{median_ratio(native, times[line.variant]):.2f}"
+    workload, _, *others = line.cells()
+    return workload, *others, ratio
 
 
 def median_ratio(times: list[float], baseline: list[float]) -> float:
@@ -114,6 +109,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--copies", type=int, default=3, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
+    page.add_option(parser)
     options = parser.parse_args()
     if options.isa:
         if options.isa != "all":

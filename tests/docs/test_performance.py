@@ -1,0 +1,34 @@
+"""docs/performance.md: every figure was written by a command that says what it ran on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
+PLACE = re.compile(r"<!-- measured: ([^>]+) -->\n(.*?)<!-- end of \1 -->\n", re.S)
+MADE = re.compile(
+    r"\n`python (bench/\w+\.py)[^`]*`[^:]*: .+; commit [0-9a-f]{7,40}( and changes)?, "
+    r"\d{4}-\d\d-\d\d, load \d+(\.\d)?\.\n"
+)
+FIGURE = re.compile(r"\d+\.\d+|\d+ (%|ms|microseconds|times)")
+
+
+@pytest.mark.parametrize(
+    "name, content", [pytest.param(*place, id=place[0]) for place in PLACE.findall(PAGE)]
+)
+def test_a_table_says_how_it_was_made(name: str, content: str) -> None:
+    made = MADE.match(content)
+    assert made, f"nothing says how {name!r} was measured"
+    assert (ROOT / made[1]).exists()
+    assert content.count("\n|") > 2
+
+
+def test_no_figure_stands_outside_of_what_was_measured() -> None:
+    words = PLACE.sub("", PAGE)
+    assert FIGURE.findall(words) == []
+    assert "\n|" not in words
+    assert "<!-- " not in words
