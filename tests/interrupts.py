@@ -3,16 +3,14 @@
 import asyncio
 import contextlib
 import gc
-import os
 import re
 import sys
+
+from nightly import NIGHTLY
 
 import ampbridge as amp
 from ampbridge.interception import Interception
 from ampbridge.testing.regions import matmul_dtype
-
-IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-
 
 OWN_CODE = re.compile(
     r"/ampbridge(_[a-z]+)?/\w+\.py$|/contextlib\.py$|interrupts\.py$|/autocast_mode\.py$"
@@ -106,7 +104,7 @@ def left_by_interrupts(harness, every):
 
     Every point in the nightly profile, else each of number ``every``.
     """
-    points = bytecodes(lambda: region(harness))[:: 1 if IS_NIGHTLY else every]
+    points = bytecodes(lambda: region(harness))[:: 1 if NIGHTLY else every]
     untouched, attributes, wrong = harness.ambient(), replaced_attributes(harness), {}
     assert attributes
     assert harness.ambient() == untouched

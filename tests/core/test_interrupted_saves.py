@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_disks import files_up_to
 from nightly import NIGHTLY
 from saving_process import number_of, numbered
 
@@ -85,14 +86,8 @@ def room_for(size: int, folder: Path):
         finally:
             ballast.unlink()
     else:
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        try:
+        with files_up_to(size):
             yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:

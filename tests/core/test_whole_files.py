@@ -8,9 +8,9 @@ import re
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
+from full_disks import files_up_to
 
 import ampbridge as amp
 from ampbridge import whole_files
@@ -26,19 +26,6 @@ SCRIPT = "import torch\nscaler = torch.amp.GradScaler('cuda')\n"
 
 class Interrupted(BaseException):
     pass
-
-
-@contextmanager
-def room_for(size):
-    """A file may grow to ``size`` bytes, as on a disk that is full then."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def dead_process():
@@ -75,7 +62,7 @@ def test_what_fails_leaves_what_was_there(tmp_path, monkeypatch, before, call, f
 def test_without_room_the_bytes_that_are_needed_are_told(tmp_path):
     place = tmp_path / "a"
     place.write_bytes(b"old")
-    with room_for(4096), pytest.raises(OSError, match=r"and 100,001 bytes are needed: .*/a'"):
+    with files_up_to(4096), pytest.raises(OSError, match=r"and 100,001 bytes are needed: .*/a'"):
         whole_files.write(place, b"x" * 100_000, b"y")
     assert place.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
@@ -190,7 +177,7 @@ def test_a_full_disk_leaves_the_user_s_file(tmp_path, kind):
         "a rewritten script": (rewrite(place).save, amp.SourceError),
         "a recipe": (lambda: amp.Recipe().save(place), amp.RecipeError),
     }[kind]
-    with room_for(16), pytest.raises(error, match="bytes are needed"):
+    with files_up_to(16), pytest.raises(error, match="bytes are needed"):
         save()
     assert place.read_bytes() == before
     assert os.listdir(tmp_path) == ["a.py"]

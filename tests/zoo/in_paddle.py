@@ -6,19 +6,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import paddle
-from zoo import Framework, Run, Specimen, described
+from zoo import Framework, Run, Specimen, described, overflowing_at_first
 
 
 class Paddle(Framework):
     """See ``zoo.Framework``."""
 
     steps = 4
-    scaling: ClassVar = {
-        "init_scale": 2.0**24,
-        "growth_factor": 2.0,
-        "backoff_factor": 2.0**-6,
-        "growth_interval": 2,
-    }
+    scaling: ClassVar = overflowing_at_first(backoff_factor=2.0**-6)
 
     def seed(self, number: int) -> None:
         paddle.seed(number)

@@ -8,19 +8,14 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 import tensorflow as tf
-from zoo import Framework, Run, Specimen, described
+from zoo import Framework, Run, Specimen, described, overflowing_at_first
 
 
 class Tensorflow(Framework):
     """See ``zoo.Framework``."""
 
     steps = 4
-    scaling: ClassVar = {
-        "init_scale": 2.0**24,
-        "growth_factor": 2.0,
-        "backoff_factor": 2.0**-6,
-        "growth_interval": 2,
-    }
+    scaling: ClassVar = overflowing_at_first(backoff_factor=2.0**-6)
 
     def seed(self, number: int) -> None:
         """For layers that are made: they draw their own seeds; dropout goes on by such a one.

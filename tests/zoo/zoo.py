@@ -70,6 +70,16 @@ class BridgedRun(Run):
     saved: Path
 
 
+def overflowing_at_first(backoff_factor: float) -> dict[str, Any]:
+    """A scaler's settings. It begins so high that the first steps of most models overflow."""
+    return {
+        "init_scale": 2.0**24,
+        "growth_factor": 2.0,
+        "backoff_factor": backoff_factor,
+        "growth_interval": 2,
+    }
+
+
 class Framework(Protocol):
     """Training by a framework's own means. Uses nothing of ampbridge."""
 
@@ -77,7 +87,7 @@ class Framework(Protocol):
     """Of each training."""
 
     scaling: Mapping[str, Any]
-    """The scaler's settings. It begins so high that the first steps of most models overflow."""
+    """The scaler's settings."""
 
     def seed(self, number: int) -> None: ...
 
