@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ampbridge import registry
 from ampbridge.arguments import backend_of_decorated
 from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.calling_code import warn
@@ -94,8 +93,11 @@ def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
 
     Returns:
         ``model``, or ``(model, optimizer)`` if one was given.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other.
     """
-    registry.backend(registry.framework_of(model)).undecorate(model, optimizer)
+    backend_of_decorated(model, optimizer).undecorate(model, optimizer)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -117,9 +119,10 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         optimizer: the one that ``model`` was decorated with; torch finds it by itself.
 
     Raises:
-        ArgumentError: without masters, if there is no ``optimizer``.
+        ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if there is no
+            ``optimizer``.
     """
-    backend = registry.backend(registry.framework_of(model))
+    backend = backend_of_decorated(model, optimizer)
     present = backend.decoration(model, None)
     if present is None:
         yield

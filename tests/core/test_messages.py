@@ -417,14 +417,24 @@ class ForeignOptimizer:
     __module__ = "torch.optim.sgd"
 
 
-def test_model_and_optimizer_of_two_frameworks(parts):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, optimizer: amp.train_step(loss_fn, model, optimizer),
+        lambda model, optimizer: amp.decorate(model, optimizer),
+        lambda model, optimizer: amp.undecorate(model, optimizer),
+        lambda model, optimizer: amp.undecorated(model, optimizer).__enter__(),
+    ],
+    ids=["train_step", "decorate", "undecorate", "undecorated"],
+)
+def test_model_and_optimizer_of_two_frameworks(call, parts):
     with reads(
         amp.ArgumentTypeError,
         "The model toyframework.nn.ToyModel belongs to toyframework, the optimizer "
         "torch.optim.sgd.ForeignOptimizer to torch.\n"
         "Hint: make the optimizer with toyframework, over the model's own parameters.",
     ):
-        amp.train_step(loss_fn, parts.model, ForeignOptimizer())
+        call(parts.model, ForeignOptimizer())
 
 
 @pytest.mark.parametrize("scaler", [None, GradScaler(enabled=False)], ids=["none", "disabled"])

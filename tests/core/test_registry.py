@@ -97,6 +97,41 @@ def test_a_backend_is_returned_as_it_is(toy):
     assert amp.backend(backend) is backend
 
 
+def test_a_tensor_that_has_a_name_is_no_backend(toy):
+    tensor = toy.array(1.0)
+    tensor.name = "weight"
+    assert amp.backend(tensor).name == "toyframework"
+
+
+class Incomplete:
+    name = "toyframework"
+
+    def autocast(self, policy):
+        raise NotImplementedError
+
+
+def test_what_has_some_methods_of_a_backend_is_none():
+    with pytest.raises(amp.BackendNotFoundError, match="Incomplete"):
+        amp.backend(Incomplete())
+
+
+class Unnamed(amp.Backend):
+    """Every method, but no name."""
+
+
+def test_a_backend_without_a_name_is_none():
+    Unnamed.__abstractmethods__ = frozenset()
+    with pytest.raises(amp.BackendNotFoundError, match="Unnamed"):
+        amp.backend(Unnamed())
+
+
+def test_the_package_of_an_adapter_is_where_its_class_stands(toy, monkeypatch):
+    """The digits of a backend that was registered by hand are looked for beside it."""
+    monkeypatch.setattr(toy.Backend, "__module__", "theirpackage.adapters.toy")
+    assert amp.registry.adapter_package("toyframework") == "theirpackage"
+    assert amp.registry.adapter_package("torch") == "ampbridge_torch"
+
+
 def test_a_framework_in_use_is_found_without_being_named():
     """NumPy counts only where its adapter was imported: the core itself imports numpy."""
     assert run("""

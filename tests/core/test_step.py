@@ -193,11 +193,22 @@ def test_an_impossible_state_is_refused_whole(make, wrong):
     assert step.state_dict() == before
 
 
-@pytest.mark.parametrize("state", [{"step": "1"}, {"step": -1}, {"step": True}, {}, {"using": 1}])
+@pytest.mark.parametrize(
+    "state",
+    [{"step": "1"}, {"step": -1}, {"step": True}, {"step": 2**31}, {}, {"using": 1}],
+    ids=str,
+)
 def test_an_impossible_state_of_a_schedule_is_refused(make, state):
     step = make(policy=amp.Schedule([(0, "O0"), (2, "O1")]))
     with pytest.raises(amp.StateError, match="is no state of Schedule"):
         step.load_state_dict({**step.state_dict(), "schedule": state})
+
+
+@pytest.mark.parametrize("count", [0, 2**31 - 1])
+def test_the_least_and_the_largest_count_of_a_schedule_are_taken(make, count):
+    step = make(policy=amp.Schedule([(0, "O0"), (2, "O1")]))
+    step.load_state_dict({**step.state_dict(), "schedule": {"step": count}})
+    assert step.state_dict()["schedule"] == {"step": count}
 
 
 # -- steps without loss scaling are checked too

@@ -59,6 +59,26 @@ def test_what_fails_leaves_what_was_there(tmp_path, monkeypatch, before, call, f
 
 
 @posix
+def test_bytes_are_flushed_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
+    """So that a machine that loses its power has the old file or the new one."""
+    done = []
+
+    def flush(descriptor):
+        done.append(stat.S_IFMT(os.fstat(descriptor).st_mode))
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            assert os.fstat(descriptor).st_size == 3
+
+    def replace(source, target, genuine=os.replace):
+        done.append("renamed")
+        genuine(source, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", replace)
+    whole_files.write(tmp_path / "a", b"new")
+    assert done == [stat.S_IFREG, "renamed", stat.S_IFDIR]
+
+
+@posix
 def test_without_room_the_bytes_that_are_needed_are_told(tmp_path):
     place = tmp_path / "a"
     place.write_bytes(b"old")
