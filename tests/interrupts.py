@@ -10,6 +10,7 @@ from nightly import NIGHTLY
 
 import ampbridge as amp
 from ampbridge.interception import Interception
+from ampbridge.testing.interruption import without_locks
 from ampbridge.testing.regions import matmul_dtype
 
 OWN_CODE = re.compile(
@@ -19,25 +20,6 @@ OWN_CODE = re.compile(
 
 class Interrupt(BaseException):
     """What is raised."""
-
-
-class NoLock:
-    """Python looks for signals after calls, never between taking a lock and the block; a trace does."""
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *exception):
-        pass
-
-    def locked(self):
-        return False
-
-
-def without_locks(monkeypatch):
-    for each in interceptions():
-        monkeypatch.setattr(each, "_lock", NoLock())
-    monkeypatch.setattr("ampbridge.interception.Lock", NoLock)
 
 
 def interceptions():
@@ -104,15 +86,17 @@ def left_by_interrupts(harness, every):
 
     Every point in the nightly profile, else each of number ``every``.
     """
-    points = bytecodes(lambda: region(harness))[:: 1 if NIGHTLY else every]
+    region(harness)  # what is made once, is made
     untouched, attributes, wrong = harness.ambient(), replaced_attributes(harness), {}
     assert attributes
     assert harness.ambient() == untouched
-    for point in points:
-        interrupt(lambda: region(harness), point)
-        changed = [name for owner, name, value in attributes if vars(owner).get(name) is not value]
-        if changed or matmul_dtype(harness) != "float32":
-            wrong[point] = changed[:3]
+    with without_locks():
+        points = bytecodes(lambda: region(harness))[:: 1 if NIGHTLY else every]
+        for point in points:
+            interrupt(lambda: region(harness), point)
+            changed = [n for owner, n, value in attributes if vars(owner).get(n) is not value]
+            if changed or matmul_dtype(harness) != "float32":
+                wrong[point] = changed[:3]
     assert wrong or harness.ambient() == untouched
     return len(points), wrong
 

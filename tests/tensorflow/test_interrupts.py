@@ -1,6 +1,6 @@
 """Ctrl-C at any bytecode of a region, and regions of asyncio's tasks."""
 
-from interrupts import dtypes_of_tasks, left_by_interrupts, without_locks
+from interrupts import dtypes_of_tasks, left_by_interrupts
 
 from ampbridge.testing import import_or_skip
 
@@ -8,8 +8,7 @@ import_or_skip("tensorflow")
 from ampbridge_tensorflow.testing import TensorFlowHarness  # noqa: E402
 
 
-def test_an_interrupt_at_any_bytecode_leaves_no_region(monkeypatch):
-    without_locks(monkeypatch)
+def test_an_interrupt_at_any_bytecode_leaves_no_region():
     points, wrong = left_by_interrupts(TensorFlowHarness(), every=53)
     assert points > 20
     assert wrong == {}

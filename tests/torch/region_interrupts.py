@@ -7,12 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from interrupts import bytecodes, dtypes_of_tasks, interrupt, region, without_locks
+from interrupts import bytecodes, dtypes_of_tasks, interrupt, region
 
+from ampbridge.testing.interruption import without_locks
 from ampbridge_torch.testing import TorchHarness
 
 
@@ -37,8 +37,7 @@ def casts_left_by_interrupts(action):
     return count
 
 
-with pytest.MonkeyPatch.context() as patch:
-    without_locks(patch)
+with without_locks():
     left = {
         "natively": casts_left_by_interrupts(native_region),
         "ours": casts_left_by_interrupts(lambda: region(TorchHarness())),
