@@ -22,6 +22,7 @@ from ampbridge.diagnosis import FrameworkReport, Report, inspect, not_probed
 from ampbridge.errors import AmpBridgeError
 from ampbridge.explain import explain
 from ampbridge.port import command as port_command
+from ampbridge.printing import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             exit_code: int = options.run(options)
         sys.stdout.flush()
     except AmpBridgeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever reads has seen enough, as ``head`` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush

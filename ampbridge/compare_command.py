@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ampbridge import whole_files
 from ampbridge.command_options import add_quiet
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
+from ampbridge.printing import printable
 from ampbridge.recipe import Recipe
 from ampbridge.workloads import NAMES
 
@@ -88,7 +89,8 @@ def _run(options: argparse.Namespace) -> int:
     else:
         comparison.print(sys.stdout)
         if files and not options.quiet:
-            print(f"Written: {', '.join(map(str, files.values()))}", file=sys.stderr)
+            written = ", ".join(map(str, files.values()))
+            print(printable(f"Written: {written}"), file=sys.stderr)
     return int(bool(comparison.failed))
 
 

@@ -9,9 +9,23 @@ from typing import Any, TextIO
 from ampbridge.tables import aligned
 
 
-def printable(text: str) -> str:
-    """``text`` with its control characters escaped, so that foreign text does not steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+def printable(text: str, kept: str = "\n") -> str:
+    """``text`` with its control characters escaped, so that foreign text does not steer a terminal.
+
+    Those in ``kept`` are left as they are.
+    """
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
+def on_one_line(text: str) -> str:
+    """Foreign text as a comment of a program or a file: nothing of it leads to another line."""
+    return " ".join(printable(text).split())
+
+
+def print_text(text: str, file: TextIO) -> None:
+    """Print the text of a file: byte for byte where it is piped, for the eye on a terminal."""
+    shown = printable(text.replace("\r\n", "\n"), "\n\t") if file.isatty() else text
+    print(shown, end="", file=file)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,8 @@ def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """``data`` as TOML, each key with a comment: that of ``comments["section.key"]``, or ours."""
     import tomlkit
 
+    from ampbridge.printing import on_one_line  # it is of no use to who imports ampbridge
+
     document = tomlkit.document()
     document.add(tomlkit.comment(HEADER))
     for section, values in data.items():
@@ -161,7 +163,7 @@ def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
             item = tomlkit.item(value)
             known = SCHEDULE if section == "schedule" else SECTIONS[section]
             if not isinstance(value, Mapping):
-                item.comment(comments.get(f"{section}.{key}", known[key][0]))
+                item.comment(on_one_line(comments.get(f"{section}.{key}", known[key][0])))
             table.add(key, item)
         document.add(tomlkit.nl())
         document.add(section, table)

@@ -20,6 +20,7 @@ from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import INK, MUTED, RULE, SURFACE, THEME, Style, styles
 from ampbridge.compare.runs import Run
 from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponents
+from ampbridge.printing import printable
 
 ROUNDOFF = {"float16": -11, "bfloat16": -8, "float32": -24}
 """Half a unit in the last place of 1, as a power of two: what one rounding costs at most."""
@@ -504,6 +505,7 @@ def _sample(style: Style) -> Line2D:
 
 def _wrapped(label: str, look: Look) -> str:
     """``label``, broken where a narrow figure would have no room beside it."""
+    label = _verbatim(label)
     return label.replace(", ", ",\n") if look.is_narrow else label
 
 
@@ -532,7 +534,8 @@ def heading(comparison: Comparison) -> Drawing:
         for op in matrix.differences
     ]
     lines += [f"{run.label}: failed. {first_line(run.error or '')}" for run in comparison.failed]
-    says = f"{comparison.policy!r}: {comparison.workload}, {comparison.steps} steps"
+    lines = [_verbatim(_shortened(line)) for line in lines]
+    says = f"{comparison.policy!r}: {_verbatim(comparison.workload)}, {comparison.steps} steps"
 
     def draw(look: Look) -> Figure:
         inch = look.text * 1.6 / 72
@@ -540,10 +543,15 @@ def heading(comparison: Comparison) -> Drawing:
         height = len(lines) + 2.5
         figure.text(0.02, 1 - 1 / height, says, weight="bold", va="top", size=look.text + 2)
         for i, line in enumerate(lines):
-            figure.text(0.02, 1 - (i + 2.3) / height, _shortened(line), va="top", color=MUTED)
+            figure.text(0.02, 1 - (i + 2.3) / height, line, va="top", color=MUTED)
         return figure
 
     return Drawing("heading", "What is compared", "", says, draw)
+
+
+def _verbatim(text: str) -> str:
+    """Foreign text as it is: dollars begin no formula, control characters are escaped."""
+    return printable(text, "").replace("$", r"\$")
 
 
 def _shortened(line: str) -> str:

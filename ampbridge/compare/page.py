@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from html import escape
 from importlib.resources import files
 
 from ampbridge.compare.comparison import HEADER, Comparison, power, row_of
@@ -14,6 +14,7 @@ from ampbridge.compare.figures import NARROW, WIDE, Drawing, Look, drawings
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import THEME
 from ampbridge.compare.runs import Run
+from ampbridge.printing import printable
 
 TITLE = "Mixed precision, framework by framework"
 
@@ -71,6 +72,11 @@ def page(comparison: Comparison) -> str:
 
 
 NOT_SEEN = "No backend showed its gradients."
+
+
+def escape(text: str) -> str:
+    """Foreign text to stand in the page or in a double-quoted attribute, control characters escaped, too."""
+    return html.escape(printable(text))
 
 
 def _heading(comparison: Comparison) -> str:
@@ -356,7 +362,7 @@ def svg(drawing: Drawing, look: Look) -> str:
         f'<title id="{prefix}title">{escape(drawing.title)}</title>'
         f'<desc id="{prefix}says">{escape(drawing.says)}</desc>'
     )
-    return re.sub(r"<svg[^>]*>", head, text, count=1).strip()
+    return re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip()
 
 
 def _attribute(text: str, name: str) -> str:

@@ -43,9 +43,12 @@ def _bar() -> Iterator[Report]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    from ampbridge.printing import printable
+
+    doing_now = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), doing_now)
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, doing: bar.update(
-            task, completed=done, total=total, description=doing
+            task, completed=done, total=total, description=printable(doing)
         )

@@ -18,7 +18,7 @@ from ampbridge import whole_files
 from ampbridge.command_options import add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.port.targets import TARGETS
-from ampbridge.printing import Table, printable
+from ampbridge.printing import Table, print_text, printable
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, unknown
 
@@ -257,7 +257,7 @@ def _show(result: Ported, options: argparse.Namespace) -> None:
         )
         return
     if not options.write and options.out is None:
-        print(result.rewriting.difference if result.rewriting else result.text, end="")
+        print_text(result.rewriting.difference if result.rewriting else result.text, sys.stdout)
     if result.report and not options.quiet:
         for table in result.report.tables():
             print(file=sys.stderr)
@@ -268,7 +268,7 @@ def _show_several(results: Sequence[Ported], options: argparse.Namespace) -> Non
     """The differences of scripts; then a row for each file that has something to say."""
     for result in results:
         if result.rewriting and not options.write:
-            print(result.rewriting.difference, end="")
+            print_text(result.rewriting.difference, sys.stdout)
     summary(results).print(sys.stderr if options.to else sys.stdout)
 
 

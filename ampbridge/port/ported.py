@@ -13,6 +13,7 @@ from ampbridge.port.files import Outcome
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.rewriting import Rewriting, rewrite
 from ampbridge.port.targets import write
+from ampbridge.printing import on_one_line
 from ampbridge.recipe import Recipe
 from ampbridge.recipe_file import SECTIONS, text_of
 
@@ -178,7 +179,7 @@ def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
     What is unknown of it is ``UNKNOWN``, with its place, so that the file does not load before
     somebody has said it.
     """
-    above = "".join(f"# where {condition}\n" for condition in alternative.conditions)
+    above = "".join(f"# where {on_one_line(condition)}\n" for condition in alternative.conditions)
     missing = {key: at for key, at in alternative.unknown.items() if key not in known}
     if not missing:
         return above + alternative.recipe_with(known).to_toml(alternative.comments)

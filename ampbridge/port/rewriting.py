@@ -20,6 +20,7 @@ from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
 from ampbridge.port.replacements import REPLACEMENTS, NoReplacement
 from ampbridge.port.source import Source
+from ampbridge.printing import printable
 
 IMPORTS = {
     "ampbridge.": "import ampbridge",
@@ -44,7 +45,8 @@ class Rewriting:
     def difference(self) -> str:
         """A unified diff; empty where nothing was replaced."""
         before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
-        lines = unified_diff(before, after, self.file, f"{self.file} with ampbridge")
+        name = printable(self.file, "")
+        lines = unified_diff(before, after, name, f"{name} with ampbridge")
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
     def save(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import ampbridge as amp
 from ampbridge.compare import compare
 from ampbridge.compare.comparison import Comparison
 from ampbridge.compare.page import page
+from ampbridge.compare.pictures import png
 from ampbridge.compare.runs import Job, Run
 
 FIGURES = ["errors", "exponents", "losses", "scales"]
@@ -19,6 +22,7 @@ every_width = pytest.mark.parametrize("width", WIDTHS)
 every_theme = pytest.mark.parametrize("theme", THEMES)
 
 
+@cache
 def failed_and_unscaled() -> Comparison:
     """NumPy in bfloat16, which needs no scale; a framework that is missing, and one that crashed."""
     recipe = amp.Recipe("O2:bfloat16")
@@ -28,6 +32,47 @@ def failed_and_unscaled() -> Comparison:
     crash = "The process ended with -6: " + "free(): invalid pointer " * 12
     runs = [*done.runs, Run.failed(lost, message), Run.failed(replace(lost, backend="x"), crash)]
     return replace(done, runs=tuple(runs))
+
+
+HOSTILE = (
+    "</title></style></script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> "
+    r"\1 \g<x> $x^2$ $\frac " + "\x1b[31m \u202e \x00 \udcff &amp; \n<b>"
+)
+LAYER = "<b>$\\1\x1b$"
+
+
+def hostile() -> Comparison:
+    """What comes from outside is hostile: files, layers, versions, errors."""
+    done = failed_and_unscaled()
+
+    def renamed(run: Run) -> Run:
+        run = replace(run, described=HOSTILE, device=HOSTILE, versions={HOSTILE: HOSTILE})
+        weights = tuple(each._replace(name=each.name + LAYER) for each in run.weights)
+        gradients, wide = (
+            {name + LAYER: each for name, each in arrays.items()}
+            for arrays in (run.gradients, run.float32_gradients)
+        )
+        return replace(run, weights=weights, gradients=gradients, float32_gradients=wide)
+
+    ran, *failed = done.runs
+    runs = [renamed(ran), *(replace(each, error=HOSTILE) for each in failed)]
+    assert done.reference is not None
+    return replace(done, workload=HOSTILE, runs=tuple(runs), reference=renamed(done.reference))
+
+
+def tags(text: str) -> set[str]:
+    return set(re.findall(r"<[^\s>]+", text))
+
+
+def test_what_comes_from_outside_is_text():
+    text = page(hostile())
+    assert text.count("&lt;script&gt;alert(1)") > 3
+    assert tags(text) <= tags(page(failed_and_unscaled()))
+    assert {c for c in text if not c.isprintable()} == {"\n"}
+
+
+def test_a_picture_shows_what_comes_from_outside_as_it_is():
+    assert png(hostile()).startswith(b"\x89PNG")
 
 
 @pytest.fixture(scope="session", params=["four frameworks", "failed and unscaled"])

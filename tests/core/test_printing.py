@@ -1,9 +1,13 @@
 """Tables: what foreign text they show cannot steer a terminal."""
 
-import pytest
+import io
 
+import pytest
+import tomlkit
+
+import ampbridge as amp
 from ampbridge import cli
-from ampbridge.printing import Table, printable
+from ampbridge.printing import Table, on_one_line, print_text, printable
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,44 @@ def test_control_characters_are_escaped(text, shown):
     assert printable(text) == shown
 
 
+EVIL = "a\r\nb\nc \x1b[31m\x00\x7f\u2028\u202e\x85\t d"
+
+
+def test_a_comment_has_one_line_and_no_control_character():
+    assert on_one_line(EVIL) == "a\\r b c \\x1b[31m\\x00\\x7f\\u2028\\u202e\\x85\\t d"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_text_of_a_file_is_escaped_on_a_terminal_and_exact_in_a_pipe():
+    terminal, pipe = Terminal(), io.StringIO(newline="")
+    for file in (terminal, pipe):
+        print_text(EVIL, file)
+    assert terminal.getvalue() == "a\nb\nc \\x1b[31m\\x00\\x7f\\u2028\\u202e\\x85\t d"
+    assert pipe.getvalue() == EVIL
+
+
+@pytest.mark.parametrize("recipe", [amp.Recipe("O1"), amp.Recipe(amp.Policy("O2", keep=[EVIL]))])
+def test_the_toml_of_a_recipe_is_its_own_whatever_the_names_and_the_comments(recipe):
+    text = recipe.to_toml({"policy.level": EVIL, "policy.keep": "]\nlevel = 'O0'"})
+    assert amp.Recipe.from_toml(text) == recipe
+    assert "\\x1b[31m" in text
+    assert not {"\x1b", "\x00", "\x7f", "\r"} & set(text)
+    assert tomlkit.parse(text).unwrap() == recipe.to_dict()
+
+
+def test_an_error_on_the_command_line_shows_no_control_character(tmp_path, capsys):
+    (tmp_path / "recipe.toml").write_text("")
+    nowhere = tmp_path / "nowhere\x1b[2J" / "page\x1b[2J.html"
+    assert cli.main(["compare", str(tmp_path / "recipe.toml"), "--html", str(nowhere)]) == 1
+    shown = capsys.readouterr().err
+    assert "Hint: --html page\\x1b[2J.html" in shown
+    assert "\x1b" not in shown
+
+
 def test_a_table_shows_no_control_character():
     evil = "\x1b]0;evil\x07"
     table = Table(evil, (evil, "b"), ((evil, "1"),), (evil,))
@@ -31,10 +73,11 @@ def test_a_table_shows_no_control_character():
     assert str(table).count("\\x1b]0;evil\\x07") == 4
 
 
-def test_port_shows_no_control_character_of_a_file_name(tmp_path, capsys):
+@pytest.mark.parametrize("arguments", [[], ["--to", "torch"], ["--to", "ampbridge"]])
+def test_port_shows_no_control_character_of_a_file_name(tmp_path, capsys, arguments):
     script = tmp_path / "train\x1b[2J.py"
     script.write_text("print('no mixed precision')\n")
-    cli.main(["port", str(script), "--to", "torch"])
+    cli.main(["port", str(script), *arguments])
     shown = "".join(capsys.readouterr())
     assert "\\x1b[2J" in shown
     assert "\x1b" not in shown

@@ -1,5 +1,6 @@
 """``ampbridge lens``: what the functions return, printed or as data; exit codes; the bar."""
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 import ampbridge as amp
 from ampbridge import lens, workloads
 from ampbridge.cli import main
+from ampbridge.lens.progress import reported
 
 FAULTY = """
 import autograd.numpy as anp
@@ -212,6 +214,19 @@ def test_a_bar_on_terminals_unless_quiet(file):
     out, nothing = shown_on_a_terminal("bisect", file, "--batches", "3", "--json", "--quiet")
     assert json.loads(out)["policy"]["deny"] == ["divide"]
     assert nothing == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_shows_a_hostile_name_as_it_is(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with reported(True) as report:
+        report(0, 1, "building [/red]\x1b[41m.py")
+    assert "building [/red]\\x1b[41m.py" in sys.stderr.getvalue()
 
 
 def test_numbers_of_the_file_are_what_the_tests_say(file):

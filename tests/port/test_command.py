@@ -350,6 +350,44 @@ def test_a_script_is_rewritten_as_a_difference(file, port, tmp_path):
     assert (tmp_path / name).read_text() == PADDLE
 
 
+HOSTILE = """\
+import sys
+import torch
+
+name = "\x1b[31mred\x1b[0m \u202e"
+on = sys.argv[1] == "\x1b[2J"
+scaler = torch.amp.GradScaler("cuda", init_scale={"\x1b[3J": 8.0}["\x1b[3J"], enabled=on)
+with torch.autocast("cuda", dtype=torch.float16):
+    pass
+"""
+
+
+def controls(text):
+    return {c for c in text if not c.isprintable() and c != "\n"}
+
+
+def test_on_a_terminal_a_hostile_script_is_escaped(file, port, monkeypatch):
+    name = file(HOSTILE, "hos\x1b[1mtile.py")
+    _, piped, _ = port(name, "--to", "ampbridge")
+    assert "+++ hos\\x1b[1mtile.py with ampbridge" in piped
+    assert '"\x1b[31mred\x1b[0m \u202e"' in piped
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, shown, said = port(name, "--to", "ampbridge")
+    assert controls(shown) == controls(said) == set()
+    assert shown == "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in piped)
+
+
+@pytest.mark.parametrize("target", [None, "toml", "torch", "tensorflow", "paddle"])
+def test_what_is_written_of_a_hostile_script_has_none_of_its_control_characters(file, port, target):
+    """Its conditions and expressions stand in comments."""
+    where = "sys.argv[1] == '\\x1b[2J'"
+    chosen = ["--to", target, "--where", where] if target else []
+    code, out, err = port(file(HOSTILE), *chosen)
+    assert code == 0
+    assert '{"\\x1b[3J": 8.0}' in out
+    assert controls(out) == controls(err) == set()
+
+
 @pytest.mark.skipif(shutil.which("patch") is None, reason="there is no patch to apply it with")
 def test_the_difference_is_a_patch(file, port, tmp_path):
     name = file(PADDLE.replace("\n", "\r\n"))

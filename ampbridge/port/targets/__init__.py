@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ampbridge.errors import ArgumentError, listed, nearest
+from ampbridge.printing import on_one_line
 from ampbridge.recipe import Recipe
 
 TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
@@ -79,8 +80,8 @@ def write(
     Raises:
         ArgumentError: for a target that is none.
     """
-    on_one_line = {key: " ".join(comment.split()) for key, comment in comments.items()}
-    return _form(target, native).code(recipe, on_one_line)
+    shown = {key: on_one_line(comment) for key, comment in comments.items()}
+    return _form(target, native).code(recipe, shown)
 
 
 def losses(recipe: Recipe, target: str, *, native: bool = True) -> tuple[Loss, ...]:
