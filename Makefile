@@ -10,14 +10,14 @@ NUMERICS_torch := tests/torch/test_simulation.py
 NUMERICS_tensorflow := tests/tensorflow/test_simulation.py
 NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_probing.py
 ZOO := torch tensorflow paddle o2
-TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-virtual-paddle test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens
+TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-virtual-paddle test-cuda test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(OLDER:%=night-%) mutate bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(OLDER:%=night-%) mutate bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test-lens: $(VENV)/.test ## the lens' reports, on NumPy
 
 test-docs: $(VENV)/.test ## every tutorial in every framework, every block of code, the site
 	$(BIN)/python -m pytest -q tests/docs
+
+test-cuda: $(VENV)/.test ## what torch does on CUDA, on a device whose memory and arithmetic are the CPU's
+	$(BIN)/python -m pytest -q tests/virtual_cuda
 
 test-virtual-paddle: $(VENV)/.test ## Paddle's GPU path, on a device whose memory is the host's
 	$(BIN)/python -m pytest -q tests/virtual_paddle

@@ -42,6 +42,8 @@ class Recorder(TorchDispatchMode):
                 for leaf in tree_leaves((args, kwargs))
                 if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
             ]
+            if dtypes and _computes_in_float32(func, args, kwargs or {}):
+                dtypes = ["float32"]
             if dtypes:
                 self.calls.append((name, frozenset(dtypes)))
                 self.firsts.append((name, dtypes[0]))
@@ -50,6 +52,13 @@ class Recorder(TorchDispatchMode):
     @property
     def dtypes(self) -> set[str]:
         return set().union(*(dtypes for _, dtypes in self.calls))
+
+
+def _computes_in_float32(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a kernel is told to, whatever it is handed: CUDA's autocast has ``sum`` and others widen."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return given.get("dtype") is torch.float32 or given.get("half_to_float") is True
 
 
 def run_eager(function: Callable[..., Any], inputs: Sequence[Any], region: Any) -> Recorder:

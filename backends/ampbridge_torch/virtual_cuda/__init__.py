@@ -1,0 +1,122 @@
+"""A CUDA device whose memory and arithmetic are the CPU's; README.md beside this file says what it is.
+
+from ampbridge_torch import virtual_cuda
+virtual_cuda.install()      # before torch is imported
+import torch
+torch.ones(3, device="cuda")
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ampbridge.errors import UnsupportedError
+
+__all__ = [
+    "Call",
+    "Wait",
+    "calls",
+    "forget",
+    "install",
+    "is_installed",
+    "note_calls",
+    "on_wait",
+    "waits",
+]
+
+
+class Call(NamedTuple):
+    """Kernels that ran: their op, the dtypes of its tensors, and how many there were."""
+
+    op: str
+    dtypes: tuple[str, ...]
+    count: int
+
+
+class Wait(NamedTuple):
+    """The host waited for the device.
+
+    Attributes:
+        kind: ``"read"`` of a value or a shape, ``"write"`` of the host's memory to the device
+            (without ``non_blocking``), or ``"synchronize"``.
+        op: the op that waited, as ``"aten::copy_"``.
+        count: how many times.
+    """
+
+    kind: str
+    op: str
+    count: int
+
+
+_Told = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+_kept: list[Any] = []  # the library, and the function that it calls
+
+
+def install() -> None:
+    """Make the device; nothing, if it is there. Compiles it, once on a machine: half a minute.
+
+    Raises:
+        UnsupportedError: if torch is imported already, or there is no compiler.
+    """
+    if is_installed():
+        return
+    if "torch" in sys.modules:
+        msg = (
+            "torch is imported already, and has looked for CUDA.\n"
+            "Hint: ampbridge_torch.virtual_cuda.install() before the first import of torch"
+        )
+        raise UnsupportedError(msg)
+    from ampbridge_torch.virtual_cuda import building
+
+    library = building.built()
+    ctypes.CDLL(str(building.torch_folder() / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+    _kept.append(ctypes.CDLL(str(library)))
+    from ampbridge_torch.virtual_cuda import answers
+
+    answers.give()
+
+
+def is_installed() -> bool:
+    """Whether this process has the device."""
+    return bool(_kept)
+
+
+def note_calls(on: bool = True) -> None:
+    """Note kernels from now on, or no more. Waits are noted always."""
+    _ops().note_calls(on)
+
+
+def calls() -> list[Call]:
+    """The kernels that ran since ``forget``, while they were noted."""
+    return [Call(op, tuple(dtypes.split()), count) for op, dtypes, count in _ops().calls()]
+
+
+def waits() -> list[Wait]:
+    """Where the host waited since ``forget``."""
+    return [Wait(*wait) for wait in _ops().waits()]
+
+
+def forget() -> None:
+    """Forget calls and waits."""
+    _ops().forget()
+
+
+def on_wait(tell: Callable[[str, str], None] | None) -> None:
+    """Have ``tell(kind, op)`` called at each wait, in the thread that waits; None: nobody."""
+
+    def told(kind: bytes, op: bytes) -> None:
+        if tell is not None:
+            tell(kind.decode(), op.decode())
+
+    called = None if tell is None else _Told(told)
+    _ops().on_wait(0 if called is None else ctypes.cast(called, ctypes.c_void_p).value)
+    _kept[1:] = [called]
+
+
+def _ops() -> Any:
+    import torch
+
+    return torch.ops.virtual_cuda

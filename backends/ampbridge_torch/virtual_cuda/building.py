@@ -1,0 +1,108 @@
+"""The device's C++ part: compiled once for each torch, compiler and source, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from ampbridge.errors import UnsupportedError
+from ampbridge.locking import locked
+
+SOURCES = ("memory.cpp", "notes.cpp", "kernels.cpp", "cuda_only.cpp")
+HEADERS = ("device.h",)
+FLAGS = ("-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
+_HERE = Path(__file__).parent
+
+
+def built(defines: Sequence[str] = ()) -> Path:
+    """The compiled library; half a minute the first time.
+
+    Args:
+        defines: macros, ``AS_PRIVATE_USE`` for a device of type ``privateuseone``.
+
+    Raises:
+        UnsupportedError: if there is no C++ compiler, or it fails.
+    """
+    compiler = _compiler()
+    place = _cache() / f"{_key(compiler, defines)}.so"
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.with_suffix(".lock")):
+        if not place.exists():
+            _build(compiler, defines, place)
+    return place
+
+
+def torch_folder() -> Path:
+    """Where torch is installed. Does not import it."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        msg = "The virtual CUDA device needs torch.\nHint: pip install 'ampbridge[torch]'"
+        raise UnsupportedError(msg)
+    return Path(found.origin).parent
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX", "g++")
+    found = shutil.which(named)
+    if found is None:
+        msg = (
+            f"The virtual CUDA device is compiled once, and there is no C++ compiler {named!r} here.\n"
+            "Hint: apt-get install g++, or CXX=/path/to/compiler"
+        )
+        raise UnsupportedError(msg)
+    return found
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "ampbridge" / "virtual_cuda"
+
+
+def _key(compiler: str, defines: Sequence[str]) -> str:
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    digest = hashlib.sha256()
+    for part in (version("torch"), sysconfig.get_platform(), said.stdout, *FLAGS, *defines):
+        digest.update(part.encode() + b"\0")
+    for name in (*SOURCES, *HEADERS):
+        digest.update((_HERE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(compiler: str, defines: Sequence[str], place: Path) -> None:
+    torch = torch_folder()
+    include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+    options = [*FLAGS, *(f"-D{name}" for name in defines), *include]
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        objects = [f"{folder}/{name}.o" for name in SOURCES]
+
+        def compile_one(name: str, made: str) -> None:
+            _call([compiler, *options, "-c", str(_HERE / name), "-o", made])
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            list(pool.map(compile_one, SOURCES, objects))
+        library = f"{folder}/library.so"
+        link = [f"-L{torch}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib"]
+        _call([compiler, "-shared", *objects, *link, "-o", library])
+        os.replace(library, place)
+
+
+def _call(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        msg = (
+            f"The virtual CUDA device does not compile with torch {version('torch')} "
+            f"(checked with torch 2.13):\n{done.stderr[:2000]}\n"
+            "Hint: pip install 'torch==2.13.*'"
+        )
+        raise UnsupportedError(msg)

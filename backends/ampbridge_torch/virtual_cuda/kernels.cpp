@@ -1,0 +1,586 @@
+// The device's kernels: the CPU's, on the same memory.
+//
+//     a kernel of any op:
+//         note it
+//         its tensors, seen as the CPU's; 16-bit ones widened to float32
+//         the CPU's kernel
+//         results, and what was written to, rounded once to the dtype they have on CUDA
+//
+// Ops that torch composes of others are composed here too: only what has a CUDA kernel of its own
+// comes to this file.
+#include "device.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <unordered_set>
+
+namespace virtual_device {
+namespace {
+
+using at::IValue;
+using at::Tensor;
+using c10::FunctionSchema;
+using c10::ScalarType;
+using torch::jit::Stack;
+
+bool is_low(ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+bool is_ours(const Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kType;
+}
+
+// -- tensors of the device, and of the CPU in the same memory
+
+Tensor with_layout_of(const Tensor& like, c10::DataPtr data, size_t bytes, c10::Allocator* allocator,
+                      c10::DispatchKey key) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator, allocator != nullptr);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(key), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+      like.sizes(), like.strides(), like.storage_offset());
+  return tensor;
+}
+
+at::SparseTensorImpl* parts(const Tensor& sparse) {
+  return static_cast<at::SparseTensorImpl*>(sparse.unsafeGetTensorImpl());
+}
+
+Tensor sparse_like(const Tensor& like, const Tensor& indices, const Tensor& values,
+                   c10::DispatchKey key) {
+  auto sparse = at::detail::make_tensor<at::SparseTensorImpl>(
+      c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(values.scalar_type()));
+  parts(sparse)->resize_(like.sparse_dim(), like.dense_dim(), like.sizes());
+  parts(sparse)->set_indices_and_values_unsafe(indices, values);
+  parts(sparse)->set_coalesced(parts(like)->coalesced());
+  return sparse;
+}
+
+} // namespace
+
+Tensor on_cpu(const Tensor& tensor) {
+  if (!is_ours(tensor)) {
+    return tensor;
+  }
+  if (tensor.is_sparse()) {
+    return sparse_like(tensor, on_cpu(parts(tensor)->indices()), on_cpu(parts(tensor)->values()),
+                       c10::DispatchKey::SparseCPU);
+  }
+  const auto& storage = tensor.storage();
+  return with_layout_of(tensor, c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)),
+                        storage.nbytes(), nullptr, c10::DispatchKey::CPU);
+}
+
+Tensor on_device(const Tensor& tensor) {
+  if (!tensor.defined() || is_ours(tensor)) {
+    return tensor;
+  }
+  if (tensor.is_sparse()) {
+    return sparse_like(tensor, on_device(parts(tensor)->indices()), on_device(parts(tensor)->values()),
+                       kSparseKey);
+  }
+  const auto& storage = tensor.storage();
+  void* const data = storage.mutable_data();
+  auto free = [](void* kept) { delete static_cast<Tensor*>(kept); };
+  c10::DataPtr keeps(data, new Tensor(tensor), free, c10::Device(c10::kCPU));
+  return with_layout_of(tensor, adopted(data, storage.nbytes(), std::move(keeps)), storage.nbytes(),
+                        allocator(), kKey);
+}
+
+namespace {
+
+// -- what CUDA's kernels return in another dtype than their inputs have
+
+// By op: the argument whose dtype each result has, "" for float32. Of
+// aten/src/ATen/native/cuda/{layer_norm_kernel,group_norm_kernel,Normalization}.cu, torch 2.13.
+const std::map<std::string, std::vector<std::string>>& dtypes_of_results() {
+  static const std::map<std::string, std::vector<std::string>> table{
+      {"aten::native_layer_norm", {"input", "", ""}},
+      {"aten::native_layer_norm_backward", {"input", "weight", "weight"}},
+      {"aten::native_group_norm", {"input", "input", "input"}},
+      {"aten::native_group_norm_backward", {"input", "weight", "weight"}},
+      {"aten::native_batch_norm", {"input", "", ""}},
+      {"aten::_native_batch_norm_legit", {"input", "", ""}},
+      {"aten::_batch_norm_with_update", {"input", "", "", ""}},
+      {"aten::native_batch_norm_backward", {"input", "weight", "weight"}},
+      {"aten::batch_norm_backward", {"input", "weight", "weight"}},
+      {"aten::_fused_rms_norm", {"input", ""}},
+  };
+  return table;
+}
+
+// -- where the host waits
+
+// Kernels whose results' shapes, or whose answers, the host has to know.
+bool host_waits_for(const std::string& name, const Stack& given) {
+  static const std::unordered_set<std::string> waiting{
+      "aten::nonzero",  "aten::masked_select",     "aten::equal",      "aten::_unique2",
+      "aten::bincount", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave"};
+  if (waiting.count(name)) {
+    return true;
+  }
+  if (name != "aten::_index_put_impl_") {
+    return false;
+  }
+  for (const auto& index : given[1].toListRef()) { // a mask is turned into indices, with nonzero
+    if (index.isTensor() && index.toTensor().defined() &&
+        (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// -- random numbers
+
+// While it lives, the CPU's default generator draws what the device's would.
+class DrawnBy {
+ public:
+  explicit DrawnBy(at::Generator generator)
+      : lock_(mutex()),
+        device_(std::move(generator)),
+        cpu_(at::detail::getDefaultCPUGenerator()),
+        before_(cpu_.unsafeGetGeneratorImpl()->get_state()) {
+    cpu_.unsafeGetGeneratorImpl()->set_state(*device_.unsafeGetGeneratorImpl()->get_state());
+  }
+  ~DrawnBy() {
+    device_.unsafeGetGeneratorImpl()->set_state(*cpu_.unsafeGetGeneratorImpl()->get_state());
+    cpu_.unsafeGetGeneratorImpl()->set_state(*before_);
+  }
+  DrawnBy(const DrawnBy&) = delete;
+  DrawnBy& operator=(const DrawnBy&) = delete;
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static std::recursive_mutex one;
+    return one;
+  }
+  std::lock_guard<std::recursive_mutex> lock_;
+  at::Generator device_;
+  at::Generator cpu_;
+  c10::intrusive_ptr<c10::TensorImpl> before_;
+};
+
+// -- one call
+
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, Stack given)
+      : op_(op), schema_(op.schema()), given_(std::move(given)), low_(low_dtype()) {}
+
+  Stack run() {
+    note();
+    Stack stack;
+    for (size_t i = 0; i < given_.size(); ++i) {
+      stack.push_back(argument(schema_.arguments()[i], given_[i]));
+    }
+    {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      c10::impl::ExcludeDispatchKeyGuard not_cast(c10::autocast_dispatch_keyset);
+      std::optional<DrawnBy> drawn;
+      if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
+        drawn.emplace(generator_ ? *generator_ : default_generator());
+      }
+      op_.callBoxed(stack);
+    }
+    for (auto& [tensor, computed] : written_) {
+      write_back(tensor, computed);
+    }
+    Stack results;
+    for (size_t i = 0; i < stack.size(); ++i) {
+      results.push_back(result(i, std::move(stack[i])));
+    }
+    return results;
+  }
+
+ private:
+  // The one 16-bit dtype among the tensors; float32 where there are both; none where there is none.
+  std::optional<ScalarType> low_dtype() const {
+    std::optional<ScalarType> low;
+    each_tensor([&](const Tensor& tensor) {
+      if (is_low(tensor.scalar_type())) {
+        low = low && *low != tensor.scalar_type() ? at::kFloat : tensor.scalar_type();
+      }
+    });
+    return low;
+  }
+
+  template <typename Use>
+  void each_tensor(Use use) const {
+    for (const auto& value : given_) {
+      if (value.isTensor()) {
+        if (value.toTensor().defined()) {
+          use(value.toTensor());
+        }
+      } else if (value.isList()) {
+        for (const IValue& item : value.toListRef()) {
+          if (item.isTensor() && item.toTensor().defined()) {
+            use(item.toTensor());
+          }
+        }
+      }
+    }
+  }
+
+  void note() const {
+    if (calls_are_noted()) {
+      std::string dtypes;
+      each_tensor([&](const Tensor& tensor) {
+        dtypes += dtypes.empty() ? "" : " ";
+        dtypes += c10::toString(tensor.scalar_type());
+      });
+      note_call(schema_.name(), dtypes);
+    }
+    if (host_waits_for(schema_.name(), given_)) {
+      note_wait("read", schema_.name());
+    }
+  }
+
+  IValue argument(const c10::Argument& declared, const IValue& value) {
+    const bool is_written = declared.alias_info() && declared.alias_info()->isWrite();
+    if (value.isTensor()) {
+      return argument(value.toTensor(), is_written, declared.is_out());
+    }
+    if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : value.toTensorVector()) {
+        list.push_back(argument(tensor, is_written, declared.is_out()));
+      }
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<Tensor>> list;
+      for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
+        list.push_back(tensor ? std::make_optional(argument(*tensor, false, false)) : tensor);
+      }
+      return list;
+    }
+    if (value.isDevice() && value.toDevice().type() == kType) {
+      return c10::Device(c10::kCPU);
+    }
+    if (value.isGenerator()) {
+      generator_ = value.toGenerator();
+      return IValue();
+    }
+    if (low_ && declared.name() == "half_to_float") {
+      return false; // the input is float32 already
+    }
+    if (low_ && (declared.name() == "dtype" || declared.name() == "input_dtype") && value.isInt() &&
+        is_low(value.toScalarType())) {
+      return at::kFloat;
+    }
+    return value;
+  }
+
+  Tensor argument(const Tensor& tensor, bool is_written, bool is_out) {
+    if (!tensor.defined()) {
+      return tensor;
+    }
+    const bool is_widened = is_low(tensor.scalar_type());
+    Tensor seen = on_cpu(tensor);
+    if (is_out) { // of any shape: the kernel may be one that sizes it
+      seen = at::empty({0}, seen.options().dtype(is_widened ? at::kFloat : tensor.scalar_type()));
+    } else if (is_widened) {
+      seen = seen.to(at::kFloat);
+    }
+    remember_memory(tensor);
+    if (is_written && (is_widened || is_out)) {
+      written_.emplace_back(tensor, seen);
+    }
+    return seen;
+  }
+
+  static void write_back(const Tensor& tensor, const Tensor& computed) {
+    if (tensor.sizes() != computed.sizes()) {
+      tensor.resize_(computed.sizes());
+    }
+    on_cpu(tensor).copy_(computed);
+  }
+
+  IValue result(size_t index, IValue value) {
+    const auto* alias = schema_.returns()[index].alias_info();
+    if (alias && alias->isWrite()) {
+      return written_argument(*alias);
+    }
+    if (value.isTensor()) {
+      return result(index, value.toTensor(), alias != nullptr);
+    }
+    if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : value.toTensorVector()) {
+        list.push_back(result(index, tensor, alias != nullptr));
+      }
+      return list;
+    }
+    return value;
+  }
+
+  Tensor result(size_t index, Tensor tensor, bool is_view) {
+    if (!tensor.defined()) {
+      return tensor;
+    }
+    if (low_ && tensor.scalar_type() == at::kFloat) {
+      tensor = tensor.to(dtype_of_result(index));
+    }
+    if (shares_memory(tensor)) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!is_view, schema_.name(), " is no view on the virtual device.");
+      tensor = tensor.clone();
+    }
+    return on_device(tensor);
+  }
+
+  void remember_memory(const Tensor& tensor) {
+    if (!is_ours(tensor)) {
+      return;
+    }
+    if (tensor.is_sparse()) {
+      remember_memory(parts(tensor)->indices());
+      remember_memory(parts(tensor)->values());
+    } else {
+      memory_.insert(tensor.storage().data());
+    }
+  }
+
+  bool shares_memory(const Tensor& tensor) const {
+    if (tensor.is_sparse()) {
+      return shares_memory(parts(tensor)->indices()) || shares_memory(parts(tensor)->values());
+    }
+    return tensor.numel() > 0 && memory_.count(tensor.storage().data());
+  }
+
+  ScalarType dtype_of_result(size_t index) const {
+    const auto named = dtypes_of_results().find(schema_.name());
+    if (named != dtypes_of_results().end()) {
+      const std::string& name = named->second.at(index);
+      const Tensor* like = name.empty() ? nullptr : tensor_named(name);
+      return like ? like->scalar_type() : at::kFloat;
+    }
+    if (has_dtype()) {
+      return at::kFloat;
+    }
+    bool all_low = true;
+    each_tensor([&](const Tensor& tensor) {
+      all_low = all_low && (!tensor.is_floating_point() || is_low(tensor.scalar_type()) ||
+                            tensor.unsafeGetTensorImpl()->is_wrapped_number());
+    });
+    return all_low ? *low_ : at::kFloat;
+  }
+
+  const Tensor* tensor_named(const std::string& name) const {
+    const auto index = schema_.argumentIndexWithName(name);
+    const bool is_there = index && given_[*index].isTensor() && given_[*index].toTensor().defined();
+    return is_there ? &given_[*index].toTensor() : nullptr;
+  }
+
+  bool has_dtype() const {
+    const auto index = schema_.argumentIndexWithName("dtype");
+    return index && given_[*index].isInt() && !is_low(given_[*index].toScalarType());
+  }
+
+  const IValue& written_argument(const c10::AliasInfo& alias) const {
+    for (size_t i = 0; i < given_.size(); ++i) {
+      const auto* own = schema_.arguments()[i].alias_info();
+      if (own && own->beforeSets() == alias.beforeSets()) {
+        return given_[i];
+      }
+    }
+    TORCH_INTERNAL_ASSERT(false, schema_.name(), " returns what it was not given");
+  }
+
+  const c10::OperatorHandle& op_;
+  const FunctionSchema& schema_;
+  const Stack given_;
+  const std::optional<ScalarType> low_;
+  std::optional<at::Generator> generator_;
+  std::vector<std::pair<Tensor, Tensor>> written_; // of the device, and computed on the CPU
+  std::unordered_set<const void*> memory_; // of the device, which results of the CPU's must not share
+};
+
+void run(const c10::OperatorHandle& op, Stack* stack) {
+  Call call(op, torch::jit::pop(*stack, op.schema().arguments().size()));
+  for (auto& result : call.run()) {
+    stack->push_back(std::move(result));
+  }
+}
+
+// -- kernels of their own: memory, views, copies between devices
+
+Tensor empty(c10::SymIntArrayRef size, std::optional<ScalarType> dtype, std::optional<c10::Layout>,
+             std::optional<c10::Device>, std::optional<bool>,
+             std::optional<c10::MemoryFormat> format) {
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), allocator(),
+                                   c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                     std::optional<ScalarType> dtype, std::optional<c10::Layout>,
+                     std::optional<c10::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(
+      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), allocator(),
+      c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype));
+}
+
+Tensor view(const Tensor& self, c10::SymIntArrayRef size) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
+}
+
+Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size),
+                                    C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+Tensor as_strided(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                  std::optional<c10::SymInt> offset) {
+  return at::native::as_strided_tensorimpl(
+      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+      offset ? std::make_optional(offset->expect_int()) : std::nullopt);
+}
+
+const Tensor& resize(const Tensor& self, c10::SymIntArrayRef size,
+                     std::optional<c10::MemoryFormat> format) {
+  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
+}
+
+Tensor& set_storage(Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
+                    c10::SymIntArrayRef stride) {
+  return at::native::set_storage_cpu_(self, std::move(source), offset.expect_int(),
+                                      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+Tensor& set_empty(Tensor& self) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, allocator(), true);
+  return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
+}
+
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  if (is_ours(self) != is_ours(source) && !non_blocking) {
+    note_wait(is_ours(self) ? "write" : "read", "aten::copy_");
+  }
+  if (calls_are_noted()) {
+    note_call("aten::copy_", std::string(c10::toString(self.scalar_type())) + " " +
+                                 c10::toString(source.scalar_type()));
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  on_cpu(self).copy_(on_cpu(source));
+  return self;
+}
+
+at::Scalar local_scalar(const Tensor& self) {
+  note_wait("read", "aten::_local_scalar_dense");
+  return at::_local_scalar_dense(on_cpu(self));
+}
+
+void record_stream(Tensor&, c10::Stream) {}
+
+// Of sparse tensors: their parts are of the device already.
+Tensor indices(const Tensor& self) {
+  return parts(self)->indices().alias();
+}
+Tensor values(const Tensor& self) {
+  return parts(self)->values().alias();
+}
+int64_t sparse_dim(const Tensor& self) {
+  return parts(self)->sparse_dim();
+}
+int64_t dense_dim(const Tensor& self) {
+  return parts(self)->dense_dim();
+}
+int64_t nnz(const Tensor& self) {
+  return parts(self)->nnz();
+}
+bool is_coalesced(const Tensor& self) {
+  return parts(self)->coalesced();
+}
+Tensor& set_coalesced(Tensor& self, bool coalesced) {
+  parts(self)->set_coalesced(coalesced);
+  return self;
+}
+
+// Whether an op is one kernel on CUDA, though torch can compose it of others.
+bool is_one_kernel(const c10::OperatorName& op) {
+  static const std::unordered_set<std::string> named{
+      "aten::convolution",       "aten::convolution_backward", "aten::native_layer_norm",
+      "aten::native_group_norm", "aten::_fused_rms_norm",      "aten::mish_backward",
+      "aten::linalg__powsum",    "aten::_chunk_cat",           "aten::addr",
+      "aten::_grouped_mm"};
+  const auto begins = [&op](const char* with) { return op.name.rfind(with, 0) == 0; };
+  const bool is_out = op.overload_name.find("out") != std::string::npos;
+  const bool is_update = begins("aten::_fused_") && op.name.back() == '_';
+  return (named.count(op.name) && op.overload_name.empty()) ||
+      ((begins("aten::_foreach_") || is_update) && !is_out);
+}
+
+} // namespace
+
+// -- registration
+
+TORCH_LIBRARY_IMPL(_, DEVICE_KEY, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
+TORCH_LIBRARY_IMPL(_, SPARSE_DEVICE_KEY, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
+TORCH_LIBRARY_IMPL(aten, SPARSE_DEVICE_KEY, m) {
+  m.impl("_indices", &indices);
+  m.impl("indices", &indices);
+  m.impl("_values", &values);
+  m.impl("values", &values);
+  m.impl("sparse_dim", &sparse_dim);
+  m.impl("dense_dim", &dense_dim);
+  m.impl("_dimI", &sparse_dim);
+  m.impl("_dimV", &dense_dim);
+  m.impl("_nnz", &nnz);
+  m.impl("is_coalesced", &is_coalesced);
+  m.impl("_coalesced_", &set_coalesced);
+}
+
+TORCH_LIBRARY_IMPL(aten, DEVICE_KEY, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &as_strided);
+  m.impl("view", &view);
+  m.impl("_reshape_alias", &reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("resize_", &resize);
+  m.impl("set_", &set_empty);
+  m.impl("set_.source_Storage", &at::native::set_);
+  m.impl("set_.source_Tensor", &at::native::set_tensor_);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("copy_", &copy);
+  m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("record_stream", &record_stream);
+
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (is_one_kernel(op)) {
+      const auto full = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+      m.impl(full.substr(std::strlen("aten::")).c_str(),
+             torch::CppFunction::makeFromBoxedFunction<&run>());
+    }
+  }
+}
+
+} // namespace virtual_device

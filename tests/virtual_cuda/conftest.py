@@ -1,0 +1,69 @@
+"""PyTorch in this process with the virtual CUDA device, which is compiled if it has not been."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ampbridge.errors import UnsupportedError
+
+HERE = Path(__file__).parent
+# For what the folder of torch's tests has beside its tests.
+sys.path[:0] = [str(HERE), str(HERE.parent / "torch")]
+
+
+def _why_not() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    from ampbridge_torch import virtual_cuda
+
+    try:
+        virtual_cuda.install()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+WHY_NOT = _why_not()
+
+if WHY_NOT is not None and "torch" in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
+    raise ImportError(f"AMPBRIDGE_REQUIRE asks for torch, and its virtual device: {WHY_NOT}")
+
+
+class _NotHere(pytest.Module):
+    """A module of tests that need the device, where there is none."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        pytest.skip(f"no virtual device: {WHY_NOT}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    return _NotHere.from_parent(parent, path=module_path) if WHY_NOT else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The CPU's side of comparisons.
+    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _as_new() -> Iterator[None]:
+    import torch
+
+    from ampbridge_torch import virtual_cuda
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    virtual_cuda.forget()
+    yield
+    virtual_cuda.note_calls(False)
+    virtual_cuda.on_wait(None)
+    torch.set_num_threads(threads)

@@ -1,0 +1,331 @@
+"""The virtual device does what CUDA does; expected values are the CPU's, and torch's documentation."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+import traceback
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ampbridge_torch import virtual_cuda
+
+# -- torch finds it
+
+
+def test_torch_finds_one_device() -> None:
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == 1
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.get_device_capability() == (9, 0)
+    assert "virtual" in torch.cuda.get_device_name()
+    assert torch.cuda.is_bf16_supported()
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+def test_factories_and_copies() -> None:
+    x = torch.arange(6.0, device="cuda").reshape(2, 3)
+    assert x.is_cuda
+    assert x.device == torch.device("cuda:0")
+    assert torch.equal(x.cpu(), torch.arange(6.0).reshape(2, 3))
+    assert torch.tensor([1.0, 2.0], device="cuda").to("cpu").tolist() == [1.0, 2.0]
+    assert repr(torch.ones(2, device="cuda")) == "tensor([1., 1.], device='cuda:0')"
+    with pytest.raises(TypeError, match="cuda:0"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match="same device"):
+        x + torch.ones(2, 3)
+
+
+def test_views_share_memory_and_in_place_ops_write_to_it() -> None:
+    x = torch.zeros(4, 4, device="cuda")
+    x[1:3, ::2].add_(1.0)
+    x.t()[0, 3] = 5.0
+    expected = torch.zeros(4, 4)
+    expected[1:3, ::2].add_(1.0)
+    expected.t()[0, 3] = 5.0
+    assert torch.equal(x.cpu(), expected)
+    low = torch.ones(3, device="cuda", dtype=torch.float16)
+    low[1:].mul_(2.5)
+    assert low.tolist() == [1.0, 2.5, 2.5]
+
+
+def test_parameters_move_with_their_module_and_data_is_replaced() -> None:
+    layer = nn.Linear(3, 2)
+    parameter = layer.weight
+    layer.to("cuda")
+    assert layer.weight is parameter
+    assert parameter.is_cuda
+    parameter.data = torch.ones(2, 3, device="cuda")
+    assert torch.equal(
+        layer(torch.ones(1, 3, device="cuda")).cpu() - layer.bias.cpu(), torch.full((1, 2), 3.0)
+    )
+    clone = copy.deepcopy(layer)
+    with torch.no_grad():
+        clone.weight.zero_()
+    assert parameter.sum().item() == 6.0
+
+
+def test_saved_pickled_and_loaded_elsewhere() -> None:
+    stream = io.BytesIO()
+    torch.save({"x": torch.arange(3.0, device="cuda")}, stream)
+    for place in ("cuda", "cpu"):
+        stream.seek(0)
+        loaded = torch.load(stream, map_location=place)["x"]
+        assert loaded.device.type == place
+        assert loaded.tolist() == [0.0, 1.0, 2.0]
+    assert pickle.loads(pickle.dumps(torch.ones(2, device="cuda"))).is_cuda
+
+
+def test_streams_and_events() -> None:
+    stream = torch.cuda.Stream()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(stream):
+        begin.record()
+        x = torch.ones(3, device="cuda")
+        end.record()
+    torch.cuda.current_stream().wait_stream(stream)
+    x.record_stream(torch.cuda.current_stream())
+    torch.cuda.synchronize()
+    assert begin.elapsed_time(end) >= 0.0
+    assert stream.query()
+
+
+def test_memory_is_counted() -> None:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    x = torch.empty(1024, device="cuda")
+    y = x + x
+    del x
+    assert torch.cuda.memory_allocated() - before == 4096
+    assert torch.cuda.max_memory_allocated() - before == 8192
+    del y
+    assert torch.cuda.memory_allocated() == before
+
+
+# -- random numbers
+
+
+def test_random_numbers_are_the_cpus_and_each_device_has_its_own_sequence() -> None:
+    torch.manual_seed(3)
+    expected = torch.randn(5), torch.rand(5)
+    torch.manual_seed(3)
+    host = torch.random.get_rng_state()
+    assert torch.equal(torch.randn(5, device="cuda").cpu(), expected[0])
+    assert torch.equal(torch.rand(5, device="cuda").cpu(), expected[1])
+    assert torch.equal(torch.random.get_rng_state(), host)
+    state = torch.cuda.get_rng_state()
+    first = torch.randn(3, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.randn(3, device="cuda"), first)
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    assert torch.equal(torch.randn(5, device="cuda", generator=generator).cpu(), expected[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_drops_the_same_values_again(reentrant: bool) -> None:
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    y = checkpoint(F.dropout, x, use_reentrant=reentrant)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+
+
+# -- 16-bit kernels
+
+
+def in_float32(run: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Result and gradients computed on the CPU in float32, each rounded once."""
+    low = inputs[0].dtype
+    wide = [x.detach().float().requires_grad_() for x in inputs]
+    result = run(*wide)
+    gradients = torch.autograd.grad(result, wide, torch.ones_like(result))
+    return result.to(low), [gradient.to(low) for gradient in gradients]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "run, shapes",
+    [
+        (torch.mm, [(5, 300), (300, 4)]),
+        (torch.baddbmm, [(2, 5, 4), (2, 5, 300), (2, 300, 4)]),
+        (F.conv2d, [(2, 8, 6, 6), (4, 8, 3, 3)]),
+        (lambda x: F.layer_norm(x, (64,)), [(3, 64)]),
+        (lambda x: F.gelu(x), [(64,)]),
+        (lambda x: x.softmax(-1), [(3, 64)]),
+        (lambda x: x.sum(-1), [(3, 300)]),
+        (
+            lambda x, w: F.embedding(torch.tensor([0, 1, 1], device=x.device), w) * x,
+            [(3, 4), (2, 4)],
+        ),
+    ],
+    ids=["mm", "baddbmm", "conv2d", "layer_norm", "gelu", "softmax", "sum", "embedding"],
+)
+def test_a_kernel_computes_in_float32_and_rounds_once(
+    run: Any, shapes: list[tuple[int, ...]], dtype: torch.dtype
+) -> None:
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    there = [x.to("cuda").requires_grad_() for x in inputs]
+    result = run(*there)
+    assert result.dtype is dtype
+    gradients = torch.autograd.grad(result, there, torch.ones_like(result))
+    if run is torch.mm or run is torch.baddbmm or run is F.conv2d:
+        expected, of_inputs = in_float32(run, *inputs)
+        assert torch.equal(result.cpu(), expected)
+        assert all(torch.equal(g.cpu(), e) for g, e in zip(gradients, of_inputs, strict=True))
+    else:  # softmax' gradient is made of its rounded result
+        expected, _ = in_float32(run, *inputs)
+        assert torch.equal(result.cpu(), expected)
+
+
+def test_layer_norm_keeps_its_statistics_in_float32() -> None:
+    x = torch.randn(3, 8, device="cuda", dtype=torch.float16)
+    kernel = torch.ops.aten.native_layer_norm
+    assert [y.dtype for y in kernel(x, [8], None, None, 1e-5)] == [
+        torch.float16,
+        torch.float32,
+        torch.float32,
+    ]
+
+
+def test_a_convolution_and_an_lstm_as_on_the_cpu() -> None:
+    for model, x in (
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+            (2, 3, 8, 8),
+        ),
+        (nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True), (2, 3, 4)),
+        (nn.GRU(4, 5), (3, 2, 4)),
+        (nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True), (2, 3, 8)),
+    ):
+        inputs = torch.randn(x)
+        there = copy.deepcopy(model).to("cuda")
+        results = []
+        for net, data in ((model, inputs), (there, inputs.to("cuda"))):
+            out = net(data)
+            (out[0] if isinstance(out, tuple) else out).square().sum().backward()
+            results.append([p.grad for p in net.parameters()])
+        for expected, gradient in zip(*results, strict=True):
+            assert expected is not None
+            assert gradient is not None
+            torch.testing.assert_close(gradient.cpu(), expected)
+
+
+def test_sparse_gradients() -> None:
+    table = nn.Embedding(5, 4, sparse=True, device="cuda")
+    table(torch.tensor([1, 1, 3], device="cuda")).sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert gradient.is_cuda
+    assert gradient.coalesce().to_dense().sum(1).tolist() == [0.0, 8.0, 0.0, 4.0, 0.0]
+
+
+def test_autocast_is_cudas() -> None:
+    x = torch.randn(4, 4, device="cuda")
+    virtual_cuda.note_calls()
+    with torch.autocast("cuda", torch.float16):
+        y = x @ x
+        z = y.softmax(-1)
+    assert (y.dtype, z.dtype) == (torch.float16, torch.float32)
+    ran = {call.op: call.dtypes for call in virtual_cuda.calls()}
+    assert set(ran["aten::mm"]) == {"Half"}
+
+
+# -- waiting
+
+
+def waiting(run: Any) -> list[tuple[str, str]]:
+    virtual_cuda.forget()
+    run()
+    return [(wait.kind, wait.op) for wait in virtual_cuda.waits() for _ in range(wait.count)]
+
+
+def test_each_wait_is_counted() -> None:
+    x = torch.ones(4, device="cuda")
+    mask = x > 0
+    assert waiting(lambda: x + 1) == []
+    assert waiting(lambda: x.sum().item()) == [("read", "aten::_local_scalar_dense")]
+    assert waiting(lambda: x.cpu()) == [("read", "aten::copy_")]
+    assert waiting(lambda: x.to("cpu", non_blocking=True)) == []
+    assert waiting(lambda: torch.tensor([1.0], device="cuda")) == [("write", "aten::copy_")]
+    assert waiting(lambda: torch.ones(4).pin_memory().to("cuda", non_blocking=True)) == []
+    assert waiting(lambda: x.nonzero()) == [("read", "aten::nonzero")]
+    assert waiting(lambda: x[mask]) == [("read", "aten::nonzero")]
+    assert waiting(torch.cuda.synchronize) == [("synchronize", "synchronize")]
+
+
+def test_a_wait_is_told_with_the_line_that_caused_it() -> None:
+    told: list[tuple[str, str, str]] = []
+
+    def tell(kind: str, op: str) -> None:
+        told.append((kind, op, traceback.extract_stack()[-3].line or ""))
+
+    virtual_cuda.on_wait(tell)
+    loss = torch.ones(3, device="cuda").sum()
+    loss.item()
+    assert told == [("read", "aten::_local_scalar_dense", "loss.item()")]
+
+
+def test_the_sync_debug_mode() -> None:
+    x = torch.ones(3, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert torch.cuda.get_sync_debug_mode() == 2
+        x + 1
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            x.sum().item()
+        torch.cuda.set_sync_debug_mode("warn")
+        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+            x.sum().item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_torchs_own_scaler_waits_once_and_a_fused_step_never() -> None:
+    """https://pytorch.org/docs: a fused optimizer takes the decision to skip on the device."""
+    for fused, reads in ((False, 1), (True, 0)):
+        layer = nn.Linear(4, 4, device="cuda")
+        optimizer = torch.optim.AdamW(layer.parameters(), fused=fused)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
+        x = torch.ones(2, 4, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.float16):
+                loss = layer(x).square().mean()  # noqa: B023
+            scaler.scale(loss).backward()  # noqa: B023
+            scaler.step(optimizer)  # noqa: B023
+            scaler.update()  # noqa: B023
+
+        step()
+        assert len(waiting(step)) == reads
+
+
+def test_every_thread_has_the_device() -> None:
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        (x * 2).sum().backward()
+        assert x.grad is not None
+        results.append(x.grad.cpu())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [x.tolist() for x in results] == [[2.0] * 3] * 4
+
+
+def test_compiled_functions_are_traced_and_run_on_it() -> None:
+    layer = nn.Linear(3, 3, device="cuda")
+    x = torch.ones(2, 3, device="cuda")
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), layer(x))
