@@ -83,6 +83,8 @@ def _favoured(device: Device) -> tuple[str, ...]:
     """The 16-bit dtypes that ``device`` is fast in, best first: bfloat16 needs no loss scaling."""
     if device.kind == "tpu" or device.bfloat16_instructions:
         return ("bfloat16",)
+    if device.kind not in ("cpu", "gpu"):  # an NPU, say: such devices are made for 16-bit products
+        return ("bfloat16", "float16")
     capability = device.compute_capability or (0, 0)
     if capability >= (8, 0):
         return ("bfloat16", "float16")
@@ -101,6 +103,8 @@ def _ability(framework: str, device: Device) -> str:
         capability = "{}.{}".format(*device.compute_capability)
         fast = "bfloat16 is fast from 8.0, float16 from 7.0"
         return f"{device.model} has compute capability {capability} ({fast})"
+    if device.kind != "gpu":
+        return f"{device.model} is an accelerator ({device.kind})"
     return f"nothing is known of 16-bit products on {device.model} ({device.kind})"
 
 

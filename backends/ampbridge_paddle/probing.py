@@ -22,12 +22,21 @@ from ampbridge_paddle.rules import Rules, has_effect, rules_for
 
 
 def devices() -> list[Device]:
-    """The one that is set, the other GPUs, and the CPU."""
+    """The one that is set, the other accelerators, and the CPU."""
     cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=bfloat16_instructions())
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-    found = [*(_gpu(index) for index in range(gpus)), cpu]
+    found = [*(_gpu(index) for index in range(gpus)), *_custom_devices(), cpu]
     present = paddle.device.get_device()
     return sorted(found, key=lambda device: device.name != present)
+
+
+def _custom_devices() -> list[Device]:
+    """What vendors' plugins bring, such as "npu:0"; of a model Paddle knows the kind alone."""
+    return [
+        Device(f"{kind}:{index}", kind, kind)
+        for kind in paddle.device.get_all_custom_device_type() or ()
+        for index in range(paddle.device.device_count(kind))
+    ]
 
 
 def _gpu(index: int) -> Device:
@@ -47,10 +56,8 @@ def probe(device: Device) -> Probe:
 
 def _failure(device: Device, dtype: str) -> str | None:
     """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
-    index = device.name.partition(":")[2]
-    place = paddle.CUDAPlace(int(index)) if index else paddle.CPUPlace()
     try:
-        x = paddle.to_tensor(np.ones((16, 16), np.float32), place=place).astype(dtype)
+        x = paddle.to_tensor(np.ones((16, 16), np.float32), place=device.name).astype(dtype)
         x.stop_gradient = False
         product = paddle.matmul(x, x)
         (gradient,) = paddle.grad([product], [x])

@@ -43,7 +43,7 @@ def machine(toy, monkeypatch):
         (AMX, "O1:bfloat16", "A CPU has AMX and AVX512-BF16"),
         (CPU, "O0", "A CPU has no AMX or AVX512-BF16 that toyframework could use"),
         (TPU, "O1:bfloat16", "A TPU multiplies bfloat16"),
-        (NPU, "O0", "nothing is known of 16-bit products on An NPU (npu)"),
+        (NPU, "O1:bfloat16", "An NPU is an accelerator (npu)"),
         (AMD, "O0", "nothing is known of 16-bit products on An AMD GPU (gpu)"),
     ],
 )
@@ -59,6 +59,11 @@ def test_a_dtype_that_the_framework_fails_in_is_not_favoured(machine, device):
     found = hardware.recommend()
     assert found.policy == amp.Policy("O0")
     assert found.reason.endswith("; toyframework failed in bfloat16: no kernel")
+
+
+def test_another_accelerator_has_a_second_best(machine):
+    machine(NPU, failures={"bfloat16": "no kernel"})
+    assert amp.Policy.auto() == amp.Policy("O1", "float16")
 
 
 def test_a_gpu_has_a_second_best(machine):
