@@ -8,7 +8,7 @@ import pytest
 from ampbridge import Policy, UnsupportedError, decorate
 from ampbridge.testing.decorating import Layered, levels, low_dtypes
 from ampbridge.testing.gradients import ERROR_BOUNDS, FLOAT32_ERROR
-from ampbridge.testing.harness import untransposed
+from ampbridge.testing.harness import Harness, untransposed
 from ampbridge.testing.reference import (
     example,
     reference,
@@ -24,8 +24,12 @@ class ExecutionConformance(Layered):
     @low_dtypes
     def test_execution_is_what_was_asked_for(self, level: str, dtype: str) -> None:
         backend, policy = self.harness.backend, Policy(level, dtype)  # type: ignore[arg-type]
-        native = policy.replace(execution="native")
-        assert backend.execution(policy.replace(execution="simulated")) == "simulated"
+        native, simulated = (policy.replace(execution=each) for each in ("native", "simulated"))
+        if self.harness.simulates:
+            assert backend.execution(simulated) == "simulated"
+        else:
+            with pytest.raises(UnsupportedError, match="Hint: "):
+                backend.execution(simulated)
         if self.harness.has_kernels:
             assert backend.execution(native) == "native"
             assert backend.execution(policy) in ("native", "simulated")
@@ -34,10 +38,16 @@ class ExecutionConformance(Layered):
         with pytest.raises(UnsupportedError, match="Hint: "):
             backend.execution(native)
 
+    def simulating(self) -> Harness:
+        """The harness, or the test is skipped."""
+        if not self.harness.simulates:
+            pytest.skip("this device casts natively, and refuses to simulate")
+        return self.harness
+
     @low_dtypes
     def test_a_simulated_product_is_rounded_before_and_after(self, dtype: str) -> None:
         """Bit by bit: of two rounded numbers the float32 product is exact. Some overflow."""
-        h, rng = self.harness, np.random.default_rng(0)
+        h, rng = self.simulating(), np.random.default_rng(0)
         left, right = (
             rng.normal(0.0, 1.0, shape) * 2.0 ** rng.integers(-14, 12, shape)
             for shape in ((40, 1), (1, 40))
@@ -55,7 +65,7 @@ class ExecutionConformance(Layered):
 
     @low_dtypes
     def test_a_simulated_op_that_follows_is_rounded_once(self, dtype: str) -> None:
-        h, rng = self.harness, np.random.default_rng(1)
+        h, rng = self.simulating(), np.random.default_rng(1)
         terms = [rng.normal(0.0, 1.0, 200).astype(np.float32) for _ in range(2)]
         one = h.array([[1.0]])
         with h.backend.autocast(Policy("O1", dtype, execution="simulated")):
@@ -66,7 +76,8 @@ class ExecutionConformance(Layered):
 
     @low_dtypes
     def test_a_simulated_denied_op_is_float32(self, dtype: str) -> None:
-        h, x = self.harness, np.random.default_rng(2).normal(0.0, 1.0, (20, 1)).astype(np.float32)
+        h, rng = self.simulating(), np.random.default_rng(2)
+        x = rng.normal(0.0, 1.0, (20, 1)).astype(np.float32)
         with h.backend.autocast(Policy("O1", dtype, execution="simulated")):
             low = h.run("matmul", h.array(x), h.array([[1.0]]))
             result = h.numpy(h.run("exp", low))
@@ -75,6 +86,7 @@ class ExecutionConformance(Layered):
 
     @low_dtypes
     def test_simulated_O2_gradients_are_rounded(self, dtype: str) -> None:
+        self.simulating()
         model, policy = self.trainable()[0], Policy("O2", dtype, execution="simulated")
         gradients = self.layered_gradients(decorate(model, policy=policy), policy)
         expected = [1024 * g for g in reference(*example()).gradients]

@@ -38,6 +38,8 @@ class Harness(Protocol):
             says "float32" of them.
         has_kernels: whether the device has kernels of low precision; else ``execution="native"`` must
             be refused.
+        simulates: whether the device takes ``execution="simulated"``; else it must be refused.
+        threads_apart: whether threads may be inside of native regions at the same time.
         linear_kind: the class name of the framework's linear layer.
     """
 
@@ -48,6 +50,8 @@ class Harness(Protocol):
     stores_gradients: bool
     simulated: bool
     has_kernels: bool
+    simulates: bool = True
+    threads_apart: bool = True
     linear_kind: str
 
     @abstractmethod

@@ -53,6 +53,7 @@ class PaddleHarness(Harness):
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or PaddleBackend()
         self.simulated = paddle.get_device() == "cpu"
+        self.simulates, self.threads_apart = self.simulated, self.simulated
         self.has_kernels = not self.simulated
 
     def array(self, values: Any, dtype: str = "float32") -> paddle.Tensor:

@@ -29,10 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # Once a process, so it would hit whichever test comes first; test_casting.py looks for it in a
     # process of its own.
     config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
-    # Paddle's batch norm says so in training mode, whatever it was asked.
-    config.addinivalue_line(
-        "filterwarnings", "ignore:When training, we now always track:UserWarning"
-    )
+    for ignored in (
+        # Paddle's batch norm says so in training mode, whatever it was asked.
+        "ignore:When training, we now always track:UserWarning",
+        # So do its optimizers, on a GPU, of parameters without masters, which the tests have asked for.
+        "ignore:Accumulating with FP16/BF16 in optimizer:UserWarning",
+    ):
+        config.addinivalue_line("filterwarnings", ignored)
 
 
 @pytest.fixture(autouse=True)
