@@ -29,6 +29,7 @@ PRIVATE: Mapping[str, Private] = {
     "paddle._C_ops": Private("simulated regions: every op is looked up there", True, "3.3.1"),
     "paddle._C_ops.assign": Private("simulated regions: float32 outputs of models", True, "3.3.1"),
     "paddle._C_ops.cast": Private("rounding to the low precision", True, "3.3.1"),
+    "paddle._C_ops.full": Private("the GradScaler on a GPU", True, "3.3.1"),
     "paddle._C_ops.scale": Private("rounding to float16", True, "3.3.1"),
     "paddle._C_ops.scale_": Private("rounding to float16", True, "3.3.1"),
     "paddle._C_ops.check_finite_and_unscale_": Private("the GradScaler", True, "3.3.1"),

@@ -86,6 +86,9 @@ class PaddleBackend(Backend):
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         return gradients.parameters(owner)
 
+    def low_parameters(self, model: Model) -> list[str]:
+        return [] if decorating.shares_low_parameters(model) else super().low_parameters(model)
+
     def parameter_names(self, model: Model) -> list[str]:
         return training_state.parameter_names(model)
 

@@ -6,9 +6,11 @@ names; on CPU it is simulated.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
+from weakref import WeakSet
 
 import paddle
 
@@ -156,17 +158,61 @@ def native_region(policy: Policy) -> AbstractContextManager[None]:
     if policy.level == "O0":
         return _listed_region(policy) if _amp_is_on() else nullcontext()
     _refuse_simulation(policy)
-    if policy.lists == "native":
-        return paddle.amp.auto_cast(level=policy.level, dtype=policy.dtype)
-    return _listed_region(policy)
+    return _native_lists(policy) if policy.lists == "native" else _listed_region(policy)
+
+
+@contextmanager
+def _native_lists(policy: Policy) -> Iterator[None]:
+    with _one_thread(), paddle.amp.auto_cast(level=policy.level, dtype=policy.dtype):
+        yield
 
 
 @contextmanager
 def _listed_region(policy: Policy) -> Iterator[None]:
     region = NativeRegion(rules_for(policy))
     standing = function_ops.standing(region.rules.python)
-    with standing, functions.interception.region(region), _auto_cast(amp_lists_for(policy)):
+    inside = functions.interception.region(region)
+    with _one_thread(), standing, inside, _auto_cast(amp_lists_for(policy)):
         yield
+
+
+class _Inside:
+    """That a thread is inside of a native region, for as long as the region holds it."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
+_inside: WeakSet[_Inside] = WeakSet()
+_entering = threading.Lock()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Paddle's level and dtype are each thread's own, its op lists are the process's.
+
+    Whoever leaves a region puts back the lists that were there when it was entered, so that not even
+    threads with the same lists may be inside at the same time.
+
+    Raises:
+        UnsupportedError: while another thread is inside of a native region.
+    """
+    here = _Inside()
+    with _entering:
+        if any(other.thread != here.thread for other in _inside):
+            msg = (
+                "Another thread is inside of a region of mixed precision. On "
+                f"{paddle.device.get_device()} Paddle keeps one set of op lists for the whole "
+                "process, so that each thread would run by the other's.\n"
+                "Hint: lock = threading.Lock(), and `with lock:` around each step or region; or a "
+                "process for each."
+            )
+            raise UnsupportedError(msg)
+        _inside.add(here)
+    try:
+        yield
+    finally:
+        _inside.discard(here)
 
 
 class NativeRegion:

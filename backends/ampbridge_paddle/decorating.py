@@ -78,7 +78,7 @@ def undecorate(model: Layer, optimizer: Any) -> None:
         remove_role(layer, Kept)
     saving.save_as_held(model)
     if role.parameters is not None:
-        role.parameters.release()
+        role.parameters.release(model)
 
 
 def decoration(model: Layer, optimizer: Any) -> Decoration | None:
@@ -149,15 +149,21 @@ def _own_parameters(layer: Layer) -> list[Tensor]:
     return layer.parameters(include_sublayers=False)
 
 
+def shares_low_parameters(model: Layer) -> bool:
+    """Whether a part of ``model``, or what it is a part of, is decorated at O2."""
+    parameters = without_wrapper(model).parameters()
+    return any(low_dtype_of(p) is not None or native_o2.is_low(p) for p in parameters)
+
+
 def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
-    low = low_tensors(model, decoration.kept)
-    policy = decoration.policy
-    if casting.execution(policy) == "native":
-        return native_o2.NativeO2(model, optimizer, decoration, low.parameters, low.left_out)
-    if any(low_dtype_of(p) is not None for p in low.parameters):
+    if shares_low_parameters(model):
         msg = (
             "The model shares parameters with one that is decorated at O2 already.\n"
             "Hint: amp.undecorate(that_model, its_optimizer) first."
         )
         raise UnsupportedError(msg)
+    low = low_tensors(model, decoration.kept)
+    policy = decoration.policy
+    if casting.execution(policy) == "native":
+        return native_o2.NativeO2(model, optimizer, decoration, low.parameters, low.left_out)
     return SimulatedO2(low.parameters, policy, optimizer)

@@ -101,8 +101,8 @@ class ParametersAtO2(Protocol):
     def masters(self) -> dict[str, Any]:
         """float32 tensors that are stepped in the place of parameters, by the parameters' names."""
 
-    def release(self) -> None:
-        """Take it all back, the optimizer's part included."""
+    def release(self, model: Layer) -> None:
+        """Take it all back from ``model``, the optimizer's part included."""
 
 
 class DecoratedModel:

@@ -4,8 +4,8 @@ Paddle has no way back, and takes its masters from parameters that are rounded a
 made before, from the float32 values, and bear the parameters' names: Paddle keeps an optimizer's slots
 under the name of the master, so that those from before are found, and those from now on afterwards.
 
-Nothing in this module has been run on a GPU. It is tested on a CPU, with Paddle's own casts behind a
-stand-in for ``paddle.amp.decorate``; no optimizer there steps 16-bit parameters.
+Nothing in this module has been run on a GPU. It is tested on a virtual one (``tests/virtual_paddle``), by
+Paddle's own ``decorate``, dispatcher and optimizers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ from ampbridge_paddle.hybrid_groups import is_sharded, without_wrappers
 Layer = Any
 Optimizer = Any
 Tensor = Any
+
+
+_LOW = "_ampbridge_native_o2"
+
+
+def is_low(parameter: Tensor) -> bool:
+    """Whether a decorated model holds ``parameter`` in 16 bits."""
+    return _LOW in vars(parameter)
 
 
 class NativeO2:
@@ -57,8 +65,11 @@ class NativeO2:
             )
             raise UnsupportedError(msg)
         self._parameters, self._optimizer = list(parameters), optimizer
-        self._layers = [_LayerBefore(layer) for layer in model.sublayers(include_self=True)]
+        # By name: what held the layers would hold the model, which holds this.
+        self._layers = {name: _LayerBefore(layer) for name, layer in _named_layers(model)}
         self._masters = {p.name: _master_of(p) for p in parameters} if policy.master_weights else {}
+        for p in parameters:
+            setattr(p, _LOW, True)
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
         with _buffers_left_out(model.sublayers(include_self=True)):
@@ -81,11 +92,14 @@ class NativeO2:
         present = {} if self._optimizer is None else _masters_in(self._optimizer)
         return {name: present.get(name, master) for name, master in self._masters.items()}
 
-    def release(self) -> None:
+    def release(self, model: Layer) -> None:
+        for p in self._parameters:
+            vars(p).pop(_LOW, None)
         masters = self._take_masters()
-        with _buffers_left_out(before.layer for before in self._layers):
-            for before in self._layers:
-                before.restore()
+        with _buffers_left_out(model.sublayers(include_self=True)):
+            for name, layer in _named_layers(model):
+                if name in self._layers:
+                    self._layers[name].restore(layer)
         for p in self._parameters:
             if p.name in masters:
                 p.set_value(masters[p.name])
@@ -98,6 +112,10 @@ class NativeO2:
         self._optimizer._multi_precision = self._multi_precision
         present = _masters_in(self._optimizer)
         return {name: present.pop(name, master) for name, master in self._masters.items()}
+
+
+def _named_layers(model: Layer) -> Iterator[tuple[str, Layer]]:
+    return iter(model.named_sublayers(include_self=True))
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -129,12 +147,10 @@ class _LayerBefore:
     """What ``paddle.amp.decorate`` changes about a layer."""
 
     def __init__(self, layer: Layer) -> None:
-        self.layer = layer
         self._dtype = method("Layer", layer, "_dtype")
         self._casts = method("Layer", layer, "_cast_to_low_precision")
 
-    def restore(self) -> None:
-        layer = self.layer
+    def restore(self, layer: Layer) -> None:
         if method("Layer", layer, "_dtype") != self._dtype:
             to_dtype = method("Layer", layer, "_to_impl")
             to_dtype(dtype=self._dtype, include_sublayers=False, floating_only=True)

@@ -558,10 +558,10 @@ def to_numpy(x: Array) -> np.ndarray:
 def peak_memory(action: Callable[[], None]) -> int | None:
     """See ``Backend.peak_memory``: by Paddle's own count, whose peak begins anew."""
     if not casting.on_cpu():
-        paddle.device.cuda.reset_max_memory_allocated()
-        before = paddle.device.cuda.memory_allocated()
+        paddle.device.reset_max_memory_allocated()
+        before = paddle.device.memory_allocated()
         action()
-        return int(paddle.device.cuda.max_memory_allocated() - before)
+        return int(paddle.device.max_memory_allocated() - before)
     private("paddle.base.core.host_memory_stat_reset_peak_value")("Allocated", 0)
     before = private("paddle.base.core.host_memory_stat_current_value")("Allocated", 0)
     action()

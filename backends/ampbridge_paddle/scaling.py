@@ -57,7 +57,8 @@ def _divide(values: list[Tensor], scale: float) -> None:
     """In place; on a GPU by one kernel for all of them, which on CPU takes four times as long."""
     place = values[0].place
     if not place.is_cpu_place():
-        factor = paddle.to_tensor([scale], dtype=values[0].dtype, place=place)
+        # On the device: nothing is copied there. (paddle.to_tensor does, and leaks a list.)
+        factor = private("paddle._C_ops.full")([1], scale, values[0].dtype, place)
         private("paddle._C_ops.check_finite_and_unscale_")(values, factor)
         return
     scale_in_place = private("paddle._C_ops.scale_")
@@ -82,9 +83,13 @@ def _squares(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _classify(values: Sequence[Tensor]) -> int:
-    if any(bool(paddle.isinf(v).any().item()) for v in values):
-        return INF
-    return NAN if any(bool(paddle.isnan(v).any().item()) for v in values) else FINITE
+    """By every value; one read for all of them."""
+    has_inf, has_nan = (
+        paddle.stack([test(value).any() for value in values]).any()
+        for test in (paddle.isinf, paddle.isnan)
+    )
+    inf, nan = paddle.stack([has_inf, has_nan]).tolist()
+    return INF if inf else NAN if nan else FINITE
 
 
 @paddle.no_grad()

@@ -58,7 +58,7 @@ class SimulatedO2:
     def masters(self) -> dict[str, Tensor]:
         return {}  # the parameters' own storage
 
-    def release(self) -> None:
+    def release(self, model: Any) -> None:
         low_parameters.make_full(self._parameters)
         optimizer = self._optimizer and self._optimizer()
         if optimizer is not None and not low_parameters.without_masters(parameters_of(optimizer)):
