@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "ignore::ampbridge.errors.SimulationWarning",  # on the CPU, beside the device
         # Paddle's batch norm says so in training mode, whatever it was asked.
         "ignore:When training, we now always track:UserWarning",
+        # So do its optimizers of parameters without masters, which the tests have asked for.
+        "ignore:Accumulating with FP16/BF16 in optimizer:UserWarning",
     ):
         config.addinivalue_line("filterwarnings", ignored)
 

@@ -9,6 +9,8 @@ import virtual_gpu
 from paddle.nn import functional as F
 from paddle_reference import LOW, rounded
 
+import ampbridge as amp
+
 LOW_DTYPES = pytest.mark.parametrize("dtype", LOW)
 
 
@@ -113,3 +115,10 @@ def test_calls_are_counted_with_their_dtypes() -> None:
     with virtual_gpu.watched() as seen:
         paddle.matmul(x.astype("bfloat16"), x.astype("bfloat16"))
     assert seen.calls == {"cast float32->bfloat16": 2, "matmul bfloat16": 1}
+
+
+def test_our_adapter_knows_the_device_and_what_it_is_good_for() -> None:
+    names = [device.name for device in amp.backend("paddle").devices()]
+    assert names == ["virtual_gpu:0", "cpu"]
+    assert amp.backend("paddle").probe(amp.backend("paddle").devices()[0]).failures == {}
+    assert amp.Policy.auto() == amp.Policy("O1", "bfloat16")
