@@ -547,7 +547,8 @@ class Backend(Protocol):
         """Set what ``read_optimizer`` read, bit by bit; the optimizer may not have stepped yet.
 
         Raises:
-            StateError: if it does not fit; the optimizer may be half changed then.
+            StateError: if it does not fit, a slot is missing or of another shape; the optimizer may be
+                half changed then.
         """
 
     def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ from ampbridge.locking import locked
 FORMAT, VERSION = "ampbridge checkpoint", 2
 STATE_FILE = "state.json"
 LOCK_FILE = ".ampbridge.lock"
-LARGEST_STATE_FILE = 64 * 2**20  # bytes; arrays are elsewhere, so that more is no state of ours
+LARGEST_STATE_FILE = whole_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
 
 Array = npt.NDArray[Any]
 

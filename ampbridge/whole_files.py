@@ -16,6 +16,8 @@ from pathlib import Path
 
 Part = bytes | memoryview
 
+LARGEST = 64 * 2**20  # bytes that are read: scripts, recipes and states are text
+
 _TEMPORARY = re.compile(r"\.ampbridge-(?P<host>\w*)-(?P<process>\d{1,9})-[0-9a-f]{16}\.partial")
 
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
@@ -47,11 +49,15 @@ def read(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a file.
 
     Raises:
-        OSError: if it cannot be read, or is a pipe or a device, which may have no end.
+        OSError: if it cannot be read, is larger than ``LARGEST``, or is a pipe or a device, which may
+            have no end.
     """
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EINVAL, "It is a pipe or a device, not a file", os.fspath(path))
+    if status.st_size > LARGEST:
+        reason = f"It has {status.st_size:,} bytes, more than {LARGEST:,}"
+        raise OSError(errno.EFBIG, reason, os.fspath(path))
     return Path(path).read_bytes()
 
 

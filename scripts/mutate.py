@@ -12,7 +12,7 @@ others survived.
     for each mutant:
         fork, so that no framework is imported again
         compile the module with the change in it
-        run the tests that pass through its line, quick ones first, until one fails
+        run tests that pass through its line, one of each function first, until one fails
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 EXPLAINED = Path(__file__).with_name("survivors.json")
 SAID = Path(tempfile.gettempdir()) / "mutant.log"  # what the last tests printed
-TESTS_OF_A_MUTANT = 40  # the quickest; who survives these would survive more of the same kind
+SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, where there are more
+GUARDS = ("strict", "frozen")  # arguments that guard against mistakes of the code itself
 PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
 
 
@@ -184,6 +187,8 @@ class _Places(ast.NodeVisitor):
         if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)):
             return
         if isinstance(node, ast.Assign) and _named(node, ("msg", "hint", "_HINT")):
+            return
+        if isinstance(node, ast.keyword) and node.arg in GUARDS:
             return
         if changed(node) is not None:
             self.found.append((".".join(self._within), node))
@@ -348,14 +353,30 @@ class Footprints(NamedTuple):
     seconds: dict[str, float]
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The quickest that pass through its line; through its module, if that runs on import alone."""
+        """Those that pass through its line, or through its module, if the line runs on import alone.
+
+        Where there are more than there is time for: the quickest of each test function, then the second
+        of each, and so on. The quickest of all would be much the same test many times.
+        """
         names = self.passing.get(f"{mutant.file}:{mutant.line}") or [
             name
             for place, passing in self.passing.items()
             if place.startswith(f"{mutant.file}:")
             for name in passing
         ]
-        return sorted(set(names), key=lambda name: self.seconds[name])[:TESTS_OF_A_MUTANT]
+        counts: Counter[str] = Counter()
+        turns: list[tuple[int, float, str]] = []
+        for name in sorted(set(names), key=lambda name: self.seconds[name]):
+            function = name.partition("[")[0]
+            turns.append((counts[function], self.seconds[name], name))
+            counts[function] += 1
+        turns.sort()
+        ends = list(accumulate(seconds for _, seconds, _ in turns))
+        return [
+            turn[2]
+            for turn, end in zip(turns, ends, strict=True)
+            if end <= max(SECONDS_OF_A_MUTANT, ends[0])
+        ]
 
 
 def footprints(group: Group, files: Sequence[Path]) -> Footprints:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from ampbridge import GradScaler, StateError, TrainStep
+from ampbridge import GradScaler, StateError, TrainStep, checkpoint
 from ampbridge.backend import FINITE
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import as_number
@@ -24,9 +27,33 @@ from ampbridge.testing.reference import (
 from ampbridge.testing.training import TrainStepConformance
 from ampbridge.testing.updates import FOUND, RATE, Training
 
+Tensors = Mapping[str, npt.NDArray[Any]]
+
 POLICIES = ["O0", "O1", "O2", "O2:bfloat16"]
 
 FLIPS = int(os.environ.get("AMPBRIDGE_BIT_FLIPS", "200"))
+
+
+def _without(tensors: Tensors, slot: str) -> Tensors:
+    return {name: array for name, array in tensors.items() if name != slot}
+
+
+def _longer(tensors: Tensors, slot: str) -> Tensors:
+    return {**tensors, slot: np.stack([tensors[slot]] * 2)}
+
+
+def _of_one_number(tensors: Tensors, slot: str) -> Tensors:
+    """Which would be broadcast; of what is one, two."""
+    array = tensors[slot]
+    one = array.reshape(-1)[:1].reshape((1,) * array.ndim)
+    return {**tensors, slot: np.stack([array] * 2) if array.size == 1 else one}
+
+
+_FORGERIES: Mapping[str, Callable[[Tensors, str], Tensors]] = {
+    "missing": _without,
+    "longer": _longer,
+    "of one number": _of_one_number,
+}
 
 
 class _Unwilling:
@@ -164,6 +191,36 @@ class TrainingStateConformance(TrainStepConformance):
             assert same_bits(one, other)
             assert loading.state_dict() == twin.state_dict()
             self.run(loading), self.run(twin)
+
+    @pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
+    @pytest.mark.parametrize("forged", _FORGERIES)
+    @pytest.mark.parametrize("policy", ["O0", "O2:bfloat16"])
+    def test_a_forged_slot_is_refused(
+        self, tmp_path: Path, policy: str, forged: str, used: bool
+    ) -> None:
+        """A checkpoint that is whole, but for a slot of Adam that it lacks or has in another shape."""
+        h = self.harness
+        saving, loading, twin = (self.new_training("adam") for _ in range(3))
+        saver, loader, other = (
+            self.train_step(each, policy=policy) for each in (saving, loading, twin)
+        )
+        self.run(saver)
+        saver.save(tmp_path)
+        if used:
+            self.run(loader), self.run(other)
+        state, tensors = checkpoint.read(tmp_path)
+        slots = [name for name in tensors if name.startswith("optimizer/")]
+        assert len(slots) >= 8  # two moments of four parameters
+        for slot in slots:
+            checkpoint.write(
+                tmp_path, checkpoint.Checkpoint(state, _FORGERIES[forged](tensors, slot))
+            )
+            with pytest.raises(StateError):
+                loader.load(tmp_path)
+        for _ in range(2):
+            assert same_bits(loading.state(h), twin.state(h))
+            assert loader.state_dict() == other.state_dict()
+            self.run(loader), self.run(other)
 
     def test_a_flipped_bit_is_refused_or_without_effect(self, tmp_path: Path) -> None:
         """Of any file of a checkpoint, by turns."""

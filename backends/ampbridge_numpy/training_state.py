@@ -122,6 +122,7 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
             if value.shape not in (shapes[name], ()):
                 raise StateError(f"slot {key!r} has the shape {value.shape}.\nHint: {shapes[name]}")
             saved[key.rpartition("/")[2]] = value.copy() if value.ndim else value.item()
+        _check_slots(optimizer, name, shapes[name], saved)
         fitting.append((slots, saved))
     if left:
         raise StateError(f"slots of no parameter: {sorted(left)[:4]}.\nHint: the same optimizer.")
@@ -129,6 +130,22 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         slots.clear()
         slots.update(saved)
     optimizer.lr = rate
+
+
+def _check_slots(
+    optimizer: Optimizer, name: str, shape: tuple[int, ...], saved: Mapping[str, Any]
+) -> None:
+    """That there are all the slots which a step of one of ours makes of a parameter, or none at all."""
+    if not saved or type(optimizer).__module__ != optim.__name__:
+        return
+    made: dict[str, Any] = {}
+    optimizer._step_one(np.zeros(shape, np.float32), np.ones(shape, np.float32), made)
+    for slot, value in made.items():
+        if slot not in saved or np.shape(saved[slot]) != np.shape(value):
+            raise StateError(
+                f"there is no slot '{name}/{slot}' of shape {np.shape(value)}.\n"
+                "Hint: step.load(path) of what step.save(path) wrote of the same optimizer."
+            )
 
 
 def _states(optimizer: Optimizer, model: Model) -> list[tuple[str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -431,15 +431,22 @@ def _checked_settings(
 
 def _check_ranges(optimizer: optim.Optimizer, settings: Mapping[str, Any]) -> None:
     """Of torch's own optimizers: that one can be made with these settings, which torch checks then."""
-    kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim"):
-        return
-    known = inspect.signature(kind).parameters
-    values = {name: value for name, value in settings.items() if name in known}
     try:
-        kind([torch.zeros(1, 1)], **_like({}, values))
+        _made_anew(optimizer, settings, torch.zeros(1, 1))
     except (ValueError, TypeError, RuntimeError) as error:
         raise StateError(f"{error!s:.200}; {_shown(settings)}.\n{_HINT}") from error
+
+
+def _made_anew(
+    optimizer: optim.Optimizer, settings: Mapping[str, Any], parameter: Tensor
+) -> optim.Optimizer | None:
+    """One of torch's own with these settings, for another parameter; None where it is not torch's."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim"):
+        return None
+    known = inspect.signature(kind).parameters
+    values = {name: value for name, value in settings.items() if name in known}
+    return kind([parameter], **_like({}, values))
 
 
 def _shown(settings: Mapping[str, Any]) -> str:
@@ -493,6 +500,7 @@ def _by_parameter(
             if value.ndim:
                 value = sharding.shard_of(value, owner)
         saved.setdefault(positions[name], {})[slot] = value
+    _check_slots(saved, settings, optimizer, names)
     return saved
 
 
@@ -505,6 +513,41 @@ def _check_shape(
     if value.ndim and not fits and type(optimizer).__module__.startswith("torch.optim"):
         msg = f"slot {key!r} of shape {value.shape} is of no parameter {tuple(parameter.shape)}.\n"
         raise StateError(msg + _HINT)
+
+
+def _check_slots(
+    saved: Mapping[int, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    optimizer: optim.Optimizer,
+    names: Sequence[str],
+) -> None:
+    """That each parameter has all the slots which a step makes, in their shapes, or none at all."""
+    grouped = zip(optimizer.param_groups, settings["groups"], strict=True)
+    owners = [(p, described["settings"]) for group, described in grouped for p in group["params"]]
+    for position, slots in saved.items():
+        parameter, values = owners[position]
+        for slot, shape in _shapes_of_slots(optimizer, values, tuple(parameter.shape)).items():
+            value = slots.get(slot)
+            if slot not in slots or (value is not None and tuple(np.shape(value)) != shape):
+                msg = f"there is no slot '{names[position]}/{slot}' of shape {shape}.\n"
+                raise StateError(msg + _HINT)
+
+
+def _shapes_of_slots(
+    optimizer: optim.Optimizer, settings: Mapping[str, Any], shape: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    """What a step of torch's own remembers of a parameter, by a step with a small one; else nothing."""
+    small = torch.zeros([min(size, 2) for size in shape])
+    small.grad = torch.ones_like(small)
+    made = _made_anew(optimizer, settings, small)
+    if made is None or isinstance(made, optim.SparseAdam):
+        return {}
+    made.step()
+    return {
+        slot: tuple(shape[axis] if size == 2 else size for axis, size in enumerate(value.shape))
+        for slot, value in made.state[small].items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from full_disks import files_up_to
 
 import ampbridge as amp
-from ampbridge import whole_files
+from ampbridge import cli, whole_files
 from ampbridge.port import rewrite
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, pipes and limits of POSIX")
@@ -184,6 +186,16 @@ def test_a_pipe_and_a_device_are_not_read(tmp_path):
             whole_files.read(special)
 
 
+@pytest.mark.parametrize("command", [["port"], ["compare"]])
+@pytest.mark.parametrize("name", ["x.py", "x.json", "x.yaml", "x.toml"])
+def test_a_huge_file_is_not_read_into_memory(tmp_path, capsys, command, name):
+    place = tmp_path / name
+    place.touch()
+    os.truncate(place, 8 * 2**30)  # no byte of it is stored
+    assert cli.main([*command, str(place)]) == 1
+    assert "It has 8,589,934,592 bytes, more than 67,108,864" in capsys.readouterr().err
+
+
 # -- what is written by it
 
 
@@ -209,3 +221,37 @@ def test_a_full_disk_leaves_the_user_s_file(tmp_path, kind):
 def test_a_recipe_is_not_read_from_a_device():
     with pytest.raises(amp.RecipeError, match="a pipe or a device"):
         amp.Recipe.load("/dev/zero")
+
+
+SOURCES = [
+    path
+    for part in ("ampbridge", "backends")
+    for path in (Path(__file__).parents[2] / part).rglob("*.py")
+]
+
+
+def writes(node):
+    """Whether a node of a syntax tree opens a file to write to it, or writes one."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("write_text", "write_bytes")
+    named = getattr(node, "func", None)
+    if not isinstance(node, ast.Call) or getattr(named, "id", getattr(named, "attr", "")) != "open":
+        return False
+    words = [*node.args, *(each.value for each in node.keywords)]
+    modes = [word.value for word in words if isinstance(word, ast.Constant)]
+    return any(set(str(mode)) & set("wax+") and set(str(mode)) <= set("wax+bt") for mode in modes)
+
+
+def test_nothing_else_writes_files():
+    found = {
+        path.name
+        for path in SOURCES
+        if path.parent.name != "testing"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if writes(node)
+    }
+    in_folders_of_their_own = {
+        "processes.py",
+        "runs.py",
+    }  # of compare, removed with what is in them
+    assert found == {"whole_files.py", "locking.py"} | in_folders_of_their_own
