@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +13,7 @@ from ampbridge.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.calling_code import warn
 from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
 from ampbridge.flags import checked_flag
+from ampbridge.interrupts import uninterrupted
 from ampbridge.policy import OUTPUT_DTYPES, Policy
 from ampbridge.schedule import single
 
@@ -97,7 +98,9 @@ def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
     Raises:
         ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other.
     """
-    backend_of_decorated(model, optimizer).undecorate(model, optimizer)
+    backend = backend_of_decorated(model, optimizer)
+    with uninterrupted():
+        backend.undecorate(model, optimizer)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -133,8 +136,14 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
             "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
         )
         raise ArgumentError(msg)
-    with backend.undecorated(model, optimizer):
+    outside = ExitStack()
+    try:
+        with uninterrupted():
+            outside.enter_context(backend.undecorated(model, optimizer))
         yield
+    finally:
+        with uninterrupted():
+            outside.close()
 
 
 def for_steps(
@@ -154,7 +163,8 @@ def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: 
     present = backend.decoration(model, optimizer)
     if wanted.policy.level == "O0":
         if present is not None:
-            backend.undecorate(model, optimizer)
+            with uninterrupted():
+                backend.undecorate(model, optimizer)
     elif present is None or present.policy != wanted.policy:
         earlier = backend.decoration(model, None)
         if earlier is not None and earlier.policy == wanted.policy:
@@ -162,6 +172,7 @@ def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: 
         _replace(backend, model, optimizer, wanted)
 
 
+@uninterrupted()
 def _replace(
     backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
 ) -> None:

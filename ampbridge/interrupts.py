@@ -1,4 +1,4 @@
-"""Ctrl-C, made to wait while a step takes effect.
+"""Ctrl-C, made to wait while a step takes effect, or a decoration.
 
 An optimizer changes one parameter after the other, and the counters come after it. An interrupt in
 between would leave a step that has happened in part, which nothing can take back without a copy of
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType, TracebackType
 from typing import Any
@@ -77,3 +79,11 @@ def hold_interrupts() -> None:
     """From here to the end of the innermost ``Whole`` block Ctrl-C waits."""
     if _innermost is not None and threading.current_thread() is threading.main_thread():
         _innermost.hold()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A block for the end of which Ctrl-C waits."""
+    with Whole():
+        hold_interrupts()
+        yield

@@ -15,10 +15,11 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import ampbridge
-from ampbridge import GradScaler, StateError, train_step
+from ampbridge import GradScaler, Schedule, StateError, train_step
 from ampbridge.backend import Array, LossFn, Model
 from ampbridge.interception import Interception
 from ampbridge.testing.decorating import Layered
@@ -40,6 +41,10 @@ class Interrupted(Exception):
 
 ENDED = KeyboardInterrupt, OSError
 """What a call ends with that Ctrl-C ended; the second is again Paddle's."""
+
+SCHEDULE = ("O1:float16", "O2:bfloat16", "O0")
+
+_IsOurs = Callable[[CodeType], bool]
 
 policies = pytest.mark.parametrize("policy", POLICIES)
 accumulations = pytest.mark.parametrize("accumulate", [1, 4])
@@ -178,6 +183,39 @@ class InterruptionConformance(Layered):
         assert not wrong, f"losses differ from call {wrong[0]} on, after {ahead[-2:]}"
         assert run.leaves_all_as_it_was
 
+    @pytest.mark.parametrize("number", range(len(SCHEDULE)), ids=SCHEDULE)
+    def test_ctrl_c_leaves_no_half_of_a_change_of_policy(self, number: int) -> None:
+        """In the first call of a step, which decorates, and where a schedule has it decorate anew."""
+        lines: Counter[tuple[CodeType, int]] = Counter()
+        undisturbed = self.scheduled_run(number, lambda is_ours: _lines_counted(lines, is_ours))
+        points = _sampled(lines, number)
+        print(f"to {SCHEDULE[number]}: Ctrl-C at {len(points)} points")
+        with without_locks():
+            for point in points:
+                found = self.scheduled_run(number, lambda _, point=point: _ctrl_c_at(point))
+                assert same_bits(found, undisturbed), point
+
+    def scheduled_run(
+        self, number: int, around: Callable[[_IsOurs], AbstractContextManager[Any]]
+    ) -> list[Any]:
+        """Weights, slots and counters after a step of each policy; ``around`` is about one of them.
+
+        A call that was interrupted is made again, unless it has happened.
+        """
+        h, loss_fn = self.harness, self.loss()
+        model, optimizer = self.trainable("adam")
+        policy = Schedule([*enumerate(SCHEDULE)])
+        step = self.step_of(loss_fn, model, optimizer, policy=policy)
+        for place in range(len(SCHEDULE) + 1):
+            if place == number:
+                with around(_is_ours(self, loss_fn)), suppress(*ENDED):
+                    step(*self.batch(1.0 + place))
+            if step.state_dict()["step"] == place:
+                result = step(*self.batch(1.0 + place))
+        state = step.state_dict()
+        counts = [float(result.loss), state["step"], state["scaler"]["scale"]]
+        return [np.array(counts), *self.values(model), *h.slots(optimizer)]
+
 
 class _Point(NamedTuple):
     """A line of ours, and which time it is run in one call of a step."""
@@ -199,9 +237,7 @@ class _InterruptedRun:
         self._suite, self._accumulate = suite, accumulate
         model, optimizer = suite.trainable("adam")
         loss_fn = suite.loss()
-        adapter = Path(inspect.getfile(type(suite.harness.backend))).parent
-        self._ours = (f"{Path(ampbridge.__file__).parent}{os.sep}", f"{adapter}{os.sep}")
-        self._loss_code = inspect.unwrap(loss_fn).__code__
+        self._is_ours = _is_ours(suite, loss_fn)
         self._step = suite.step_of(
             loss_fn, model, optimizer, policy=policy, accumulate=accumulate, compile=compiled
         )
@@ -259,11 +295,18 @@ class _InterruptedRun:
                 times |= here
         return [_sampled(times, place) for place, times in enumerate(found)]
 
-    def _is_ours(self, code: CodeType) -> bool:
-        if code is self._loss_code:
-            return True
+
+def _is_ours(suite: InterruptionConformance, loss_fn: LossFn) -> _IsOurs:
+    """Whether code is the core's, the adapter's, or that of the loss function."""
+    adapter = Path(inspect.getfile(type(suite.harness.backend))).parent
+    ours = (f"{Path(ampbridge.__file__).parent}{os.sep}", f"{adapter}{os.sep}")
+    loss_code = inspect.unwrap(loss_fn).__code__
+
+    def is_ours(code: CodeType) -> bool:
         file = code.co_filename
-        return file.startswith(self._ours) and f"{os.sep}testing" not in file
+        return code is loss_code or (file.startswith(ours) and f"{os.sep}testing" not in file)
+
+    return is_ours
 
 
 def _sampled(times: Counter[tuple[CodeType, int]], offset: int) -> list[_Point]:

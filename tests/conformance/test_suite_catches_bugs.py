@@ -1862,7 +1862,9 @@ class AddsInPlace(NumpyBackend):
         return total
 
 
-@caught_by("test_ctrl_c_leaves_no_half_of_a_step")
+@caught_by(
+    "test_ctrl_c_leaves_no_half_of_a_step", "test_ctrl_c_leaves_no_half_of_a_change_of_policy"
+)
 class HalvesTheWeightsMeanwhile(NumpyBackend):
     def gradients(self, loss_fn, model, *arguments):
         for parameter in self.parameters(model):

@@ -1,5 +1,8 @@
 """What the core says to a backend about models: when, with what, and about which layers."""
 
+import signal
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -57,6 +60,35 @@ def test_a_refused_decoration_leaves_the_old_one(model, toy, monkeypatch):
     with pytest.raises(amp.UnsupportedError):
         amp.decorate(model, policy="O2")
     assert model.decorations[-1] == Decoration(Policy("O1"), [])
+
+
+@pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="needs raise_signal")
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["decorate", "undecorate"])
+def test_ctrl_c_waits_for_the_end_of_a_decoration(
+    model, optimizer, toy, monkeypatch, method, first
+):
+    """Low weights without their masters could not be taken back."""
+    amp.decorate(model, optimizer, "O1")
+    genuine = getattr(toy.Backend, method)
+
+    def interrupt(self, *arguments):
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupted(self, *arguments):
+        for call in (interrupt, genuine) if first else (genuine, interrupt):
+            call(self, *arguments)
+
+    monkeypatch.setattr(toy.Backend, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        amp.decorate(model, optimizer, "O2")
+    assert model.decorations[-1] == Decoration(Policy("O2"), [])
+    with pytest.raises(KeyboardInterrupt), amp.undecorated(model, optimizer):
+        pass
+    assert model.decorations[-1] == Decoration(Policy("O2"), [])
+    with pytest.raises(KeyboardInterrupt) if method == "undecorate" else nullcontext():
+        amp.undecorate(model, optimizer)
+    assert model.decorations[-1] is None
 
 
 def test_O0_takes_a_decoration_back(model):
