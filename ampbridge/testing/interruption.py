@@ -187,28 +187,27 @@ class InterruptionConformance(Layered):
     def test_ctrl_c_leaves_no_half_of_a_change_of_policy(self, number: int) -> None:
         """In the first call of a step, which decorates, and where a schedule has it decorate anew."""
         lines: Counter[tuple[CodeType, int]] = Counter()
-        undisturbed = self.scheduled_run(number, lambda is_ours: _lines_counted(lines, is_ours))
+        is_ours = _is_ours(self, self.loss())
+        undisturbed = self.scheduled_run(number, _lines_counted(lines, is_ours))
         points = _sampled(lines, number)
         print(f"to {SCHEDULE[number]}: Ctrl-C at {len(points)} points")
         with without_locks():
             for point in points:
-                found = self.scheduled_run(number, lambda _, point=point: _ctrl_c_at(point))
+                found = self.scheduled_run(number, _ctrl_c_at(point))
                 assert same_bits(found, undisturbed), point
 
-    def scheduled_run(
-        self, number: int, around: Callable[[_IsOurs], AbstractContextManager[Any]]
-    ) -> list[Any]:
+    def scheduled_run(self, number: int, around: AbstractContextManager[Any]) -> list[Any]:
         """Weights, slots and counters after a step of each policy; ``around`` is about one of them.
 
         A call that was interrupted is made again, unless it has happened.
         """
-        h, loss_fn = self.harness, self.loss()
+        h = self.harness
         model, optimizer = self.trainable("adam")
         policy = Schedule([*enumerate(SCHEDULE)])
-        step = self.step_of(loss_fn, model, optimizer, policy=policy)
+        step = self.step_of(self.loss(), model, optimizer, policy=policy)
         for place in range(len(SCHEDULE) + 1):
             if place == number:
-                with around(_is_ours(self, loss_fn)), suppress(*ENDED):
+                with around, suppress(*ENDED):
                     step(*self.batch(1.0 + place))
             if step.state_dict()["step"] == place:
                 result = step(*self.batch(1.0 + place))
