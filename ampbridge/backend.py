@@ -415,6 +415,17 @@ class Backend(Protocol):
             INF or NAN the gradients' values are undefined.
         """
 
+    def unscale_for(
+        self, optimizer: Optimizer, grads: Sequence[Array], scale: Scalar
+    ) -> tuple[list[Array], Scalar]:
+        """``unscale`` of the gradients that ``optimizer`` is to be stepped with.
+
+        What was found may be read here, and is an int then, where the decision to step would wait
+        for it anyway. By default it is ``unscale``.
+        """
+        del optimizer
+        return self.unscale(grads, scale)
+
     def worst(self, found: Sequence[Scalar]) -> Scalar:
         """What was found in several lots of gradients together: INF before NAN before FINITE.
 

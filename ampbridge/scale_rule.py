@@ -76,6 +76,11 @@ class ScaleState(NamedTuple):
     stuck_steps: Scalar = 0
     floor_steps: Scalar = 0
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether reading it costs nothing."""
+        return isinstance(self.scale, float)
+
     def on_host(self) -> ScaleState:
         """As Python numbers. Waits for the device."""
         return ScaleState(float(self.scale), *(int(count) for count in self[1:]))

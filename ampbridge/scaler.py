@@ -469,7 +469,11 @@ class GradScaler:
         backend = self._backend
         if backend is None or all(gradient is None for gradient in grads):
             raise CallOrderError(_NO_GRADIENTS)
-        values, found = backend.unscale(grads.values, self._store.read().scale)
+        scale = self._store.read().scale
+        if optimizer is None:
+            values, found = backend.unscale(grads.values, scale)
+        else:
+            values, found = backend.unscale_for(optimizer, grads.values, scale)
         return Gradients(values, grads.parameters, backend.agree(found, optimizer))
 
     def _gradients_for(

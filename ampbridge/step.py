@@ -332,7 +332,8 @@ class TrainStep:
         alarm = partial(self._calculation.counting(policy).sound_alarms, output.after)
         names = self._parameter_names() if self.name_overflows else ()
         result = StepResult(output, self._steps, alarm=alarm, names=names)
-        if isinstance(output.found, int):
+        costs_nothing = output.after is not None and output.after.is_on_host
+        if costs_nothing or (isinstance(output.found, int) and output.found != FINITE):
             result._raise_alarm()
         return result
 

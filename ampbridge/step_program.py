@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampbridge.backend import (
+    FINITE,
     Array,
     Backend,
     LossFn,
@@ -75,8 +76,9 @@ class StepProgram:
             )
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
-            kinds = self._kinds(grads)
-            grads, found = backend.unscale(grads, scale)
+            scaled = grads
+            grads, found = backend.unscale_for(self.optimizer, scaled, scale)
+            kinds = self._kinds(scaled, found)
             found = backend.agree(found, self.optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
@@ -97,10 +99,15 @@ class StepProgram:
 
         return program
 
-    def _kinds(self, grads: Sequence[Array]) -> Sequence[Scalar] | None:
-        """What is in each gradient, on request: a pass of its own."""
+    def _kinds(self, grads: Sequence[Array], found: Scalar) -> Sequence[Scalar] | None:
+        """What is in each gradient, on request: a pass of its own, if it is not known yet.
+
+        Gradients that were unscaled in place will do: what was not finite is not finite now.
+        """
         if not self.name_overflows:
             return None
+        if isinstance(found, int) and found == FINITE:
+            return [FINITE] * len(grads)
         return [self.backend.unscale([grad], None)[1] for grad in grads]
 
     def counting(self, policy: Policy) -> GradScaler:

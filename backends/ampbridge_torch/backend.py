@@ -125,6 +125,11 @@ class TorchBackend(Backend):
     ) -> tuple[list[Tensor | None], Scalar]:
         return scaling.unscale(grads, scale)
 
+    def unscale_for(
+        self, optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
+    ) -> tuple[list[Tensor | None], Scalar]:
+        return scaling.unscale_for(optimizer, grads, scale)
+
     def worst(self, found: Sequence[Scalar]) -> Scalar:
         return scaling.worst(found)
 

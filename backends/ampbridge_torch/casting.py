@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampbridge.policy import Policy
 from ampbridge_torch import simulation
@@ -74,6 +74,12 @@ def _with_lists(
 def devices_in_use() -> tuple[DeviceType, ...]:
     """The device types that a region covers when nobody says which."""
     return ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+
+
+def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
+    """The device types of its parameters; those in use if it has none."""
+    found = {parameter.device.type for parameter in model.parameters()}
+    return tuple(device for device in devices_in_use() if device in found) or devices_in_use()
 
 
 def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:

@@ -27,7 +27,7 @@ from ampbridge.backend import Decoration, Layer, Magnitude, is_normalization
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_torch import _private, master_weights
-from ampbridge_torch.casting import DTYPES, devices_in_use
+from ampbridge_torch.casting import DTYPES, devices_of
 from ampbridge_torch.low_weights import (
     NORMALIZATIONS,
     LowWeights,
@@ -81,7 +81,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             optimizers around other optimizers.
     """
     policy = decoration.policy
-    rules_for(policy, devices_in_use())  # refuses what there are no rules for
+    rules_for(policy, devices_of(model))  # refuses what there are no rules for
     at_o2 = policy.level == "O2"
     if at_o2:
         _check_wrapper(model, "amp.decorate(model, optimizer), then DistributedDataParallel(model)")

@@ -24,15 +24,29 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
 @torch.no_grad()
-def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor | None], Scalar]:
-    """The gradients over ``scale`` and FINITE, INF or NAN: an int on the CPU, a tensor elsewhere.
+def unscale(
+    grads: Sequence[Tensor | None], scale: Scalar, *, waits: bool = False
+) -> tuple[list[Tensor | None], Scalar]:
+    """The gradients over ``scale`` and FINITE, INF or NAN.
 
     In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
-    widened to new float32 tensors first. Waits for no device.
+    widened to new float32 tensors first.
+
+    Args:
+        waits: read what was found, once where all is finite. Then it is an int, and inf is told from
+            NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
+            and telling them takes four more kernels, each over all gradients.
     """
     wide = [_widened(grad) for grad in grads]
-    found = [_unscale_group(group, scale) for group in _by_device_and_dtype(wide)]
+    found = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
     return wide, worst(found)
+
+
+def unscale_for(
+    optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
+) -> tuple[list[Tensor | None], Scalar]:
+    """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
+    return unscale(grads, scale, waits=not _private.decides_by_itself(optimizer))
 
 
 def _widened(grad: Tensor | None) -> Tensor | None:
@@ -51,7 +65,7 @@ def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor
     return groups.values()
 
 
-def _unscale_group(grads: list[Tensor], scale: Scalar) -> Scalar:
+def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
     device = grads[0].device
     if scale is None and device.type == "cpu" and _have_finite_sum(grads):
         return FINITE
@@ -61,11 +75,13 @@ def _unscale_group(grads: list[Tensor], scale: Scalar) -> Scalar:
     else:
         inverse = torch.full((), 1.0 if scale is None else 1.0 / scale, device=device)
     _private.lookup("_amp_foreach_non_finite_check_and_unscale_")(grads, not_finite, inverse)
-    if device.type != "cpu":
+    if device.type != "cpu" and not waits:
         kind = torch.where(_has_inf(grads), INF, NAN)
         return torch.where(not_finite > 0, kind, FINITE)
     if not not_finite.item():
         return FINITE
+    if device.type != "cpu":
+        return INF if _has_inf(grads) else NAN
     # Each of them, whatever the first ones say: ranks that hold shards have to ask alike.
     has_inf = [bool(_on_all_ranks(grad.isinf().any())) for grad in grads]
     return INF if any(has_inf) else NAN
@@ -194,6 +210,16 @@ def scale_store(state: ScaleState, like: Any) -> ScaleStore:
     return DeviceStore(state, like.device)
 
 
+class _DeviceState(ScaleState):
+    """One that the host reads at once."""
+
+    __slots__ = ()
+
+    def on_host(self) -> ScaleState:
+        scale, *counts = torch.stack([value.double() for value in self]).tolist()
+        return ScaleState(scale, *map(int, counts))
+
+
 class DeviceStore:
     """The scaler's state in tensors that are replaced, never changed: what was read stays so."""
 
@@ -207,11 +233,12 @@ class DeviceStore:
     def write(self, state: ScaleState) -> None:
         counts = (torch.tensor(int(n), dtype=torch.int32, device=self._device) for n in state[1:])
         scale = torch.tensor(float(state.scale), dtype=torch.float32, device=self._device)
-        self._state = ScaleState(scale, *counts)
+        self._state = _DeviceState(scale, *counts)
 
     @torch.no_grad()
     def update(self, found: Scalar, config: ScalerConfig) -> None:
-        found = torch.as_tensor(found, device=self._device)
+        if not isinstance(found, Tensor):
+            found = torch.full((), int(found), device=self._device)  # torch.tensor would wait
         if _kernel_follows(config):
             self._state = _next_by_kernel(self._state, found, config)
             return

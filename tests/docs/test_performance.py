@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
 PLACE = re.compile(r"<!-- measured: ([^>]+) -->\n(.*?)<!-- end of \1 -->\n", re.S)
+COUNTED = re.compile(r"<!-- counted: ([^>]+) -->\n(.*?)<!-- end of \1 -->\n", re.S)
 MADE = re.compile(
     r"\n`python (bench/\w+\.py)[^`]*`[^:]*: .+; commit [0-9a-f]{7,40}( and changes)?, "
     r"\d{4}-\d\d-\d\d, load \d+(\.\d)?\.\n"
@@ -27,8 +28,16 @@ def test_a_table_says_how_it_was_made(name: str, content: str) -> None:
     assert content.count("\n|") > 2
 
 
+def test_what_is_counted_names_its_command() -> None:
+    """What does not depend on the machine; a test beside the command holds the page to it."""
+    for name, content in COUNTED.findall(PAGE):
+        command = re.match(r"\n`python (\S+\.py) --write`", content)
+        assert command, f"nothing says how {name!r} was counted"
+        assert (ROOT / command[1]).exists()
+
+
 def test_no_figure_stands_outside_of_what_was_measured() -> None:
-    words = PLACE.sub("", PAGE)
+    words = COUNTED.sub("", PLACE.sub("", PAGE))
     assert FIGURE.findall(words) == []
     assert "\n|" not in words
     assert "<!-- " not in words
