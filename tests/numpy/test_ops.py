@@ -18,9 +18,10 @@ from autograd.extend import VJPNode, VSpace, vspace
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, new_box
 
+import ampbridge as amp
 from ampbridge import Policy, oplists
 from ampbridge.lens.census import Calls
-from ampbridge_numpy import functional, nn
+from ampbridge_numpy import casting, functional, nn
 from ampbridge_numpy.backend import NumpyBackend
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -506,3 +507,12 @@ LACKING = {
     "stft", "stop_gradient", "swiglu", "sync_batch_norm", "tanh_shrink", "threshold", "topk",
     "triangular_solve", "triplet_margin_loss", "view_as_complex", "weight_norm", "xlogy",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scalars_count_where_there_is_nothing_else(dtype: str) -> None:
+    """As in torch: the sum of two low numbers is low, and of one with float32 is not."""
+    low, wide = np.ones((), casting.DTYPES[dtype]), np.ones((), np.float32)
+    with amp.autocast("O1:float16", backend="numpy"):
+        assert anp.add(low, low).dtype == low.dtype
+        assert anp.add(low, wide).dtype == np.float32

@@ -262,6 +262,12 @@ def test_short_gradients_are_not_clipped() -> None:
     assert (result.tolist(), norm) == ([3.0, 4.0], 5.0)
 
 
+def test_a_norm_that_is_almost_zero_is_divided_by_as_in_torch() -> None:
+    """torch: ``max_norm / (norm + 1e-6)``."""
+    (result,), _ = NumpyBackend().clip([np.float32([3e-6])], 1e-6)
+    np.testing.assert_allclose(result, [0.75e-6], rtol=1e-3)
+
+
 def test_the_norm_of_large_gradients_does_not_overflow() -> None:
     (result,), norm = NumpyBackend().clip([np.float32([3e30, 4e30])], 1.0)
     assert norm == pytest.approx(5e30)

@@ -42,3 +42,25 @@ def test_what_does_not_fit_changes_nothing(settings: Any, slots: Any) -> None:
     assert optimizer.lr == 0.1
     present = [value for state in optimizer.state for value in state.values()]
     assert all(one is was for one, was in zip(present, held, strict=True))
+
+
+def test_what_has_not_stepped_yet_has_no_slots_after_loading() -> None:
+    model = nn.Linear(3, 2, rng=0)
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    new = BACKEND.read_optimizer(optimizer, model)
+    optimizer.step([np.ones_like(p) for p in optimizer.parameters])
+    BACKEND.write_optimizer(optimizer, model, new)
+    assert optimizer.state == [{}, {}]
+
+
+class ForHeads(nn.Linear):
+    """A subclass whose weight has an axis more."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2, rng=0)
+        self.weight = nn.Parameter(np.zeros((4, 3, 2), np.float32))
+
+
+def test_an_array_of_other_axes_than_its_class_has_is_of_no_role() -> None:
+    described = {each.name: (each.role, each.axes) for each in BACKEND.weights(ForHeads())}
+    assert described == {"weight": ("other.weight", "abc"), "bias": ("dense.bias", "o")}

@@ -811,6 +811,10 @@ def test_names_are_those_of_the_users_model(low: str) -> None:
     ("make", "message"),
     [
         (lambda: nn.Sequential(nn.LazyLinear(3)), "The parameter '0.weight' has no shape yet"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3)),
+            "The parameter '1.weight' has no shape yet",
+        ),
         (lambda: torch.jit.script(nn.Linear(2, 2)), "is TorchScript, whose types are fixed"),
         (lambda: nn.DataParallel(nn.Linear(2, 2)), "calls copies of its module"),
         (
@@ -845,10 +849,13 @@ def test_torchscript_runs_under_o1(low: str) -> None:
 def test_a_projection_that_attention_never_calls_cannot_be_kept(low: str) -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 4)
     before = shown(layer)
-    with pytest.raises(UnsupportedError, match=r"Hint: keep=\['self_attn'\]"):
+    with pytest.raises(UnsupportedError, match=r"Hint: keep=\['self_attn'\]") as error:
         amp.decorate(layer, None, policy(low, keep=["self_attn.out_proj"]))
+    assert "keep names 'self_attn.out_proj'" in str(error.value)
     assert shown(layer) == before
     amp.decorate(layer, None, policy(low, keep=["self_attn*"]))
+    with pytest.raises(UnsupportedError, match=r"keep names 'out_proj'.*\n.*'MultiheadAttention'"):
+        amp.decorate(nn.MultiheadAttention(4, 2), None, policy(low, keep=["out_proj"]))
 
 
 def test_a_model_and_its_part_are_decorated_one_by_one_below_o2(low: str) -> None:

@@ -122,6 +122,27 @@ def test_other_models_and_earlier_gradients_are_left_alone(device: str) -> None:
     assert len(grads) == 2
 
 
+def test_a_backward_pass_that_raises_leaves_earlier_gradients(device: str) -> None:
+    model = nn.Linear(4, 1).to(device)
+    earlier = [torch.ones_like(p) for p in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), earlier, strict=True):
+        parameter.grad = gradient
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise MemoryError
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).sum()
+        loss.register_hook(refuse)
+        return loss
+
+    with pytest.raises(MemoryError):
+        amp.value_and_grad(loss_fn, model, torch.ones(3, 4, device=device))
+    for parameter, gradient in zip(model.parameters(), earlier, strict=True):
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, torch.ones_like(gradient))
+
+
 def test_a_parameter_that_the_loss_does_not_reach_has_no_gradient(device: str) -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]).to(device)
     x = torch.randn(3, 2, device=device)

@@ -629,6 +629,18 @@ def test_a_step_that_raises(set_to_none: bool, low: str) -> None:
     assert error.value is not None  # its traceback kept the failed step's frames alive
 
 
+def test_what_is_undecorated_after_a_step_that_raised_trains_the_model_s_own(low: str) -> None:
+    model, optimizer = decorated(low, lambda p: StepInStep(p, 0.1))
+    parameters = list(model.parameters())
+    loss_fn(model, *next(batches(1))).backward()
+    optimizer.fails = True
+    with pytest.raises(RuntimeError, match="out of memory") as error:
+        optimizer.step()
+    amp.undecorate(model, optimizer)
+    assert_same_objects(optimizer.param_groups[0]["params"], parameters)
+    assert error.value is not None  # its traceback kept the failed step's frames alive
+
+
 def test_a_step_of_ours_that_raises_leaves_nothing_behind(low: str) -> None:
     model, optimizer = decorated(low, lambda p: optim.SparseAdam(list(p), 1e-2))
     parameters = list(model.parameters())

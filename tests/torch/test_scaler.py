@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -142,6 +143,15 @@ def test_several_optimizers_share_a_scaler(device: str) -> None:
     assert torch.equal(a.detach(), torch.ones(2, device=device))
     assert torch.equal(b.detach(), torch.full((2,), 0.5, device=device))
     assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product([FINITE, INF, NAN], repeat=3)], ids=str)
+def test_the_worst_of_several_is_the_same_on_a_device(kinds: tuple[int, ...], device: str) -> None:
+    backend = amp.backend("torch")
+    on_host = backend.worst(kinds)
+    mixed = [torch.tensor(kinds[0], device=device), *kinds[1:]]
+    assert int(backend.worst(mixed)) == on_host
+    assert on_host == (INF if INF in kinds else NAN if NAN in kinds else FINITE)
 
 
 def test_unscaled_gradients_can_be_clipped_in_place(device: str) -> None:

@@ -6,6 +6,8 @@ Compared with torch's own state dicts, and with runs that nothing interrupted.
 from __future__ import annotations
 
 import copy
+import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -567,6 +569,28 @@ def test_a_number_of_another_s_optimizer_stays_a_number() -> None:
     settings = copy.deepcopy(dict(read.settings))
     settings["groups"][0]["settings"]["lr"] = None
     with pytest.raises(StateError, match=r"lr=None cannot be; it is 0\.1 now"):
+        Backend.write_optimizer(optimizer, model, OptimizerState(read.slots, settings))
+
+
+def test_a_number_without_end_comes_back_as_one() -> None:
+    """JSON has no infinity; Prodigy's ``growth_rate`` is one."""
+    model = nn.Linear(2, 1)
+    made = [
+        optim.SGD([{"params": model.parameters(), "growth_rate": rate}], 0.1)
+        for rate in (math.inf, 1.0)
+    ]
+    state = Backend.read_optimizer(made[0], model)
+    assert json.loads(json.dumps(state.settings, allow_nan=False)) == state.settings
+    Backend.write_optimizer(made[1], model, state)
+    assert made[1].param_groups[0]["growth_rate"] == math.inf
+
+
+def test_settings_that_torch_refuses_are_shown() -> None:
+    model, optimizer = stepped(ADAM)
+    read = Backend.read_optimizer(optimizer, model)
+    settings = copy.deepcopy(dict(read.settings))
+    settings["groups"][0]["settings"]["eps"] = -1.0
+    with pytest.raises(StateError, match=r"Invalid epsilon value: -1\.0; lr=0\.01, betas="):
         Backend.write_optimizer(optimizer, model, OptimizerState(read.slots, settings))
 
 
