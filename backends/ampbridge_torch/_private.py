@@ -7,7 +7,7 @@ first needed, and only the feature that needs it is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -198,13 +198,22 @@ def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
     Torch runs an optimizer's hooks in a function around each of them, and tells nobody which one it
     is. A step that raised is none any more, however long its traceback is kept.
     """
+    return sum(stepping is optimizer for stepping in _stepping())
+
+
+def is_outermost_step() -> bool:
+    """Whether the calling code, a hook, is in one call of ``step`` alone, of whichever optimizer."""
+    return sum(1 for _ in _stepping()) == 1
+
+
+def _stepping() -> Iterator[Any]:
+    """The optimizers whose calls of ``step`` the calling code is in."""
     hooked = _code_around_steps()
-    count, frame = 0, sys._getframe().f_back
+    frame = sys._getframe().f_back
     while frame is not None:
-        if frame.f_code is hooked and frame.f_locals.get("self") is optimizer:
-            count += 1
+        if frame.f_code is hooked:
+            yield frame.f_locals.get("self")
         frame = frame.f_back
-    return count
 
 
 @cache

@@ -30,6 +30,19 @@ def test_torch_finds_one_device() -> None:
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
 
 
+def test_there_is_no_second_device() -> None:
+    for use in (
+        lambda: torch.ones(2, device="cuda:1"),
+        lambda: torch.ones(2).cuda(1),
+        lambda: torch.ones(2, device="cuda").to("cuda:1"),
+        lambda: torch.cuda.set_device(1),
+        lambda: torch.cuda.device(1).__enter__(),
+    ):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            use()
+    torch.cuda.set_device(0)
+
+
 def test_factories_and_copies() -> None:
     x = torch.arange(6.0, device="cuda").reshape(2, 3)
     assert x.is_cuda

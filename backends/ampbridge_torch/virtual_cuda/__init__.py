@@ -23,7 +23,9 @@ __all__ = [
     "install",
     "is_installed",
     "note_calls",
+    "on_call",
     "on_wait",
+    "peak_memory",
     "waits",
 ]
 
@@ -51,8 +53,9 @@ class Wait(NamedTuple):
     count: int
 
 
-_Told = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
-_kept: list[Any] = []  # the library, and the function that it calls
+_ToldWait = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+_ToldCall = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p)
+_kept: dict[str, Any] = {}  # the library, and the functions that it calls
 
 
 def install() -> None:
@@ -73,7 +76,7 @@ def install() -> None:
 
     library = building.built()
     ctypes.CDLL(str(building.torch_folder() / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
-    _kept.append(ctypes.CDLL(str(library)))
+    _kept["library"] = ctypes.CDLL(str(library))
     from ampbridge_torch.virtual_cuda import answers
 
     answers.give()
@@ -111,9 +114,33 @@ def on_wait(tell: Callable[[str, str], None] | None) -> None:
         if tell is not None:
             tell(kind.decode(), op.decode())
 
-    called = None if tell is None else _Told(told)
-    _ops().on_wait(0 if called is None else ctypes.cast(called, ctypes.c_void_p).value)
-    _kept[1:] = [called]
+    _have_called("on_wait", None if tell is None else _ToldWait(told))
+
+
+def on_call(tell: Callable[[str, str, str], None] | None) -> None:
+    """Have ``tell(op, dtypes, asked)`` called ahead of each kernel, in its thread; None: nobody.
+
+    ``asked`` is the dtype that a kernel of 16-bit inputs is told to compute in, "" if it is theirs.
+    """
+
+    def told(op: bytes, dtypes: bytes, asked: bytes) -> None:
+        if tell is not None:
+            tell(op.decode(), dtypes.decode(), asked.decode())
+
+    _have_called("on_call", None if tell is None else _ToldCall(told))
+
+
+def _have_called(name: str, function: Any) -> None:
+    address = 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value
+    getattr(_ops(), name)(address)
+    _kept[name] = function
+
+
+def peak_memory() -> int:
+    """The most bytes that were allocated at a time, whatever ``reset_peak_memory_stats`` forgot."""
+    from ampbridge_torch.virtual_cuda import answers
+
+    return answers.peak_memory()
 
 
 def _ops() -> Any:

@@ -92,6 +92,29 @@ def _memory_stats(device: int) -> dict[str, Any]:
     }
 
 
+def _check_is_there(device: int) -> int:
+    if device > 0:  # negative: the current one
+        msg = "CUDA error: invalid device ordinal\n"
+        raise torch.AcceleratorError(
+            msg + "GPU device may be out of range, do you have enough GPUs?"
+        )
+    return 0
+
+
+_PEAK = 1  # where the op ``memory`` tells it
+_peaks = [0]  # the largest of those that were forgotten
+
+
+def peak_memory() -> int:
+    """The most bytes that were allocated at a time, whatever was forgotten since."""
+    return max(_peaks[0], _device().memory()[_PEAK])
+
+
+def _forget_peak(device: int) -> None:
+    _peaks[0] = peak_memory()
+    _device().reset_peak_memory()
+
+
 class _StreamBase:
     """The one stream, which is always idle."""
 
@@ -157,8 +180,8 @@ _ANSWERS = {
     "isInBadFork": lambda: False,
     "getDeviceCount": lambda: 1,
     "getDevice": lambda: 0,
-    "setDevice": lambda device: None,
-    "exchangeDevice": lambda device: 0,
+    "setDevice": lambda device: _check_is_there(device),
+    "exchangeDevice": lambda device: _check_is_there(device),
     "maybeExchangeDevice": lambda device: 0,
     "hasPrimaryContext": lambda device: True,
     "canDeviceAccessPeer": lambda device, peer: False,
@@ -174,7 +197,7 @@ _ANSWERS = {
     "emptyCache": lambda *pool: None,
     "ipc_collect": lambda: None,
     "memoryStats": _memory_stats,
-    "resetPeakMemoryStats": lambda device: _device().reset_peak_memory(),
+    "resetPeakMemoryStats": _forget_peak,
     "resetAccumulatedMemoryStats": lambda device: _device().reset_accumulated_memory(),
     "set_sync_debug_mode": lambda mode: _device().set_sync_debug_mode(mode),
     "get_sync_debug_mode": lambda: _device().sync_debug_mode(),

@@ -44,7 +44,8 @@ at::Tensor on_cpu(const at::Tensor& tensor);
 at::Tensor on_device(const at::Tensor& tensor);
 
 // notes.cpp
-void note_call(const std::string& op, const std::string& dtypes);
+// `asked`: the dtype that the kernel is told to compute in, "" for that of its inputs.
+void note_call(const std::string& op, const std::string& dtypes, const char* asked = "");
 bool calls_are_noted();
 // The host waits for the device here; `what` is the op that makes it.
 void note_wait(const char* kind, const std::string& what);

@@ -249,7 +249,7 @@ class Call {
         dtypes += dtypes.empty() ? "" : " ";
         dtypes += c10::toString(tensor.scalar_type());
       });
-      note_call(schema_.name(), dtypes);
+      note_call(schema_.name(), dtypes, low_ && is_told_to_widen() ? "Float" : "");
     }
     if (host_waits_for(schema_.name(), given_)) {
       note_wait("read", schema_.name());
@@ -386,6 +386,12 @@ class Call {
     return all_low ? *low_ : at::kFloat;
   }
 
+  // CUDA's autocast has sums and softmax read 16 bits and compute in float32.
+  bool is_told_to_widen() const {
+    const auto index = schema_.argumentIndexWithName("half_to_float");
+    return has_dtype() || (index && given_[*index].isBool() && given_[*index].toBool());
+  }
+
   const Tensor* tensor_named(const std::string& name) const {
     const auto index = schema_.argumentIndexWithName(name);
     const bool is_there = index && given_[*index].isTensor() && given_[*index].toTensor().defined();
@@ -425,16 +431,25 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
 
 // -- kernels of their own: memory, views, copies between devices
 
+// The words of CUDA's runtime.
+void check_is_there(std::optional<c10::Device> device) {
+  TORCH_CHECK(!device || device->index() <= 0,
+              "CUDA error: invalid device ordinal\n"
+              "GPU device may be out of range, do you have enough GPUs?");
+}
+
 Tensor empty(c10::SymIntArrayRef size, std::optional<ScalarType> dtype, std::optional<c10::Layout>,
-             std::optional<c10::Device>, std::optional<bool>,
+             std::optional<c10::Device> device, std::optional<bool>,
              std::optional<c10::MemoryFormat> format) {
+  check_is_there(device);
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), allocator(),
                                    c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                      std::optional<ScalarType> dtype, std::optional<c10::Layout>,
-                     std::optional<c10::Device>, std::optional<bool>) {
+                     std::optional<c10::Device> device, std::optional<bool>) {
+  check_is_there(device);
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), allocator(),
       c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype));

@@ -14,12 +14,14 @@ namespace virtual_device {
 namespace {
 
 using OnWait = void (*)(const char* kind, const char* op);
+using OnCall = void (*)(const char* op, const char* dtypes, const char* asked);
 
 std::mutex mutex;
 std::map<std::pair<std::string, std::string>, int64_t> calls; // by op and dtypes
 std::map<std::pair<std::string, std::string>, int64_t> waits; // by kind and op
 std::atomic<bool> noting{false};
 std::atomic<OnWait> on_wait{nullptr};
+std::atomic<OnCall> on_call{nullptr};
 std::atomic<int64_t> sync_debug_mode{0};
 
 using Counted = std::vector<std::tuple<std::string, std::string, int64_t>>;
@@ -36,13 +38,16 @@ Counted counted(const std::map<std::pair<std::string, std::string>, int64_t>& co
 } // namespace
 
 bool calls_are_noted() {
-  return noting;
+  return noting || on_call.load();
 }
 
-void note_call(const std::string& op, const std::string& dtypes) {
+void note_call(const std::string& op, const std::string& dtypes, const char* asked) {
   if (noting) {
     std::lock_guard<std::mutex> lock(mutex);
     ++calls[{op, dtypes}];
+  }
+  if (OnCall tell = on_call) {
+    tell(op.c_str(), dtypes.c_str(), asked);
   }
 }
 
@@ -76,6 +81,9 @@ TORCH_LIBRARY(LIBRARY, m) {
   });
   m.def("on_wait(int address) -> ()", [](int64_t address) {
     on_wait = reinterpret_cast<OnWait>(address);
+  });
+  m.def("on_call(int address) -> ()", [](int64_t address) {
+    on_call = reinterpret_cast<OnCall>(address);
   });
   m.def("sync_debug_mode() -> int", [] { return sync_debug_mode.load(); });
   m.def("set_sync_debug_mode(int mode) -> ()", [](int64_t mode) { sync_debug_mode = mode; });
