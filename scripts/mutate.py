@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 EXPLAINED = Path(__file__).with_name("survivors.json")
 SAID = Path(tempfile.gettempdir()) / "mutant.log"  # what the last tests printed
 SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, where there are more
-GUARDS = ("strict", "frozen")  # arguments that guard against mistakes of the code itself
+GUARDS = ("strict", "frozen", "eq")  # arguments that guard against mistakes of the code itself
 PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
 
 
@@ -156,7 +156,7 @@ def changed(node: ast.AST) -> ast.AST | None:
             new.value = value + 1
         case ast.If(test=test) | ast.IfExp(test=test) if isinstance(test, (ast.Name, ast.Call)):
             new.test = ast.UnaryOp(ast.Not(), test)
-        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+        case ast.Return(value=ast.expr() as value) if not _says_no(value):
             new.value = ast.Constant(None)
         case ast.Expr(value=ast.Call()):
             return ast.Pass()
@@ -169,8 +169,9 @@ def changed(node: ast.AST) -> ast.AST | None:
     return new  # type: ignore[no-any-return]
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _says_no(node: ast.expr) -> bool:
+    """None or False: who asks takes one for the other."""
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
 class _Places(ast.NodeVisitor):

@@ -326,6 +326,20 @@ def test_a_damaged_state_file_is_refused(folder, text):
         checkpoint.read(folder)
 
 
+@pytest.mark.parametrize("name", ["../outside.safetensors", "tensors-1.safetensors", 3, None])
+def test_a_tensor_file_has_a_name_of_ours(folder, name):
+    """In a file of the first version, which has no digest; what it names is there, and undamaged."""
+    file = as_version_1(folder)
+    document = json.loads(file.read_text())
+    here = folder / document["tensors"]["file"]
+    for other in (folder.parent / "outside.safetensors", folder / "tensors-1.safetensors"):
+        other.write_bytes(here.read_bytes())
+    document["tensors"]["file"] = name
+    file.write_text(json.dumps(document))
+    with refuses(folder, "names no tensor file"):
+        checkpoint.read(folder)
+
+
 def test_random_damage_is_refused_or_changes_nothing(folder, tmp_path):
     draw = random.Random(3)
     files = [file.name for file in folder.iterdir()]
@@ -676,10 +690,11 @@ def test_the_state_of_a_function_is_its_caller_s(make, tmp_path, function):
     make(scheduler=function).load(tmp_path / "a")
 
 
-def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path):
+@pytest.mark.parametrize("value", [print, float("nan")], ids=["a function", "nan"])
+def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path, value):
     class Opaque(Scheduler):
         def state_dict(self):
-            return {"function": print}
+            return {"value": value}
 
     with pytest.raises(amp.UnsupportedError, match="no plain data"):
         make(scheduler=Opaque()).save(tmp_path / "a")
@@ -694,6 +709,9 @@ def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path):
         {"weights": [{"name": "weight", "role": "dense.kernel", "axes": "oi", "shape": [1]}]},
         {"weights": [{"name": "weight", "role": "dense.kernel", "axes": "o", "shape": [2]}]},
         {"weights": [{"name": "other", "role": "dense.kernel", "axes": "o", "shape": [1]}]},
+        {"weights": [{"name": "weight", "role": "dense.kernel", "axes": "o", "shape": "1"}]},
+        {"weights": [{"name": "weight", "role": "dense.kernel", "axes": "oi", "shape": [1, 1, 1]}]},
+        {"weights": [{"name": "weight", "role": "dense.kernel", "axes": ["o"], "shape": [1]}]},
         {"weights": [{"name": 4, "role": "dense.kernel", "axes": "o", "shape": [1]}]},
         {"training": {}},
         {"training": None},

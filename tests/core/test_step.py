@@ -78,6 +78,14 @@ def test_clipping_sees_unscaled_gradients(make):
     assert step.model.weight == -1.0
 
 
+def test_a_step_tells_its_settings(make):
+    settings = {"accumulate": 3, "clip_norm": 0.5, "on_overflow": "drop_microbatch"}
+    step = make(name_overflows=True, **settings)
+    assert {name: getattr(step, name) for name in settings} == settings
+    assert step.name_overflows
+    assert make().clip_norm is None
+
+
 def test_the_scheduler_moves_on_applied_steps_alone(make):
     calls = []
     step = make(scaler=GradScaler(8.0), accumulate=2, scheduler=lambda: calls.append(1))

@@ -460,6 +460,12 @@ class TestSaving:
 class TestWithoutMasters:
     POLICY = amp.Policy("O2", "bfloat16", master_weights=False)
 
+    def test_weights_are_low_from_the_first(self) -> None:
+        model = nn.Linear(8, 8)
+        exact = model.weight.numpy()
+        amp.decorate(model, sgd(model, 0.1), self.POLICY)
+        assert np.array_equal(model.weight.numpy(), rounded(exact, "bfloat16"))
+
     @pytest.mark.parametrize("loop", ["step", "minimize", "scaler.step", "scaler.minimize"])
     def test_own_loops_step_the_low_parameters(self, loop: str) -> None:
         """Under 1, half of bfloat16's ulp is 2**-9: an update of 2**-10 is lost."""

@@ -285,6 +285,38 @@ def grouped(rate: float, weight_decay: float) -> amp.TrainStep:
     return amp.train_step(loss_fn, model, optimizer, policy="O1")
 
 
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"unheard_of": 1.0}, "are not the optimizer's"),
+        ({"weight_decay": None}, "is no finite number"),
+    ],
+    ids=str,
+)
+def test_groups_of_other_settings_do_not_fit(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    step, other = grouped(0.25, 0.1), grouped(1.0, 0.2)
+    step.save(tmp_path)
+    state, tensors = checkpoint.read(tmp_path)
+    state["optimizer"]["groups"][1] |= change
+    checkpoint.write(tmp_path, checkpoint.Checkpoint(state, tensors))
+    before = [dict(group) for group in other.optimizer._param_groups]
+    with pytest.raises(amp.StateError, match=says):
+        other.load(tmp_path)
+    present = [dict(group) for group in other.optimizer._param_groups]
+    assert all(is_.keys() == was.keys() for is_, was in zip(present, before, strict=True))
+    assert present[1]["weight_decay"] == 0.5
+
+
+def test_a_rate_of_nothing_is_a_rate(tmp_path: Path) -> None:
+    step, other = make_step(), make_step()
+    step.optimizer.set_lr(0.0)
+    step.save(tmp_path)
+    other.load(tmp_path)
+    assert other.optimizer.get_lr() == 0.0
+
+
 def test_groups_go_on(tmp_path: Path) -> None:
     step, other = grouped(0.25, 0.1), grouped(1.0, 0.2)
     step.optimizer._param_groups[0]["weight_decay"] = 0.3
@@ -522,6 +554,26 @@ def test_an_impossible_state_of_a_rate_s_scheduler_changes_nothing(
     changed(tmp_path, "lr", {**state, key: value})
     before = everything(other)
     with pytest.raises(amp.StateError, match=f"{key}="):
+        other.load(tmp_path)
+    assert everything(other) == before
+
+
+def test_an_impossible_state_of_a_scheduler_in_a_scheduler_changes_nothing(tmp_path: Path) -> None:
+    def rate() -> lr.LRScheduler:
+        return lr.LinearWarmup(lr.StepDecay(0.01, 3), 2, 0.001, 0.01)
+
+    step, other = make_step(rate=rate()), make_step(rate=rate())
+    train(step, 0, 3)
+    train(other, 0, 2)
+    step.save(tmp_path)
+    state = rate().state_dict()
+    changed(
+        tmp_path,
+        "lr",
+        {**state, "LinearWarmup_LR": {**state["LinearWarmup_LR"], "last_epoch": "x"}},
+    )
+    before = everything(other)
+    with pytest.raises(amp.StateError, match="LinearWarmup_LR="):
         other.load(tmp_path)
     assert everything(other) == before
 
