@@ -7,6 +7,7 @@ import io
 import pickle
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ampbridge.errors import UnsupportedError
 from ampbridge_torch import virtual_cuda
+from ampbridge_torch.virtual_cuda import building
 
 # -- torch finds it
 
@@ -28,6 +31,16 @@ def test_torch_finds_one_device() -> None:
     assert "virtual" in torch.cuda.get_device_name()
     assert torch.cuda.is_bf16_supported()
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+def test_a_torch_that_is_built_for_cuda_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    monkeypatch.setattr(building, "torch_folder", lambda: tmp_path)
+    with pytest.raises(UnsupportedError, match=r"(?s)built for CUDA.*Hint: .*whl/cpu"):
+        building.built()
 
 
 def test_there_is_no_second_device() -> None:
@@ -228,6 +241,53 @@ def test_a_convolution_and_an_lstm_as_on_the_cpu() -> None:
             assert expected is not None
             assert gradient is not None
             torch.testing.assert_close(gradient.cpu(), expected)
+
+
+def attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Result and gradients."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = F.scaled_dot_product_attention(*leaves, **options)
+    return out, *torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+
+def test_attention_drops_in_its_one_kernel() -> None:
+    """With keys of ones and values of an identity, the result is what was kept of 1 / 8."""
+    q, k = torch.ones(1, 1, 8, 4, device="cuda"), torch.ones(1, 1, 8, 4, device="cuda")
+    v = torch.eye(8, device="cuda").expand(1, 1, 8, 8).contiguous()[..., :4]
+    virtual_cuda.note_calls()
+    out, *_, of_v = attended(q.half(), k.half(), v.half(), dropout_p=0.5)
+    assert {round(x, 4) for x in out.flatten().tolist()} == {0.0, 0.25}
+    # each value's gradient is the sum of what its column kept: seen in the result for the first four
+    assert torch.equal(of_v[0, 0, :4, 0], out[0, 0].sum(0))
+    ran = {call.op: call.dtypes for call in virtual_cuda.calls()}
+    assert ran["aten::_scaled_dot_product_efficient_attention"] == ("Half",)
+    assert "aten::bmm" not in ran
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_gradients_of_attention_with_dropout(is_causal: bool) -> None:
+    """Of a dropout so rare that it drops nothing, those of the CPU without any."""
+    q, k, v = (torch.randn(2, 3, 5, 8) for _ in range(3))
+    bias = None if is_causal else torch.randn(2, 1, 5, 5)
+    expected = attended(q, k, v, is_causal=is_causal, attn_mask=bias)
+    there = None if bias is None else bias.cuda()
+    results = attended(
+        q.cuda(), k.cuda(), v.cuda(), is_causal=is_causal, attn_mask=there, dropout_p=1e-9
+    )
+    for result, right in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.cpu(), right)
+
+
+def test_heads_share_keys_in_the_one_kernel() -> None:
+    q, k, v = (torch.randn(2, heads, 5, 8) for heads in (6, 2, 2))
+    virtual_cuda.note_calls()
+    results = attended(q.cuda().half(), k.cuda().half(), v.cuda().half(), enable_gqa=True)
+    assert "aten::bmm" not in {call.op for call in virtual_cuda.calls()}
+    low = [x.half().float() for x in (q, k, v)]
+    for result, right in zip(results, attended(*low, enable_gqa=True), strict=True):
+        torch.testing.assert_close(result.cpu(), right.half(), rtol=2e-3, atol=2e-3)
 
 
 def test_sparse_gradients() -> None:

@@ -62,7 +62,7 @@ def install() -> None:
     """Make the device; nothing, if it is there. Compiles it, once on a machine: half a minute.
 
     Raises:
-        UnsupportedError: if torch is imported already, or there is no compiler.
+        UnsupportedError: if torch is imported already or built for CUDA, or there is no compiler.
     """
     if is_installed():
         return

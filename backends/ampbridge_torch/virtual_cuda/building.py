@@ -30,8 +30,15 @@ def built(defines: Sequence[str] = ()) -> Path:
         defines: macros, ``AS_PRIVATE_USE`` for a device of type ``privateuseone``.
 
     Raises:
-        UnsupportedError: if there is no C++ compiler, or it fails.
+        UnsupportedError: if torch has CUDA, or there is no C++ compiler, or it fails.
     """
+    if (torch_folder() / "lib" / "libtorch_cuda.so").exists():
+        msg = (
+            "This torch is built for CUDA; the virtual CUDA device is for CPU builds of it.\n"
+            "Hint: in an environment of its own, "
+            "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        )
+        raise UnsupportedError(msg)
     compiler = _compiler()
     place = _cache() / f"{_key(compiler, defines)}.so"
     if place.exists():

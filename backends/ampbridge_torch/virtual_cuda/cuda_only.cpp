@@ -10,6 +10,9 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <torch/library.h>
 
+#include <cmath>
+#include <limits>
+
 namespace virtual_device {
 namespace {
 
@@ -142,17 +145,45 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_out, const Tenso
 
 // -- attention
 
+// In 16 bits and without a mask CUDA's flash kernel lets heads share keys; here it is the same kernel.
 int64_t attention_kernel(const Tensor& query, const Tensor& key, const Tensor& value,
-                         const OptionalTensor& mask, double dropout, bool /*is_causal*/,
+                         const OptionalTensor& mask, double /*dropout*/, bool /*is_causal*/,
                          std::optional<double> /*scale*/, bool shares_keys) {
   const bool is_allowed = at::globalContext().userEnabledFlashSDP() ||
       at::globalContext().userEnabledMemEfficientSDP();
   const bool has_plain_mask = !mask || !mask->requires_grad();
   const bool fits = query.dim() == 4 && query.size(3) == value.size(3) && query.numel() > 0 &&
-      key.numel() > 0 && dropout == 0.0 && !shares_keys;
+      key.numel() > 0 &&
+      (!shares_keys || (!mask && at::isReducedFloatingType(query.scalar_type())));
   const auto kernel = is_allowed && has_plain_mask && fits ? sdp::SDPBackend::efficient_attention
                                                            : sdp::SDPBackend::math;
   return static_cast<int64_t>(kernel);
+}
+
+// One key for each head of the query.
+Tensor for_each_head(const Tensor& shared, const Tensor& query) {
+  const auto heads = query.size(1) / shared.size(1);
+  return heads == 1 ? wide(shared) : wide(shared).repeat_interleave(heads, 1);
+}
+
+// The gradient of a key that heads share.
+Tensor of_shared(const Tensor& gradient, const Tensor& shared) {
+  const auto heads = gradient.size(1) / shared.size(1);
+  return heads == 1 ? gradient : gradient.unflatten(1, {shared.size(1), heads}).sum(2);
+}
+
+double scale_of(const Tensor& query, std::optional<double> scale) {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
+}
+
+Tensor probabilities(const Tensor& query, const Tensor& key, const OptionalTensor& bias,
+                     bool is_causal, double scale) {
+  auto scores = plus(at::matmul(query * scale, key.transpose(-2, -1)), bias);
+  if (is_causal) {
+    const auto seen = at::ones({query.size(2), key.size(2)}, at::kBool).tril();
+    scores = scores.masked_fill(seen.logical_not(), -std::numeric_limits<float>::infinity());
+  }
+  return at::_safe_softmax(scores, -1);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& query, const Tensor& key,
@@ -161,15 +192,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& query, const 
                                                      bool is_causal, std::optional<double> scale) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   note_call("aten::_scaled_dot_product_efficient_attention", c10::toString(query.scalar_type()));
-  auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-      wide(query), wide(key), wide(value), dropout, is_causal, wide(bias), scale);
+  const auto q = wide(query), k = for_each_head(key, query), v = for_each_head(value, query);
   const auto unused = at::empty({}, query.options().dtype(at::kLong));
-  return {rounded(out, query), on_device(sums), unused, unused};
+  if (dropout == 0.0) {
+    auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, is_causal,
+                                                                       wide(bias), scale);
+    return {rounded(out, query), on_device(sums), unused, unused};
+  }
+  const auto all = probabilities(q, k, bias, is_causal, scale_of(query, scale));
+  const auto kept = drawn_on_cpu(all.sizes(), 1.0 - dropout) / (1.0 - dropout);
+  const auto out = at::matmul(all * kept, v);
+  // In the place of the seed what was kept: the CPU cannot draw it again.
+  return {rounded(out, query), unused, on_device(kept), unused};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& bias, const Tensor& out, const Tensor& sums, const Tensor&, const Tensor&,
+    const Tensor& bias, const Tensor& out, const Tensor& sums, const Tensor& kept, const Tensor&,
     double dropout, std::array<bool, 4>, bool is_causal, std::optional<double> scale) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!grad_out.defined()) {
@@ -178,10 +217,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   note_call("aten::_scaled_dot_product_efficient_attention_backward",
             c10::toString(query.scalar_type()));
   const auto mask = bias.defined() ? std::make_optional(wide(bias)) : std::nullopt;
-  auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      wide(grad_out), wide(query), wide(key), wide(value), wide(out), wide(sums), dropout,
-      is_causal, mask, scale);
-  return {rounded(of_query, query), rounded(of_key, key), rounded(of_value, value), Tensor()};
+  const auto q = wide(query), k = for_each_head(key, query), v = for_each_head(value, query);
+  const auto of_out = wide(grad_out);
+  Tensor of_query, of_key, of_value;
+  if (dropout == 0.0) {
+    std::tie(of_query, of_key, of_value) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        of_out, q, k, v, wide(out), wide(sums), dropout, is_causal, mask, scale);
+  } else {
+    const auto factor = scale_of(query, scale);
+    const auto all = probabilities(q, k, mask, is_causal, factor);
+    const auto dropped = all * wide(kept);
+    const auto of_dropped = at::matmul(of_out, v.transpose(-2, -1)) * dropped;
+    const auto of_scores = (of_dropped - all * of_dropped.sum(-1, true)) * factor;
+    of_query = at::matmul(of_scores, k);
+    of_key = at::matmul(of_scores.transpose(-2, -1), q);
+    of_value = at::matmul(dropped.transpose(-2, -1), of_out);
+  }
+  return {rounded(of_query, query), rounded(of_shared(of_key, key), key),
+          rounded(of_shared(of_value, value), value), Tensor()};
 }
 
 // -- what there is no cuDNN or MIOpen for

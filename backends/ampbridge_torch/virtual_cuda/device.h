@@ -42,6 +42,8 @@ at::Generator default_generator();
 at::Tensor on_cpu(const at::Tensor& tensor);
 // A result of the CPU's as the device's. Takes its memory over.
 at::Tensor on_device(const at::Tensor& tensor);
+// Ones with this probability, and zeros, on the CPU, of the device's random numbers.
+at::Tensor drawn_on_cpu(at::IntArrayRef sizes, double probability);
 
 // notes.cpp
 // `asked`: the dtype that the kernel is told to compute in, "" for that of its inputs.

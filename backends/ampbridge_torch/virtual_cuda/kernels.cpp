@@ -181,6 +181,15 @@ class DrawnBy {
   c10::intrusive_ptr<c10::TensorImpl> before_;
 };
 
+} // namespace
+
+Tensor drawn_on_cpu(at::IntArrayRef sizes, double probability) {
+  const DrawnBy drawn(default_generator());
+  return at::empty(sizes).bernoulli_(probability);
+}
+
+namespace {
+
 // -- one call
 
 class Call {
