@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import pytest
@@ -196,6 +197,16 @@ def scales_of_torch(scale: float, overflowing: int) -> Iterator[float]:
 def test_reports_fit_80_columns() -> None:
     for done in (recipe(), gan(), fine_tuning("--init_scale", "1e38")):
         assert max(map(len, done.report.splitlines())) <= 80
+
+
+def test_the_report_in_the_documents_is_what_is_printed() -> None:
+    page = (ROOT / "docs" / "rehearsal.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- report of gan.py -->\n")[2].partition("<!-- end of report -->")[0]
+    assert without_version(dedent(shown)) == without_version(gan().report)
+
+
+def without_version(report: str) -> str:
+    return re.sub(r"torch \S+", "torch", report).strip()
 
 
 # -- how a script is run
