@@ -320,7 +320,21 @@ def decides_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     Optimizers of others that say so may expect an older contract.
     """
     supports = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return bool(supports) and type(optimizer).__module__.startswith("torch.optim.")
+    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+    return bool(supports) and is_torchs and not _has_momentum_to_make(optimizer)
+
+
+def _has_momentum_to_make(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the next step is SGD's first one with momentum.
+
+    Torch 2.13 makes the buffers with ``empty_like``, and a kernel that skips leaves what was in that
+    memory for the momentum of the second step.
+    """
+    return isinstance(optimizer, torch.optim.SGD) and any(
+        group["momentum"]
+        and all(optimizer.state.get(p, {}).get("momentum_buffer") is None for p in group["params"])
+        for group in optimizer.param_groups
+    )
 
 
 # -- what the lens sees by

@@ -287,8 +287,11 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
             return False
         if torch.get_autocast_dtype(device_type) != DTYPES[policy.dtype]:
             return False
-    mode, rules = active_mode(), rules_for(policy, device_types)
-    return mode.rules is rules if mode is not None else rules.is_empty
+    mode = active_mode()
+    if mode is None:
+        return rules_for(policy, device_types).is_empty
+    # A region that nobody told of devices has the rules for all.
+    return any(mode.rules is rules_for(policy, types) for types in (device_types, devices_in_use()))
 
 
 # -- nested values

@@ -143,7 +143,8 @@ def _sizes(layer: nn.Module) -> Iterator[tuple[int, int, int]]:
 
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
-    device = devices()[0]
+    on = devices()
+    device = on[-1] if policy.execution == "simulated" else on[0]  # simulated is the CPU alone
     kind: DeviceType = "cuda" if device.kind == "gpu" else "cpu"
     rules = rules_for(policy, (kind,))
     ops = {op.name: _treatment(op, policy, rules, kind) for op in oplists.ops().values()}

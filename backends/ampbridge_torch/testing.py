@@ -73,6 +73,7 @@ class TorchHarness(Harness):
     def __init__(self, tested: Backend | None = None, device: str = "cpu") -> None:
         self.backend = tested or TorchBackend()
         self.device = device
+        self.simulates = device == "cpu"
 
     def array(self, values: Any, dtype: str = "float32") -> torch.Tensor:
         return torch.as_tensor(np.array(values)).to(self.device, getattr(torch, dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import ml_dtypes
@@ -90,6 +91,9 @@ def test_denied_products_bring_float32_back(name: str, low: str, device: str) ->
     assert relative_error(grads, exact) < 1e-5
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and find_spec("triton") is None, reason="on CUDA it needs Triton"
+)
 def test_compiled_gradients_are_those_of_float64_too(device: str) -> None:
     model, x, y = workload("mlp", device)
     exact = exact_gradients(model, x, y)

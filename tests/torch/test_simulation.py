@@ -555,6 +555,7 @@ def test_sparse_gradients_of_low_weights(low: str) -> None:
 # -- which execution
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto is native on CUDA")
 @pytest.mark.parametrize("fast", [False, True])
 def test_auto_takes_the_faster(fast: bool, low: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "has_fast_kernels", lambda dtype: fast)

@@ -298,6 +298,7 @@ def test_wrappers_leave_no_mark_on_names(level: str) -> None:
     assert sorted(Backend.parameter_names(plain)) == sorted(trainable)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel moves a CPU's model to CUDA")
 def test_a_wrapped_model_loads_what_a_plain_one_saved(tmp_path: Path) -> None:
     run = Run(OPTIMIZERS["Adam"], "O1:bfloat16", 1)
     run.train(0, 5)

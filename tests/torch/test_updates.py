@@ -74,7 +74,7 @@ def test_a_skipped_step_changes_nothing(name: str, first: bool, kind: str, devic
     assert result.reason in ("inf", "nan")
     after = snapshot(model, optimizer)
     assert equal(before[0], after[0])
-    if "fused" in name and first and device == "cuda":
+    if name in ("Adam fused", "AdamW fused") and first and device == "cuda":
         # Torch's kernel is called all the same and makes its slots, at zero.
         values = [v for state in after[1]["state"].values() for v in state.values()]
         assert not any(bool(v.any()) for v in values)
