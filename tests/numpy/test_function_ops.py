@@ -8,6 +8,8 @@ from autograd.extend import defvjp, primitive
 
 import ampbridge as amp
 from ampbridge import Policy, lens
+from ampbridge.function_ops import shown_whole
+from ampbridge.lens.census import Calls
 from ampbridge_numpy import nn
 
 X = np.random.default_rng(0).uniform(-0.5, 0.5, (4, 4)).astype(np.float32)
@@ -95,3 +97,18 @@ def test_the_census_shows_it_as_one_op(rule, dtype, name):
 def test_unlisted_its_parts_are_shown():
     census = lens.census(lambda m, x: anp.mean(registered(m(x))), nn.Linear(4, 4), X)
     assert [row.op for row in census.rows] == ["linear", "matmul", "exp", "mean"]
+
+
+def test_a_function_is_seen_as_one_op_where_it_has_no_rule() -> None:
+    """As in the float32 pass that a report under a policy is held against."""
+    model, calls = nn.Linear(4, 4, rng=0), Calls()
+    name = f"{__name__}:fused_projection"
+    policy = Policy(allow=[name])
+    backend = amp.backend("numpy")
+    with (
+        amp.autocast("O0", "numpy"),
+        shown_whole(policy),
+        backend.observe(model, calls, gradients=False),
+    ):
+        fused_projection(X, X)
+    assert [call.op for call in calls.seen] == [name]
