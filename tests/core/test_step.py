@@ -174,9 +174,11 @@ def test_a_state_cannot_change_what_steps_without_scaling_go_by(make):
         {"step": -1},
         {"step": 1.5},
         {"step": True},
+        {"step": 2**31},
         {"unscaled": "3"},
         {"unscaled": {}},
         {"unscaled": {**GradScaler().state_dict(), "consecutive_nans": -1}},
+        {"unscaled": {**GradScaler().state_dict(), "consecutive_nans": 2**31}},
         {"unscaled_skips": 3},
         {"schedule": {"step": 3}},
         {"schedule": None},
@@ -199,6 +201,14 @@ def test_an_impossible_state_is_refused_whole(make, wrong):
     with pytest.raises(amp.StateError, match="Hint: "):
         step.load_state_dict({**before, "step": 5, **wrong})
     assert step.state_dict() == before
+
+
+def test_the_largest_counts_of_a_state_are_taken(make):
+    step = make(scaler=GradScaler(8.0))
+    counts = {**GradScaler().state_dict(), "consecutive_nans": 2**31 - 1}
+    step.load_state_dict({**step.state_dict(), "step": 2**31 - 1, "unscaled": counts})
+    assert step.state_dict()["step"] == 2**31 - 1
+    assert step.state_dict()["unscaled"]["consecutive_nans"] == 2**31 - 1
 
 
 @pytest.mark.parametrize(
