@@ -402,3 +402,20 @@ def test_compiled_functions_are_traced_and_run_on_it() -> None:
     x = torch.ones(2, 3, device="cuda")
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"is_causal": True}, {"enable_gqa": True}])
+def test_compiled_attention_has_the_layout_that_was_traced(options: dict[str, Any]) -> None:
+    heads = 2 if "enable_gqa" in options else 4
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q = x.view(2, 5, 4, 8).transpose(1, 2)
+        k = x[..., : heads * 8].view(2, 5, heads, 8).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, k, **options)
+        return y.transpose(1, 2).contiguous().view(2, 5, 32)
+
+    x = torch.randn(2, 5, 32, device="cuda", dtype=torch.float16, requires_grad=True)
+    attended = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=False)(x)
+    attended.float().square().sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())

@@ -146,6 +146,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_out, const Tenso
 // -- attention
 
 // In 16 bits and without a mask CUDA's flash kernel lets heads share keys; here it is the same kernel.
+// Not while torch.compile traces: the shapes that it expects of this kernel are for keys of their own.
 int64_t attention_kernel(const Tensor& query, const Tensor& key, const Tensor& value,
                          const OptionalTensor& mask, double /*dropout*/, bool /*is_causal*/,
                          std::optional<double> /*scale*/, bool shares_keys) {
@@ -154,7 +155,9 @@ int64_t attention_kernel(const Tensor& query, const Tensor& key, const Tensor& v
   const bool has_plain_mask = !mask || !mask->requires_grad();
   const bool fits = query.dim() == 4 && query.size(3) == value.size(3) && query.numel() > 0 &&
       key.numel() > 0 &&
-      (!shares_keys || (!mask && at::isReducedFloatingType(query.scalar_type())));
+      (!shares_keys ||
+       (!mask && at::isReducedFloatingType(query.scalar_type()) &&
+        !query.key_set().has(c10::DispatchKey::Python)));
   const auto kernel = is_allowed && has_plain_mask && fits ? sdp::SDPBackend::efficient_attention
                                                            : sdp::SDPBackend::math;
   return static_cast<int64_t>(kernel);
@@ -170,6 +173,11 @@ Tensor for_each_head(const Tensor& shared, const Tensor& query) {
 Tensor of_shared(const Tensor& gradient, const Tensor& shared) {
   const auto heads = gradient.size(1) / shared.size(1);
   return heads == 1 ? gradient : gradient.unflatten(1, {shared.size(1), heads}).sum(2);
+}
+
+// In the layout of CUDA's results: the heads of a position side by side.
+Tensor positions_first(const Tensor& tensor) {
+  return tensor.transpose(1, 2).contiguous().transpose(1, 2);
 }
 
 double scale_of(const Tensor& query, std::optional<double> scale) {
@@ -201,7 +209,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& query, const 
   }
   const auto all = probabilities(q, k, bias, is_causal, scale_of(query, scale));
   const auto kept = drawn_on_cpu(all.sizes(), 1.0 - dropout) / (1.0 - dropout);
-  const auto out = at::matmul(all * kept, v);
+  const auto out = positions_first(at::matmul(all * kept, v));
   // In the place of the seed what was kept: the CPU cannot draw it again.
   return {rounded(out, query), unused, on_device(kept), unused};
 }
@@ -233,8 +241,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     of_key = at::matmul(of_scores.transpose(-2, -1), q);
     of_value = at::matmul(dropped.transpose(-2, -1), of_out);
   }
-  return {rounded(of_query, query), rounded(of_shared(of_key, key), key),
-          rounded(of_shared(of_value, value), value), Tensor()};
+  return {rounded(positions_first(of_query), query),
+          rounded(positions_first(of_shared(of_key, key)), key),
+          rounded(positions_first(of_shared(of_value, value)), value), Tensor()};
 }
 
 // -- what there is no cuDNN or MIOpen for
