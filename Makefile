@@ -59,7 +59,7 @@ test-docs: $(VENV)/.test ## every tutorial in every framework, every block of co
 	$(BIN)/python -m pytest -q tests/docs
 
 test-cuda: $(VENV)/.test ## what torch does on CUDA, on a device whose memory and arithmetic are the CPU's
-	$(BIN)/python -m pytest -q tests/virtual_cuda
+	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda tests/torch
 
 test-virtual-paddle: $(VENV)/.test ## Paddle's GPU path, on a device whose memory is the host's
 	$(BIN)/python -m pytest -q tests/virtual_paddle

@@ -25,7 +25,7 @@ from ampbridge.interception import Interception
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import same_bits
 
-POINTS = ("forward", "loss", "backward", "unscale", "clip", "apply")
+POINTS = ("forward", "loss", "backward", "unscale_for", "clip", "apply")
 """In the model's call, after it, in the backward pass; before a method of the backend."""
 
 POLICIES = ("O0", "O1:float16", "O2:bfloat16")
