@@ -95,7 +95,7 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2": Private(
         "training on several ranks", False, "3.3.1"
     ),
-    "paddle._C_ops.assign_out_": Private("observing ops in place", False, "3.3.1"),
+    "paddle._C_ops.assign_out_": Private("simulated regions: gradients", True, "3.3.1"),
     "paddle._C_ops.view_shape": Private("observing gradients", False, "3.3.1"),
     "paddle.base.core.eager._is_run_in_backward": Private("observing", False, "3.3.1"),
     "paddle.jit.dy2static.program_translator.ProgramTranslator": Private(
@@ -115,6 +115,7 @@ PRIVATE: Mapping[str, Private] = {
         "simulated regions: ops with unused outputs; O2 in float16", True, "3.3.1"
     ),
     "Tensor._use_gpudnn": Private("simulated regions: marks in adaptive pooling", False, "3.3.1"),
+    "Tensor._share_buffer_to": Private("simulated regions: gradients", True, "3.3.1"),
     "Tensor._new_shared_tensor": Private("simulated regions: marks in recompute", False, "3.3.1"),
     "Tensor._get_tensor_from_selected_rows": Private(
         "gradients of sparse embeddings", False, "3.3.1"
@@ -136,6 +137,7 @@ PRIVATE: Mapping[str, Private] = {
     "Optimizer._accumulators": Private("step.save, step.load", True, "3.3.1"),
     "Optimizer._accumulators_holder": Private("step.save, step.load", True, "3.3.1"),
     "Optimizer._already_create_accumulator": Private("step.load", True, "3.3.1"),
+    "Optimizer._create_param_lr": Private("simulated O2: the rate of SGD", False, "3.3.1"),
     "Optimizer._create_accumulators": Private("step.load", True, "3.3.1"),
     "Optimizer._create_multi_tensor_dict": Private(
         "step.load of optimizers with use_multi_tensor=True", False, "3.3.1"

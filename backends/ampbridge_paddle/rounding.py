@@ -21,13 +21,15 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from ampbridge_paddle._private import private
+from ampbridge_paddle._private import method, private
 
 Tensor = Any
 
 _cast = private("paddle._C_ops.cast")
 _scale = private("paddle._C_ops.scale")
 _scale_in_place = private("paddle._C_ops.scale_")
+_assign_out = private("paddle._C_ops.assign_out_")
+_EagerTensor = private("paddle.base.core.eager.Tensor")
 
 _FLUSH = 2.0**73
 _NUMPY_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -103,6 +105,17 @@ def round_to(x: Tensor, dtype: str) -> Tensor:
     if x.stop_gradient or _to_bfloat16 is _through_bfloat16:
         return _to_bfloat16(x)  # the derivative of a cast is the cast of the gradient
     return _RoundBfloat16.apply(x)
+
+
+@paddle.no_grad()
+def round_in_place(x: Tensor, dtype: str) -> None:
+    """The values of ``x`` rounded where they lie, also for a backward pass that has saved ``x``.
+
+    It is no change in place to autograd, which would refuse that backward.
+    """
+    same_memory = _EagerTensor()
+    method("Tensor", x, "_share_buffer_to")(same_memory)
+    _assign_out(_to_float16(x) if dtype == "float16" else _to_bfloat16(x), same_memory)
 
 
 def round_traced(x: Tensor, dtype: str) -> Tensor:

@@ -12,13 +12,14 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.policy import Policy
 from ampbridge_paddle import low_parameters
 from ampbridge_paddle.gradients import parameters as parameters_of
+from ampbridge_paddle.rounding import round_to
 from ampbridge_paddle.subclassing import Mixin, mix_in, take_out
 
 Tensor = Any
 
 
-class RoundsAfterSteps(Mixin):
-    """Mixed into optimizers that step low-precision parameters without masters."""
+class StepsLowParameters(Mixin):
+    """Mixed into optimizers whose steps are others for 16-bit parameters than for float32 ones."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().step(*args, **kwargs)  # type: ignore[misc]
@@ -29,6 +30,15 @@ class RoundsAfterSteps(Mixin):
         result = super().minimize(*args, **kwargs)  # type: ignore[misc]
         low_parameters.round_storage(parameters_of(self))
         return result
+
+    @paddle.no_grad()
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        """Of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
+        rate = super()._create_param_lr(param_and_grad)  # type: ignore[misc]
+        dtype = low_parameters.low_dtype_of(param_and_grad[0])
+        if dtype is None or not isinstance(self, paddle.optimizer.SGD):
+            return rate
+        return round_to(rate, dtype)
 
 
 class SimulatedO2:
@@ -44,16 +54,20 @@ class SimulatedO2:
             _check_that_it_can_round(optimizer, policy)
         self._parameters = list(parameters)
         self._dtype, self._has_masters = policy.dtype, policy.master_weights
-        self._optimizer = None if policy.master_weights else weakref.ref(optimizer)
+        self._optimizer = None
         self._make_low()
-        if not policy.master_weights:
-            mix_in(RoundsAfterSteps, optimizer)
+        if not self._steps_as_it_is(optimizer):
+            self._optimizer = weakref.ref(optimizer)
+            mix_in(StepsLowParameters, optimizer)
 
     def _make_low(self) -> None:
         low_parameters.make_low(self._parameters, self._dtype, self._has_masters)
 
     def serves(self, optimizer: Any) -> bool:
-        return self._has_masters or isinstance(optimizer, RoundsAfterSteps)
+        return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
+
+    def _steps_as_it_is(self, optimizer: Any) -> bool:
+        return self._has_masters and not isinstance(optimizer, paddle.optimizer.SGD)
 
     def masters(self) -> dict[str, Tensor]:
         return {}  # the parameters' own storage
@@ -61,8 +75,10 @@ class SimulatedO2:
     def release(self, model: Any) -> None:
         low_parameters.make_full(self._parameters)
         optimizer = self._optimizer and self._optimizer()
-        if optimizer is not None and not low_parameters.without_masters(parameters_of(optimizer)):
-            take_out(RoundsAfterSteps, optimizer)
+        if optimizer is None:
+            return
+        if all(low_parameters.low_dtype_of(p) is None for p in parameters_of(optimizer)):
+            take_out(StepsLowParameters, optimizer)
 
     # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.
 

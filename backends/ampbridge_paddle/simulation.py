@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from ampbridge_paddle import functions
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Replacements, Shape
 from ampbridge_paddle.low_parameters import low_dtype_by_name, low_dtype_of
-from ampbridge_paddle.rounding import round_to, round_traced
+from ampbridge_paddle.rounding import round_in_place, round_to, round_traced
 from ampbridge_paddle.rules import Rules, is_op
 
 Tensor: type = private("paddle.base.core.eager.Tensor")
@@ -61,8 +61,6 @@ class Region:
 
     rules: Rules
     marked_values: set[int] = field(default_factory=set)
-    rounds_results: bool = True
-    """Whether results in low precision are rounded; else they are marked as they are."""
 
     # What functions and layers do in it, see ``functions.FunctionRegion``.
 
@@ -101,9 +99,8 @@ class Region:
             return forward(*args, **kwargs)
 
     def convolve(self, convolution: Callable[[], Any], bias: Any, shape: Shape) -> Any:
-        """One op: where it is in low precision it is rounded after the bias alone."""
-        with _interception.paused(replace(self, rounds_results=False)):
-            output = convolution()
+        """Where it is in low precision it is rounded before the bias, and after: as on a GPU."""
+        output = convolution()
         if not _is_marked(output, self):
             return paddle.add(output, bias.reshape(shape(output)))
         bias = _rounded_input(bias, self)
@@ -222,15 +219,18 @@ def _in_float32_storage(x: Any) -> Any:
     return x
 
 
-def _low_output(x: Any, region: Region, exact: bool) -> Any:
+def _low_output(x: Any, region: Region, exact: bool, is_read_again: bool = False) -> Any:
     """``x`` rounded, unless its kernel is ``exact``, and marked."""
     if isinstance(x, (Tensor, Value)):
         if x.dtype != _FLOAT32 or (isinstance(x, Tensor) and not _has_memory(x)):
             return x
-        as_it_is = exact or not region.rounds_results
-        return mark(x if as_it_is else _round(x, region.rules.dtype), region)
+        if exact:
+            return mark(x, region)
+        if is_read_again and isinstance(x, Tensor) and not x.stop_gradient:
+            round_in_place(x, region.rules.dtype)
+        return mark(_round(x, region.rules.dtype), region)
     if type(x) in (list, tuple):
-        return type(x)(_low_output(item, region, exact) for item in x)
+        return type(x)(_low_output(item, region, exact, is_read_again) for item in x)
     return x
 
 
@@ -272,6 +272,9 @@ RESULTS: Mapping[str, tuple[int, ...]] = {
     "rnn": (0, 2),
 }
 
+# The loss is float32 then (and the softmax is not).
+_RESULTS_IN_BFLOAT16: Mapping[str, tuple[int, ...]] = {"cross_entropy_with_softmax": (0,)}
+
 # Kernels whose outputs are inputs again: representable inputs need no rounding afterwards.
 _EXACT = frozenset(
     {
@@ -287,6 +290,16 @@ _EXACT = frozenset(
         *("maximum", "min", "minimum", "mode", "take_along_axis", "topk", "unique", "where"),
         # sign
         *("abs", "relu", "sign"),
+    }
+)
+
+# Kernels whose gradients are computed from their results, which a device has rounded.
+_READ_BY_THE_BACKWARD = frozenset(
+    {
+        *("exp", "expm1", "sqrt", "rsqrt", "reciprocal", "divide", "cumprod", "prod", "erfinv"),
+        *("sigmoid", "tanh", "hardsigmoid", "relu6", "elu", "selu", "softmax", "log_softmax"),
+        *("logsumexp", "logcumsumexp", "p_norm", "frobenius_norm", "dist", "group_norm"),
+        *("cross_entropy_with_softmax", "gumbel_softmax", "lp_pool2d"),
     }
 )
 
@@ -338,6 +351,10 @@ class _Needs(NamedTuple):
     """Which of several outputs are cast; None for all."""
     table: int | None = None
     """Which input is one that the kernel takes rows of."""
+    results_in_bfloat16: tuple[int, ...] | None = None
+    """The same under bfloat16, where that is another rule."""
+    is_read_again: bool = False
+    """Whether the gradient is computed from the result."""
 
 
 def _run(
@@ -382,10 +399,13 @@ def _looked_up(
 
 
 def _low_results(output: Any, region: Region, needs: _Needs) -> Any:
-    if needs.results is None or not isinstance(output, (list, tuple)):
-        return _low_output(output, region, needs.exact)
+    results = needs.results
+    if needs.results_in_bfloat16 is not None and region.rules.dtype == "bfloat16":
+        results = needs.results_in_bfloat16
+    if results is None or not isinstance(output, (list, tuple)):
+        return _low_output(output, region, needs.exact, needs.is_read_again)
     return type(output)(
-        _low_output(item, region, needs.exact) if index in needs.results else item
+        _low_output(item, region, needs.exact, needs.is_read_again) if index in results else item
         for index, item in enumerate(output)
     )
 
@@ -397,6 +417,8 @@ def _following_rule(name: str, original: Function) -> Function:
         1 if name in _FIRST_INPUT_DECIDES else None,
         RESULTS.get(name),
         _TABLES.get(name),
+        _RESULTS_IN_BFLOAT16.get(name),
+        name in _READ_BY_THE_BACKWARD,
     )
     active = _interception.active
 

@@ -20,7 +20,10 @@ from paddle_reference import is_representable
 
 # They move, make or convert; what they are handed says nothing about an op.
 MOVES = frozenset(
-    {"cast", "assign", "full", "full_like", "fill", "shape", "zeros_like", "ones_like"}
+    {
+        *("cast", "assign", "assign_out_", "empty", "full", "full_like", "fill", "shape"),
+        *("zeros_like", "ones_like"),
+    }
 )
 
 # Functions that are one op, whatever kernels they call.

@@ -36,7 +36,16 @@ _LEFT_OUT = re.compile(
                 "share_",
             ),  # no dense tensor
             *("fused", "fusion", "quant", "_onednn", "xpu", "shadow", "transfer_layout"),
-            *("^c_", "^dist", "^global_", "send", "recv", "reduce_scatter", "barrier"),
+            *(
+                "^c_",
+                "^dist_concat",
+                "^distribute",
+                "^global_",
+                "send",
+                "recv",
+                "reduce_scatter",
+                "barrier",
+            ),
             *("all_gather", "all_to_all", "all_reduce", "broadcast$", "partial", "moe", "routing"),
             *("yolo", "box", "rcnn", "fpn", "proposal", "nms", "anchor", "deformable", "psroi"),
             *("graph", "tdm", "beam", "viterbi", "edit_dist", "ctc", "warp", "crf", "chunk_eval"),
@@ -78,13 +87,18 @@ _FUNCTIONS = {
     "amin_grad": "ReduceAMinGradKernel",
 }
 
-# Defined in its header, not declared.
+# Defined in their headers, not declared.
 _INLINE = {
+    "SwiGLUKernel": "const DenseTensor& x, const paddle::optional<DenseTensor>& y, DenseTensor* z",
+    "SwiGLUGradKernel": (
+        "const DenseTensor& x, const paddle::optional<DenseTensor>& y, const DenseTensor& dz, "
+        "DenseTensor* dx, DenseTensor* dy"
+    ),
     "LinearV2GradKernel": (
         "const DenseTensor& input, const DenseTensor& weight, const DenseTensor& bias, "
         "const DenseTensor& out_grad, bool transpose_weight, DenseTensor* input_grad, "
         "DenseTensor* weight_grad, DenseTensor* bias_grad"
-    )
+    ),
 }
 
 # Written by hand, in device/own_kernels.cc.

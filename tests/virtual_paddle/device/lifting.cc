@@ -85,9 +85,10 @@ bool HasMemory(const DenseTensor& tensor) {
   return tensor.has_allocation() && tensor.Holder()->ptr() != nullptr;
 }
 
-// Whether `tensor` has memory for all of its values, as an output that was an input has.
+// Whether `tensor` has memory of the device for all of its values, as an output that was an input has.
 bool HasValues(const DenseTensor& tensor) {
   if (!HasMemory(tensor) || tensor.numel() <= 0) return false;
+  if (tensor.place().GetType() == phi::AllocationType::CPU) return false;
   size_t needed = tensor.numel() * phi::SizeOf(tensor.dtype()) + tensor.meta().offset;
   return tensor.Holder()->size() >= needed;
 }
@@ -110,16 +111,10 @@ DenseTensor OnHost(const DenseTensor& given) {
   return given.place().GetType() == phi::AllocationType::CPU ? given : SameMemory(given);
 }
 
-DenseTensor PlaceOnHost(const CustomContext& device, DenseTensor* given) {
-  DataType dtype = given->dtype();
-  if (IsLow(dtype)) {
-    return HasValues(*given) ? Widened(*given) : Empty(*given, DataType::FLOAT32);
-  }
-  if (dtype == DataType::UNDEFINED || given->numel() <= 0) return Empty(*given, dtype);
-  // The device's own memory: a kernel may read what stands there, as batch norm reads the running
-  // statistics in its outputs.
-  device.Alloc(given, dtype);
-  return SameMemory(*given);
+DenseTensor PlaceOnHost(DenseTensor* given) {
+  if (!HasValues(*given)) return Empty(*given, Wide(given->dtype()));
+  // A kernel may read what stands there, as batch norm reads the running statistics in its outputs.
+  return IsLow(given->dtype()) ? Widened(*given) : SameMemory(*given);
 }
 
 void Deliver(const CustomContext& device, DataType key, const DenseTensor& from, DenseTensor* to) {

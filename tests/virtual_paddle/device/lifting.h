@@ -47,8 +47,8 @@ const CPUContext& Host();
 // What a CPU kernel reads in the place of `given`: the same memory, or a widened copy.
 DenseTensor OnHost(const DenseTensor& given);
 
-// What a CPU kernel writes to in the place of `given`: the same memory, or a float32 tensor.
-DenseTensor PlaceOnHost(const CustomContext& device, DenseTensor* given);
+// What a CPU kernel writes to in the place of `given`: the same memory if there are values, or a tensor of its own.
+DenseTensor PlaceOnHost(DenseTensor* given);
 
 // `from`, which a CPU kernel of `key` has written, as the output `to` of the device's kernel.
 void Deliver(const CustomContext& device, DataType key, const DenseTensor& from, DenseTensor* to);
@@ -140,7 +140,7 @@ struct Argument<DenseTensor*> {
   DenseTensor host;
   Argument(const CustomContext& device, DataType key, DenseTensor* given)
       : device(device), key(key), given(given) {
-    if (given != nullptr) host = PlaceOnHost(device, given);
+    if (given != nullptr) host = PlaceOnHost(given);
   }
   DenseTensor* get() { return given == nullptr ? nullptr : &host; }
   void finish() {
