@@ -91,8 +91,9 @@ class RoundsNativeBatches(TorchBackend):
 
 @caught_by("test_unscale_changes_stored_gradients_in_place")
 class UnscalesCopies(TorchBackend):
-    def unscale(self, grads, scale):
-        return super().unscale([g if g is None else g.clone() for g in grads], scale)
+    def unscale_for(self, optimizer, grads, scale):
+        copies = [g if g is None else g.clone() for g in grads]
+        return super().unscale_for(optimizer, copies, scale)
 
 
 @caught_by(
@@ -103,6 +104,9 @@ class UnscalesCopies(TorchBackend):
 class UnscalesTwice(TorchBackend):
     def unscale(self, grads, scale):
         return super().unscale(super().unscale(grads, scale)[0], scale)
+
+    def unscale_for(self, optimizer, grads, scale):
+        return self.unscale(grads, scale)
 
 
 @caught_by("test_a_forgotten_backward_is_an_error")
