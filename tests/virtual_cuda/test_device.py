@@ -419,3 +419,11 @@ def test_compiled_attention_has_the_layout_that_was_traced(options: dict[str, An
     attended.float().square().sum().backward()
     assert x.grad is not None
     assert bool(x.grad.isfinite().all())
+
+
+def test_data_parallel_is_of_one_device() -> None:
+    layer = nn.Linear(3, 2).cuda()
+    x = torch.ones(4, 3)
+    assert torch.equal(nn.DataParallel(layer)(x), layer(x.cuda()))
+    nn.DataParallel(layer)(x.cuda()).sum().backward()
+    assert torch.equal(layer.bias.grad.cpu(), torch.full((2,), 4.0))  # type: ignore[union-attr]

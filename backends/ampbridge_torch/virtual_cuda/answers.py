@@ -173,6 +173,7 @@ class _EventBase:
 _OF_GRAPHS = {
     "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
     "_set_cached_tensors_enabled": lambda on: None,
+    "_scatter": lambda tensor, *where: (tensor.to("cuda"),),  # DataParallel's, over one device
 }
 
 _ANSWERS = {
