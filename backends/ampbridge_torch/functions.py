@@ -42,7 +42,7 @@ _NOT_COMPUTING = ("_like", "type_as", "copy")
 def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
     """The functions that a spelling of the op table ("torch" or "aten" namespace) stands for."""
     if namespace == "aten":
-        return _by_aten_name().get(spelling, ())
+        return _by_aten_name().get(spelling) or _kernels_of_composites(spelling)
     found: Any = torch
     for attribute in spelling.split(".")[1:]:
         found = getattr(found, attribute, None)
@@ -51,6 +51,12 @@ def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
     owner, _, name = spelling.rpartition(".")
     operators = _OPERATORS.get(name, ()) if owner == "torch.Tensor" else ()
     return (found, *(getattr(Tensor, operator) for operator in operators))
+
+
+def _kernels_of_composites(spelling: str) -> tuple[Function, ...]:
+    """What composites call under a private name: ``_upsample_nearest_exact2d``."""
+    found = getattr(torch._C._nn, spelling, None) if spelling.startswith("_") else None
+    return (found,) if _is_function(found) else ()
 
 
 @cache

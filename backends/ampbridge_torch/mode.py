@@ -174,11 +174,42 @@ class OpListMode(TorchFunctionMode):
         switched_off: str | None,
     ) -> Any:
         """``func`` in float32, on inputs and with results rounded to ``low``."""
-        weights = None if torch.compiler.is_compiling() else self._weights
-        cast = 1 if rule.input_alone else len(args)
-        args = [*simulation.raised(list(args[:cast]), low, weights), *args[cast:]]
+        compiling = torch.compiler.is_compiling()
+        weights = None if compiling else self._weights
+        if rule.input_alone:
+            return self._simulate_on_statistics(func, args, kwargs, low, switched_off)
+        bias = simulation.bias_apart(args, kwargs) if rule.adds_bias and not compiling else None
+        if bias is not None:
+            args, kwargs = args[:2], {}
+        args = simulation.raised(list(args), low, weights)
         kwargs = simulation.raised(dict(kwargs), low, weights)
-        return simulation.rounded(_run_outside_autocast(func, args, kwargs, switched_off), low)
+        if rule.multiplies and not compiling:
+            args = simulation.spread(args, low)
+        result = _run_outside_autocast(func, args, kwargs, switched_off)
+        if rule.saves_result and not compiling:
+            return simulation.rounded_as_saved(result, low)
+        result = simulation.rounded(result, low)
+        if bias is None:
+            return result
+        return simulation.rounded(result.float() + simulation.raised(bias, low, weights), low)
+
+    @staticmethod
+    def _simulate_on_statistics(
+        func: Function,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        low: torch.dtype,
+        switched_off: str | None,
+    ) -> Any:
+        """The same where only the input is cast, and ``func`` writes to the others."""
+        names, others = list(kwargs), [*args[1:], *kwargs.values()]
+        wide = [simulation.widened(value) for value in others]
+        given = len(args) - 1
+        args = [simulation.raised(args[0], low, None), *wide[:given]]
+        kwargs = dict(zip(names, wide[given:], strict=True))
+        result = _run_outside_autocast(func, args, kwargs, switched_off)
+        simulation.write_back(others, wide)
+        return simulation.rounded(result, low)
 
 
 NOTHING = Rules({})

@@ -22,6 +22,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.oplists import Category, OpList
 from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_torch import _private, simulation
+from ampbridge_torch.cuda_composites import by_parts
 from ampbridge_torch.functions import (
     PYTHON_METHODS,
     Function,
@@ -46,8 +47,8 @@ _CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
 class Rule(NamedTuple):
     """The treatment of one function by device; None leaves it to ``torch.autocast``.
 
-    The last two are for simulation: when torch's own low kernel is as good, and the arguments (with
-    their positions) with which it has to run.
+    The last four are for simulation: when torch's own low kernel is as good, the arguments (with
+    their positions) with which it has to run, and of what kernels it, or its gradient, is made.
     """
 
     cpu: Treatment | None
@@ -55,6 +56,9 @@ class Rule(NamedTuple):
     input_alone: bool
     rounds_once: RoundsOnce = "never"
     native_with: tuple[tuple[str, int], ...] = ()
+    saves_result: bool = False
+    multiplies: bool = False
+    adds_bias: bool = False
 
 
 class Rules:
@@ -155,6 +159,8 @@ def _compile(
         function: _rule(function, on_cpu.get(function), on_cuda.get(function), simulates)
         for function in {**on_cpu, **on_cuda}
     }
+    if simulates:
+        table.update(_by_parts(policy))
     table.update(revealed_composites(table))
     if policy.level == "O0" or policy.lists == "native":
         return Rules(table, follows_autocast=policy.level != "O0")
@@ -173,8 +179,26 @@ def _rule(
     input_alone = function.__name__ in _CAST_INPUT_ALONE
     if not simulates:
         return Rule(on_cpu, on_cuda, input_alone)
-    rounds_once = simulation.rounds_once().get(function, "never")
-    return Rule(on_cpu, on_cuda, input_alone, rounds_once, simulation.native_arguments(function))
+    return Rule(
+        on_cpu,
+        on_cuda,
+        input_alone,
+        simulation.rounds_once().get(function, "never"),
+        simulation.native_arguments(function),
+        function in simulation.saves_result(),
+        function in simulation.multiplies(),
+        function in functions_named("aten", "linear"),
+    )
+
+
+def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
+    """The C++ composites that the policy leaves to what CUDA's autocast does with their parts."""
+    native = native_list("cuda")
+    return {
+        function: run
+        for function, (ops, run) in by_parts().items()
+        if all(policy.category(op) == native.category(op) for op in ops)
+    }
 
 
 def _following() -> frozenset[Function]:
@@ -215,16 +239,26 @@ def _categories(
         owners = oplists.native_names(namespace)
         for spelling, category in policy.native_rules(namespace).items():
             verdict = _verdict(owners[spelling], category, lists, device_type)
+            on_cuda = native_list("cuda").category(owners[spelling][0])
             for function in functions_named(namespace, spelling):
-                if verdict == "native":
+                if simulates and is_composite(function) and category == on_cuda:
+                    found.pop(function, None)  # it comes to that by its parts, as it does there
+                elif verdict == "native":
                     found.pop(function, None)
                     if simulates and category == "allow" and not is_composite(function):
                         found[function] = "allow"
                 elif verdict != "rest" and (verdict != "promote" or not is_composite(function)):
                     found[function] = verdict
     if simulates:
+        found.update(_low_on_cuda(policy))
         found[torch.Tensor.__getitem__] = "follow"  # no op of the table, and a sum in its gradient
     return {**found, **own}
+
+
+def _low_on_cuda(policy: Policy) -> dict[Function, Treatment]:
+    """The functions that the CPU's autocast widens for want of a kernel, and the policy does not."""
+    names = [name for name in simulation.LOW_ON_CUDA if policy.category(name) == "promote"]
+    return {function: "follow" for name in names for function in functions_named("aten", name)}
 
 
 def _own_categories(policy: Policy) -> dict[Function, Treatment]:

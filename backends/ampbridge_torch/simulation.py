@@ -30,6 +30,9 @@ CASTABLE = LOW_DTYPES | {torch.float32}
 
 RoundsOnce: TypeAlias = Literal["always", "between tensors", "as a view", "never"]
 
+# The CPU's autocast widens them, as they have no 16-bit kernel there. On CUDA they have one.
+LOW_ON_CUDA = ("avg_pool3d",)
+
 # By aten name; tests/torch/test_simulation.py holds each against the computation in float32.
 ROUNDS_ONCE: dict[str, RoundsOnce] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack", "clone", "repeat"), "always"),
@@ -39,6 +42,28 @@ ROUNDS_ONCE: dict[str, RoundsOnce] = {
     # A Python number, and alpha, would be rounded first.
     **dict.fromkeys(("add", "sub"), "between tensors"),
 }
+
+# Their derivatives are computed from the result, by one kernel: on CUDA from the rounded one.
+SAVES_RESULT = (
+    *("exp", "sqrt", "sigmoid", "tanh", "softmax", "log_softmax", "cdist"),
+    "scaled_dot_product_attention",
+)
+
+# Their derivatives multiply, then sum where an input was broadcast: on CUDA by two kernels, of which
+# each rounds.
+MULTIPLIES = ("mul", "multiply", "div", "divide", "true_divide")
+
+
+@cache
+def saves_result() -> frozenset[Function]:
+    """The functions whose gradients are made from what they return."""
+    return frozenset(f for name in SAVES_RESULT for f in functions_named("aten", name))
+
+
+@cache
+def multiplies() -> frozenset[Function]:
+    """The functions whose gradients are products, summed where an input was broadcast."""
+    return frozenset(f for name in MULTIPLIES for f in functions_named("aten", name))
 
 
 @cache
@@ -127,8 +152,6 @@ class Kernel(Protocol):
     """What a rule says of a function's own kernel."""
 
     @property
-    def input_alone(self) -> bool: ...
-    @property
     def rounds_once(self) -> RoundsOnce: ...
     @property
     def native_with(self) -> tuple[tuple[str, int], ...]: ...
@@ -165,8 +188,6 @@ def kernel_will_do(rule: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any])
         return not any(isinstance(part, (Tensor, list, np.ndarray)) for part in index)
     if rule.rounds_once == "always":
         return True
-    if rule.input_alone:  # the others hold running statistics
-        return any(x.dtype in LOW_DTYPES for x in _tensors([*args[1:], *kwargs.values()]))
     return any(
         kwargs.get(name) or (place < len(args) and args[place]) for name, place in rule.native_with
     )
@@ -195,6 +216,57 @@ def _raised(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).to(torch.float32)
 
 
+def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The bias of ``linear`` where torch adds it to the rounded product, by a kernel of its own.
+
+    It does so for inputs of three dimensions and more that do not lie contiguously.
+    """
+    if len(args) < 2 or args[0].ndim < 3 or args[0].is_contiguous():
+        return None
+    bias: Tensor | None = args[2] if len(args) > 2 else kwargs.get("bias")
+    return bias
+
+
+def spread(values: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
+    """The values as wide as they are broadcast; what returns to each element is rounded on its way."""
+    tensors = _tensors(values)
+    if len(tensors) < 2 or all(x.shape == tensors[0].shape for x in tensors):
+        return values
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    return [_spread(x, shape, dtype) if isinstance(x, Tensor) else x for x in values]
+
+
+def _spread(x: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    if x.shape == shape or not x.requires_grad:
+        return x
+    wide = x.expand(shape)
+    if wide.requires_grad:  # not without gradients
+        wide.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
+    return wide
+
+
+def widened(value: Any) -> Any:
+    """A low tensor in float32, unrounded; anything else as it is."""
+    is_low = isinstance(value, Tensor) and value.dtype in LOW_DTYPES and value.is_cpu
+    return value.to(torch.float32) if is_low else value
+
+
+@torch.no_grad()
+def write_back(values: Sequence[Any], wide: Sequence[Any]) -> None:
+    """Into running statistics what was written to their wider copies."""
+    for value, copy in zip(values, wide, strict=True):
+        if copy is not value and not value.requires_grad:
+            value.copy_(copy)
+
+
+def rounded_as_saved(result: Any, dtype: torch.dtype) -> Any:
+    """``rounded``, also in the copy that autograd has kept."""
+    low = rounded(result, dtype)
+    if isinstance(result, Tensor) and result.dtype is torch.float32 and result.requires_grad:
+        result.data.copy_(low)
+    return low
+
+
 def rounded(result: Any, dtype: torch.dtype) -> Any:
     """The float32 tensors among an op's results in ``dtype``."""
     if isinstance(result, Tensor):
@@ -205,10 +277,10 @@ def rounded(result: Any, dtype: torch.dtype) -> Any:
 
 
 class Weights:
-    """Parameters rounded and raised once in a region, however often they are used.
+    """Parameters rounded once in a region, however often they are used.
 
-    The gradients of all uses are summed in float32 before they are rounded. An entry ends with the
-    value that it was made from.
+    As in ``torch.autocast``, whose gradients of all uses are low, and summed so. An entry ends with
+    the value that it was made from.
     """
 
     def __init__(self) -> None:
@@ -216,11 +288,15 @@ class Weights:
 
     def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """``weight`` rounded to ``dtype``, in float32."""
+        low = weight if weight.dtype is dtype else self._rounded(weight, dtype)
+        return low.to(torch.float32)
+
+    def _rounded(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         key = id(weight), dtype, torch.is_grad_enabled()
         known = self._known.get(key)
         if known is not None and known[1:3] == (weight._version, weight.data_ptr()):
             return known[3]
-        result = _raised(weight, dtype)
+        result = weight.to(dtype)
         self._known[key] = weight, weight._version, weight.data_ptr(), result
         return result
 

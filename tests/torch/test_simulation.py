@@ -79,7 +79,7 @@ NUMERICS = {
     "exp": Case(torch.exp, (M,)),
     "add": Case(lambda x, y: x + y, (M, V)),
     "subtract": Case(lambda x, y: torch.sub(x, y, alpha=0.7), (M, M)),
-    "multiply": Case(lambda x, y: x * y, (M, V)),
+    "multiply": Case(lambda x, y: x * y, (M, M)),
     "divide": Case(lambda x, y: x / y, (M, M)),
     "addcmul": Case(lambda x, y, z: torch.addcmul(x, y, z, value=0.3), (M, M, M)),
     "mean": Case(lambda x: x.mean(0), (M,)),
@@ -100,7 +100,8 @@ NUMERICS = {
 def test_values_and_gradients_are_rounded_once(op: str, low: str) -> None:
     """Half a unit in the last place from float64's, but for what float32 itself is off.
 
-    The inputs of the op, and the gradient that it is handed, are low already.
+    The inputs of the op, and the gradient that it is handed, are low already; so is the result, where
+    the gradient is made of it.
     """
     case, dtype = NUMERICS[op], getattr(torch, low)
     denied = op != "index" and amp.Policy("O1", low).category(op) == "deny"
@@ -113,7 +114,10 @@ def test_values_and_gradients_are_rounded_once(op: str, low: str) -> None:
     gradient = torch.randn(result.shape).to(dtype)
     found = torch.autograd.grad(result, inputs, gradient)
     exact = case.run(*wide)
-    expected = torch.autograd.grad(exact, wide, gradient.double())
+    saved, exact = exact, exact.detach().clone()
+    if op in simulation.SAVES_RESULT:
+        saved.data.copy_(result.detach())
+    expected = torch.autograd.grad(saved, wide, gradient.double())
     for value, reference in zip((result, *found), (exact, *expected), strict=True):
         assert value.dtype is dtype
         assert_rounded_once(value, reference, low)
@@ -498,9 +502,8 @@ def casts(run: Callable[[], Any], source: torch.Tensor) -> int:
     return count
 
 
-@pytest.mark.parametrize("held", ["float32", "low"])
-def test_a_weight_is_cast_once_in_a_region(held: str, low: str) -> None:
-    weight = nn.Parameter(torch.randn(4, 4).to(getattr(torch, low if held == "low" else held)))
+def test_a_weight_is_cast_once_in_a_region(low: str) -> None:
+    weight = nn.Parameter(torch.randn(4, 4))
     x = torch.randn(2, 4)
 
     def three_uses() -> torch.Tensor:

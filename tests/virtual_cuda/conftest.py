@@ -13,8 +13,8 @@ import pytest
 from ampbridge.errors import UnsupportedError
 
 HERE = Path(__file__).parent
-# For what the folder of torch's tests has beside its tests.
-sys.path[:0] = [str(HERE), str(HERE.parent / "torch")]
+# For what the folders of torch's tests and of the zoo have beside their tests.
+sys.path[:0] = [str(HERE), *(str(HERE.parent / folder) for folder in ("torch", "zoo"))]
 
 
 def _why_not() -> str | None:

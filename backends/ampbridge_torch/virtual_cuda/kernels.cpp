@@ -26,6 +26,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -87,8 +88,16 @@ Tensor on_cpu(const Tensor& tensor) {
                        c10::DispatchKey::SparseCPU);
   }
   const auto& storage = tensor.storage();
-  return with_layout_of(tensor, c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)),
-                        storage.nbytes(), nullptr, c10::DispatchKey::CPU);
+  const Tensor seen =
+      with_layout_of(tensor, c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)),
+                     storage.nbytes(), nullptr, c10::DispatchKey::CPU);
+  if (tensor.is_conj()) { // only copies are handed numbers that are yet to be conjugated or negated
+    seen._set_conj(true);
+  }
+  if (tensor.is_neg()) {
+    seen._set_neg(true);
+  }
+  return seen;
 }
 
 Tensor on_device(const Tensor& tensor) {
@@ -125,8 +134,38 @@ const std::map<std::string, std::vector<std::string>>& dtypes_of_results() {
       {"aten::native_batch_norm_backward", {"input", "weight", "weight"}},
       {"aten::batch_norm_backward", {"input", "weight", "weight"}},
       {"aten::_fused_rms_norm", {"input", ""}},
+      {"aten::log_sigmoid_forward", {"self", ""}}, // CUDA needs no buffer
   };
   return table;
+}
+
+// -- what CUDA has no 16-bit kernels for
+
+// Of the calls of AT_DISPATCH in aten/src/ATen/native/cuda, cuSOLVER's and MAGMA's dtypes, torch 2.13;
+// `OpInfo.supported_dtypes("cuda")` of torch.testing says the same. cuFFT has some for float16, of
+// sizes that are powers of 2, into complex32, which the CPU lacks.
+bool has_no_low_kernel(const std::string& name) {
+  static const std::unordered_set<std::string> low{
+      "aten::linalg_vector_norm", "aten::linalg__powsum", "aten::linalg_cross",
+      "aten::linalg_matrix_exp",  "aten::special_entr",   "aten::special_i0e",
+      "aten::special_i1",         "aten::special_i1e",    "aten::special_ndtr",
+      "aten::special_xlog1py"};
+  static const std::vector<const char*> beginnings{
+      "aten::linalg_",    "aten::_linalg_", "aten::cholesky",  "aten::_cholesky",
+      "aten::lu_",        "aten::geqrf",    "aten::ormqr",     "aten::triangular_solve",
+      "aten::_fft_",      "aten::special_", "aten::_ctc_loss", "aten::_pdist",
+      "aten::_cdist",     "aten::igamma",   "aten::histc"};
+  const auto begins = [&name](const char* with) { return name.rfind(with, 0) == 0; };
+  return !low.count(name) && std::any_of(beginnings.begin(), beginnings.end(), begins);
+}
+
+// Products of matrices, and convolutions, take numbers of one dtype; the CPU's kernels, after widening,
+// would not see two.
+bool wants_one_dtype(const std::string& name) {
+  static const std::unordered_set<std::string> named{
+      "aten::mm",  "aten::addmm", "aten::bmm",  "aten::baddbmm",     "aten::addmv",
+      "aten::dot", "aten::vdot",  "aten::addr", "aten::convolution", "aten::_addmm_activation"};
+  return named.count(name) != 0;
 }
 
 // -- where the host waits
@@ -198,6 +237,10 @@ class Call {
       : op_(op), schema_(op.schema()), given_(std::move(given)), low_(low_dtype()) {}
 
   Stack run() {
+    TORCH_CHECK(!low_ || !wants_one_dtype(schema_.name()) || are_low(),
+                "expected the tensors of ", schema_.name(), " to have the same dtype");
+    TORCH_CHECK_NOT_IMPLEMENTED(!low_ || !has_no_low_kernel(schema_.name()), '"', schema_.name(),
+                                "\" not implemented for '", c10::toString(*low_), "'");
     note();
     Stack stack;
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -249,6 +292,15 @@ class Call {
         }
       }
     }
+  }
+
+  // Whether all floating-point tensors have the 16-bit dtype.
+  bool are_low() const {
+    bool all = true;
+    each_tensor([&](const Tensor& tensor) {
+      all = all && (!tensor.is_floating_point() || tensor.scalar_type() == *low_);
+    });
+    return all;
   }
 
   void note() const {
@@ -546,7 +598,7 @@ bool is_one_kernel(const c10::OperatorName& op) {
       "aten::convolution",       "aten::convolution_backward", "aten::native_layer_norm",
       "aten::native_group_norm", "aten::_fused_rms_norm",      "aten::mish_backward",
       "aten::linalg__powsum",    "aten::_chunk_cat",           "aten::addr",
-      "aten::_grouped_mm"};
+      "aten::_grouped_mm",       "aten::silu_backward"};
   const auto begins = [&op](const char* with) { return op.name.rfind(with, 0) == 0; };
   const bool is_out = op.overload_name.find("out") != std::string::npos;
   const bool is_update = begins("aten::_fused_") && op.name.back() == '_';
