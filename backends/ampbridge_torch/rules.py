@@ -197,8 +197,16 @@ def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
     return {
         function: run
         for function, (ops, run) in by_parts().items()
-        if all(policy.category(op) == native.category(op) for op in ops)
+        if ops[0] not in policy.deny
+        and all(policy.category(op) == native.category(op) for op in ops)
     }
+
+
+def _denied_as_one(policy: Policy, device_type: DeviceType) -> frozenset[str]:
+    """What the policy itself denies, and CUDA's autocast casts by its parts, which may be low."""
+    if device_type != "cuda":
+        return frozenset()
+    return frozenset(ops[0] for ops, _ in by_parts().values()) & frozenset(policy.deny)
 
 
 def _following() -> frozenset[Function]:
@@ -235,10 +243,13 @@ def _categories(
         found.update(dict.fromkeys(computing_functions(), rest))
     elif simulates:
         found.update(dict.fromkeys(_following(), "follow"))
+    denied = _denied_as_one(policy, device_type)
     for namespace in ("aten", "torch"):
         owners = oplists.native_names(namespace)
         for spelling, category in policy.native_rules(namespace).items():
             verdict = _verdict(owners[spelling], category, lists, device_type)
+            if owners[spelling][0] in denied:
+                verdict = "deny"
             on_cuda = native_list("cuda").category(owners[spelling][0])
             for function in functions_named(namespace, spelling):
                 if simulates and is_composite(function) and category == on_cuda:
