@@ -177,7 +177,7 @@ class OpListMode(TorchFunctionMode):
         compiling = torch.compiler.is_compiling()
         weights = None if compiling else self._weights
         if rule.input_alone:
-            return self._simulate_on_statistics(func, args, kwargs, low, switched_off)
+            return _simulate_on_statistics(func, args, kwargs, low, switched_off)
         bias = simulation.bias_apart(args, kwargs) if rule.adds_bias and not compiling else None
         if bias is not None:
             args, kwargs = args[:2], {}
@@ -192,24 +192,6 @@ class OpListMode(TorchFunctionMode):
         if bias is None:
             return result
         return simulation.rounded(result.float() + simulation.raised(bias, low, weights), low)
-
-    @staticmethod
-    def _simulate_on_statistics(
-        func: Function,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        low: torch.dtype,
-        switched_off: str | None,
-    ) -> Any:
-        """The same where only the input is cast, and ``func`` writes to the others."""
-        names, others = list(kwargs), [*args[1:], *kwargs.values()]
-        wide = [simulation.widened(value) for value in others]
-        given = len(args) - 1
-        args = [simulation.raised(args[0], low, None), *wide[:given]]
-        kwargs = dict(zip(names, wide[given:], strict=True))
-        result = _run_outside_autocast(func, args, kwargs, switched_off)
-        simulation.write_back(others, wide)
-        return simulation.rounded(result, low)
 
 
 NOTHING = Rules({})
@@ -242,6 +224,24 @@ def _low_dtype(
     castable = _castable(deciding)
     widest = _widest(castable) if castable else torch.float32
     return None if widest is torch.float32 else widest
+
+
+def _simulate_on_statistics(
+    func: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    low: torch.dtype,
+    switched_off: str | None,
+) -> Any:
+    """The same where only the input is cast, and ``func`` writes to the others."""
+    names, others = list(kwargs), [*args[1:], *kwargs.values()]
+    wide = [simulation.widened(value) for value in others]
+    given = len(args) - 1
+    args = [simulation.raised(args[0], low, None), *wide[:given]]
+    kwargs = dict(zip(names, wide[given:], strict=True))
+    result = _run_outside_autocast(func, args, kwargs, switched_off)
+    simulation.write_back(others, wide)
+    return simulation.rounded(result, low)
 
 
 def _needs_gradients(args: Sequence[Any]) -> bool:
