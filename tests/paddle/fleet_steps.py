@@ -28,7 +28,7 @@ rank = paddle.distributed.get_rank()
 
 def training(**arguments: Any) -> tuple[nn.Layer, Any]:
     paddle.seed(0)
-    network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    network = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(), nn.Linear(6, 2))
     momentum = paddle.optimizer.Momentum(0.1, parameters=network.parameters(), **arguments)
     return fleet.distributed_model(network), fleet.distributed_optimizer(momentum)
 
