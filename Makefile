@@ -9,6 +9,8 @@ NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py
 NUMERICS_tensorflow := tests/tensorflow/test_simulation.py
 NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_probing.py
+# Of torch's tests those that a device tells most of; night-cuda runs all.
+ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
 ZOO := torch tensorflow paddle o2
 TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-virtual-paddle test-cuda test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens
 
@@ -17,7 +19,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(OLDER:%=night-%) mutate bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +61,10 @@ test-docs: $(VENV)/.test ## every tutorial in every framework, every block of co
 	$(BIN)/python -m pytest -q tests/docs
 
 test-cuda: $(VENV)/.test ## what torch does on CUDA, on a device whose memory and arithmetic are the CPU's
-	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda tests/torch
+	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda $(ON_CUDA:%=tests/torch/test_%.py)
+
+night-cuda: $(VENV)/.test ## all of torch's tests on that device
+	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/torch
 
 test-virtual-paddle: $(VENV)/.test ## Paddle's GPU path, on a device whose memory is the host's
 	$(BIN)/python -m pytest -q tests/virtual_paddle
@@ -81,7 +86,7 @@ $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q -k 'not compiled and not XLA' $(NUMERICS_$*)
 
 nightly: $(VENV)/.test ## long random searches, the whole zoo, every test as on older CPUs, mutations
-	+$(MAKE) --no-print-directory --keep-going night-search zoo $(OLDER:%=night-%) mutate
+	+$(MAKE) --no-print-directory --keep-going night-search night-cuda zoo $(OLDER:%=night-%) mutate
 
 night-search: $(VENV)/.test
 	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) test
