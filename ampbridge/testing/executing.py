@@ -28,8 +28,9 @@ class ExecutionConformance(Layered):
         if self.harness.simulates:
             assert backend.execution(simulated) == "simulated"
         else:
-            with pytest.raises(UnsupportedError, match="Hint: "):
-                backend.execution(simulated)
+            x = self.harness.array(np.ones((2, 2), np.float32))
+            with pytest.raises(UnsupportedError, match="Hint: "), backend.autocast(simulated):
+                self.harness.run("matmul", x, x)
         if self.harness.has_kernels:
             assert backend.execution(native) == "native"
             assert backend.execution(policy) in ("native", "simulated")
