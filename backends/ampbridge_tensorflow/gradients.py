@@ -18,6 +18,7 @@ from ampbridge_tensorflow import _private, distribution
 from ampbridge_tensorflow.casting import autocast, differentiation, outside_of_regions
 from ampbridge_tensorflow.fitted import low_variables
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
+from ampbridge_tensorflow.recording import recorded
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -90,12 +91,17 @@ def gradients(
     may make in its first call; last, so that a step that fails leaves it as it was.
     """
     batch = native_batch(batch)
+
+    def forward() -> tuple[Array, Array, Any]:
+        with autocast(policy), _CastVariablesAsBefore():
+            loss, aux = loss_fn(model, *batch)
+        loss = cast(loss, "float32")
+        scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
+        return scaled, loss, aux
+
     with differentiation(policy):
-        with tf.GradientTape() as tape:
-            with autocast(policy), _CastVariablesAsBefore():
-                loss, aux = loss_fn(model, *batch)
-            loss = cast(loss, "float32")
-            scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
+        tape = tf.GradientTape()
+        scaled, loss, aux = recorded(tape, forward)
         trained = parameters(model if optimizer is None or not optimizer.built else optimizer)
         grads = tape.gradient(scaled, [native_variable(p) for p in trained])
     check_dependence(grads)

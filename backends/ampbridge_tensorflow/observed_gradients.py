@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.recording import recorded
 
 Arrived = Sequence[tuple[tf.Tensor, Any]]
 """Outputs of an op, each with its gradient: a tensor or IndexedSlices."""
@@ -63,9 +64,13 @@ def recorded_on_a_tape(
         return apart[-1]
 
     given = [told_apart(x) for x in arguments]
-    with new_tape() as tape:
+    tape = new_tape()
+
+    def compute() -> Any:
         tape.watch(apart)
-        result = run(*given)
+        return run(*given)
+
+    result = recorded(tape, compute)
     outputs = [x for x in tf.nest.flatten(result) if isinstance(x, tf.Tensor)]
     return result, Recorded(op, inputs, apart, outputs, tape)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -156,8 +157,13 @@ class TensorFlowHarness(Harness):
         return not tf.executing_eagerly()
 
     def ambient(self) -> Mapping[str, object]:
+        read = tf.Variable(1.0)
+        tf.square(read)
+        variable = weakref.ref(read)
+        del read
         gc.collect()  # a decorated model that nobody holds is still decorated until then
         return {
+            "held by a tf.GradientTape": variable() is not None,
             "default dtype": keras.config.floatx(),
             "dtype policy": keras.config.dtype_policy().name,
             **attributes_of(
