@@ -7,7 +7,7 @@ followed at last, with parameters unknown. The calls met on the way are ``events
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -16,17 +16,22 @@ from typing import Any
 import libcst as cst
 
 from ampbridge.port.calls import Calls, name_of
+from ampbridge.port.carrying import Target, assigned, carried
 from ampbridge.port.decisions import TRUE, Atom, Condition, Cycle, Not, both, either, negation
 from ampbridge.port.evaluate import BINARY
 from ampbridge.port.values import (
+    Argument,
+    Choice,
     Class,
     Constant,
     Container,
+    Formula,
     Frame,
     Function,
     Instance,
     Items,
     Library,
+    Lookup,
     Loop,
     Passed,
     Table,
@@ -46,6 +51,7 @@ class Flow(Enum):
     ON = "on"
     RETURNS = "returns"
     SKIPS = "skips"
+    LEAVES = "leaves"
     RAISES = "raises"
 
 
@@ -56,6 +62,7 @@ class Interpreter(Calls):
         super().__init__(*arguments)
         self._returns: list[tuple[Condition, Value]] = []
         self._depth = 0
+        self._breaks = 0
         self._functions: list[Function] = []
         self._classes: list[Class] = []
 
@@ -256,9 +263,11 @@ class Interpreter(Calls):
         return Flow.RAISES
 
     def _on_Break(self, node: cst.Break) -> Flow:
-        return Flow.SKIPS
+        self._breaks += 1
+        return Flow.LEAVES
 
-    _on_Continue = _on_Break
+    def _on_Continue(self, node: cst.Continue) -> Flow:
+        return Flow.SKIPS
 
     def _on_Global(self, node: cst.Global) -> None:
         self.frame.outer_names.update(item.name.value for item in node.names)
@@ -298,25 +307,49 @@ class Interpreter(Calls):
         by_turns = isinstance(condition, Cycle) or (
             isinstance(condition, Not) and isinstance(condition.of, Cycle)
         )
-        if ended is Flow.RETURNS or (ended is Flow.SKIPS and by_turns):
+        skips = ended in (Flow.SKIPS, Flow.LEAVES)
+        if ended is Flow.RETURNS or (skips and by_turns):
             self.guards.append(condition)
         return Flow.ON
 
     def _on_For(self, node: cst.For) -> Flow:
         items = self.iterated(self.value(node.iter))
         if items is not None and len(items) <= LONGEST_UNROLLED:
-            for item in items:
-                self.assign(node.target, item)
-                self._block([node.body])
-        else:
-            self._loop(node)
+            self._unrolled(node, items)
+            return Flow.ON
+        self._loop(node)
         if node.orelse is not None:
             self._block([node.orelse.body])
         return Flow.ON
 
+    def _unrolled(self, node: cst.For, items: Sequence[Value]) -> None:
+        """Each turn; where it is not known whether one was the last, what they assign is not, either."""
+        outer, self._breaks, flow = self._breaks, 0, Flow.ON
+        for item in items:
+            self.assign(node.target, item)
+            flow = self._block([node.body])
+            if flow is Flow.LEAVES:
+                break
+        perhaps, self._breaks = self._breaks > (flow is Flow.LEAVES), outer
+        if node.orelse is not None and flow is not Flow.LEAVES:
+            self._block([node.orelse.body])
+        if perhaps:
+            self._forget(assigned([node], self.text).values())
+
+    def _forget(self, targets: Iterable[Target]) -> None:
+        """What they hold is not known, where it is plain data."""
+        for target in targets:
+            if _is_plain(self.value(target)):
+                self.assign(target, self.unknown(target))
+
     def _loop(self, node: cst.For | cst.While) -> None:
-        """The body of a loop once, for any turn; what it fills is not known afterwards."""
-        loops = len(self.loops)
+        """The body of a loop once, for any turn; what it fills is not known afterwards.
+
+        Nor is what a turn makes of what the last one has left.
+        """
+        loops, breaks = len(self.loops), self._breaks
+        turn = [node.test, node.body] if isinstance(node, cst.While) else [node.body]
+        self._forget(carried(turn, self.text))
         if isinstance(node, cst.For):
             self.loops.append(Loop(node, self._turns(node.iter)))
         with self.memory.watched() as before:
@@ -324,10 +357,15 @@ class Interpreter(Calls):
                 self._any_item(node.target)
             self._block([node.body])
         del self.loops[loops:]
+        self._breaks = breaks
         filled = {
             key: old for key, old in before.items() if key[1] == "content" and old is not None
         }
         what = node.iter if isinstance(node, cst.For) else node.test
+        here = {name.rpartition(".")[2] for name in assigned(turn, self.text)}
+        for key, old in before.items():  # by a function that it calls
+            if key[1] not in here and old is not None and _is_plain(old):
+                filled[key] = old
         self.memory.restore(dict.fromkeys(filled, self.unknown(what)))
 
     def _turns(self, node: cst.BaseExpression) -> Value | None:
@@ -347,8 +385,8 @@ class Interpreter(Calls):
             self.assign(target, self.unknown(target))
 
     def _on_While(self, node: cst.While) -> Flow:
-        self.value(node.test)
-        self._loop(node)
+        if self.known_truth(self.holds(self.value(node.test), node.test)) is not False:
+            self._loop(node)
         return Flow.ON
 
     def _on_Try(self, node: cst.Try) -> Flow:
@@ -471,3 +509,14 @@ class Interpreter(Calls):
             self.frame = outer
         self._classes.append(cls)
         self.bind(node.name.value, cls)
+
+
+def _is_plain(value: Value) -> bool:
+    """Whether it may be a number, a text or the like. None is what waits for its value."""
+    if isinstance(value, Choice):
+        return _is_plain(value.yes) or _is_plain(value.no)
+    if isinstance(value, Items):
+        return any(map(_is_plain, value.items))
+    if isinstance(value, Constant):
+        return value.value is not None
+    return isinstance(value, (Argument, Formula, Lookup))

@@ -27,6 +27,12 @@ LINES = {
     "union": "x = len({1, 2} | {3}) + len([1] + [2])",
     "comprehension": "x = [n * 2 for n in (1, 2, 3) if n != 2][1]",
     "loop": "x = 1\nfor n in [2, 3, 4]:\n    x = x * n",
+    "left loop": "for x in [2.0, 4.0, 8.0]:\n    if x == 4.0:\n        break\nelse:\n    x = 16.0",
+    "skipped turn": "for n in [2, 4]:\n    if n == 4:\n        continue\n    x = n",
+    "inner loop left": (
+        "for n in [2, 4]:\n    for m in [3, 5]:\n        if m == n + 1:\n            break\n    x = m"
+    ),
+    "loop that never runs": "x = 3\nwhile False:\n    x = 4",
     "append": "items = []\nfor n in (5, 6):\n    items.append(n)\nx = items[1]",
     "conditional": "x = 3 if 'cuda' in 'cuda:0' else 4",
     "and or": "x = (0 or 5) + (1 and 2) + (None or 3)",
@@ -159,6 +165,27 @@ UNKNOWN = {
     "environment": "import os\nx = float(os.environ['SCALE'])",
     "call": "x = load()['scale']",
     "counter": "x = 0\nfor batch in loader:\n    x += 1",
+    "doubled while small": "x = 1\nwhile x < 10**300:\n    x = x * 2",
+    "doubled in place": "x = 1.0\nwhile x < 1e30:\n    x *= 2",
+    "doubled for ever": "x = 1\nwhile True:\n    x = x * 2\n    if x > 100:\n        break",
+    "doubled so often": "x = 1.0\nfor n in range(20):\n    x = x * 2",
+    "a choice, doubled": "x = 1.0 if cfg.a else 2.0\nfor n in loader:\n    x = x * 2",
+    "an option, doubled": (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--x', type=float, default=2.0)\nx = parser.parse_args().x\n"
+        "while x < 100:\n    x = x * 2"
+    ),
+    "carried under another name": "x = 1.0\nfor n in loader:\n    y = x * 2\n    x = y",
+    "carried in a pair": "a, x = 1, 2\nwhile x < 1000:\n    a, x = x, a + x",
+    "carried in an attribute": (
+        "class A: pass\na = A()\na.s = 1.0\nfor n in loader:\n    a.s = a.s * 2\nx = a.s"
+    ),
+    "carried by a function": "x = 1.0\ndef f(n):\n    return n * 2\nwhile c():\n    x = f(x)",
+    "changed by a function": (
+        "x = 1.0\ndef f():\n    global x\n    x = x * 2\nwhile c():\n    f()"
+    ),
+    "text that grows": "s = '1'\nfor n in loader:\n    s = s + '0'\nx = float(s)",
+    "perhaps left": "for n in [2.0, 4.0]:\n    x = n\n    if cfg.a:\n        break",
     "filled in a loop": "items = []\nfor n in loader:\n    items.append(n)\nx = items[0]",
     "parameter": "def f(x):\n    GradScaler(init_loss_scaling=x)\nx = config.scale",
     "impossible": "x = 'a' + 1",
@@ -236,6 +263,15 @@ def test_conditions_give_alternatives(lines, expected):
     _, reading = init_scale(lines)
     found = {each.conditions: each.settings["scaler.init_scale"] for each in reading.alternatives}
     assert found == expected
+
+
+def test_what_one_turn_leaves_to_the_next_is_unknown_where_it_is_read():
+    lines = "y = 1.0\nfor n in loader:\n    if n:\n        y = 3.0\n    x = y * 2\n    y = 4.0"
+    _, reading = init_scale(lines)
+    found = {
+        each.conditions: each.settings.get("scaler.init_scale") for each in reading.alternatives
+    }
+    assert found == {("n",): 6.0, ("not n",): None}
 
 
 def test_too_many_conditions_are_cut_and_told():
