@@ -109,9 +109,18 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 def _folder(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
-    if not text or "\0" in text:
+    if not text or "\0" in text or not _is_encodable(text):
         raise ArgumentError(f"{text!r} is no path of a folder.\nHint: step.save('runs/one')")
     return Path(text)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether the system can have a file of that name; of half a surrogate pair it cannot."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # -- reading

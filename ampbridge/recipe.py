@@ -250,7 +250,10 @@ class Recipe:
         text = self.to_toml(comments)
         try:
             whole_files.write(path, text.encode())
-        except OSError as error:
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # half a surrogate pair is no text of a file, nor a name
             msg = f"Cannot write the recipe {str(path)!r}: {error}.\n"
             raise RecipeError(msg + "Hint: recipe.save('recipe.toml')") from error
 

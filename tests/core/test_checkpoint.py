@@ -142,7 +142,7 @@ def test_nothing_is_removed_while_nobody_knows_which_file_is_in_use(folder):
     assert sorted(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("path", ["", "a\0b"])
+@pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b"])
 @pytest.mark.parametrize("call", [checkpoint.read, lambda path: checkpoint.write(path, ({}, {}))])
 def test_what_is_no_path_is_refused(path, call):
     with pytest.raises(amp.ArgumentError, match="is no path of a folder"):

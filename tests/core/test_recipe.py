@@ -148,6 +148,17 @@ def test_files(tmp_path):
     assert 'keep = ["größe"] # excluded_layers=[größe]' in path.read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", ["r.toml", "\ud800.toml", "a\0b.toml"])
+def test_what_no_file_can_hold_is_refused(tmp_path, name):
+    """Half a surrogate pair: the file that is there is left as it is."""
+    (tmp_path / "r.toml").write_text("as it was")
+    with pytest.raises(RecipeError, match="Cannot write the recipe"):
+        Recipe(Policy("O1", keep=["\ud800"])).save(tmp_path / name)
+    with pytest.raises(RecipeError):
+        Recipe.load(tmp_path / name)
+    assert (tmp_path / "r.toml").read_text() == "as it was"
+
+
 def test_short_forms_of_policies_in_a_schedule():
     text = """
     [schedule]
