@@ -546,8 +546,9 @@ class Backend(Protocol):
 
     @abstractmethod
     def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
-        """Slots and counters as copies, under the names of the model's weights; and settings that
-        change during a run (rates).
+        """Slots and counters as copies, under the names of the model's weights; settings that change
+        during a run (rates); and, among the slots, the values of the optimizer's parameters that the
+        model does not have, under ``outside.name_of`` their places.
 
         Raises:
             UnsupportedError: for an optimizer whose state is more than that.

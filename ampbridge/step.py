@@ -44,6 +44,7 @@ from ampbridge.errors import (
 from ampbridge.flags import checked_flag
 from ampbridge.foreign_names import OF_A_STEP, no_attribute
 from ampbridge.interrupts import Whole
+from ampbridge.outside import name_of
 from ampbridge.policy import Policy
 from ampbridge.recipe import Recipe
 from ampbridge.scale_rule import ScalerConfig
@@ -343,7 +344,7 @@ class TrainStep:
         pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
         names = {id(parameter): name for parameter, name in pairs}
         trained = enumerate(backend.parameters(self.optimizer))
-        return [names.get(id(p), f"optimizer[{place}]") for place, p in trained]
+        return [names.get(id(p), name_of(place)) for place, p in trained]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values: ``version``, ``step``, ``policy`` (or schedule), ``schedule`` (what it
@@ -391,7 +392,8 @@ class TrainStep:
         """Save all that training goes on with to the folder ``path``, without pickle.
 
         JSON: ``state_dict()``, the optimizer's settings, the scheduler's state. Safetensors: float32
-        weights (masters), buffers, the optimizer's slots. A crash or a full disk leaves the checkpoint
+        weights (masters), buffers, the optimizer's slots, and those of its parameters that are not in the
+        model. A crash or a full disk leaves the checkpoint
         that was there whole; saves to one path wait for each other, loads for none. Not part of it:
         random number generators and the place in the data.
 
@@ -420,6 +422,7 @@ class TrainStep:
         """Go on from what a step of any framework has saved, but for its optimizer, which starts anew.
 
         Scaler, schedule and counters are taken over; so are the weights, as by ``amp.load_weights``.
+        What the optimizer trained outside of the model is not, and reported as not used.
 
         Returns:
             What was matched with what; it prints as a table.

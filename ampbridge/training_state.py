@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge import registry
+from ampbridge import outside, registry
 from ampbridge.backend import Backend, Model, Optimizer, OptimizerState
-from ampbridge.errors import AmpBridgeError, CallOrderError, StateError, UnsupportedError
+from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
 from ampbridge.interrupts import hold_interrupts
 from ampbridge.remembering import Remembered
 from ampbridge.weights import Report, Weight, match_weights
@@ -50,7 +50,6 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     from ampbridge import __version__, checkpoint  # its modules are half of what importing costs
 
     weights = trained.backend.weights(trained.model)  # a sharded model has its parameters back then
-    _check_that_the_model_has_them(trained)
     optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
     state = {
         "training": dict(training),
@@ -65,29 +64,6 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     tensors |= {f"optimizer/{name}": array for name, array in optimizer.slots.items()}
     whole = checkpoint.Checkpoint(state, tensors)
     trained.backend.on_one_rank(trained.model, lambda: checkpoint.write(path, whole))
-
-
-def _check_that_the_model_has_them(trained: Trained) -> None:
-    """The parameters that the optimizer trains: a checkpoint holds the model's weights.
-
-    Raises:
-        UnsupportedError: if some are of something else.
-    """
-    backend = trained.backend
-    try:
-        held = backend.parameters(trained.optimizer)
-    except CallOrderError:  # it will be built for the model's
-        return
-    own = {id(parameter) for parameter in backend.parameters(trained.model)}
-    foreign = [place for place, parameter in enumerate(held) if id(parameter) not in own]
-    if foreign:
-        named = ", ".join(f"optimizer[{place}]" for place in foreign[:4])
-        msg = (
-            f"The optimizer trains {len(foreign)} parameters that the model does not have ({named}); a "
-            "checkpoint would lack their values.\n"
-            "Hint: train a model that holds both, the model and what the loss has parameters of."
-        )
-        raise UnsupportedError(msg)
 
 
 def read(path: Path) -> Saved:
@@ -290,6 +266,7 @@ def take_weights(
 ) -> Report:
     """The weights of ``saved`` for ``model``, whatever framework they come from; see ``load_weights``."""
     report = match_weights(saved.weights, backend.weights(model), mapping)
+    report.unused = (*report.unused, *outside.weights_of(saved.optimizer.slots))
     values = backend.read_weights(model) if report.kept else {}
     values |= {
         match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")

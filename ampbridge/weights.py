@@ -70,7 +70,8 @@ class Report(Sequence[Match]):
 
     Attributes:
         kept: optional weights of the model that found no source, and are as they were.
-        unused: optional weights of the checkpoint that found no target.
+        unused: optional weights of the checkpoint that found no target, and what was trained outside of
+            its model.
     """
 
     def __init__(

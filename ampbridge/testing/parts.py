@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampbridge import AmpBridgeError, GradScaler, decorate, train_step, value_and_grad
+from ampbridge import (
+    GradScaler,
+    StateError,
+    TrainStep,
+    checkpoint,
+    decorate,
+    train_step,
+    value_and_grad,
+)
 from ampbridge.backend import Array, Model, Optimizer
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits, squared_error
 from ampbridge.testing.harness import Harness, NumpyArray, untransposed
@@ -143,12 +151,58 @@ class OutsideConformance:
         expected = [-RATE * g for g in reference(*given).gradients]
         assert relative_error(untransposed(moved, given.weights), expected) < 3e-2
 
-    def test_a_checkpoint_that_would_lack_them_is_refused(self, tmp_path: Any) -> None:
-        model, outside, optimizer = self.two_models()
-        step = train_step(self.both_losses(outside), model, optimizer, policy="O0")
-        with pytest.raises(AmpBridgeError, match="parameters that the model does not have"):
-            step.save(tmp_path / "saved")
-        assert not (tmp_path / "saved").exists()
+    @pytest.mark.parametrize("policy", ["O0", "O2:bfloat16"])
+    def test_a_checkpoint_holds_them(self, tmp_path: Any, policy: str) -> None:
+        """Fresh objects go on from it bit by bit; what the step has that loads is replaced."""
+        saved, loaded = (self.step_of_both(policy, calls) for calls in (3, 1))
+        (step, _), (other, _) = saved, loaded
+        step.save(tmp_path)
+        other.load(tmp_path)
+        assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
+        given, one = example(), np.float32(1)
+        for _ in range(2):
+            losses = [each(given.x, given.target, one).loss for each in (step, other)]
+            assert losses[0] == losses[1]
+        assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
+
+    @pytest.mark.parametrize("change", ["missing", "more", "of another shape", "of another dtype"])
+    def test_a_checkpoint_with_others_is_refused(self, tmp_path: Any, change: str) -> None:
+        step, outside = self.step_of_both("O1:bfloat16", 2)
+        step.save(tmp_path)
+        step(example().x, example().target, np.float32(1))
+        before, (state, tensors) = self.all_trained(step, outside), checkpoint.read(tmp_path)
+        value, others = tensors["optimizer/optimizer[4]"], dict(tensors)
+        if change == "missing":
+            del others["optimizer/optimizer[4]"]
+        elif change == "more":
+            others["optimizer/optimizer[9]"] = value
+        else:
+            longer, wider = np.stack([value] * 2), value.astype(np.float64)
+            others["optimizer/optimizer[4]"] = longer if "shape" in change else wider
+        checkpoint.write(tmp_path, checkpoint.Checkpoint(state, others))
+        with pytest.raises(StateError, match=r"optimizer\[\d\]"):
+            step.load(tmp_path)
+        assert same_bits(self.all_trained(step, outside), before)
+
+    def test_of_a_checkpoint_that_is_adopted_they_are_told_as_not_used(self, tmp_path: Any) -> None:
+        (step, _), (other, outside) = (self.step_of_both("O1:bfloat16", 1) for _ in range(2))
+        step.save(tmp_path)
+        before = self.values_of(outside)
+        report = other.adopt(tmp_path)
+        assert [each.name for each in report.unused] == [f"optimizer[{n}]" for n in range(4, 8)]
+        assert same_bits(self.values_of(outside), before)
+
+    def step_of_both(self, policy: str, calls: int) -> tuple[TrainStep, Model]:
+        """A step that has been called so often, and what it trains besides its model."""
+        given = example()
+        model, outside, optimizer = self.two_models(layered=True)
+        step = train_step(self.both_losses(outside, layered=True), model, optimizer, policy=policy)
+        for number in range(calls):
+            step(given.x, given.target, np.float32(1 + number))
+        return step, outside
+
+    def all_trained(self, step: TrainStep, outside: Model) -> list[NumpyArray]:
+        return [*self.values_of(step.model, outside), *self.harness.slots(step.optimizer)]
 
 
 class BatchConformance:

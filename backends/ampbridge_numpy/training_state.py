@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ampbridge import outside
 from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
@@ -101,7 +102,8 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for name, state in _states(optimizer, model)
         for slot, value in state.items()
     }
-    return OptimizerState(slots, {"lr": optimizer.lr})
+    values = {name: array.copy() for name, array in _outside(optimizer, model).items()}
+    return OptimizerState({**slots, **values}, {"lr": optimizer.lr})
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
@@ -113,7 +115,9 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
             f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
         )
     left = dict(state.slots)
-    shapes = {name: array.shape for name, array in _parameters(model).items()}
+    others = _outside(optimizer, model)
+    values = outside.taken_from(left, others)
+    shapes = {name: array.shape for name, array in {**_parameters(model), **others}.items()}
     fitting: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for name, slots in _states(optimizer, model):
         saved: dict[str, Any] = {}
@@ -129,6 +133,8 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     for slots, saved in fitting:
         slots.clear()
         slots.update(saved)
+    for name, array in others.items():
+        array[...] = values[name]
     optimizer.lr = rate
 
 
@@ -158,9 +164,16 @@ def _states(optimizer: Optimizer, model: Model) -> list[tuple[str, dict[str, Any
         raise UnsupportedError(msg)
     names = {id(array): name for name, array in _parameters(model).items()}
     return [
-        (names.get(id(p), f"{index}"), state)
-        for index, (p, state) in enumerate(zip(optimizer.parameters, optimizer.state, strict=True))
+        (names.get(id(p), outside.name_of(place)), state)
+        for place, (p, state) in enumerate(zip(optimizer.parameters, optimizer.state, strict=True))
     ]
+
+
+def _outside(optimizer: Optimizer, model: Model) -> dict[str, np.ndarray]:
+    """The optimizer's parameters that the model does not have."""
+    own = {id(array) for array in _parameters(model).values()}
+    trained = enumerate(optimizer.parameters)
+    return {outside.name_of(place): p for place, p in trained if id(p) not in own}
 
 
 def _parameters(model: Model) -> dict[str, np.ndarray]:

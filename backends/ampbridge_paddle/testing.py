@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -133,9 +134,10 @@ class PaddleHarness(Harness):
         return paddle.optimizer.Momentum(rate, momentum=0.9, parameters=parameters)
 
     def slots(self, optimizer: paddle.optimizer.Optimizer) -> list[np.ndarray]:
-        # The names end in counters of the process, so that they sort by parameter, then by slot.
+        # The names hold counters of the process: by these they sort by parameter, then by slot.
         state = optimizer.state_dict()
-        return [self.numpy(state[name]) for name in sorted(state) if hasattr(state[name], "numpy")]
+        names = sorted(state, key=lambda name: [(len(p), p) for p in re.split(r"(\d+)", name)])
+        return [self.numpy(state[name]) for name in names if hasattr(state[name], "numpy")]
 
     def native_gradients(
         self, model: paddle.nn.Layer, loss_fn: Any, batch: Sequence[paddle.Tensor], scale: Any

@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from ampbridge import outside
 from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
@@ -186,6 +187,7 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for name, parameter in named.items()
         for slot, tensor in _slots(native, parameter).items()
     }
+    slots |= {name: _float32_if_low(p) for name, p in _outside(named, model).items()}
     settings = {
         "lr": _read_rate(native),
         "lr_of_weights": {
@@ -196,12 +198,15 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
     return OptimizerState(slots, settings)
 
 
+@paddle.no_grad()
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
     """See ``Backend.write_optimizer``."""
     native = _known(optimizer)
     named = _named_parameters(native, model)
+    others, slots = _outside(named, model), dict(state.slots)
+    values = outside.taken_from(slots, {k: _float32_if_low(p) for k, p in others.items()})
     wanted: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in state.slots.items():
+    for key, value in slots.items():
         name, _, slot = key.rpartition("/")
         wanted.setdefault(name, {})[slot] = value
     unknown = sorted(wanted.keys() - named.keys())
@@ -214,6 +219,8 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         else:
             _forget_slots(native, parameter)
     _forget_lists_of_slots(native)
+    for name, parameter in others.items():
+        _assign(parameter, values[name])
 
 
 def _known(optimizer: Optimizer) -> Any:
@@ -244,21 +251,20 @@ def _check_that_nothing_waits(optimizer: Any) -> None:
 
 
 def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
-    """The optimizer's parameters by their names in the model, frozen ones included."""
+    """The optimizer's parameters by their names in the model, or their places; frozen ones included."""
     names = {id(p): name for name, p in without_wrapper(model).named_parameters()}
     groups = [group["params"] for group in _groups(optimizer)]
     own = [p for group in groups for p in group] or method(
         "Optimizer", optimizer, "_parameter_list"
     )
-    foreign = [p.name for p in own if id(p) not in names]
-    if foreign:
-        msg = (
-            f"The optimizer steps parameters that the model does not have: {foreign[:4]}; a "
-            "checkpoint would lack them.\nHint: put both into one paddle.nn.Layer."
-        )
-        raise UnsupportedError(msg)
     _check_masters(optimizer, model)
-    return {names[id(p)]: p for p in own}
+    return {names.get(id(p), outside.name_of(place)): p for place, p in enumerate(own)}
+
+
+def _outside(named: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
+    """Those of the optimizer's parameters that the model does not have."""
+    own = {id(p) for p in without_wrapper(model).parameters()}
+    return {name: p for name, p in named.items() if id(p) not in own}
 
 
 def _check_masters(optimizer: Any, model: Model) -> None:

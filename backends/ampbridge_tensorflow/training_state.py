@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ampbridge import outside
 from ampbridge.backend import Model, Optimizer, OptimizerState
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
@@ -221,11 +222,19 @@ _RATE = "learning_rate"
 
 
 def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
-    """What changes in a step beside the weights: slots, counters, the rate, seed generators' states."""
+    """What changes in a step beside the weights: slots, counters, the rate, seed generators' states, and
+    what the optimizer trains outside of the model."""
     random = _random_states(model)
     states = [held for held in all_variables(model) if id(held.variable) in random]
-    slots = _slots(built_optimizer(optimizer, parameters(model)), model)
-    return {**slots, **{f"random/{held.name}": held.variable for held in states}}
+    built = built_optimizer(optimizer, parameters(model))
+    own = {id(held.variable) for held in all_variables(model)}
+    trained = enumerate(map(native_variable, parameters(built)))
+    others = {outside.name_of(place): v for place, v in trained if id(v) not in own}
+    return {
+        **_slots(built, model),
+        **others,
+        **{f"random/{held.name}": held.variable for held in states},
+    }
 
 
 def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
@@ -265,7 +274,7 @@ def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
     """The weights' names; of a variable that the model has not, its place in the list."""
     names = {id(held.variable): held.name for held in all_variables(model)}
     return [
-        names.get(id(native_variable(variable)), str(place))
+        names.get(id(native_variable(variable)), outside.name_of(place))
         for place, variable in enumerate(variables)
     ]
 

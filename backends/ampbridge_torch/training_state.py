@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
+from ampbridge import outside
 from ampbridge.backend import OptimizerState
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge.weights import OTHER, Weight
@@ -116,10 +117,15 @@ def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
     for each in _weights_of(model):
         master = master_of(each.tensor)
         target = each.tensor if master is None else master.wide
-        target.copy_(sharding.shard_of(torch.tensor(values[each.name]), target))
+        _set(target, values[each.name])
         if master is not None:
             masters.append(master)
     round_all(masters)
+
+
+def _set(target: Tensor, value: np.ndarray) -> None:
+    with torch.no_grad():
+        target.copy_(sharding.shard_of(torch.tensor(value), target))
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -260,7 +266,7 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
         "numbers": numbers,
         "low": low,
     }
-    return OptimizerState(slots, settings)
+    return OptimizerState({**slots, **_values(_outside(optimizer, model))}, settings)
 
 
 def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: OptimizerState) -> None:
@@ -269,7 +275,8 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
     Torch itself puts the slots on their devices.
     """
     settings = _checked_settings(optimizer, model, state.settings)
-    slots = dict(state.slots)
+    slots, others = dict(state.slots), _outside(optimizer, model)
+    values = outside.taken_from(slots, _values(others))
     counters = [each for each in _tensors(model) if _is_counter(each)]
     for each in counters:
         if each.name not in slots or slots[each.name].shape != ():
@@ -290,6 +297,8 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
     _keep_dtypes(optimizer, saved)
     for each, count in zip(counters, counts, strict=True):
         each.tensor.fill_(count)
+    for name, parameter in others.items():
+        _set(parameter, values[name])
 
 
 _HINT = "Hint: load what step.save wrote of the same model and optimizer."
@@ -341,14 +350,19 @@ def _beyond(optimizer: optim.Optimizer, what: str) -> str:
 
 def _names_by_group(optimizer: optim.Optimizer, model: nn.Module) -> list[list[str]]:
     names = {id(each.tensor): each.name for each in _tensors(model)}
-    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
-    if any(name is None for group in groups for name in group):
-        msg = (
-            f"{type(optimizer).__name__} updates a parameter that the model does not have, so that its "
-            "value would not be saved.\nHint: make it a parameter of the model."
-        )
-        raise UnsupportedError(msg)
-    return [[str(name) for name in group] for group in groups]
+    names |= {id(p): name for name, p in _outside(optimizer, model).items()}
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _outside(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's parameters that the model does not have."""
+    own = {id(each.tensor) for each in _tensors(model)}
+    trained = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    return {outside.name_of(place): p for place, p in trained if id(p) not in own}
+
+
+def _values(others: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: _array(_wide(parameter)) for name, parameter in others.items()}
 
 
 def _groups(optimizer: optim.Optimizer, model: nn.Module) -> list[dict[str, Any]]:

@@ -472,13 +472,6 @@ def test_an_optimizer_that_remembers_more_is_refused(tmp_path: Path) -> None:
         step.save(tmp_path)
 
 
-def test_parameters_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
-    model, other = Net(), nn.Linear(2, 2)
-    optimizer = paddle.optimizer.SGD(0.1, [*model.parameters(), *other.parameters()])
-    with pytest.raises(amp.UnsupportedError, match="parameters that the model does not have"):
-        amp.train_step(loss_fn, model, optimizer).save(tmp_path)
-
-
 def test_a_state_that_waits_for_the_first_step_is_refused(tmp_path: Path) -> None:
     step, other = make_step(), make_step()
     train(step, 0, 1)

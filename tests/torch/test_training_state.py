@@ -498,11 +498,20 @@ def test_an_optimizer_with_another_state_is_refused(make: Make, text: str) -> No
         Backend.read_optimizer(optimizer, model)
 
 
-def test_a_parameter_outside_of_the_model_is_refused() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))], 0.1)
-    with pytest.raises(UnsupportedError, match="a parameter that the model does not have"):
-        Backend.read_optimizer(optimizer, model)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_a_parameter_outside_of_the_model_is_read_and_set_bit_by_bit(dtype: torch.dtype) -> None:
+    """In another group, with a rate of its own."""
+    model, temperature = nn.Linear(3, 2), nn.Parameter(torch.tensor([1.25], dtype=dtype))
+    groups = [{"params": model.parameters()}, {"params": [temperature], "lr": 0.5}]
+    optimizer = optim.SGD(groups, 0.1)
+    state = Backend.read_optimizer(optimizer, model)
+    assert state.slots["optimizer[2]"].tolist() == [1.25]
+    with torch.no_grad():
+        temperature.fill_(7.0)
+    optimizer.param_groups[1]["lr"] = 0.25
+    Backend.write_optimizer(optimizer, model, state)
+    assert (temperature.item(), temperature.dtype) == (1.25, dtype)
+    assert optimizer.param_groups[1]["lr"] == 0.5
 
 
 ADAM = OPTIMIZERS["Adam"]
