@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -19,7 +20,9 @@ EXAMPLES = ROOT / "examples"
 Job = Callable[[str], Any]
 """Something to do with a framework, by its name."""
 
-run_example = partial(run_python, environment={"PYTHONPATH": str(EXAMPLES)}, timeout=900)
+run_example = partial(
+    run_python, environment={"PYTHONPATH": f"{EXAMPLES}{os.pathsep}{ROOT / 'tests'}"}, timeout=900
+)
 
 
 @pytest.fixture(scope="session")

@@ -206,13 +206,13 @@ def trained(step: Any, batches: list[Any]) -> list[float]:
 LONGER = pytest.mark.nightly
 
 CASES = [
-    ("sequential", "momentum", "O1 float16", True),
+    pytest.param("sequential", "momentum", "O1 float16", True, marks=LONGER),
     ("sequential", "nadam", "O2 float16", True),
     pytest.param("sequential", "adafactor", "O0", False, marks=LONGER),
     pytest.param("functional", "adam", "O0", True, marks=LONGER),
     ("functional", "adamw", "O2 bfloat16", False),
     pytest.param("functional", "rmsprop", "O1 float16", False, marks=LONGER),
-    ("subclassed", "amsgrad", "O2 float16", False),
+    pytest.param("subclassed", "amsgrad", "O2 float16", False, marks=LONGER),
     pytest.param("subclassed", "adagrad", "O2 bfloat16", True, marks=LONGER),
     ("subclassed", "nadam", "scheduled", False),
     pytest.param("module", "adamw", "O2 float16", True, marks=LONGER),
@@ -495,7 +495,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "amsgrad", "adamw", "nadam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "nadam"])
 def test_another_optimizer_is_refused_and_nothing_changes(optimizer: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
     step = train_step("sequential", optimizer, "O0", False, seed=3)
