@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,9 @@ class Findings(NamedTuple):
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", action="store_true", help="put the table into the page, too")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="append the table to FILE, too"
+    )
 
 
 def report(findings: Findings, options: argparse.Namespace) -> None:
@@ -42,33 +45,50 @@ def report(findings: Findings, options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*findings.columns)
+    shown = Table(*findings.columns)
     for section in findings.sections:
         for row in section:
-            table.add_row(*row)
-        table.add_section()
+            shown.add_row(*row)
+        shown.add_section()
     console = Console(width=120)
     console.print(findings.machine)
-    console.print(table)
+    console.print(shown)
+    if options.markdown:
+        with options.markdown.open("a", encoding="utf-8") as file:
+            file.write(markdown(findings))
     if options.write:
         PAGE.write_text(placed(PAGE.read_text("utf-8"), findings.name, markdown(findings)), "utf-8")
 
 
 def markdown(findings: Findings) -> str:
-    rows = [findings.columns, ["---"] * len(findings.columns)]
-    rows += [row for section in findings.sections for row in section]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"\n{provenance(findings.machine)}\n\n{table}\n"
+    rows = [row for section in findings.sections for row in section]
+    return f"\n{provenance(findings.machine)}\n\n{table(findings.columns, rows)}\n"
+
+
+def table(columns: Row, rows: Iterable[Row]) -> str:
+    """In Markdown; a bar in a cell is not the end of it."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 
 def provenance(machine: str) -> str:
     """How the figures came about, in one line."""
     script, *arguments = sys.argv
-    words = [word for word in arguments if word != "--write"]
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_option(options)
+    _, words = options.parse_known_args(arguments)  # all but where the table goes
     command = shlex.join(["python", f"bench/{Path(script).name}", *words])
-    load = os.getloadavg()[1] if hasattr(os, "getloadavg") else float("nan")
-    today = datetime.date.today().isoformat()
-    return f"`{command}`: {machine}; commit {commit()}, {today}, load {load:.1f}."
+    return f"`{command}`: {machine}; commit {commit()}, {today()}, load {load():.1f}."
+
+
+def today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def load() -> float:
+    """How busy the machine was in the last five minutes; one process that computes is 1."""
+    return os.getloadavg()[1] if hasattr(os, "getloadavg") else float("nan")
 
 
 def commit() -> str:

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from waiting import CASES, Case, count, count_by_hand, on_the_page, table
+from waiting import CASES, Case, by_warnings, count, count_by_hand, on_the_page, table
 
 import ampbridge as amp
 from ampbridge_torch import virtual_cuda
@@ -102,3 +102,9 @@ def test_the_page_has_this_table() -> None:
     """If not: python tests/virtual_cuda/waiting.py --write"""
     assert on_the_page() == table()
     assert virtual_cuda.is_installed()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_warnings_tell_of_as_many_waits_as_the_device(case: Case) -> None:
+    """What a real device has is its warnings."""
+    assert count(case, by_warnings).waits == EXPECTED[case.title]

@@ -2,17 +2,20 @@
 
 python tests/virtual_cuda/waiting.py            the table of docs/performance.md
 python tests/virtual_cuda/waiting.py --write    puts it there
+python tests/virtual_cuda/waiting.py --gpu      waits alone, as the GPU that is there tells of them
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "--gpu" not in sys.argv:
     from ampbridge_torch import virtual_cuda
 
     virtual_cuda.install()
@@ -29,10 +32,15 @@ STEPS = 3
 
 
 class Counted(NamedTuple):
-    """Of one step: waits of the host, and kernels that go over all gradients."""
+    """Of one step: waits of the host, and kernels that go over all gradients if they were counted."""
 
     waits: float
-    passes: float
+    passes: float | None = None
+
+
+Train = Callable[[], None]
+Counter = Callable[[Train, int], Counted]
+"""Of one call of a step, for so many parameters."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,43 @@ CASES = [
 ]
 
 
-def count(case: Case) -> Counted:
+def by_the_device(train: Train, parameters: int) -> Counted:
+    """As the virtual device counts."""
+    train()
+    virtual_cuda.forget()
+    virtual_cuda.note_calls()
+    for _ in range(STEPS):
+        train()
+    virtual_cuda.note_calls(False)
+    waits = sum(wait.count for wait in virtual_cuda.waits())
+    passes = sum(
+        call.count
+        for call in virtual_cuda.calls()
+        if _goes_over_gradients(call.op) and len(call.dtypes) >= parameters
+    )
+    return Counted(waits / STEPS, passes / STEPS)
+
+
+def _goes_over_gradients(op: str) -> bool:
+    return op.startswith(("aten::_foreach_", "aten::_amp_foreach_"))
+
+
+def by_warnings(train: Train, parameters: int) -> Counted:
+    """As ``torch.cuda.set_sync_debug_mode`` tells, on any device: waits alone."""
+    train()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(STEPS):
+                train()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [w for w in told if "called a synchronizing CUDA operation" in str(w.message)]
+    return Counted(len(waits) / STEPS)
+
+
+def count(case: Case, counter: Counter = by_the_device) -> Counted:
     """Of one optimizer step of ``amp.train_step``, after a first one."""
     model, x, y = _training()
     optimizer = case.optimizer(model.parameters())
@@ -111,10 +155,10 @@ def count(case: Case) -> Counted:
             result = step(x, y)
         case.log(result)
 
-    return _counted(train, sum(p.requires_grad for p in model.parameters()))
+    return counter(train, sum(p.requires_grad for p in model.parameters()))
 
 
-def count_by_hand(case: Case) -> Counted:
+def count_by_hand(case: Case, counter: Counter = by_the_device) -> Counted:
     """Of torch's own loop with ``torch.amp.GradScaler``."""
     model, x, y = _training()
     optimizer = case.optimizer(model.parameters())
@@ -133,33 +177,13 @@ def count_by_hand(case: Case) -> Counted:
         scaler.step(optimizer)
         scaler.update()
 
-    return _counted(train, sum(p.requires_grad for p in model.parameters()))
+    return counter(train, sum(p.requires_grad for p in model.parameters()))
 
 
 def _training() -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).to("cuda")
     return model, torch.randn(4, 8, device="cuda"), torch.randn(4, 4, device="cuda")
-
-
-def _counted(train: Callable[[], None], parameters: int) -> Counted:
-    train()
-    virtual_cuda.forget()
-    virtual_cuda.note_calls()
-    for _ in range(STEPS):
-        train()
-    virtual_cuda.note_calls(False)
-    waits = sum(wait.count for wait in virtual_cuda.waits())
-    passes = sum(
-        call.count
-        for call in virtual_cuda.calls()
-        if _goes_over_gradients(call.op) and len(call.dtypes) >= parameters
-    )
-    return Counted(waits / STEPS, passes / STEPS)
-
-
-def _goes_over_gradients(op: str) -> bool:
-    return op.startswith(("aten::_foreach_", "aten::_amp_foreach_"))
 
 
 def table() -> str:
@@ -180,6 +204,15 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def table_of_waits() -> str:
+    """On the present CUDA device, a real one or not."""
+    lines = ["| a step | waits | by hand |", "|---|---|---|"]
+    for case in CASES:
+        by_hand = f"{count_by_hand(case, by_warnings).waits:g}" if case.native else ""
+        lines.append(f"| {case.title} | {count(case, by_warnings).waits:g} | {by_hand} |")
+    return "\n".join(lines)
+
+
 def on_the_page() -> str:
     return _parts(PAGE.read_text(encoding="utf-8"))[1].strip()
 
@@ -190,9 +223,18 @@ def _parts(page: str) -> tuple[str, str, str]:
     return before, inside, after
 
 
-if __name__ == "__main__":
-    made = table()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--write", action="store_true", help="put the table into the page, too")
+    where.add_argument("--gpu", action="store_true", help="as the present GPU tells: waits alone")
+    options = parser.parse_args()
+    made = table_of_waits() if options.gpu else table()
     print(made)
-    if "--write" in sys.argv:
+    if options.write:
         before, _, after = _parts(PAGE.read_text(encoding="utf-8"))
         PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

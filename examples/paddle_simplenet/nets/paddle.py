@@ -36,13 +36,12 @@ def tensor(array: np.ndarray) -> Tensor:
 
 
 def device() -> str:
-    return paddle.device.cuda.get_device_name() if on_gpu() else "a CPU"
+    place = paddle.get_device()
+    if place == "cpu":
+        return "a CPU"
+    return paddle.device.cuda.get_device_name() if place.startswith("gpu") else place
 
 
 def wait() -> None:
-    if on_gpu():
+    if paddle.get_device() != "cpu":
         paddle.device.synchronize()
-
-
-def on_gpu() -> bool:
-    return paddle.get_device().startswith("gpu")
