@@ -19,7 +19,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda test-gpu $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,8 +63,13 @@ test-docs: $(VENV)/.test ## every tutorial in every framework, every block of co
 test-cuda: $(VENV)/.test ## what torch does on CUDA, on a device whose memory and arithmetic are the CPU's
 	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda $(ON_CUDA:%=tests/torch/test_%.py)
 
-night-cuda: $(VENV)/.test ## all of torch's tests on that device
-	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/torch
+night-cuda: $(VENV)/.test ## all of torch's tests on that device; which do not apply, and why
+	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin --junitxml build/night-cuda.xml tests/torch; \
+	status=$$?; $(BIN)/python scripts/skipped_tests.py build/night-cuda.xml; exit $$status
+
+# In the environment that is active: the pinned frameworks are builds for the CPU. docs/gpu.md.
+test-gpu: ## on a real GPU: tests, bits, waits and times, with PYTHON's frameworks, as gpu-report.md
+	$(PYTHON) scripts/gpu_report.py $(OPTIONS)
 
 test-virtual-paddle: $(VENV)/.test ## Paddle's GPU path, on a device whose memory is the host's
 	$(BIN)/python -m pytest -q tests/virtual_paddle

@@ -48,6 +48,7 @@ ON_VIRTUAL = {
 ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]),
     "PYTHONIOENCODING": "utf-8",
+    "OMP_NUM_THREADS": "1",  # what computes on the CPU is small, and sums in one order
     "NVIDIA_TF32_OVERRIDE": "0",  # no library of NVIDIA's runs float32 products in TF32
 }
 
@@ -63,9 +64,10 @@ class Run(NamedTuple):
     quick: bool
     folder: Path
 
-    def python(self, framework: str, *command: object) -> subprocess.CompletedProcess[str]:
-        """A script, or ``-m`` and a module, with ``framework`` on its device."""
-        words = [*(ON_VIRTUAL[framework] if self.virtual else ()), *map(str, command)]
+    def python(self, framework: str | None, *command: object) -> subprocess.CompletedProcess[str]:
+        """A script, or ``-m`` and a module, with ``framework`` on its device; None: as it is."""
+        runner = ON_VIRTUAL[framework] if self.virtual and framework else ()
+        words = [*runner, *map(str, command)]
         print("+ python", shlex.join(words), flush=True)
         return subprocess.run(
             [sys.executable, *words],
@@ -78,7 +80,7 @@ class Run(NamedTuple):
             check=False,
         )
 
-    def said(self, framework: str, *command: object) -> str:
+    def said(self, framework: str | None, *command: object) -> str:
         """What it printed.
 
         Raises:
@@ -194,7 +196,7 @@ def bits(framework: str, run: Run) -> str:
     options: list[object] = ["--framework", framework, "--by-op", "--markdown", table]
     options += [] if run.virtual else ["--gpu"]
     options += ["--ops", *QUICK_OPS[framework]] if run.quick else []
-    run.said(framework, "bench/simulated_ops.py", *options)
+    run.said(None, "bench/simulated_ops.py", *options)  # it takes the virtual device by itself
     return table.read_text("utf-8")
 
 

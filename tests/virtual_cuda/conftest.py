@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from without_device import check_required, skipped_module
 
 from ampbridge.errors import UnsupportedError
 
@@ -31,21 +31,13 @@ def _why_not() -> str | None:
 
 WHY_NOT = _why_not()
 
-if WHY_NOT is not None and "torch" in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
-    raise ImportError(f"AMPBRIDGE_REQUIRE asks for torch, and its virtual device: {WHY_NOT}")
-
-
-class _NotHere(pytest.Module):
-    """A module of tests that need the device, where there is none."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        pytest.skip(f"no virtual device: {WHY_NOT}", allow_module_level=True)
+check_required("torch", WHY_NOT)
 
 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    return _NotHere.from_parent(parent, path=module_path) if WHY_NOT else None
+    return skipped_module(WHY_NOT, module_path, parent)
 
 
 def pytest_configure(config: pytest.Config) -> None:

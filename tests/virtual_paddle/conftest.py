@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from without_device import check_required, skipped_module
 
 HERE = Path(__file__).parent
 # For the device, and for what the folder of Paddle's tests has beside its tests.
@@ -26,6 +27,7 @@ def _why_not() -> str | None:
 
 
 WHY_NOT = _why_not()
+check_required("paddle", WHY_NOT)
 
 if WHY_NOT is None:
     # OpenMP with one thread: several make Paddle print a warning, and tests are small.
@@ -35,21 +37,12 @@ if WHY_NOT is None:
         # Paddle warns of a missing ccache and of deprecated names in its own dependencies.
         warnings.simplefilter("ignore")
         import virtual_gpu  # noqa: F401
-elif "paddle" in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
-    raise ImportError(f"AMPBRIDGE_REQUIRE asks for paddle, and its virtual device: {WHY_NOT}")
-
-
-class _NotHere(pytest.Module):
-    """A module of tests that need the device, where there is none."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        pytest.skip(f"no virtual device: {WHY_NOT}", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    return _NotHere.from_parent(parent, path=module_path) if WHY_NOT else None
+    return skipped_module(WHY_NOT, module_path, parent)
 
 
 def pytest_configure(config: pytest.Config) -> None:

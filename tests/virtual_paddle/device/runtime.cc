@@ -41,13 +41,10 @@ C_Status Copy(const C_Device, void* to, const void* from, size_t size) {
   return C_SUCCESS;
 }
 
-C_Status Read(const C_Device device, void* to, const void* from, size_t size) {
-  ++reads;
-  return Copy(device, to, from, size);
-}
-
-C_Status Write(const C_Device device, void* to, const void* from, size_t size) {
-  ++writes;
+// Of one direction, which `count` counts.
+template <long& count>
+C_Status CountedCopy(const C_Device device, void* to, const void* from, size_t size) {
+  ++count;
   return Copy(device, to, from, size);
 }
 
@@ -57,16 +54,9 @@ C_Status CopyAcross(const C_Device, const C_Device to_device, void* to, const vo
 }
 
 // With a stream: everything has happened when a call returns, so that streams and events are names.
-C_Status CopyInStream(const C_Device device, C_Stream, void* to, const void* from, size_t size) {
-  return Copy(device, to, from, size);
-}
-
-C_Status ReadInStream(const C_Device device, C_Stream, void* to, const void* from, size_t size) {
-  return Read(device, to, from, size);
-}
-
-C_Status WriteInStream(const C_Device device, C_Stream, void* to, const void* from, size_t size) {
-  return Write(device, to, from, size);
+template <C_Status (*copy)(const C_Device, void*, const void*, size_t)>
+C_Status InStream(const C_Device device, C_Stream, void* to, const void* from, size_t size) {
+  return copy(device, to, from, size);
 }
 
 C_Status CopyAcrossInStream(const C_Device, const C_Device to_device, C_Stream, void* to,
@@ -149,13 +139,13 @@ void FillInterface(C_DeviceInterface* device) {
   device->device_memory_deallocate = device->host_memory_deallocate = Free;
   device->unified_memory_deallocate = Free;
   device->device_memory_set = Fill;
-  device->memory_copy_h2d = Write;
-  device->memory_copy_d2h = Read;
+  device->memory_copy_h2d = CountedCopy<writes>;
+  device->memory_copy_d2h = CountedCopy<reads>;
   device->memory_copy_d2d = Copy;
   device->memory_copy_p2p = CopyAcross;
-  device->async_memory_copy_h2d = WriteInStream;
-  device->async_memory_copy_d2h = ReadInStream;
-  device->async_memory_copy_d2d = CopyInStream;
+  device->async_memory_copy_h2d = InStream<CountedCopy<writes>>;
+  device->async_memory_copy_d2h = InStream<CountedCopy<reads>>;
+  device->async_memory_copy_d2d = InStream<Copy>;
   device->async_memory_copy_p2p = CopyAcrossInStream;
   device->device_memory_stats = TellMemory;
   device->device_min_chunk_size = TellSmallestChunk;
