@@ -24,7 +24,12 @@ def pytest_pycollect_makemodule(module_path, parent):
     "why_not, required, status, said",
     [
         ("no g++ was found", "paddle", 5, "no virtual device: no g++ was found"),
-        ("no g++ was found", "torch", 4, "AMPBRIDGE_REQUIRE asks for torch, and its virtual device"),
+        (
+            "no g++ was found",
+            "torch",
+            4,
+            "AMPBRIDGE_REQUIRE asks for torch, and its virtual device",
+        ),
         (None, "torch", 2, "No module named 'only_on_the_device'"),
     ],
 )
