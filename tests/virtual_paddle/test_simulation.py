@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import paddle
 import pytest
-from comparing import Region, difference, outcome
+from comparing import Region, difference, findings, outcome
 from op_cases import CASES
 
 import ampbridge as amp
@@ -103,6 +103,20 @@ def test_every_op_is_what_the_device_makes_of_it(lists: str, level: Any, dtype: 
     assert set(different) == expected, {
         op: different.get(op, "equal") for op in set(different) ^ expected
     }
+
+
+def test_elements_are_counted() -> None:
+    """For the report of a GPU. Values differ by rounding, and a dtype that differs is all of them."""
+    known = {op for op in KNOWN if holds(KNOWN[op], "paddle O1 float16")}
+    some = {"matmul", "masked_fill", "poisson_nll_loss", "nan_to_num", "softmax"}
+    found = findings("virtual_gpu", "float16", frozenset(some))
+    assert {op for op, kinds in found.differing.items() if kinds} == known & some
+    assert (found.calls, found.random) == (10, frozenset())
+    assert found.differing["nan_to_num"] == {"refused"}
+    assert found.values["masked_fill"] == (48, 96)  # of float32 inputs, and of 16-bit ones
+    equal, of = found.gradients["poisson_nll_loss"]
+    assert 0 < equal < of == 192
+    assert found.values["matmul"].equal == found.values["matmul"].of > 0
 
 
 def holds(known: Known, configuration: str) -> bool:
