@@ -8,7 +8,8 @@ _SETTERS = ("load_state_dict", "set_state_dict")
 
 
 class Remembered:
-    """What ``objects`` hold at this moment: attributes, and dicts, lists and sets in them.
+    """What ``objects`` hold at this moment: attributes, and dicts, lists and sets in them, with what
+    subclasses of these hold besides, or in their place.
 
     So do other objects in them that can be set to a state, such as the schedulers of a scheduler.
     Arrays are remembered as objects, not by their values.
@@ -31,14 +32,19 @@ class Remembered:
                 waiting += value
             elif isinstance(value, tuple):
                 waiting += value
-            elif _has_a_state(value):
+            if _has_a_state(value) or (_is_container(value) and hasattr(value, "__dict__")):
                 waiting.append(vars(value))
 
     def put_back(self) -> None:
         """Let all of them hold what they held, the same objects."""
-        for container, kept in self._kept:
+        # Backwards, so that what a container holds its items in comes before itself.
+        for container, kept in reversed(self._kept):
             if not _holds(container, kept):
                 _fill(container, kept)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (dict, list, set))
 
 
 def _has_a_state(value: Any) -> bool:

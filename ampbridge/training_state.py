@@ -149,9 +149,9 @@ _HINT_IF_OTHER = "Hint: make optimizer and scheduler as they were when it was sa
 def _what_puts_back(trained: Trained) -> Callable[[], None]:
     """A function that sets model, optimizer and scheduler to what they are now."""
     backend, model, optimizer = trained.backend, trained.model, trained.optimizer
+    objects = Remembered(optimizer, trained.scheduler)  # also of slots that reading makes
     weights = backend.read_weights(model)
     state = backend.read_optimizer(optimizer, model)
-    objects = Remembered(optimizer, trained.scheduler)
 
     def put_back() -> None:
         objects.put_back()
@@ -161,6 +161,7 @@ def _what_puts_back(trained: Trained) -> Callable[[], None]:
         present = backend.read_optimizer(optimizer, model)
         if not _same_bits(present.slots, state.slots) or present.settings != state.settings:
             backend.write_optimizer(optimizer, model, state)
+        objects.put_back()
 
     return put_back
 

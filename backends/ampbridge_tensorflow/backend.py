@@ -137,7 +137,7 @@ class TensorflowBackend(Backend):
         return compiling.compile_step(build, loss_fn)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
-        return distribution.on_replicas(program, model)
+        return gradients.unbuilt_if_they_fail(distribution.on_replicas(program, model))
 
     def replica(self) -> int:
         return distribution.replica()

@@ -14,7 +14,7 @@ from ampbridge.nested import Structure, leaves
 from ampbridge.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.fitted import traces_keyed_otherwise
-from ampbridge_tensorflow.gradients import native_batch
+from ampbridge_tensorflow.gradients import native_batch, unbuilt_if_it_fails
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -48,7 +48,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
             hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
         else:
             traced[kind] = trace(*kind)
-        with traces_keyed_otherwise():
+        with unbuilt_if_it_fails(traced.clear), traces_keyed_otherwise():
             output: StepOutput = traced[kind](*leaves(native), *(total or ()))
         return output
 

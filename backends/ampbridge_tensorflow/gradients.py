@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -10,10 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.arguments import check_dependence
-from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
+from ampbridge.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
+from ampbridge.remembering import Remembered
+from ampbridge.scoped import Scoped
 from ampbridge_tensorflow import _private, distribution
 from ampbridge_tensorflow.casting import autocast, differentiation, outside_of_regions
 from ampbridge_tensorflow.fitted import low_variables
@@ -70,10 +73,50 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
     """
     optimizer = checked_optimizer(optimizer)
     if not optimizer.built:
+        remembered = _built_here.get()
+        if remembered is not None:
+            remembered.append(Remembered(optimizer))
         strategy = made_under(parameters[0]) if parameters else None
         with distribution.variables_made_under(strategy):
             optimizer.build(list(parameters))
     return optimizer
+
+
+_built_here: Scoped[list[Remembered] | None] = Scoped("ampbridge_tensorflow builds", None)
+
+
+@contextmanager
+def unbuilt_if_it_fails(forget: Callable[[], None]) -> Iterator[None]:
+    """A block after which, if it raises, optimizers that were built in it are not built.
+
+    ``forget`` drops what was made for the variables that are gone then.
+    """
+    remembered: list[Remembered] = []
+    try:
+        with _built_here.during(remembered):
+            yield
+    except BaseException:
+        if remembered:
+            forget()
+        for each in remembered:
+            each.put_back()
+        raise
+
+
+def unbuilt_if_they_fail(program: Program) -> Program:
+    """``program``, each eager run of which is such a block. A graph's runs are seen from outside of it."""
+
+    def run(*arguments: Any) -> StepOutput:
+        if tf.inside_function():
+            return program(*arguments)
+        with unbuilt_if_it_fails(_nothing):
+            return program(*arguments)
+
+    return run
+
+
+def _nothing() -> None:
+    """Eager runs leave nothing that was made for an optimizer's variables."""
 
 
 def gradients(

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from inspect import Parameter, signature
 
 import pytest
 
@@ -18,6 +19,13 @@ def test_defaults_are_o1_float16_with_the_lists_of_cuda_autocast():
         "float32",
         True,
     )
+
+
+def test_all_but_level_and_dtype_are_named():
+    """What is added between two of them moves no argument of anybody's."""
+    kinds = [(name, each.kind) for name, each in signature(Policy).parameters.items()]
+    assert kinds[:2] == [(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ("level", "dtype")]
+    assert {kind for _, kind in kinds[2:]} == {Parameter.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from paddle_reference import bits, normal
 
 import ampbridge as amp
 from ampbridge_paddle import scaling
+from ampbridge_paddle.gradients import stored_gradients
 
 FINITE, INF, NAN = 0, 1, 2
 
@@ -404,3 +405,26 @@ def test_clip_counts_sparse_rows_by_their_sum() -> None:
     rows, values = sparse.rows(), sparse._get_tensor_from_selected_rows().numpy()
     assert np.allclose(values, dense[rows] / norm, rtol=1e-5)
     assert nothing is None
+
+
+def test_stored_gradients_of_16_bits_are_float32_from_then_on() -> None:
+    """So that what is unscaled and clipped is what steps. Others are the tensors that there are."""
+    layer, table = paddle.nn.Linear(3, 2), paddle.nn.Embedding(5, 2, sparse=True)
+    low = paddle.base.framework.EagerParamBase.from_tensor(paddle.ones([2], "bfloat16"))
+    layer.weight.grad = paddle.ones([3, 2])
+    low.grad = paddle.to_tensor([0.5, 3.0]).astype("bfloat16")
+    table(paddle.to_tensor([1, 3])).sum().backward()
+    parameters = [layer.weight, layer.bias, low, table.weight]
+    place = layer.weight.grad.data_ptr()
+    stored = stored_gradients(paddle.optimizer.SGD(0.1, parameters=parameters))
+    assert [None if grad is None else grad.dtype for grad in stored] == [
+        paddle.float32,
+        None,
+        paddle.float32,
+        paddle.float32,
+    ]
+    assert low.grad.dtype == paddle.float32
+    assert stored[2].data_ptr() == low.grad.data_ptr()
+    assert low.grad.tolist() == [0.5, 3.0]
+    assert stored[0].data_ptr() == layer.weight.grad.data_ptr() == place
+    assert stored[3].is_selected_rows()

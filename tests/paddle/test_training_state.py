@@ -551,7 +551,38 @@ def test_an_impossible_state_of_a_rate_s_scheduler_changes_nothing(
     assert everything(other) == before
 
 
-def test_an_impossible_state_of_a_scheduler_in_a_scheduler_changes_nothing(tmp_path: Path) -> None:
+class Paused(lr.LRScheduler):
+    """A scheduler that remembers a flag besides."""
+
+    def __init__(self, paused: bool) -> None:
+        self.paused = paused
+        super().__init__(0.01)
+
+    def get_lr(self) -> float:
+        return 0.0 if self.paused else 0.01
+
+    def state_keys(self) -> None:
+        self.keys = ["last_epoch", "last_lr", "paused"]
+
+
+def test_a_flag_of_a_rate_s_scheduler_goes_on(tmp_path: Path) -> None:
+    step, other = make_step(rate=Paused(True)), make_step(rate=Paused(False))
+    step.save(tmp_path)
+    other.load(tmp_path)
+    assert other.optimizer._learning_rate.paused is True
+    changed(tmp_path, "lr", {**step.optimizer._learning_rate.state_dict(), "paused": 1.0})
+    with pytest.raises(amp.StateError, match=r"paused=1\.0"):
+        other.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [{"last_epoch": "x", "last_lr": 0.01}, {"last_lr": 0.01}, "a text", None],
+    ids=["of another kind", "missing", "a text", "none"],
+)
+def test_an_impossible_state_of_a_scheduler_in_a_scheduler_changes_nothing(
+    tmp_path: Path, inner: Any
+) -> None:
     def rate() -> lr.LRScheduler:
         return lr.LinearWarmup(lr.StepDecay(0.01, 3), 2, 0.001, 0.01)
 
@@ -560,11 +591,8 @@ def test_an_impossible_state_of_a_scheduler_in_a_scheduler_changes_nothing(tmp_p
     train(other, 0, 2)
     step.save(tmp_path)
     state = rate().state_dict()
-    changed(
-        tmp_path,
-        "lr",
-        {**state, "LinearWarmup_LR": {**state["LinearWarmup_LR"], "last_epoch": "x"}},
-    )
+    assert state["LinearWarmup_LR"].keys() == {"last_epoch", "last_lr"}
+    changed(tmp_path, "lr", {**state, "LinearWarmup_LR": inner})
     before = everything(other)
     with pytest.raises(amp.StateError, match="LinearWarmup_LR="):
         other.load(tmp_path)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -253,6 +254,72 @@ def test_a_run_that_has_not_begun(optimizer: str, tmp_path: Path) -> None:
     used.load(tmp_path)
     assert trained(used, BATCHES) == trained(untouched, BATCHES)
     assert_same(everything(used), everything(untouched))
+
+
+def test_a_refused_load_leaves_an_optimizer_unbuilt(tmp_path: Path) -> None:
+    saved = train_step("sequential", "adam", "O1 float16", False)
+    trained(saved, BATCHES[:1])
+    saved.save(tmp_path)
+    step, twin = (train_step("sequential", "nadam", "O1 float16", False, seed=7) for _ in range(2))
+    held = dict(vars(step.optimizer))
+    with pytest.raises(amp.StateError):
+        step.load(tmp_path)
+    assert_unbuilt(step.optimizer, held, tmp_path)
+    assert trained(step, BATCHES) == trained(twin, BATCHES)
+    assert_same(everything(step), everything(twin))
+
+
+def test_a_first_step_that_fails_where_its_graph_runs_leaves_an_optimizer_unbuilt(
+    tmp_path: Path,
+) -> None:
+    def checked(model: Any, x: Any, y: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(x), 100.0)]):
+            return tf.identity(loss_fn(model, x, y))
+
+    def new() -> amp.TrainStep:
+        model, optimizer = made("sequential"), keras.optimizers.Adam(0.01)
+        return amp.train_step(checked, model, optimizer, policy="O0", compile=True)
+
+    step, twin = new(), new()
+    held, (x, y) = dict(vars(step.optimizer)), BATCHES[0]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(x + np.float32(1000), y)
+    assert_unbuilt(step.optimizer, held, tmp_path)
+    assert trained(step, BATCHES) == trained(twin, BATCHES)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(x + np.float32(1000), y)
+    assert step.optimizer.built
+    assert_same(everything(step), everything(twin))
+
+
+def test_a_first_step_that_fails_after_its_gradients_leaves_an_optimizer_unbuilt(
+    tmp_path: Path,
+) -> None:
+    step = train_step("sequential", "adam", "O1 float16", False)
+    held = dict(vars(step.optimizer))
+    with (
+        mock.patch.object(TensorflowBackend, "agree", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        step(*BATCHES[0])
+    assert_unbuilt(step.optimizer, held, tmp_path)
+    assert step(*BATCHES[0]).applied
+
+
+def assert_unbuilt(optimizer: Any, held: dict[str, Any], folder: Path) -> None:
+    """It holds what it ``held``; Keras saves it, and builds it for whatever it is to train."""
+    assert not optimizer.built
+    now = vars(optimizer)
+    assert now.keys() == held.keys()
+    assert all(now[name] is value for name, value in held.items())
+    assert [v.name for v in optimizer.variables] == ["iteration", "learning_rate"]
+    keras_made = type(optimizer)(0.1)
+    for name, value in vars(keras_made).items():
+        if isinstance(value, (list, dict)):
+            assert len(now[name]) == len(value), name
+        if isinstance(value, list):  # TensorFlow's keep their items elsewhere
+            assert list.__len__(now[name]) == list.__len__(value), name
+    tf.train.Checkpoint(optimizer=optimizer).write(str(folder / "keras"))
 
 
 def test_a_rate_that_was_changed_by_hand(tmp_path: Path) -> None:
