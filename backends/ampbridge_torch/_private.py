@@ -45,6 +45,7 @@ NAMES = {
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
         Name("torch._C._jit_get_schemas_for_operator", "lists='tensorflow' and 'paddle'", True),
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
+        Name("torch._C._get_privateuse1_backend_name", "lists on devices of extensions", False),
         Name("torch._C._dispatch_get_all_op_names", "names of torch's own ops", False),
         Name("torch._functorch.config", "gradients of compiled functions under lists", False),
         Name("torch._dynamo.lookup_backend", "compile=True", True),
@@ -262,8 +263,17 @@ def registered_for_autocast(device_type: str) -> frozenset[str] | None:
     registrations = lookup("_dispatch_get_registrations_for_dispatch_key")
     if registrations is None:
         return None
-    names = registrations(f"Autocast{device_type.upper()}")
-    return frozenset(name.partition("::")[2].partition(".")[0] for name in names)
+    names = registrations(f"Autocast{_dispatch_key(device_type)}")
+    return frozenset(
+        name.removeprefix("aten::").partition(".")[0] for name in names if name.startswith("aten::")
+    )
+
+
+def _dispatch_key(device_type: str) -> str:
+    renamed = lookup("_get_privateuse1_backend_name")
+    if renamed is not None and device_type == renamed():
+        return "PrivateUse1"
+    return device_type.upper()
 
 
 def registered_ops() -> list[str]:

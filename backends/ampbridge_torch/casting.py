@@ -1,8 +1,9 @@
 """The region: ``torch.autocast``, and one function mode for the ops whose rule differs from it.
 
 Only ops that the policy wants otherwise than ``torch.autocast`` are intercepted (``rules.py``): none
-for the default lists on CUDA and for ``lists="native"``, and then there is no mode at all. Where low
-precision is simulated (``simulation.py``), the mode sees to every op that would run low.
+for the default lists on CUDA and for ``lists="native"``, and then there is no mode at all; all that
+are listed on an accelerator whose lists torch does not tell. Where low precision is simulated
+(``simulation.py``), the mode sees to every op that would run low.
 
 As with ``torch.autocast``, in-place calls, calls with ``out=`` or an explicit dtype, and float64 are
 left alone.
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ampbridge.policy import Policy
-from ampbridge_torch import simulation
+from ampbridge_torch import devices, simulation
 from ampbridge_torch.checkpointing import checkpoints_follow
+from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.mode import CASTABLE, OpListMode, active_mode, listed
-from ampbridge_torch.rules import DeviceType, Rules, rules_for
+from ampbridge_torch.rules import Rules, rules_for
 
 DTYPES = {
     "float16": torch.float16,
@@ -41,14 +43,15 @@ def region(
 ) -> AbstractContextManager[Any]:
     """Run what is inside as ``policy`` says, on tensors of ``device_types``.
 
-    Without ``device_types`` those in use: the CPU, and CUDA once this process has initialised it.
-    There the mode that the CPU's lists need sees CUDA's calls too, at about 2 us each; ``train_step``
-    and ``value_and_grad`` know the model's devices and save that.
+    Without ``device_types`` those in use: the CPU, and the accelerator once this process has
+    initialised it. There the mode that the CPU's lists need sees CUDA's calls too, at about 2 us each;
+    ``train_step`` and ``value_and_grad`` know the model's devices and save that.
 
     Raises:
-        UnsupportedError: for ``execution="simulated"`` on CUDA alone, or with ``lists="native"``.
+        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
+            ``lists="native"``.
     """
-    types = devices_in_use() if device_types is None else device_types
+    types = devices.in_use() if device_types is None else device_types
     rules = rules_for(policy, types)
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):
@@ -66,20 +69,21 @@ def _with_lists(
         with _native(policy, types[0]), _checkpoints(rules), listed(rules, outer):
             yield
     else:
-        cpu, cuda = types
-        with _native(policy, cpu), _native(policy, cuda), _checkpoints(rules), listed(rules, outer):
+        cpu, other = types
+        with (
+            _native(policy, cpu),
+            _native(policy, other),
+            _checkpoints(rules),
+            listed(rules, outer),
+        ):
             yield
-
-
-def devices_in_use() -> tuple[DeviceType, ...]:
-    """The device types that a region covers when nobody says which."""
-    return ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
 
 
 def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
     """The device types of its parameters; those in use if it has none."""
     found = {parameter.device.type for parameter in model.parameters()}
-    return tuple(device for device in devices_in_use() if device in found) or devices_in_use()
+    in_use = devices.in_use()
+    return tuple(device for device in in_use if device in found) or in_use
 
 
 def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
@@ -99,7 +103,7 @@ def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
 
 
 def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``. Where CUDA is in use, of CUDA."""
-    types = devices_in_use()
+    """See ``Backend.execution``. Where an accelerator is in use, of that."""
+    types = devices.in_use()
     on = types if policy.execution == "simulated" else types[-1:]
     return "simulated" if simulation.chosen(policy, on) else "native"

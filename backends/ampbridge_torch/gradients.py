@@ -18,7 +18,7 @@ from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.casting import cast, region
-from ampbridge_torch.rules import DeviceType
+from ampbridge_torch.devices import DeviceType, types_of
 from ampbridge_torch.simulation import LOW_DTYPES
 
 
@@ -67,7 +67,7 @@ def gradients(
 
     Raises:
         ArgumentError: if the model has no trainable parameters or the loss depends on none.
-        UnsupportedError: if the model is on a device other than the CPU or CUDA.
+        UnsupportedError: if the model is on a device that torch has no autocast for.
     """
     wanted = parameters(model if optimizer is None else optimizer)
     device_types = _device_types(wanted)
@@ -211,22 +211,13 @@ def store(grads: Iterable[tuple[Tensor, Tensor | None]]) -> None:
 def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
     if trainable and all(p.is_cpu for p in trainable):
         return ("cpu",)
-    found = {p.device.type for p in trainable}
-    if found == {"cuda"}:
-        return ("cuda",)
-    if found == {"cpu", "cuda"}:
-        return ("cpu", "cuda")
-    if not found:
+    if not trainable:
         msg = (
             "The model has no trainable parameters.\n"
             "Hint: give the model that the optimizer trains, with requires_grad=True."
         )
         raise ArgumentError(msg)
-    msg = (
-        f"The model is on {sorted(found)}; the torch backend runs on 'cpu' and 'cuda'.\n"
-        "Hint: model.to('cpu')"
-    )
-    raise UnsupportedError(msg)
+    return types_of(trainable)
 
 
 def _native(value: Any, like: Tensor) -> Any:

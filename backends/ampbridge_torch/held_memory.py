@@ -1,8 +1,8 @@
 """How many bytes of tensors are held at once.
 
 Told by what each kernel returns and when that is let go. Torch's profiler, asked the CPU's allocator,
-says the same to a few bytes (tests/torch/test_observing.py), but writes to stderr as it does. On
-CUDA the allocator is asked itself.
+says the same to a few bytes (tests/torch/test_observing.py), but writes to stderr as it does. An
+accelerator's allocator is asked itself, where its module of torch tells.
 """
 
 from __future__ import annotations
@@ -17,16 +17,28 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ampbridge_torch import devices
+
 
 def peak_memory(action: Callable[[], None]) -> int | None:
-    """See ``Backend.peak_memory``. Of the GPUs, if they were used; their peak statistics begin anew."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    for gpu in gpus:
-        torch.cuda.reset_peak_memory_stats(gpu)
-    before = sum(torch.cuda.memory_allocated(gpu) for gpu in gpus)
+    """See ``Backend.peak_memory``. Of the accelerators, if they were used; their peaks begin anew."""
+    module = _telling_module()
+    used = () if module is None else range(module.device_count())
+    for index in used:
+        module.reset_peak_memory_stats(index)
+    before = sum(module.memory_allocated(index) for index in used)
     with Held() as held:
         action()
-    return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) - before or held.peak
+    return sum(module.max_memory_allocated(index) for index in used) - before or held.peak
+
+
+def _telling_module() -> Any:
+    """The module of the accelerator that is in use, if it tells of memory. (``torch.mps`` has no peak.)"""
+    for device_type in devices.in_use()[1:]:
+        module = devices.module_of(device_type)
+        if hasattr(module, "reset_peak_memory_stats"):
+            return module
+    return None
 
 
 class Held(TorchDispatchMode):

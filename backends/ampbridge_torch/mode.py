@@ -140,11 +140,18 @@ class OpListMode(TorchFunctionMode):
         if not tensors or _has_explicit_dtype(args, kwargs):
             return func(*args, **kwargs)
         device_type = tensors[0].device.type
-        if self.rules.simulates_alone and device_type == "cuda":
-            raise UnsupportedError(simulation.NOT_ON_CUDA)
-        treatment = rule.cuda if device_type == "cuda" else rule.cpu
+        if device_type == "cpu":
+            treatment = rule.cpu
+        elif device_type == "meta":  # which has no autocast
+            treatment = None
+        elif self.rules.simulates_alone:
+            raise UnsupportedError(simulation.not_on(device_type))
+        else:
+            treatment = rule.accelerator
+        if treatment is None:
+            return func(*args, **kwargs)
         enabled = torch.is_autocast_enabled(device_type)
-        if treatment is None or (self.rules.follows_autocast and not enabled):
+        if self.rules.follows_autocast and not enabled:
             return func(*args, **kwargs)
         switched_off = device_type if enabled else None
         if self.rules.simulates and device_type == "cpu":

@@ -22,10 +22,12 @@ from ampbridge.calling_code import warn
 from ampbridge.errors import UnsupportedError
 from ampbridge.nested import map_leaves
 from ampbridge.policy import Policy
-from ampbridge_torch.casting import DTYPES, devices_in_use, region
+from ampbridge_torch import devices
+from ampbridge_torch.casting import DTYPES, region
+from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.low_weights import LowWeights
 from ampbridge_torch.mode import active_mode
-from ampbridge_torch.rules import DeviceType, rules_for
+from ampbridge_torch.rules import rules_for
 from ampbridge_torch.simulation import CASTABLE
 
 FLOAT32_REGION = Policy("O0")
@@ -197,8 +199,10 @@ class ModelCall(Call):
     def _device_types(self) -> tuple[DeviceType, ...]:
         """Those of the model, wherever it has been moved to; all that are in use if it has several."""
         if self._sample is None:
-            return devices_in_use()
-        return ("cuda",) if self._sample.is_cuda else ("cpu",)
+            return devices.in_use()
+        if self._sample.is_cpu or self._sample.is_meta:
+            return ("cpu",)
+        return (self._sample.device.type,)
 
 
 class KeptCall(Call):
@@ -277,7 +281,7 @@ def overlapping_calls(model: nn.Module) -> list[ModelCall]:
 
 def casts_here() -> bool:
     """Whether a region of low precision is open in this thread."""
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return any(torch.is_autocast_enabled(device_type) for device_type in devices.in_use())
 
 
 def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
@@ -291,7 +295,7 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
     if mode is None:
         return rules_for(policy, device_types).is_empty
     # A region that nobody told of devices has the rules for all.
-    return any(mode.rules is rules_for(policy, types) for types in (device_types, devices_in_use()))
+    return any(mode.rules is rules_for(policy, types) for types in (device_types, devices.in_use()))
 
 
 # -- nested values

@@ -9,20 +9,23 @@ import torch
 from ampbridge.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policy import LOW_DTYPES, Level, Policy
+from ampbridge_torch import devices
 from ampbridge_torch.casting import DTYPES
+from ampbridge_torch.rules import has_lists_of_cuda
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name in LOW_DTYPES}
 
 
 def native_policy(policy: Policy) -> torch.autocast:
     """See ``Backend.native_policy``: a region that has not been entered."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = devices.available() or "cpu"
     if policy.level == "O0":
         return torch.autocast(device, enabled=False)
-    if device == "cpu" and policy.lists != "native":
+    if policy.lists != "native" and not has_lists_of_cuda(device):
+        on = "CPUs" if device == "cpu" else device
         msg = (
-            f"torch.autocast has lists of its own for CPUs; those of {policy!r} are CUDA's, and there "
-            "is no CUDA here.\nHint: amp.autocast(policy) follows them on CPUs too."
+            f"torch.autocast has lists of its own for {on}; those of {policy!r} are CUDA's, and there "
+            f"is no CUDA here.\nHint: amp.autocast(policy) follows them on {on} too."
         )
         warn(msg)
     return torch.autocast(device, dtype=DTYPES[policy.compute_dtype])
@@ -39,5 +42,5 @@ def policy_of_native(native: Any) -> Policy:
     if dtype not in _NAMES:
         msg = f"A policy has no O1 in {dtype}.\nHint: torch.autocast('cuda', dtype=torch.float16)"
         raise UnsupportedError(msg)
-    lists = "torch" if native.device == "cuda" else "native"
+    lists = "torch" if has_lists_of_cuda(native.device) else "native"
     return Policy(cast(Level, "O1"), _NAMES[dtype], lists=lists)

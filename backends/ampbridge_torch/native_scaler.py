@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import optim
 from torch.amp import GradScaler as NativeScaler
 
 from ampbridge.errors import ArgumentTypeError
 from ampbridge.scaler import GradScaler
+from ampbridge_torch import devices
 from ampbridge_torch.gradients import parameters
 
 # Ours -> the keys of torch's state dict.
@@ -24,7 +24,7 @@ _KEYS = {
 
 
 def native_scaler(state: Mapping[str, Any], optimizer: optim.Optimizer | None) -> NativeScaler:
-    """See ``Backend.native_scaler``. On the optimizer's device; without one, on CUDA if there is any.
+    """See ``Backend.native_scaler``. On the optimizer's device; else on the accelerator, if there is one.
 
     By ``load_state_dict``: a scaler that is made refuses factors of 1, which it follows.
     """
@@ -37,7 +37,7 @@ def _device(optimizer: optim.Optimizer | None) -> str:
     owned = [] if optimizer is None else parameters(optimizer)
     if owned:
         return owned[0].device.type
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return devices.available() or "cpu"
 
 
 def native_scaler_state(scaler: Any) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
@@ -18,11 +19,14 @@ from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
 from ampbridge.policy import Policy
 from ampbridge_torch import casting, decorating
+from ampbridge_torch import devices as accelerators
+from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.functions import Function, functions_named
 from ampbridge_torch.rules import (
-    DeviceType,
     Rule,
     Rules,
+    cast_by,
+    is_known,
     native_list,
     ops_without_kernels,
     rules_for,
@@ -32,13 +36,23 @@ from ampbridge_torch.rules import (
 
 
 def devices() -> list[Device]:
-    """CUDA's, the current one first, and the CPU."""
+    """The accelerator's, the current one first, and the CPU."""
     cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=_bfloat16_instructions())
-    if not torch.cuda.is_available():
+    device_type = accelerators.available()
+    if device_type is None:
         return [cpu]
-    current = torch.cuda.current_device()
-    others = [i for i in range(torch.cuda.device_count()) if i != current]
-    return [*(_cuda_device(i) for i in (current, *others)), cpu]
+    module = accelerators.module_of(device_type)
+    current = module.current_device() if hasattr(module, "current_device") else 0  # torch.mps: one
+    others = [i for i in range(module.device_count()) if i != current]
+    describe = _cuda_device if device_type == "cuda" else partial(_other_device, device_type)
+    return [*map(describe, (current, *others)), cpu]
+
+
+def _other_device(device_type: DeviceType, index: int) -> Device:
+    """One that is no GPU of CUDA's; its kind is torch's word for it."""
+    module = accelerators.module_of(device_type)
+    model = module.get_device_name(index) if hasattr(module, "get_device_name") else device_type
+    return Device(f"{device_type}:{index}", device_type, model)
 
 
 def _cuda_device(index: int) -> Device:
@@ -83,6 +97,8 @@ def _settings(device: Device) -> dict[str, str]:
         compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
         inductor = f"Inductor, with {compiler}" if compiler else "Inductor finds no C++ compiler"
         return {"float32 products": _float32_precision("mkldnn", "matmul"), "compiler": inductor}
+    if device.kind != "gpu":
+        return {}
     products = _float32_precision("cuda", "matmul")
     convolutions = _float32_precision("cudnn", "conv")
     triton = "Inductor, with Triton" if find_spec("triton") else "Inductor finds no Triton"
@@ -145,7 +161,7 @@ def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
     on = devices()
     device = on[-1] if policy.execution == "simulated" else on[0]  # simulated is the CPU alone
-    kind: DeviceType = "cuda" if device.kind == "gpu" else "cpu"
+    kind: DeviceType = torch.device(device.name).type
     rules = rules_for(policy, (kind,))
     ops = {op.name: _treatment(op, policy, rules, kind) for op in oplists.ops().values()}
     own = {
@@ -177,9 +193,12 @@ def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -
     if rule is not None and not isinstance(rule, Rule):
         wanted = "promote" if policy.lists == "native" else policy.category(op.name)
         return OpTreatment("ampbridge", wanted, PARTS_DTYPE, "its parts have rules of their own")
-    treatment = getattr(rule, kind) if rule is not None else None
+    treatment = rule.on(kind) if rule is not None else None
     if treatment is None:
-        category = native_list(kind).category(_owner(namespace, spelling))
+        owner = _owner(namespace, spelling)
+        if not is_known(kind) and owner in cast_by(kind) and policy.lists == "native":
+            return OpTreatment("native", None, "", f"torch does not tell the lists of {kind}")
+        category = native_list(kind).category(owner)
         by: Literal["native", "ampbridge", "simulated"] = "native"
     else:
         category = "promote" if treatment == "follow" else treatment
@@ -209,7 +228,7 @@ def _owner(namespace: str, spelling: str) -> str:
 
 def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
     plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
-    types = casting.devices_in_use()
+    types = accelerators.in_use()
     if rules.simulates:
         casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
     elif rules.table:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampbridge_torch import _private, sharding
+from ampbridge_torch import _private, devices, sharding
 
 
 @contextmanager
@@ -42,8 +42,12 @@ def _hold(module: nn.Module, name: str, buffer: Tensor) -> None:
 
 def _remember_generators(stack: ExitStack, model: nn.Module) -> None:
     stack.callback(torch.set_rng_state, torch.get_rng_state())
-    if torch.cuda.is_initialized():
-        stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+    for device_type in devices.in_use()[1:]:
+        module = devices.module_of(device_type)
+        if hasattr(module, "get_rng_state_all"):
+            stack.callback(module.set_rng_state_all, module.get_rng_state_all())
+        else:  # torch.mps, of one device
+            stack.callback(module.set_rng_state, module.get_rng_state())
     for module in model.modules():
         for held in vars(module).values():
             if isinstance(held, torch.Generator):

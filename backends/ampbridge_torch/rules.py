@@ -1,7 +1,8 @@
 """What a policy asks of torch beyond ``torch.autocast``, function by function.
 
 What ``torch.autocast`` does by itself is data, in canonical names: ``native_lists.json`` for the
-CPU, the core's list set "torch" for CUDA.
+CPU, the core's list set "torch" for CUDA and for the devices whose autocast is CUDA's. Of others
+torch says which ops they cast, and not to what; so nothing is left to them that the policy names.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ampbridge.oplists import Category, OpList
 from ampbridge.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_torch import _private, simulation
 from ampbridge_torch.cuda_composites import by_parts
+from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.functions import (
     PYTHON_METHODS,
     Function,
@@ -33,8 +35,6 @@ from ampbridge_torch.functions import (
     revealed_composites,
 )
 from ampbridge_torch.simulation import RoundsOnce
-
-DeviceType: TypeAlias = Literal["cpu", "cuda"]
 
 # "follow" stands under simulation alone: the op runs in the dtype that arrives, and is simulated
 # where that is low.
@@ -52,13 +52,16 @@ class Rule(NamedTuple):
     """
 
     cpu: Treatment | None
-    cuda: Treatment | None
+    accelerator: Treatment | None
     input_alone: bool
     rounds_once: RoundsOnce = "never"
     native_with: tuple[tuple[str, int], ...] = ()
     saves_result: bool = False
     multiplies: bool = False
     adds_bias: bool = False
+
+    def on(self, device_type: DeviceType) -> Treatment | None:
+        return self.cpu if device_type == "cpu" else self.accelerator
 
 
 class Rules:
@@ -115,7 +118,8 @@ def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
     """The rules that ``torch.autocast`` does not have by itself on these devices; made once.
 
     Raises:
-        UnsupportedError: for ``execution="simulated"`` on CUDA alone, or with ``lists="native"``.
+        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
+            ``lists="native"``.
     """
     rules: Rules = getattr(_compiled, _name(policy, device_types))
     return rules
@@ -154,10 +158,11 @@ def _compile(
     if simulates:
         simulation.warn_once(policy)
     on_cpu = _categories(policy, "cpu", simulates) if "cpu" in device_types else {}
-    on_cuda = _categories(policy, "cuda") if "cuda" in device_types else {}
+    accelerator = next((each for each in device_types if each != "cpu"), None)
+    elsewhere = {} if accelerator is None else _categories(policy, accelerator)
     table: dict[Function, Rule | FunctionType] = {
-        function: _rule(function, on_cpu.get(function), on_cuda.get(function), simulates)
-        for function in {**on_cpu, **on_cuda}
+        function: _rule(function, on_cpu.get(function), elsewhere.get(function), simulates)
+        for function in {**on_cpu, **elsewhere}
     }
     if simulates:
         table.update(_by_parts(policy))
@@ -166,7 +171,7 @@ def _compile(
         return Rules(table, follows_autocast=policy.level != "O0")
     return Rules(
         table,
-        lifts=any(policy.op_list.deny & native_list(device).allow for device in device_types),
+        lifts=any(policy.op_list.deny & _perhaps_low(device) for device in device_types),
         simulates=simulates,
         simulates_alone=policy.execution == "simulated",
         functions=functions,
@@ -174,14 +179,14 @@ def _compile(
 
 
 def _rule(
-    function: Function, on_cpu: Treatment | None, on_cuda: Treatment | None, simulates: bool
+    function: Function, on_cpu: Treatment | None, elsewhere: Treatment | None, simulates: bool
 ) -> Rule:
     input_alone = function.__name__ in _CAST_INPUT_ALONE
     if not simulates:
-        return Rule(on_cpu, on_cuda, input_alone)
+        return Rule(on_cpu, elsewhere, input_alone)
     return Rule(
         on_cpu,
-        on_cuda,
+        elsewhere,
         input_alone,
         simulation.rounds_once().get(function, "never"),
         simulation.native_arguments(function),
@@ -204,7 +209,7 @@ def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
 
 def _denied_as_one(policy: Policy, device_type: DeviceType) -> frozenset[str]:
     """What the policy itself denies, and CUDA's autocast casts by its parts, which may be low."""
-    if device_type != "cuda":
+    if not has_lists_of_cuda(device_type):
         return frozenset()
     return frozenset(ops[0] for ops, _ in by_parts().values()) & frozenset(policy.deny)
 
@@ -293,8 +298,7 @@ def _verdict(
     if category == "promote" and owner in ops_without_kernels(device_type):
         return "native"
     if category == "promote" and owner not in lists.promote:
-        casts = any(op in native.allow or op in native.deny for op in candidates)
-        return "promote" if casts else "rest"
+        return "rest" if cast_by(device_type).isdisjoint(candidates) else "promote"
     if category == "deny" and not any(op in lists.deny for op in candidates):
         return "rest"
     return category
@@ -305,13 +309,15 @@ def _verdict(
 
 @cache
 def native_list(device_type: DeviceType) -> OpList:
-    """The ops that ``torch.autocast(device_type)`` of the installed torch casts by itself."""
-    if device_type == "cuda":
-        recorded = oplists.op_list("torch", "O1", "float16")
-    else:
+    """What ``torch.autocast(device_type)`` of the installed torch is known to do by itself."""
+    if device_type == "cpu":
         lists = _data()["cpu"]
         allow, deny, promote = (frozenset(lists[k]) for k in ("allow", "deny", "promote"))
         recorded = OpList(allow, deny, promote, "follow")
+    elif has_lists_of_cuda(device_type):
+        recorded = oplists.op_list("torch", "O1", "float16")
+    else:
+        return OpList(frozenset(), frozenset(), frozenset(), "follow")
     absent = _unregistered(device_type)
     return OpList(
         recorded.allow - absent, recorded.deny - absent, recorded.promote - absent, "follow"
@@ -323,10 +329,45 @@ def _unregistered(device_type: DeviceType) -> frozenset[str]:
     installed = _private.registered_for_autocast(device_type)
     if installed is None:
         return frozenset()
-    missing = frozenset(_data()["registered"][device_type]) - installed
+    recorded = _data()["registered"]["cpu" if device_type == "cpu" else "cuda"]
+    return _ops_of(frozenset(recorded) - installed)
+
+
+def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
     return frozenset(
-        op.name for op in oplists.ops().values() if not missing.isdisjoint(op.names.get("aten", ()))
+        op.name
+        for op in oplists.ops().values()
+        if not aten_names.isdisjoint(op.names.get("aten", ()))
     )
+
+
+# They register CUDA's ops by the same macros of aten/src/ATen/autocast_mode.h; MPS, which lacks a
+# third of those, is none of them.
+_AS_CUDA = frozenset({"cuda", "xpu", "mtia", "maia"})
+
+
+def has_lists_of_cuda(device_type: DeviceType) -> bool:
+    """Whether ``torch.autocast(device_type)`` follows CUDA's lists."""
+    return device_type in _AS_CUDA
+
+
+def is_known(device_type: DeviceType) -> bool:
+    """Whether the lists of its autocast are known here."""
+    return device_type == "cpu" or has_lists_of_cuda(device_type)
+
+
+@cache
+def cast_by(device_type: DeviceType) -> frozenset[str]:
+    """The ops that ``torch.autocast(device_type)`` casts low or to float32; or may, as far as known."""
+    if is_known(device_type):
+        native = native_list(device_type)
+        return native.allow | native.deny
+    installed = _private.registered_for_autocast(device_type)
+    return frozenset(oplists.ops()) if installed is None else _ops_of(installed)
+
+
+def _perhaps_low(device_type: DeviceType) -> frozenset[str]:
+    return native_list(device_type).allow if is_known(device_type) else cast_by(device_type)
 
 
 def ops_without_kernels(device_type: DeviceType) -> frozenset[str]:

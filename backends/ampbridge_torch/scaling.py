@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,10 +72,10 @@ def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
         return FINITE
     not_finite = torch.zeros((), device=device)
     if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
-        inverse = scale.to(device).double().reciprocal().float()
+        inverse = _widest(scale.to(device)).reciprocal().float()
     else:
         inverse = torch.full((), 1.0 if scale is None else 1.0 / scale, device=device)
-    _private.lookup("_amp_foreach_non_finite_check_and_unscale_")(grads, not_finite, inverse)
+    _check_and_unscale(grads, not_finite, inverse)
     if device.type != "cpu" and not waits:
         kind = torch.where(_has_inf(grads), INF, NAN)
         return torch.where(not_finite > 0, kind, FINITE)
@@ -85,6 +86,30 @@ def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
     # Each of them, whatever the first ones say: ranks that hold shards have to ask alike.
     has_inf = [bool(_on_all_ranks(grad.isinf().any())) for grad in grads]
     return INF if any(has_inf) else NAN
+
+
+def _check_and_unscale(grads: list[Tensor], not_finite: Tensor, inverse: Tensor) -> None:
+    """Torch's kernel for ``GradScaler``; on an extension's device that lacks it, ops that all have."""
+    try:
+        _private.lookup("_amp_foreach_non_finite_check_and_unscale_")(grads, not_finite, inverse)
+    except NotImplementedError:
+        for grad in grads:
+            not_finite.logical_or_(grad.isfinite().all().logical_not())
+            grad.mul_(inverse)
+
+
+def _widest(value: Tensor) -> Tensor:
+    """In float64, where the device has it (MPS has not)."""
+    return value.double() if _has_float64(value.device.type) else value
+
+
+@cache
+def _has_float64(device_type: str) -> bool:
+    try:
+        torch.zeros((), dtype=torch.float64, device=device_type)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def _have_finite_sum(grads: list[Tensor]) -> bool:
@@ -216,8 +241,9 @@ class _DeviceState(ScaleState):
     __slots__ = ()
 
     def on_host(self) -> ScaleState:
-        scale, *counts = torch.stack([value.double() for value in self]).tolist()
-        return ScaleState(scale, *map(int, counts))
+        bits = [self.scale.view(torch.int32), *(count.int() for count in self[1:])]
+        scale, *counts = torch.stack(bits).cpu()
+        return ScaleState(scale.view(torch.float32).item(), *(count.item() for count in counts))
 
 
 class DeviceStore:
@@ -240,10 +266,14 @@ class DeviceStore:
         if not isinstance(found, Tensor):
             found = torch.full((), int(found), device=self._device)  # torch.tensor would wait
         if _kernel_follows(config):
-            self._state = _next_by_kernel(self._state, found, config)
-            return
+            try:
+                self._state = _next_by_kernel(self._state, found, config)
+            except NotImplementedError:  # an extension's device, which has no kernel
+                pass
+            else:
+                return
         # In double and rounded once, as on the host.
-        state = self._state._replace(scale=self._state.scale.double())
+        state = self._state._replace(scale=_widest(self._state.scale))
         state = next_state(state, found, config, torch.where)
         self._state = state._replace(scale=state.scale.float())
 

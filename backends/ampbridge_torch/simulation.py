@@ -83,12 +83,13 @@ _NATIVE_ARGUMENTS = ("inplace", "max_norm", "sparse")
 
 
 def chosen(policy: Policy, device_types: Collection[str]) -> bool:
-    """Whether regions of ``policy`` simulate on the CPU. (CUDA has its kernels.)
+    """Whether regions of ``policy`` simulate on the CPU. (Accelerators have their kernels.)
 
     "auto" simulates where torch's own kernels are not faster.
 
     Raises:
-        UnsupportedError: for ``execution="simulated"`` on CUDA alone, or with ``lists="native"``.
+        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
+            ``lists="native"``.
     """
     if policy.level == "O0" or policy.execution == "native":
         return False
@@ -105,14 +106,17 @@ def chosen(policy: Policy, device_types: Collection[str]) -> bool:
         )
         raise UnsupportedError(msg)
     if "cpu" not in device_types:
-        raise UnsupportedError(NOT_ON_CUDA)
+        raise UnsupportedError(not_on(*device_types))
     return True
 
 
-NOT_ON_CUDA = (
-    "execution='simulated': CUDA has low-precision kernels; torch simulates on the CPU alone.\n"
-    "Hint: policy.replace(execution='auto'), or model.to('cpu')"
-)
+def not_on(device_type: str) -> str:
+    """Why nothing is simulated on an accelerator."""
+    name = "CUDA" if device_type == "cuda" else f"the device {device_type!r}"
+    return (
+        f"execution='simulated': {name} has low-precision kernels; torch simulates on the CPU alone.\n"
+        "Hint: policy.replace(execution='auto'), or model.to('cpu')"
+    )
 
 
 @cache

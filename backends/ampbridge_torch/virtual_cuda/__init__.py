@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ampbridge.errors import UnsupportedError
 
@@ -58,13 +58,24 @@ _ToldCall = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ch
 _kept: dict[str, Any] = {}  # the library, and the functions that it calls
 
 
-def install() -> None:
+def install(device_type: Literal["cuda", "virtual"] = "cuda") -> None:
     """Make the device; nothing, if it is there. Compiles it, once on a machine: half a minute.
 
+    Args:
+        device_type: what torch takes it for: CUDA, or a device of an extension (PrivateUse1, as NPUs
+            are) with autocast lists of its own. A process has one of them.
+
     Raises:
-        UnsupportedError: if torch is imported already or built for CUDA, or there is no compiler.
+        UnsupportedError: if torch is imported already or built for CUDA, or there is no compiler, or
+            the device is there as the other type.
     """
     if is_installed():
+        if _kept["device type"] != device_type:
+            msg = (
+                f"The virtual device is there as {_kept['device type']!r}, not as {device_type!r}.\n"
+                "Hint: a process for each"
+            )
+            raise UnsupportedError(msg)
         return
     if "torch" in sys.modules:
         msg = (
@@ -77,9 +88,16 @@ def install() -> None:
     library = building.built()
     ctypes.CDLL(str(building.torch_folder() / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
     _kept["library"] = ctypes.CDLL(str(library))
-    from ampbridge_torch.virtual_cuda import answers
+    _kept["library"].install(ctypes.c_bool(device_type == "cuda"))
+    _kept["device type"] = device_type
+    if device_type == "cuda":
+        from ampbridge_torch.virtual_cuda import answers
 
-    answers.give()
+        answers.give()
+    else:
+        from ampbridge_torch.virtual_cuda import extension
+
+        extension.give()
 
 
 def is_installed() -> bool:

@@ -17,17 +17,14 @@ from pathlib import Path
 from ampbridge.errors import UnsupportedError
 from ampbridge.locking import locked
 
-SOURCES = ("memory.cpp", "notes.cpp", "kernels.cpp", "cuda_only.cpp")
+SOURCES = ("kernels.cpp", "cuda_only.cpp", "autocast.cpp", "memory.cpp", "notes.cpp", "install.cpp")
 HEADERS = ("device.h",)
 FLAGS = ("-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
 _HERE = Path(__file__).parent
 
 
-def built(defines: Sequence[str] = ()) -> Path:
+def built() -> Path:
     """The compiled library; half a minute the first time.
-
-    Args:
-        defines: macros, ``AS_PRIVATE_USE`` for a device of type ``privateuseone``.
 
     Raises:
         UnsupportedError: if torch has CUDA, or there is no C++ compiler, or it fails.
@@ -40,13 +37,13 @@ def built(defines: Sequence[str] = ()) -> Path:
         )
         raise UnsupportedError(msg)
     compiler = _compiler()
-    place = _cache() / f"{_key(compiler, defines)}.so"
+    place = _cache() / f"{_key(compiler)}.so"
     if place.exists():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.with_suffix(".lock")):
         if not place.exists():
-            _build(compiler, defines, place)
+            _build(compiler, place)
     return place
 
 
@@ -76,20 +73,20 @@ def _cache() -> Path:
     return Path(root) / "ampbridge" / "virtual_cuda"
 
 
-def _key(compiler: str, defines: Sequence[str]) -> str:
+def _key(compiler: str) -> str:
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
     digest = hashlib.sha256()
-    for part in (version("torch"), sysconfig.get_platform(), said.stdout, *FLAGS, *defines):
+    for part in (version("torch"), sysconfig.get_platform(), said.stdout, *FLAGS):
         digest.update(part.encode() + b"\0")
     for name in (*SOURCES, *HEADERS):
         digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _build(compiler: str, defines: Sequence[str], place: Path) -> None:
+def _build(compiler: str, place: Path) -> None:
     torch = torch_folder()
     include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
-    options = [*FLAGS, *(f"-D{name}" for name in defines), *include]
+    options = [*FLAGS, *include]
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         objects = [f"{folder}/{name}.o" for name in SOURCES]
 

@@ -257,26 +257,30 @@ bool has_no_other_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const 
 }
 
 } // namespace
-} // namespace virtual_device
 
-using namespace virtual_device;
-
-#ifndef AS_PRIVATE_USE
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+// Torch composes LSTMs and GRUs of these cells for a device of an extension as well; the rest it asks
+// of CUDA alone.
+void register_cuda_only() {
+  torch::Library& m = kernels_for("aten", identity.key);
   m.impl("_thnn_fused_lstm_cell", &lstm_cell);
   m.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", &gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
-  m.impl("_scaled_dot_product_efficient_attention", &attention);
-  m.impl("_scaled_dot_product_efficient_attention_backward", &attention_backward);
   m.impl("_fused_rms_norm_backward", &rms_norm_backward);
-  m.impl("_use_cudnn_ctc_loss", &has_no_other_ctc);
-  m.impl("_use_cudnn_ctc_loss.Tensor", &has_no_other_ctc_tensor);
-  m.impl("_use_miopen_ctc_loss", &has_no_other_ctc);
-  m.impl("_use_miopen_ctc_loss.Tensor", &has_no_other_ctc_tensor);
+  if (is_cuda()) {
+    m.impl("_scaled_dot_product_efficient_attention", &attention);
+    m.impl("_scaled_dot_product_efficient_attention_backward", &attention_backward);
+    m.impl("_use_cudnn_ctc_loss", &has_no_other_ctc);
+    m.impl("_use_cudnn_ctc_loss.Tensor", &has_no_other_ctc_tensor);
+    m.impl("_use_miopen_ctc_loss", &has_no_other_ctc);
+    m.impl("_use_miopen_ctc_loss.Tensor", &has_no_other_ctc_tensor);
+  }
 }
+
+} // namespace virtual_device
+
+using namespace virtual_device;
 
 namespace at::native {
 REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &attention_kernel)
 } // namespace at::native
-#endif

@@ -9,33 +9,39 @@
 
 #include <string>
 
+namespace torch {
+class Library;
+}
+
 namespace virtual_device {
 
-#ifdef AS_PRIVATE_USE
-constexpr auto kType = c10::DeviceType::PrivateUse1;
-constexpr auto kKey = c10::DispatchKey::PrivateUse1;
-constexpr auto kSparseKey = c10::DispatchKey::SparsePrivateUse1;
-#define DEVICE_KEY PrivateUse1
-#define SPARSE_DEVICE_KEY SparsePrivateUse1
-#define LIBRARY virtual_device
-#else
-constexpr auto kType = c10::DeviceType::CUDA;
-constexpr auto kKey = c10::DispatchKey::CUDA;
-constexpr auto kSparseKey = c10::DispatchKey::SparseCUDA;
-#define DEVICE_KEY CUDA
-#define SPARSE_DEVICE_KEY SparseCUDA
-#define LIBRARY virtual_cuda
-#endif
+// What torch takes it for: CUDA, or a device of somebody's extension. Said once, ahead of all else.
+struct Identity {
+  c10::DeviceType type = c10::DeviceType::CUDA;
+  c10::DispatchKey key = c10::DispatchKey::CUDA;
+  c10::DispatchKey sparse_key = c10::DispatchKey::SparseCUDA;
+};
+
+inline Identity identity;
+
+inline bool is_cuda() {
+  return identity.type == c10::DeviceType::CUDA;
+}
 
 inline c10::Device the_device() {
-  return c10::Device(kType, 0);
+  return c10::Device(identity.type, 0);
 }
+
+// install.cpp
+// Where kernels are registered from now until the process ends; "_" is the namespace of fallbacks.
+torch::Library& kernels_for(const char* ops, c10::DispatchKey key);
 
 // memory.cpp
 c10::DeviceAllocator* allocator();
 // Memory that the CPU's allocator gave, as the device's. `keeps` frees it.
 c10::DataPtr adopted(void* data, size_t bytes, c10::DataPtr keeps);
 at::Generator default_generator();
+void register_memory();
 
 // kernels.cpp
 // A tensor of the device as the CPU's, in the same memory, which the result does not keep alive.
@@ -44,6 +50,13 @@ at::Tensor on_cpu(const at::Tensor& tensor);
 at::Tensor on_device(const at::Tensor& tensor);
 // Ones with this probability, and zeros, on the CPU, of the device's random numbers.
 at::Tensor drawn_on_cpu(at::IntArrayRef sizes, double probability);
+void register_kernels();
+
+// cuda_only.cpp
+void register_cuda_only();
+
+// autocast.cpp
+void register_autocast();
 
 // notes.cpp
 // `asked`: the dtype that the kernel is told to compute in, "" for that of its inputs.

@@ -47,7 +47,7 @@ bool is_low(ScalarType dtype) {
 }
 
 bool is_ours(const Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == kType;
+  return tensor.defined() && tensor.device().type() == identity.type;
 }
 
 // -- tensors of the device, and of the CPU in the same memory
@@ -106,14 +106,14 @@ Tensor on_device(const Tensor& tensor) {
   }
   if (tensor.is_sparse()) {
     return sparse_like(tensor, on_device(parts(tensor)->indices()), on_device(parts(tensor)->values()),
-                       kSparseKey);
+                       identity.sparse_key);
   }
   const auto& storage = tensor.storage();
   void* const data = storage.mutable_data();
   auto free = [](void* kept) { delete static_cast<Tensor*>(kept); };
   c10::DataPtr keeps(data, new Tensor(tensor), free, c10::Device(c10::kCPU));
   return with_layout_of(tensor, adopted(data, storage.nbytes(), std::move(keeps)), storage.nbytes(),
-                        allocator(), kKey);
+                        allocator(), identity.key);
 }
 
 namespace {
@@ -336,7 +336,7 @@ class Call {
       }
       return list;
     }
-    if (value.isDevice() && value.toDevice().type() == kType) {
+    if (value.isDevice() && value.toDevice().type() == identity.type) {
       return c10::Device(c10::kCPU);
     }
     if (value.isGenerator()) {
@@ -504,7 +504,7 @@ Tensor empty(c10::SymIntArrayRef size, std::optional<ScalarType> dtype, std::opt
              std::optional<c10::MemoryFormat> format) {
   check_is_there(device);
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), allocator(),
-                                   c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype), format);
+                                   c10::DispatchKeySet(identity.key), c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
@@ -513,7 +513,7 @@ Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
   check_is_there(device);
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), allocator(),
-      c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype));
+      c10::DispatchKeySet(identity.key), c10::dtype_or_default(dtype));
 }
 
 Tensor view(const Tensor& self, c10::SymIntArrayRef size) {
@@ -606,19 +606,15 @@ bool is_one_kernel(const c10::OperatorName& op) {
       ((begins("aten::_foreach_") || is_update) && !is_out);
 }
 
-} // namespace
-
 // -- registration
 
-TORCH_LIBRARY_IMPL(_, DEVICE_KEY, m) {
+void register_fallback(c10::DispatchKey key) {
+  torch::Library& m = kernels_for("_", key);
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-TORCH_LIBRARY_IMPL(_, SPARSE_DEVICE_KEY, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
-}
-
-TORCH_LIBRARY_IMPL(aten, SPARSE_DEVICE_KEY, m) {
+void register_sparse() {
+  torch::Library& m = kernels_for("aten", identity.sparse_key);
   m.impl("_indices", &indices);
   m.impl("indices", &indices);
   m.impl("_values", &values);
@@ -632,7 +628,8 @@ TORCH_LIBRARY_IMPL(aten, SPARSE_DEVICE_KEY, m) {
   m.impl("_coalesced_", &set_coalesced);
 }
 
-TORCH_LIBRARY_IMPL(aten, DEVICE_KEY, m) {
+void register_own() {
+  torch::Library& m = kernels_for("aten", identity.key);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
@@ -657,6 +654,15 @@ TORCH_LIBRARY_IMPL(aten, DEVICE_KEY, m) {
              torch::CppFunction::makeFromBoxedFunction<&run>());
     }
   }
+}
+
+} // namespace
+
+void register_kernels() {
+  register_fallback(identity.key);
+  register_fallback(identity.sparse_key);
+  register_own();
+  register_sparse();
 }
 
 } // namespace virtual_device

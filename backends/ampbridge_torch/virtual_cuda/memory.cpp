@@ -120,7 +120,8 @@ Memory& memory() {
 
 // -- streams: there is one, and it is always idle
 
-struct Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
+template <c10::DeviceType type>
+struct Guard final : public c10::impl::NoOpDeviceGuardImpl<type> {
   static c10::Stream only() {
     return c10::Stream(c10::Stream::DEFAULT, the_device());
   }
@@ -153,7 +154,8 @@ struct Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
   }
 };
 
-const Guard guard;
+const Guard<c10::DeviceType::CUDA> cuda_guard;
+const Guard<c10::DeviceType::PrivateUse1> private_use_guard;
 
 // -- random numbers: the CPU's sequence for the same seed
 
@@ -161,7 +163,7 @@ class Generator final : public at::CPUGeneratorImpl {
  public:
   Generator() {
     device_ = the_device();
-    key_set_ = c10::DispatchKeySet(kKey);
+    key_set_ = c10::DispatchKeySet(identity.key);
   }
 
  private:
@@ -179,38 +181,8 @@ const at::Generator& the_generator() {
 
 // -- what torch asks of a device
 
-#ifdef AS_PRIVATE_USE
-using Interface = at::PrivateUse1HooksInterface;
-#else
-using Interface = at::CUDAHooksInterface;
-#endif
-
-struct Hooks final : public Interface {
-#ifdef AS_PRIVATE_USE
-  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    c10::DataPtr larger = memory().allocate(bytes);
-    std::memcpy(larger.get(), storage.data(), std::min(bytes, storage.nbytes()));
-    storage.set_data_ptr(std::move(larger));
-    storage.set_nbytes(bytes);
-  }
-#else
-  explicit Hooks(at::CUDAHooksArgs) {}
-  bool hasCUDA() const override {
-    return true;
-  }
-  c10::DeviceIndex current_device() const override {
-    return 0;
-  }
-  int getNumGPUs() const override {
-    return 1;
-  }
-  c10::Allocator* getCUDADeviceAllocator() const override {
-    return &memory();
-  }
-  void deviceSynchronize(c10::DeviceIndex) const override {
-    note_wait("synchronize", "torch.cuda.synchronize");
-  }
-#endif
+template <typename Interface>
+struct Hooks : public Interface {
   bool isBuilt() const override {
     return true;
   }
@@ -252,16 +224,47 @@ struct Hooks final : public Interface {
   }
 };
 
-const bool registered = [] {
-  c10::impl::registerDeviceGuard(kType, &guard);
-  c10::SetAllocator(kType, &memory());
-#ifdef AS_PRIVATE_USE
-  at::RegisterPrivateUse1HooksInterface(new Hooks);
-#endif
-  return true;
-}();
+struct CudaHooks final : public Hooks<at::CUDAHooksInterface> {
+  bool hasCUDA() const override {
+    return true;
+  }
+  c10::DeviceIndex current_device() const override {
+    return 0;
+  }
+  int getNumGPUs() const override {
+    return 1;
+  }
+  c10::Allocator* getCUDADeviceAllocator() const override {
+    return &memory();
+  }
+  void deviceSynchronize(c10::DeviceIndex) const override {
+    note_wait("synchronize", "torch.cuda.synchronize");
+  }
+};
+
+struct PrivateUseHooks final : public Hooks<at::PrivateUse1HooksInterface> {
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    c10::DataPtr larger = memory().allocate(bytes);
+    std::memcpy(larger.get(), storage.data(), std::min(bytes, storage.nbytes()));
+    storage.set_data_ptr(std::move(larger));
+    storage.set_nbytes(bytes);
+  }
+};
 
 } // namespace
+
+void register_memory() {
+  c10::SetAllocator(identity.type, &memory());
+  if (is_cuda()) {
+    c10::impl::registerDeviceGuard(identity.type, &cuda_guard);
+    // Torch looks them up once, when it is first asked for CUDA.
+    at::CUDAHooksRegistry()->Register(
+        "CUDAHooks", [](at::CUDAHooksArgs) { return std::make_unique<CudaHooks>(); });
+  } else {
+    c10::impl::registerDeviceGuard(identity.type, &private_use_guard);
+    at::RegisterPrivateUse1HooksInterface(new PrivateUseHooks);
+  }
+}
 
 c10::DeviceAllocator* allocator() {
   return &memory();
@@ -277,11 +280,3 @@ at::Generator default_generator() {
 }
 
 } // namespace virtual_device
-
-#ifndef AS_PRIVATE_USE
-// Torch looks the hooks up once, when it is first asked for CUDA.
-namespace at {
-using at::CUDAHooksRegistry;
-C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", ::virtual_device::Hooks)
-} // namespace at
-#endif

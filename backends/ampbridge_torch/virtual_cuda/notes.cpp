@@ -70,7 +70,7 @@ void note_wait(const char* kind, const std::string& op) {
 
 using namespace virtual_device;
 
-TORCH_LIBRARY(LIBRARY, m) {
+TORCH_LIBRARY(virtual_cuda, m) {
   m.def("calls", [] { return counted(calls); });
   m.def("waits", [] { return counted(waits); });
   m.def("note_calls(bool on) -> ()", [](bool on) { noting = on; });
