@@ -329,8 +329,10 @@ def _unregistered(device_type: DeviceType) -> frozenset[str]:
     installed = _private.registered_for_autocast(device_type)
     if installed is None:
         return frozenset()
-    recorded = _data()["registered"]["cpu" if device_type == "cpu" else "cuda"]
-    return _ops_of(frozenset(recorded) - installed)
+    recorded = frozenset(_data()["registered"]["cpu" if device_type == "cpu" else "cuda"])
+    if device_type not in ("cpu", "cuda"):
+        recorded -= _OF_CUDA_ALONE
+    return _ops_of(recorded - installed)
 
 
 def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
@@ -341,9 +343,10 @@ def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
     )
 
 
-# They register CUDA's ops by the same macros of aten/src/ATen/autocast_mode.h; MPS, which lacks a
-# third of those, is none of them.
-_AS_CUDA = frozenset({"cuda", "xpu", "mtia", "maia"})
+# They register CUDA's ops by the same macros of aten/src/ATen/autocast_mode.h, which
+# tests/torch/test_devices.py tries. MPS, which lacks a quarter of those, is none of them.
+_AS_CUDA = frozenset({"cuda", "xpu", "mtia"})
+_OF_CUDA_ALONE = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
 
 
 def has_lists_of_cuda(device_type: DeviceType) -> bool:

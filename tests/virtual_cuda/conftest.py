@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from virtual_devices import as_new, why_not
 from without_device import check_required, skipped_module
-
-from ampbridge.errors import UnsupportedError
 
 HERE = Path(__file__).parent
 # For what the folders of torch's tests and of the zoo have beside their tests.
 sys.path[:0] = [str(HERE), *(str(HERE.parent / folder) for folder in ("torch", "zoo"))]
 
-
-def _why_not() -> str | None:
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
-    from ampbridge_torch import virtual_cuda
-
-    try:
-        virtual_cuda.install()
-    except UnsupportedError as error:
-        return str(error)
-    return None
-
-
-WHY_NOT = _why_not()
+WHY_NOT = why_not("cuda")
 
 check_required("torch", WHY_NOT)
 
@@ -47,15 +32,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _as_new() -> Iterator[None]:
-    import torch
-
-    from ampbridge_torch import virtual_cuda
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    virtual_cuda.forget()
-    yield
-    virtual_cuda.note_calls(False)
-    virtual_cuda.on_wait(None)
-    torch.set_num_threads(threads)
+    yield from as_new()

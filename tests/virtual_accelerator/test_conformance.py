@@ -1,0 +1,68 @@
+"""The conformance suite on a device of an extension of torch's; all of it in the nightly profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nightly import NIGHTLY
+
+from ampbridge.testing import BackendConformance
+from ampbridge.testing.decorating import KeepConformance
+from ampbridge.testing.gradients import GradientConformance
+from ampbridge.testing.regions import CastConformance, RegionConformance
+from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
+from ampbridge.testing.updates import (
+    ApplyConformance,
+    ClipConformance,
+    ScaleStoreConformance,
+    UnscaleConformance,
+)
+from ampbridge_torch import _private
+from ampbridge_torch.testing import TorchHarness
+
+HARNESS = TorchHarness(device="virtual")
+
+
+@pytest.fixture(autouse=True)
+def _without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which makes code for the devices that it knows: graphs are traced, and run as they are."""
+    as_they_are = torch._dynamo.lookup_backend("aot_eager")
+
+    def aot_eager(graph: Any, inputs: list[Any], keeps_roundings: bool) -> Callable[..., Any]:
+        run: Callable[..., Any] = as_they_are(graph, inputs)
+        return run
+
+    monkeypatch.setattr(_private, "inductor", aot_eager)
+
+
+if NIGHTLY:
+
+    class TestAll(BackendConformance):
+        harness = HARNESS
+
+else:
+
+    class TestRegions(CastConformance, RegionConformance):
+        harness = HARNESS
+
+    class TestSteps(
+        GradientConformance,
+        UnscaleConformance,
+        ClipConformance,
+        ApplyConformance,
+        ScaleStoreConformance,
+    ):
+        harness = HARNESS
+
+    class TestModels(KeepConformance):
+        harness = HARNESS
+
+    class TestScalers(GradScalerConformance, StoredGradientsConformance):
+        harness = HARNESS
+
+
+def test_it_is_on_that_device() -> None:
+    assert HARNESS.array([1.0]).device == torch.device("virtual:0")
