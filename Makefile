@@ -60,8 +60,9 @@ test-lens: $(VENV)/.test ## the lens' reports, on NumPy
 test-docs: $(VENV)/.test ## every tutorial in every framework, every block of code, the site
 	$(BIN)/python -m pytest -q tests/docs
 
-test-cuda: $(VENV)/.test ## what torch does on CUDA, on a device whose memory and arithmetic are the CPU's
+test-cuda: $(VENV)/.test ## what torch does on CUDA, and on the device of an extension: devices whose memory and arithmetic are the CPU's
 	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda $(ON_CUDA:%=tests/torch/test_%.py)
+	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
 
 night-cuda: $(VENV)/.test ## all of torch's tests on that device; which do not apply, and why
 	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin --junitxml build/night-cuda.xml tests/torch; \

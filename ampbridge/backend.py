@@ -183,7 +183,7 @@ class OpTreatment(NamedTuple):
             are cast by us; "simulated": values are rounded around float32 kernels; "absent": no such
             op is called here, so the rule has no effect.
         category: the rule in force, which is another than the policy's where a spelling is shared;
-            None of what is absent.
+            None of what is absent, and where the framework does not tell.
         dtype: of the values that it computes with; "inputs'" where those decide, "its parts'" where
             it is made of ops that have rules of their own.
         why: what is not plain from the rest.

@@ -49,7 +49,7 @@ from ampbridge_torch import (
 
 @final
 class TorchBackend(Backend):
-    """PyTorch, on CPU and CUDA."""
+    """PyTorch, on the CPU and on accelerators that it has an autocast for."""
 
     name = "torch"
     compiles_by_default = False

@@ -6,19 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from virtual_devices import as_new, ignore_simulation_warnings, why_not, without
+from virtual_devices import as_new, why_not
+from without_device import check_required, skipped_module
 
 WHY_NOT = why_not("virtual")
+
+check_required("torch", WHY_NOT)
 
 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    return without(WHY_NOT).from_parent(parent, path=module_path) if WHY_NOT else None
+    return skipped_module(WHY_NOT, module_path, parent)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    ignore_simulation_warnings(config)
+    # The CPU's side of comparisons.
+    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
 
 
 @pytest.fixture(autouse=True)

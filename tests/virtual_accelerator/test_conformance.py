@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+import traced_graphs
 from nightly import NIGHTLY
 
 from ampbridge.testing import BackendConformance
@@ -28,14 +26,8 @@ HARNESS = TorchHarness(device="virtual")
 
 @pytest.fixture(autouse=True)
 def _without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which makes code for the devices that it knows: graphs are traced, and run as they are."""
-    as_they_are = torch._dynamo.lookup_backend("aot_eager")
-
-    def aot_eager(graph: Any, inputs: list[Any], keeps_roundings: bool) -> Callable[..., Any]:
-        run: Callable[..., Any] = as_they_are(graph, inputs)
-        return run
-
-    monkeypatch.setattr(_private, "inductor", aot_eager)
+    """Which makes code for the devices that it knows."""
+    monkeypatch.setattr(_private, "inductor", traced_graphs.aot_eager)
 
 
 if NIGHTLY:
