@@ -18,7 +18,8 @@ from paddle_reference import LOW, bits, is_representable, normal, rounded
 
 import ampbridge as amp
 from ampbridge_paddle import recompute, simulation
-from ampbridge_paddle.low_parameters import low_dtype_of
+from ampbridge_paddle.decorating import low_tensors
+from ampbridge_paddle.low_parameters import low_dtype_of, make_full
 
 X, LABELS = normal(16, 12), np.arange(16) % 4
 
@@ -737,3 +738,32 @@ class TestOutsideOfSteps:
         model[1].bias.set_value(np.float32([0, -7e4, 0]))
         with pytest.warns(amp.AmpBridgeWarning, match=r": 1\.bias \(70000\)\. (?s:.*)keep=\['1'\]"):
             amp.decorate(model)
+
+
+def test_an_undecorated_model_s_gradients_are_not_rounded() -> None:
+    """Nor do parameters that were never low, or are frozen, have a hook to take away."""
+    model, plain = mlp(), mlp()
+    plain.set_state_dict(model.state_dict())
+    for each in (model, plain):
+        each[0].bias.stop_gradient = True
+    amp.decorate(model, sgd(model), "O2:bfloat16")
+    assert low_dtype_of(model[0].weight) == low_dtype_of(model[0].bias) == "bfloat16"
+    amp.undecorate(model)
+    make_full(model.parameters())
+    assert {low_dtype_of(p) for p in model.parameters()} == {None}
+    gradients = []
+    for each in (model, plain):
+        cross_entropy(each, tensor(X), tensor(LABELS)).backward()
+        gradients.append([p.grad.numpy() for p in each.parameters() if not p.stop_gradient])
+    assert not is_representable(gradients[0][0], "bfloat16")
+    for actual, expected in zip(*gradients, strict=True):
+        assert actual.tobytes() == expected.tobytes()
+
+
+def test_layers_that_share_a_parameter_with_a_kept_one_are_left_out() -> None:
+    """Paddle's own O2 casts all parameters of layers that it is not told to leave out."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    low = low_tensors(model, [model[0]])
+    assert id(model[0].weight) not in {id(p) for p in low.parameters}
+    assert {id(layer) for layer in low.left_out} == {id(model[0]), id(model[1])}

@@ -551,28 +551,44 @@ def test_an_impossible_state_of_a_rate_s_scheduler_changes_nothing(
     assert everything(other) == before
 
 
-class Paused(lr.LRScheduler):
-    """A scheduler that remembers a flag besides."""
+class Noting(lr.LRScheduler):
+    """A scheduler that remembers something besides."""
 
-    def __init__(self, paused: bool) -> None:
-        self.paused = paused
+    def __init__(self, noted: Any) -> None:
+        self.noted = noted
         super().__init__(0.01)
 
     def get_lr(self) -> float:
-        return 0.0 if self.paused else 0.01
+        return 0.01
 
     def state_keys(self) -> None:
-        self.keys = ["last_epoch", "last_lr", "paused"]
+        self.keys = ["last_epoch", "last_lr", "noted"]
 
 
-def test_a_flag_of_a_rate_s_scheduler_goes_on(tmp_path: Path) -> None:
-    step, other = make_step(rate=Paused(True)), make_step(rate=Paused(False))
-    step.save(tmp_path)
-    other.load(tmp_path)
-    assert other.optimizer._learning_rate.paused is True
-    changed(tmp_path, "lr", {**step.optimizer._learning_rate.state_dict(), "paused": 1.0})
-    with pytest.raises(amp.StateError, match=r"paused=1\.0"):
-        other.load(tmp_path)
+@pytest.mark.parametrize(
+    "present, saved, other",
+    [
+        (False, True, 1.0),
+        (None, 0.5, "a text"),  # the best loss so far, of ReduceOnPlateau
+        (0.5, None, True),
+        (0.5, 1, "a text"),
+        (1, 0.5, [1]),
+        ("a text", "another", 1.0),
+    ],
+)
+def test_what_a_rate_s_scheduler_remembers_goes_on(
+    tmp_path: Path, present: Any, saved: Any, other: Any
+) -> None:
+    """Numbers are one kind, and None is of them."""
+    saving, loading = make_step(rate=Noting(saved)), make_step(rate=Noting(present))
+    saving.save(tmp_path)
+    loading.load(tmp_path)
+    assert loading.optimizer._learning_rate.noted == saved
+    loading.optimizer._learning_rate.noted = present
+    changed(tmp_path, "lr", {**Noting(saved).state_dict(), "noted": other})
+    with pytest.raises(amp.StateError, match="noted="):
+        loading.load(tmp_path)
+    assert loading.optimizer._learning_rate.noted == present
 
 
 @pytest.mark.parametrize(
