@@ -7,6 +7,7 @@ under one policy both have the same bits, though casts are made by the one and s
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -267,11 +268,27 @@ def test_random_numbers_of_the_device_are_put_back() -> None:
 
 
 def test_memory_is_the_device_s() -> None:
-    def action() -> None:
+    """Its allocator tells of other threads too, which kernels counted in this one do not."""
+
+    def compute() -> None:
         x = torch.empty(1000, device="virtual")
         x + x
 
+    def action() -> None:
+        other = threading.Thread(target=compute)
+        other.start()
+        other.join()
+
     assert amp.backend("torch").peak_memory(action) == 2 * 4000
+
+
+def test_a_process_has_the_device_once() -> None:
+    virtual_cuda.install("virtual")
+    with pytest.raises(
+        amp.UnsupportedError, match=r"as 'virtual', not as 'cuda'\.\nHint: a process"
+    ):
+        virtual_cuda.install()
+    assert not torch.cuda.is_available()
 
 
 def test_the_device_is_found_probed_and_recommended() -> None:
