@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from trajectories import STEPS, WAYS, Training
 
 from ampbridge import workloads
@@ -46,12 +49,42 @@ MODELS = {
     "timm_models": ("timm-resnet", "timm-convnext", "timm-vit"),
     "diffusers_models": ("unet", "dit"),
 }
+
+
+class Differing(NamedTuple):
+    """A model whose losses are not the device's to the last bit.
+
+    Attributes:
+        why: the one op that is the reason.
+        avoid: changes the model so that the op makes no difference.
+    """
+
+    why: str
+    avoid: Callable[[nn.Module], object]
+
+
+def normalize_contiguous(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.GroupNorm):
+            module.register_forward_pre_hook(lambda _, inputs: inputs[0].contiguous())
+
+
+def scale_by_one(model: nn.Module) -> None:
+    model.logit_scale.requires_grad_(False).zero_()  # its exp is 1, also in 16 bits
+
+
 DIFFERING = {
-    "llama": "attention of grouped heads, whose kernels CUDA composes of several",
-    "clip": "normalization by a quotient and a norm, whose gradients CUDA composes of several kernels",
-    "unet": "group_norm of a channels-last input, which the CPU sums in another order, in float32",
+    "clip": Differing(
+        "a 16-bit tensor times a float32 one of no dimension, logit_scale.exp(): the simulation "
+        "rounds both, the device the product alone",
+        scale_by_one,
+    ),
+    "unet": Differing(
+        "group_norm of a channels-last input: CUDA makes it contiguous first, the CPU sums it as it "
+        "lies; the last bits of float32",
+        normalize_contiguous,
+    ),
 }
-"""Models whose losses are not CUDA's to the last bit, by the op that is the reason."""
 
 
 @pytest.mark.nightly
@@ -60,26 +93,41 @@ DIFFERING = {
 @pytest.mark.parametrize("name", [name for names in MODELS.values() for name in names])
 def test_a_model_of_the_zoo(name: str, way: str, low: str) -> None:
     training = specimen(name)
-    found, expected = training.pair(way, low, "fused")
-    assert found.scales == expected.scales
-    assert found.applied == expected.applied
-    if name in DIFFERING:
+    differing = DIFFERING.get(name)
+    if differing is not None:
+        found, expected = training.pair(way, low, "fused")
+        assert found[1:] == expected[1:]  # scales, and what was applied
         assert found.losses != expected.losses
-        assert np.allclose(found.losses, expected.losses, rtol=0.05), DIFFERING[name]
-    else:
-        assert found.losses == expected.losses
+        assert np.allclose(found.losses, expected.losses, rtol=0.05), differing.why
+        training = changed(training, differing.avoid)
+    found, expected = training.pair(way, low, "fused")
+    assert found == expected
+
+
+def changed(training: Training, change: Callable[[nn.Module], object]) -> Training:
+    def build() -> nn.Module:
+        model = training.build()
+        change(model)
+        return model
+
+    return training._replace(build=build)
 
 
 def specimen(name: str) -> Training:
     """A model that somebody else wrote, with random weights (tests/zoo)."""
     import importlib
 
-    import torchvision_ops
-
-    declared = torchvision_ops.declare()
+    _declared()
     table = next(table for table, names in MODELS.items() if name in names)
     models = importlib.import_module(table).SPECIMENS
-    del declared
     found = next(each for each in models if each.name == name)
     torch.manual_seed(0)
     return Training(name, found.build, found.loss, found.batches(STEPS))
+
+
+@cache
+def _declared() -> object:
+    """Kept: the packages import their parts, and so torchvision, as they are used."""
+    import torchvision_ops
+
+    return torchvision_ops.declare()
