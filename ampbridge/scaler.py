@@ -212,7 +212,8 @@ class GradScaler:
             what = "unscale()" if record.stage is _Stage.UNSCALED else "step()"
             msg = (
                 f"unscale() of this optimizer after {what}, since the last update().\n"
-                "Hint: call unscale() once an iteration, before step(), and update() at its end."
+                "Hint: call unscale() once an iteration, before step(), and update() at its end; after an "
+                "iteration that was cut short, update() alone."
             )
             raise CallOrderError(msg)
         backend = self._bound_to(owner)

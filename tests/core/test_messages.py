@@ -539,7 +539,8 @@ def test_unscaling_twice(scaler, parts):
     with reads(
         amp.CallOrderError,
         "unscale() of this optimizer after unscale(), since the last update().\n"
-        "Hint: call unscale() once an iteration, before step(), and update() at its end.",
+        "Hint: call unscale() once an iteration, before step(), and update() at its end; after an "
+        "iteration that was cut short, update() alone.",
     ):
         scaler.unscale(parts.optimizer)
 
@@ -549,7 +550,8 @@ def test_unscaling_after_the_step(scaler, parts):
     with reads(
         amp.CallOrderError,
         "unscale() of this optimizer after step(), since the last update().\n"
-        "Hint: call unscale() once an iteration, before step(), and update() at its end.",
+        "Hint: call unscale() once an iteration, before step(), and update() at its end; after an "
+        "iteration that was cut short, update() alone.",
     ):
         scaler.unscale(parts.optimizer)
 
