@@ -31,9 +31,10 @@ demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy al
 test: $(VENV)/.test ## lint, types and every test, one process per framework, two at a time
 	+@$(PYTHON) scripts/run_groups.py $(TESTS)
 
-lint: $(VENV)/.test ## ruff, formatting included
+lint: $(VENV)/.test ## ruff, formatting included, and the layers of the core
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.test ## mypy, strict on the core
 	$(BIN)/mypy

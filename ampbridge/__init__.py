@@ -3,10 +3,10 @@
 from importlib import import_module
 from types import ModuleType
 
-from ampbridge.autocast import autocast
-from ampbridge.backend import Backend
-from ampbridge.decorate import decorate, undecorate, undecorated
-from ampbridge.doctor import doctor
+from ampbridge import moved
+from ampbridge.adapters.backend import Backend
+from ampbridge.adapters.registry import backend, backends, register_backend
+from ampbridge.checkpoints.training_state import load_weights
 from ampbridge.errors import (
     AmpBridgeError,
     AmpBridgeWarning,
@@ -25,15 +25,18 @@ from ampbridge.errors import (
     UnsupportedError,
     WriteError,
 )
-from ampbridge.explain import explain
-from ampbridge.function_ops import register_op
-from ampbridge.policy import Policy
-from ampbridge.recipe import Recipe, Scaling
-from ampbridge.registry import backend, backends, register_backend
-from ampbridge.scaler import Gradients, GradScaler
-from ampbridge.schedule import Schedule
-from ampbridge.step import StepResult, TrainStep, train_step, value_and_grad
-from ampbridge.training_state import load_weights
+from ampbridge.policies.function_ops import register_op
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import Schedule
+from ampbridge.reports.doctor import doctor
+from ampbridge.reports.explain import explain
+from ampbridge.scaling.scaler import Gradients, GradScaler
+from ampbridge.training.autocast import autocast
+from ampbridge.training.decorate import decorate, undecorate, undecorated
+from ampbridge.training.recipe import Recipe, Scaling
+from ampbridge.training.result import StepResult
+from ampbridge.training.step import TrainStep, train_step, value_and_grad
+from ampbridge.version import __version__ as __version__
 
 __all__ = [
     "AmpBridgeError",
@@ -76,11 +79,13 @@ __all__ = [
     "value_and_grad",
 ]
 
-__version__ = "0.1.0"
+moved.install()
 
 
 def __getattr__(name: str) -> ModuleType:
     if name in ("lens", "port"):  # whoever needs neither does not load them
         return import_module(f"ampbridge.{name}")
+    if name in moved.NOW:
+        return import_module(f"ampbridge.{moved.NOW[name]}")
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

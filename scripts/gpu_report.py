@@ -35,7 +35,7 @@ import page  # noqa: E402
 import simplenet  # noqa: E402
 import skipped_tests  # noqa: E402
 
-from ampbridge.hardware import cpu_model  # noqa: E402
+from ampbridge.policies.hardware import cpu_model  # noqa: E402
 
 FRAMEWORKS = ("torch", "paddle")
 

@@ -62,8 +62,10 @@ def _adapter(framework: str, modules: str, tests: str, *imports: str) -> Group:
     )
 
 
-CORE = """arguments checkpoint decorate interception nested policy registry scale_rule scaler
-scaler_state schedule skip_alarm step step_settings training_state weights"""
+CORE = """adapters/arguments adapters/interception adapters/nested adapters/registry
+checkpoints/checkpoint checkpoints/training_state checkpoints/weights policies/policy policies/schedule
+scaling/scale_rule scaling/scaler scaling/scaler_state scaling/skip_alarm
+training/decorate training/result training/step training/step_settings"""
 
 GROUPS = {
     "core": Group(

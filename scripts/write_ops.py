@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from ampbridge import oplists, whole_files
-from ampbridge.lists import WITH_LISTS, Lists, names_in
-from ampbridge.oplists import Op
-from ampbridge.policy import LOW_DTYPES
+from ampbridge.checkpoints import whole_files
+from ampbridge.policies import oplists
+from ampbridge.policies.oplists import Op
+from ampbridge.policies.policy import LOW_DTYPES
+from ampbridge.reports.lists import WITH_LISTS, Lists, names_in
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "ops.md"
 LEVELS = ("O1", "O2")
 
-# Framework, as ampbridge.lists has it -> its column.
+# Framework, as ampbridge.reports.lists has it -> its column.
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow, Keras", "paddle": "Paddle", "numpy": "NumPy"}
 
 FAMILIES = {

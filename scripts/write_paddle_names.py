@@ -1,6 +1,6 @@
 """Write down under which names the installed Paddle looks ops up in its AMP lists, and the lists.
 
-    python scripts/write_paddle_names.py            writes ampbridge/data/paddle_names.json
+    python scripts/write_paddle_names.py            writes ampbridge/policies/data/paddle_names.json
     python scripts/write_paddle_names.py --check    exits with 1 if it is not what stands there
 
 A forward op of ``paddle._C_ops`` is looked up under its name in the old static graph, where it had
@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ampbridge import whole_files
+from ampbridge.checkpoints import whole_files
 
-FILE = Path(__file__).parents[1] / "ampbridge" / "data" / "paddle_names.json"
+FILE = Path(__file__).parents[1] / "ampbridge" / "policies" / "data" / "paddle_names.json"
 ABOUT = (
     "The name under which paddle.amp's lists know an op -> the op in paddle._C_ops; paddlepaddle"
 )

@@ -22,14 +22,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ampbridge import cli, whole_files
-from ampbridge.policy import Policy
+from ampbridge import cli
+from ampbridge.checkpoints import whole_files
+from ampbridge.policies.policy import Policy
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Name, Object
 from ampbridge.port.dialects import paddle, tensorflow, torch
 from ampbridge.port.reading import Place
 from ampbridge.port.targets import losses
-from ampbridge.recipe import Recipe
-from ampbridge.recipe_file import schema
+from ampbridge.training.recipe import Recipe
+from ampbridge.training.recipe_file import schema
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "docs" / "recipe.schema.json"

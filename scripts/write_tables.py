@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import ampbridge as amp
-from ampbridge import oplists, whole_files
-from ampbridge.scale_rule import HostStore, ScaleState
+from ampbridge.checkpoints import whole_files
+from ampbridge.policies import oplists
+from ampbridge.scaling.scale_rule import HostStore, ScaleState
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- support table: written by scripts/write_tables.py -->\n"

@@ -15,8 +15,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF, NAN
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.adapters.backend import FINITE, INF, NAN
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 
 Make = Callable[..., amp.TrainStep]
 

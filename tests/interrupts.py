@@ -9,7 +9,7 @@ import sys
 from nightly import NIGHTLY
 
 import ampbridge as amp
-from ampbridge.interception import Interception
+from ampbridge.adapters.interception import Interception
 from ampbridge.testing.interruption import without_locks
 from ampbridge.testing.regions import matmul_dtype
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge.scale_rule import HostStore
+from ampbridge.scaling.scale_rule import HostStore
 
 WIDTH, BATCH, STEPS = 64, 16, 60
 SPIKES = (3, 4, 17, 18, 29, 40)

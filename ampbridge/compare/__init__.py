@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampbridge import registry, workloads
+from ampbridge import workloads
+from ampbridge.adapters import registry
 from ampbridge.compare.comparison import Comparison
 from ampbridge.compare.native import has_loop
 from ampbridge.compare.processes import run_all
 from ampbridge.compare.progress import bars
 from ampbridge.compare.runs import Job, Run
 from ampbridge.errors import ArgumentError, BackendNotFoundError, listed, nearest
-from ampbridge.recipe import Recipe
+from ampbridge.training.recipe import Recipe
 
 __all__ = ["Comparison", "Run", "compare"]
 

@@ -15,9 +15,9 @@ from ampbridge.compare.op_lists import OpLists
 from ampbridge.compare.op_matrix import OpMatrix, shown
 from ampbridge.compare.runs import Run, observed_policy
 from ampbridge.lens.exponents import Exponents
-from ampbridge.policy import Policy
-from ampbridge.printing import Table, TabularReport
-from ampbridge.recipe import Recipe
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.printing import Table, TabularReport
+from ampbridge.training.recipe import Recipe
 
 SAME_START = 1e-5  # norms of weights; a framework may keep them in another layout and order
 NO_REFERENCE = "There is no float64 reference: "

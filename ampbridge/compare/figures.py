@@ -19,8 +19,8 @@ from ampbridge.compare.gradients import ParameterError
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import INK, MUTED, RULE, SURFACE, THEME, Style, styles
 from ampbridge.compare.runs import Run
+from ampbridge.errors.foreign_text import printable
 from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponents
-from ampbridge.printing import printable
 
 ROUNDOFF = {"float16": -11, "bfloat16": -8, "float32": -24}
 """Half a unit in the last place of 1, as a power of two: what one rounding costs at most."""

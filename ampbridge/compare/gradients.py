@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ampbridge.checkpoints.weights import Match, Weight, match_weights
 from ampbridge.compare.runs import Arrays, Run
 from ampbridge.lens.exponents import Exponents
-from ampbridge.weights import Match, Weight, match_weights
 
 Against = Literal["float64", "its own float32"]
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from ampbridge import registry
-from ampbridge.recipe import Recipe
+from ampbridge.adapters import registry
+from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampbridge import oplists
-from ampbridge.native_lists import OWN, own_policy
-from ampbridge.policy import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies.native_lists import OWN, own_policy
+from ampbridge.policies.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ampbridge.compare.figures import NARROW, WIDE, Drawing, Look, drawings
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import THEME
 from ampbridge.compare.runs import Run
-from ampbridge.printing import printable
+from ampbridge.errors.foreign_text import printable
 
 TITLE = "Mixed precision, framework by framework"
 

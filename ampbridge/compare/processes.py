@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from ampbridge import registry
+from ampbridge.adapters import registry
 from ampbridge.compare.runs import RUN, Job, Run
 
 AT_ONCE = 2

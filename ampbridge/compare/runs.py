@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.policy import Policy
-from ampbridge.recipe import Recipe
-from ampbridge.weights import Weight
+from ampbridge.checkpoints.weights import Weight
+from ampbridge.policies.policy import Policy
+from ampbridge.training.recipe import Recipe
 
 Kind = Literal["ampbridge", "native", "reference"]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]

@@ -21,13 +21,14 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 import ampbridge as amp
-from ampbridge import lens, registry, workloads
+from ampbridge import lens, workloads
+from ampbridge.adapters import registry
 from ampbridge.compare.native import NativeLoop, loop_of
 from ampbridge.compare.runs import Arrays, Job, Run, Steps, observed_policy
 from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, UnsupportedError
 from ampbridge.lens.subject import Subject
-from ampbridge.policy import Policy
-from ampbridge.recipe import Recipe
+from ampbridge.policies.policy import Policy
+from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
 
 Tell = Callable[[str], None]

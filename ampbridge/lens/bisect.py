@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import ceil, isfinite, log2
 from typing import Any, Literal, NamedTuple
 
-from ampbridge import oplists
-from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.lens.census import is_within
 from ampbridge.lens.locate import Patch
@@ -18,9 +17,10 @@ from ampbridge.lens.ranges import power_of_two
 from ampbridge.lens.search import culprits, without_spare
 from ampbridge.lens.subject import Subject, checked_scale
 from ampbridge.lens.trials import Errors, Trial, Trials
-from ampbridge.policy import Policy
-from ampbridge.printing import Table, TabularReport
-from ampbridge.schedule import single
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
 
 REPEATABLE = 0.1
 """The part of the tolerance by which float32 may be off itself, run again."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ampbridge import oplists
-from ampbridge.backend import Backend, LossFn, Model
-from ampbridge.decorate import kept_layers
+from ampbridge.adapters.backend import Backend, LossFn, Model
+from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.lens.subject import Subject
-from ampbridge.observation import Kernel, OpCall, Operand
-from ampbridge.policy import Policy
-from ampbridge.printing import Table, TabularReport
-from ampbridge.schedule import single
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
+from ampbridge.training.decorate import kept_layers
 
 
 class CensusRow(NamedTuple):

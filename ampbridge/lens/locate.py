@@ -17,16 +17,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ampbridge import oplists
-from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.adapters.backend import Backend, LossFn, Model
+from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.census import is_within
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.ranges import power_of_two, safe_scale
 from ampbridge.lens.subject import FLOAT32, Pass, Subject, checked_scale
-from ampbridge.observation import OpCall, Operand
-from ampbridge.policy import LOW_DTYPES, Policy
-from ampbridge.printing import Table, TabularReport
-from ampbridge.schedule import single
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import LOW_DTYPES, Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
 
 Kind = Literal["overflow", "nan", "underflow"]
 Direction = Literal["forward", "backward"]

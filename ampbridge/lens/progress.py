@@ -43,7 +43,7 @@ def _bar() -> Iterator[Report]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from ampbridge.printing import printable
+    from ampbridge.errors.foreign_text import printable
 
     doing_now = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), doing_now)

@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ampbridge.backend import Backend, LossFn, Model
+from ampbridge.adapters.backend import Backend, LossFn, Model
+from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.census import Calls
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.subject import FLOAT32, Subject, checked_scale
-from ampbridge.observation import OpCall, Operand
-from ampbridge.policy import Policy
-from ampbridge.printing import Table, TabularReport
-from ampbridge.schedule import single
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
 
 Kind = Literal["output", "gradient", "parameter"]
 

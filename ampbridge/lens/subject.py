@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.arguments import backend_of_pass
-from ampbridge.backend import Array, Backend, LossFn, Model
-from ampbridge.decorate import fit_to, for_steps
+from ampbridge.adapters.arguments import backend_of_pass
+from ampbridge.adapters.backend import Array, Backend, LossFn, Model
+from ampbridge.adapters.observation import Observer
 from ampbridge.errors import ArgumentError, CallOrderError
-from ampbridge.function_ops import shown_whole
-from ampbridge.observation import Observer
-from ampbridge.policy import Policy
-from ampbridge.step_program import returning_aux
+from ampbridge.policies.function_ops import shown_whole
+from ampbridge.policies.policy import Policy
+from ampbridge.training.decorate import fit_to, for_steps
+from ampbridge.training.step_program import returning_aux
 
 NumpyArray = npt.NDArray[Any]
 

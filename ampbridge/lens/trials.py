@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ampbridge.adapters.observation import OpCall
 from ampbridge.errors import ArgumentError
 from ampbridge.lens.census import Calls
 from ampbridge.lens.progress import Report
 from ampbridge.lens.subject import FLOAT32, Pass, Subject
-from ampbridge.observation import OpCall
-from ampbridge.policy import LOW_DTYPES, Policy
+from ampbridge.policies.policy import LOW_DTYPES, Policy
 
 
 class Errors(NamedTuple):

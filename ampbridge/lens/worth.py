@@ -18,15 +18,16 @@ from itertools import accumulate
 from math import comb
 from typing import Any, NamedTuple
 
-from ampbridge.arguments import backend_of_decorated
-from ampbridge.backend import Backend, LossFn, Model, Optimizer
+from ampbridge.adapters.arguments import backend_of_decorated
+from ampbridge.adapters.backend import Backend, LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.lens.progress import Progress, Report, reported
 from ampbridge.lens.subject import FLOAT32
-from ampbridge.policy import Policy
-from ampbridge.printing import Table, TabularReport
-from ampbridge.schedule import single
-from ampbridge.step import StepResult, TrainStep, train_step
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
+from ampbridge.training.result import StepResult
+from ampbridge.training.step import TrainStep, train_step
 
 FEWEST_WARM_UP, MOST_WARM_UP = 3, 25
 """Steps before the clock runs: at least so many, and then until one was not skipped."""

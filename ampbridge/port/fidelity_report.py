@@ -9,15 +9,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ampbridge import oplists
-from ampbridge.native_lists import own_policy, own_rules, paddle_rules, wanted_rules
-from ampbridge.native_scaler import NATIVE as NATIVE_SCALERS
-from ampbridge.oplists import Category
-from ampbridge.policy import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies.native_lists import own_policy, own_rules, paddle_rules, wanted_rules
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.policy import Policy
 from ampbridge.port.targets import Loss, losses
-from ampbridge.printing import Table
-from ampbridge.recipe import Recipe, Scaling
-from ampbridge.recipe_file import SECTIONS
+from ampbridge.reports.printing import Table
+from ampbridge.scaling.native_scaler import NATIVE as NATIVE_SCALERS
+from ampbridge.training.recipe import Recipe, Scaling
+from ampbridge.training.recipe_file import SECTIONS
 
 Kind = Literal["kept", "changes", "lost"]
 WIDEST = 88

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ampbridge.errors import AmpBridgeError, ArgumentError, SourceError, listed, nearest
+from ampbridge.errors.foreign_text import on_one_line
 from ampbridge.port.fidelity_report import Report, fidelity
 from ampbridge.port.files import Outcome
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.rewriting import Rewriting, rewrite
 from ampbridge.port.targets import write
-from ampbridge.printing import on_one_line
-from ampbridge.recipe import Recipe
-from ampbridge.recipe_file import SECTIONS, text_of
+from ampbridge.training.recipe import Recipe
+from ampbridge.training.recipe_file import SECTIONS, text_of
 
 UNKNOWN = "unknown"
 """The value of a key, in a recipe that is shown, that the file does not say. No key allows it."""

@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import Any, Literal
 
 from ampbridge.errors import SourceError
-from ampbridge.recipe import Recipe
+from ampbridge.training.recipe import Recipe
 
 LONGEST_EXCERPT = 100
 

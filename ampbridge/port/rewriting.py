@@ -12,19 +12,19 @@ from functools import cached_property
 from os import PathLike
 from typing import Any
 
-from ampbridge import whole_files
+from ampbridge.checkpoints import whole_files
 from ampbridge.errors import SourceError
+from ampbridge.errors.foreign_text import printable
 from ampbridge.port.dialect import Call
 from ampbridge.port.files import parsed
 from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
 from ampbridge.port.replacements import REPLACEMENTS, NoReplacement
 from ampbridge.port.source import Source
-from ampbridge.printing import printable
 
 IMPORTS = {
     "ampbridge.": "import ampbridge",
-    "paddle_list(": "from ampbridge.port.names import paddle_list",
+    "paddle_list(": "from ampbridge.policies.paddle_names import paddle_list",
 }
 
 FRAMEWORKS = ("torch", "paddle")

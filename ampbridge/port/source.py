@@ -14,7 +14,7 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ampbridge import whole_files
+from ampbridge.checkpoints import whole_files
 from ampbridge.errors import SourceError
 from ampbridge.port.reading import Place
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampbridge import registry
-from ampbridge.backend import Backend
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Backend
 from ampbridge.testing.copies import CopyConformance
 from ampbridge.testing.decorating import (
     KeepConformance,

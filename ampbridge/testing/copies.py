@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampbridge import CallOrderError, GradScaler, Policy, StepResult, UnsupportedError, autocast
-from ampbridge.policy import POLICIES_REMEMBERED
+from ampbridge.policies.policy import POLICIES_REMEMBERED
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import same_bits
 

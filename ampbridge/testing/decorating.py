@@ -25,7 +25,7 @@ from ampbridge import (
     undecorated,
     value_and_grad,
 )
-from ampbridge.backend import Array, LossFn, Model, Optimizer
+from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer
 from ampbridge.testing.gradients import ERROR_BOUNDS, FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import Harness, NumpyArray, as_number, untransposed
 from ampbridge.testing.reference import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ampbridge import ArgumentError, Policy, UnsupportedError
-from ampbridge.backend import Array, LossFn, Model
+from ampbridge.adapters.backend import Array, LossFn, Model
 from ampbridge.testing.harness import Harness, NumpyArray
 from ampbridge.testing.reference import (
     Example,

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from ampbridge import GradScaler, Schedule, autocast, decorate, undecorate, value_and_grad
-from ampbridge.backend import Array, Backend, Model, Optimizer
-from ampbridge.observation import OpCall, Operand
+from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
+from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.harness import NumpyArray
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from ampbridge.backend import Array, Backend, LossFn, Model, Optimizer, Scalar
+from ampbridge.adapters.backend import Array, Backend, LossFn, Model, Optimizer, Scalar
 
 NumpyArray = npt.NDArray[Any]
 

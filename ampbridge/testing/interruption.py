@@ -20,8 +20,8 @@ import pytest
 
 import ampbridge
 from ampbridge import GradScaler, Schedule, StateError, train_step
-from ampbridge.backend import Array, LossFn, Model
-from ampbridge.interception import Interception
+from ampbridge.adapters.backend import Array, LossFn, Model
+from ampbridge.adapters.interception import Interception
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import same_bits
 
@@ -334,7 +334,7 @@ def without_locks() -> Iterator[None]:
         for each in gc.get_objects():
             if issubclass(type(each), Interception):
                 patches.enter_context(mock.patch.object(each, "_lock", _NoLock()))
-        patches.enter_context(mock.patch("ampbridge.interception.Lock", _NoLock))
+        patches.enter_context(mock.patch("ampbridge.adapters.interception.Lock", _NoLock))
         yield
 
 

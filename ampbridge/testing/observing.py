@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ampbridge import Policy
-from ampbridge.backend import Backend, Model
+from ampbridge.adapters.backend import Backend, Model
+from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.subject import Pass, Subject
-from ampbridge.observation import OpCall, Operand
 from ampbridge.testing.decorating import PRODUCTS, Layered
 from ampbridge.testing.gradients import ERROR_BOUNDS, same_bits
 from ampbridge.testing.harness import NumpyArray

@@ -31,7 +31,7 @@ from ampbridge import (
     train_step,
     value_and_grad,
 )
-from ampbridge.backend import Model
+from ampbridge.adapters.backend import Model
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.harness import Harness
 

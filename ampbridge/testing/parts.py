@@ -11,16 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampbridge import (
-    GradScaler,
-    StateError,
-    TrainStep,
-    checkpoint,
-    decorate,
-    train_step,
-    value_and_grad,
-)
-from ampbridge.backend import Array, Model, Optimizer
+from ampbridge import GradScaler, StateError, TrainStep, decorate, train_step, value_and_grad
+from ampbridge.adapters.backend import Array, Model, Optimizer
+from ampbridge.checkpoints import checkpoint
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits, squared_error
 from ampbridge.testing.harness import Harness, NumpyArray, untransposed
 from ampbridge.testing.reference import (

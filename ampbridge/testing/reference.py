@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.backend import FINITE, NAN
-from ampbridge.scale_rule import ScalerConfig, ScaleState
+from ampbridge.adapters.backend import FINITE, NAN
+from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 from ampbridge.testing.harness import NumpyArray
 
 LOW_DTYPES = ("float16", "bfloat16")
@@ -136,7 +136,7 @@ def scale_history(
 ) -> list[ScaleState]:
     """The scaler's state after steps that were found FINITE, INF or NAN, as the rule is told in words.
 
-    Written apart from ``ampbridge.scale_rule``, with ifs, to be compared with it.
+    Written apart from ``ampbridge.scaling.scale_rule``, with ifs, to be compared with it.
     """
     scale, good, bad, skips, nans, skip_warnings, nan_warnings, stuck, floor = state
     history = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ampbridge import Policy, autocast, explain, register_op
-from ampbridge.backend import Array
+from ampbridge.adapters.backend import Array
 from ampbridge.errors import PolicyError
 from ampbridge.testing.harness import Harness
 from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown

@@ -18,9 +18,9 @@ from ampbridge import (
     OverflowStuckError,
     value_and_grad,
 )
-from ampbridge.backend import Array, Model
-from ampbridge.scale_rule import ScalerConfig
-from ampbridge.scaler import Gradients
+from ampbridge.adapters.backend import Array, Model
+from ampbridge.scaling.scale_rule import ScalerConfig
+from ampbridge.scaling.scaler import Gradients
 from ampbridge.testing.gradients import (
     ERROR_BOUNDS,
     FLOAT32_ERROR,

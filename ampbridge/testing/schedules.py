@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ampbridge import GradScaler, Policy, Schedule, TrainStep, decorate, train_step, undecorate
-from ampbridge.backend import Array, Model
+from ampbridge.adapters.backend import Array, Model
 from ampbridge.testing.decorating import ONES, PRODUCTS, Layered
 from ampbridge.testing.gradients import same_bits
 

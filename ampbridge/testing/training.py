@@ -19,7 +19,7 @@ from ampbridge import (
     UnsupportedError,
     train_step,
 )
-from ampbridge.backend import Array, Model
+from ampbridge.adapters.backend import Array, Model
 from ampbridge.testing.gradients import (
     FLOAT32_ERROR,
     multiplied_error,

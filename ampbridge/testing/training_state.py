@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ampbridge import GradScaler, StateError, TrainStep, checkpoint
-from ampbridge.backend import FINITE
+from ampbridge import GradScaler, StateError, TrainStep
+from ampbridge.adapters.backend import FINITE
+from ampbridge.checkpoints import checkpoint
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import as_number
 from ampbridge.testing.reference import (

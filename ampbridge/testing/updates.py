@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ampbridge.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
-from ampbridge.scale_rule import ScalerConfig, ScaleState
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
+from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import Harness, NumpyArray, as_number
 from ampbridge.testing.reference import (

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ampbridge import registry
+from ampbridge.adapters import registry
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError, listed, nearest
 
 DIGITS = {"digits-mlp": "mlp", "digits-conv": "conv", "digits-transformer": "transformer"}

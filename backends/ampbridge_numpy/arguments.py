@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampbridge.backend import Kind
+from ampbridge.adapters.backend import Kind
 from ampbridge_numpy.nn import Module
 
 EXAMPLES = {

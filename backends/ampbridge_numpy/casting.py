@@ -29,14 +29,14 @@ import ml_dtypes
 import numpy as np
 from autograd.extend import VSpace, defvjp, primitive, vspace
 
-from ampbridge import function_ops, oplists
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.adapters.tracing import constant_result
 from ampbridge.errors import UnsupportedError
-from ampbridge.interception import Interception, Site
-from ampbridge.nested import leaves, map_leaves
-from ampbridge.oplists import Category, no_such_op
-from ampbridge.policy import POLICIES_REMEMBERED, Policy
-from ampbridge.scoped import Scoped
-from ampbridge.tracing import constant_result
+from ampbridge.policies import function_ops, oplists
+from ampbridge.policies.oplists import Category, no_such_op
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_numpy._private import look_up
 
 Function = TypeVar("Function", bound=Callable[..., Any])

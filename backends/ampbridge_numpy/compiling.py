@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ampbridge.backend import LossFn, Program
+from ampbridge.adapters.backend import LossFn, Program
 from ampbridge.errors import UnsupportedError
 
 

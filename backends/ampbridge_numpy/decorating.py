@@ -17,10 +17,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ampbridge.backend import Decoration, Layer, Magnitude, Model, Optimizer, is_normalization
+from ampbridge.adapters.backend import (
+    Decoration,
+    Layer,
+    Magnitude,
+    Model,
+    Optimizer,
+    is_normalization,
+)
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_numpy import optim
 from ampbridge_numpy.casting import cast, casts_here, region, rules_of
 from ampbridge_numpy.nn import (

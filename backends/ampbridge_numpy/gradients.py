@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from autograd.extend import VJPNode
 
-from ampbridge.arguments import check_dependence
-from ampbridge.backend import Array, LossFn, Model, Optimizer, Scalar
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Scalar
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.interception import Interception, Site
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.casting import cast, region, value_of
 from ampbridge_numpy.decorating import decorated

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import ArgumentError
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
-from ampbridge.scoped import Scoped
+from ampbridge.policies.policy import Policy
 from ampbridge_numpy import functional
 from ampbridge_numpy.casting import cast, region, value_of
 from ampbridge_numpy.functional import (

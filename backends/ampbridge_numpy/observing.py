@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from autograd.extend import defvjp, primitive
 
-from ampbridge import function_ops, oplists
-from ampbridge.backend import Array, Model
-from ampbridge.nested import leaves, map_leaves
-from ampbridge.observation import Kernel, Observer, OpCall, Operand
+from ampbridge.adapters.backend import Array, Model
+from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
+from ampbridge.policies import function_ops, oplists
 from ampbridge_numpy import casting, nn
 from ampbridge_numpy.casting import DTYPES, FLOATING, value_of
 

@@ -8,8 +8,7 @@ import autograd.numpy as anp
 import numpy as np
 from autograd import grad
 
-from ampbridge import oplists
-from ampbridge.backend import (
+from ampbridge.adapters.backend import (
     Device,
     Explanation,
     FeatureTreatment,
@@ -18,9 +17,10 @@ from ampbridge.backend import (
     Probe,
     Product,
 )
-from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge.hardware import PROBED_DTYPES, cpu_model, verdict
-from ampbridge.policy import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies.hardware import PROBED_DTYPES, cpu_model, verdict
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_numpy import casting, compiling, decorating, functional, nn
 from ampbridge_numpy.casting import DTYPES, Rules
 

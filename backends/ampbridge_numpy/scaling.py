@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.errors import UnsupportedError
 from ampbridge_numpy.gradients import parameters as parameters_of
 

@@ -12,7 +12,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ampbridge import Backend
-from ampbridge.backend import LossFn
+from ampbridge.adapters.backend import LossFn
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend

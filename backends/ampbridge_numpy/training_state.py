@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ampbridge import outside
-from ampbridge.backend import Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Model, Optimizer, OptimizerState
+from ampbridge.checkpoints import outside
+from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge.weights import OTHER, Weight
 from ampbridge_numpy import optim
 from ampbridge_numpy.gradients import parameters
 from ampbridge_numpy.nn import (

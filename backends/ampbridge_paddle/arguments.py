@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import paddle
 
-from ampbridge.backend import Kind
+from ampbridge.adapters.backend import Kind
 from ampbridge_paddle.hybrid_groups import without_wrappers
 
 EXAMPLES = {

@@ -14,10 +14,10 @@ from weakref import WeakSet
 
 import paddle
 
-from ampbridge import function_ops
 from ampbridge.errors import UnsupportedError
-from ampbridge.oplists import Category
-from ampbridge.policy import Policy
+from ampbridge.policies import function_ops
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle import functions, recomputing, simulation
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Shape

@@ -17,11 +17,11 @@ from typing import Any
 
 import paddle
 
-from ampbridge import nested
-from ampbridge.backend import LossFn, Program
+from ampbridge.adapters import nested
+from ampbridge.adapters.backend import LossFn, Program
+from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.errors import UnsupportedError
-from ampbridge.nested import Structure, leaves
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle import casting, functions, simulation
 from ampbridge_paddle._private import private
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from ampbridge.backend import Decoration, Magnitude, is_normalization
-from ampbridge.backend import Layer as LayerOfModel
+from ampbridge.adapters.backend import Decoration, Magnitude, is_normalization
+from ampbridge.adapters.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle import casting, native_o2, saving
 from ampbridge_paddle._private import method

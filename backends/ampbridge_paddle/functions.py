@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import paddle
 
-from ampbridge import function_ops
-from ampbridge.calling_code import warn
-from ampbridge.interception import Interception, Site
-from ampbridge.oplists import Category
-from ampbridge.tracing import constant_result
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.tracing import constant_result
+from ampbridge.policies import function_ops
+from ampbridge.policies.oplists import Category
 from ampbridge_paddle._private import PRIVATE, method, private
 from ampbridge_paddle.rules import Rules, function_names
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.arguments import check_dependence
-from ampbridge.nested import map_leaves
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.nested import map_leaves
 from ampbridge_paddle import recomputing
 from ampbridge_paddle._private import method
 from ampbridge_paddle.casting import cast

@@ -13,7 +13,7 @@ import paddle
 
 import ampbridge as amp
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
 
 _NativeAdapter: Any = private("paddle.hapi.model.DynamicGraphAdapter")

@@ -13,7 +13,7 @@ from typing import Any
 
 import paddle
 
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method, private
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import paddle
 
-from ampbridge.backend import Decoration
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle import casting
 from ampbridge_paddle.subclassing import Mixin, mix_in, take_out
 

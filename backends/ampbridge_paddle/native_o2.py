@@ -17,7 +17,7 @@ from typing import Any
 import paddle
 from paddle.amp.auto_cast import amp_global_state
 
-from ampbridge.backend import Decoration
+from ampbridge.adapters.backend import Decoration
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.hybrid_groups import is_sharded, without_wrappers

@@ -8,11 +8,11 @@ from typing import Any
 
 import paddle
 
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError, listed
-from ampbridge.native_lists import paddle_lists
-from ampbridge.policy import Policy
-from ampbridge.port.names import PaddleList, paddle_list
+from ampbridge.policies.native_lists import paddle_lists
+from ampbridge.policies.paddle_names import PaddleList, paddle_list
+from ampbridge.policies.policy import Policy
 
 _FUNCTIONS = {"auto_cast": paddle.amp.auto_cast, "decorate": paddle.amp.decorate}
 # Of decorate: what it works on, and what a recipe says, not a policy.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.scaler import GradScaler
+from ampbridge.scaling.scaler import GradScaler
 from ampbridge_paddle import casting
 
 

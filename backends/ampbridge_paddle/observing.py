@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from ampbridge import function_ops, oplists
-from ampbridge.backend import Array, Model
-from ampbridge.interception import Interception, Site
-from ampbridge.nested import leaves, map_leaves
-from ampbridge.observation import Kernel, Observer, OpCall, Operand
+from ampbridge.adapters.backend import Array, Model
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
+from ampbridge.policies import function_ops, oplists
 from ampbridge_paddle import casting, decorating, functions, simulation
 from ampbridge_paddle._private import method, present, private
 from ampbridge_paddle.functions import Function, Replacements

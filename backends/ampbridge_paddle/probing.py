@@ -9,12 +9,19 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import paddle
 
-from ampbridge import oplists
-from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
-from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
-from ampbridge.oplists import Category
-from ampbridge.policy import Policy
+from ampbridge.adapters.backend import (
+    Device,
+    Explanation,
+    FeatureTreatment,
+    OpTreatment,
+    Probe,
+    Product,
+)
+from ampbridge.policies import oplists
+from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_paddle import casting, decorating, simulation
 from ampbridge_paddle.rules import Rules, has_effect, rules_for
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 
-from ampbridge.ranks import act_for_all
+from ampbridge.adapters.ranks import act_for_all
 from ampbridge_paddle.hybrid_groups import is_wrapped
 
 Model = Any

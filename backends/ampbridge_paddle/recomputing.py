@@ -14,7 +14,7 @@ from typing import Any
 
 import paddle
 
-from ampbridge.interception import INHERITED, Interception, Site
+from ampbridge.adapters.interception import INHERITED, Interception, Site
 from ampbridge_paddle import simulation
 from ampbridge_paddle._private import private
 

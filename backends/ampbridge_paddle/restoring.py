@@ -8,7 +8,7 @@ from typing import Any
 
 import paddle
 
-from ampbridge.backend import Model
+from ampbridge.adapters.backend import Model
 from ampbridge_paddle._private import method
 
 Layer = Any

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import paddle
 
-from ampbridge import function_ops, oplists
-from ampbridge.calling_code import warn
-from ampbridge.oplists import Category
-from ampbridge.policy import POLICIES_REMEMBERED, Policy
-from ampbridge.port.names import paddle_names
+from ampbridge.adapters.calling_code import warn
+from ampbridge.policies import function_ops, oplists
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.paddle_names import paddle_names
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_paddle._private import private
 
 # Kernels that the table does not list by name -> the listed kernel they are a form of.
@@ -57,7 +57,7 @@ class Rules:
     bias_follows: bool
     """Whether the bias of a convolution is rounded with it (torch's fused op) or added as it is."""
     python: Mapping[str, Category] = field(default_factory=dict)
-    """Python functions of others that are ops (``ampbridge.function_ops``), by name."""
+    """Python functions of others that are ops (``ampbridge.policies.function_ops``), by name."""
 
     def category(self, kernel: str) -> Category:
         """The rule for a name of ``paddle._C_ops``."""

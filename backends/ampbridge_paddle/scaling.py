@@ -8,8 +8,8 @@ from typing import Any
 
 import paddle
 
-from ampbridge.backend import FINITE, INF, NAN, worst_on_host
-from ampbridge.scale_rule import HostStore, ScaleState
+from ampbridge.adapters.backend import FINITE, INF, NAN, worst_on_host
+from ampbridge.scaling.scale_rule import HostStore, ScaleState
 from ampbridge_paddle import hybrid_groups
 from ampbridge_paddle._private import private
 from ampbridge_paddle.gradients import parameters as parameters_of

@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 
 from ampbridge.errors import UnsupportedError
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle import low_parameters
 from ampbridge_paddle.gradients import parameters as parameters_of
 from ampbridge_paddle.rounding import round_to

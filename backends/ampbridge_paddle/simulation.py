@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from ampbridge import function_ops
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
 from ampbridge.errors import SimulationWarning
-from ampbridge.interception import Interception, Site
-from ampbridge.oplists import Category
+from ampbridge.policies import function_ops
+from ampbridge.policies.oplists import Category
 from ampbridge_paddle import functions
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Replacements, Shape

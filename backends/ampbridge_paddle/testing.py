@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from ampbridge import Backend
-from ampbridge.backend import LossFn
+from ampbridge.adapters.backend import LossFn
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_paddle.backend import PaddleBackend
 

@@ -15,10 +15,10 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from ampbridge import outside
-from ampbridge.backend import Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Model, Optimizer, OptimizerState
+from ampbridge.checkpoints import outside
+from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge.weights import OTHER, Weight
 from ampbridge_paddle._private import method
 from ampbridge_paddle.decorating import NORMALIZATIONS
 from ampbridge_paddle.gradients import parameters

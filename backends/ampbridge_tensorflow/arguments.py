@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from ampbridge.backend import Kind
+from ampbridge.adapters.backend import Kind
 
 EXAMPLES = {
     "model": "model = keras.Sequential([keras.layers.Dense(2)])",

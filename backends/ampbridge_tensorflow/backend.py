@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from ampbridge.backend import (
+from ampbridge.adapters.backend import (
     Array,
     Backend,
     Decoration,
@@ -27,10 +27,10 @@ from ampbridge.backend import (
     Scalar,
     ScaleStore,
 )
-from ampbridge.observation import Observer
-from ampbridge.policy import Policy
-from ampbridge.scale_rule import ScaleState
-from ampbridge.weights import Weight
+from ampbridge.adapters.observation import Observer
+from ampbridge.checkpoints.weights import Weight
+from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_tensorflow import (
     arguments,
     casting,

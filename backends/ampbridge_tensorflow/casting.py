@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from ampbridge import function_ops, oplists
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.errors import UnsupportedError
-from ampbridge.interception import Interception, Site
-from ampbridge.policy import POLICIES_REMEMBERED, Policy
-from ampbridge.tracing import called_as_it_is, constant_result
+from ampbridge.policies import function_ops, oplists
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import (
     _private,
     fitted,

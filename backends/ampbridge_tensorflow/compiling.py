@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.backend import Array, LossFn, Program, StepOutput
-from ampbridge.interrupts import hold_interrupts
-from ampbridge.nested import Structure, leaves
-from ampbridge.policy import Policy
+from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
+from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.gradients import native_batch, unbuilt_if_it_fails

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ampbridge.backend import Model, Optimizer
+from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.errors import UnsupportedError
 from ampbridge_tensorflow import _private
 

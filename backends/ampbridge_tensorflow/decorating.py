@@ -24,10 +24,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge.backend import Decoration, Layer, Magnitude, Model, Optimizer, is_normalization
+from ampbridge.adapters.backend import (
+    Decoration,
+    Layer,
+    Magnitude,
+    Model,
+    Optimizer,
+    is_normalization,
+)
+from ampbridge.adapters.interception import Interception, Site
 from ampbridge.errors import UnsupportedError
-from ampbridge.interception import Interception, Site
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import (
     _private,
     casting,

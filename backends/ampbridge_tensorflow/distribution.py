@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.backend import Array, Model, Program, Scalar, StepOutput
+from ampbridge.adapters.backend import Array, Model, Program, Scalar, StepOutput
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.adapters.ranks import act_for_all
 from ampbridge.errors import ArgumentError, CallOrderError, UnsupportedError, listed
-from ampbridge.interception import Interception, Site
-from ampbridge.nested import Structure, leaves
-from ampbridge.policy import Policy
-from ampbridge.ranks import act_for_all
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.native_values import made_under, on_values
 

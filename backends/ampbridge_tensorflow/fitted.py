@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ampbridge.backend import Decoration
-from ampbridge.interception import Interception
-from ampbridge.scoped import Scoped
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.interception import Interception
+from ampbridge.adapters.scoped import Scoped
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.model_layers import layers, own_variables
 from ampbridge_tensorflow.native_values import copies

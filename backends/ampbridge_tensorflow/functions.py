@@ -20,9 +20,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge import oplists
-from ampbridge.interception import Site
-from ampbridge.oplists import Category
+from ampbridge.adapters.interception import Site
+from ampbridge.policies import oplists
+from ampbridge.policies.oplists import Category
 from ampbridge_tensorflow import _private, simulation
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import PROMOTE_ONLY, Rules, cast_float, map_floats

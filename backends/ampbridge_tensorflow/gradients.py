@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.arguments import check_dependence
-from ampbridge.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
-from ampbridge.remembering import Remembered
-from ampbridge.scoped import Scoped
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private, distribution
 from ampbridge_tensorflow.casting import autocast, differentiation, outside_of_regions
 from ampbridge_tensorflow.fitted import low_variables

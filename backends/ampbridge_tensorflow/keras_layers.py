@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge import oplists
-from ampbridge.policy import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.functions import owner_family
 from ampbridge_tensorflow.op_entry import Regions, Replace

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge import registry
-from ampbridge.backend import FINITE, INF, NAN, Array, Scalar
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Scalar
 from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, UnsupportedError
-from ampbridge.scale_rule import ScalerConfig, ScaleState
-from ampbridge.scaler import GradScaler
+from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
+from ampbridge.scaling.scaler import GradScaler
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.native_values import values_of
 from ampbridge_tensorflow.scaling import VariableStore, divided, outside_of_regions

@@ -20,10 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.interception import Interception, Site
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
-from ampbridge.tracing import called_as_it_is
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import casting, fitted
 from ampbridge_tensorflow.rules import FLOATS, LOW
 

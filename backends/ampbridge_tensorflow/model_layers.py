@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from ampbridge.backend import Layer
+from ampbridge.adapters.backend import Layer
 from ampbridge.errors import ArgumentTypeError
 from ampbridge_tensorflow import _private
 

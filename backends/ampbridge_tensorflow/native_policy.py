@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 
 # (compute dtype, variable dtype) -> the policy: layers in low precision, with or without float32
 # variables. Keras has no lists: its normalizations see to themselves, as TensorFlow's lists would.

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ampbridge.backend import Optimizer
+from ampbridge.adapters.backend import Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge_tensorflow.gradients import checked_optimizer, parameters
 from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.backend import Array
+from ampbridge.adapters.backend import Array
 from ampbridge_tensorflow import _private
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge import oplists
+from ampbridge.policies import oplists
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.functions import LOOKED_INTO, owner_family, spelling_namespace
 from ampbridge_tensorflow.rules import LOW, NEVER_CAST, uses_storage

@@ -20,11 +20,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge import function_ops
-from ampbridge.backend import Array, Model
+from ampbridge.adapters.backend import Array, Model
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.observation import Observer
 from ampbridge.errors import UnsupportedError
-from ampbridge.interception import Interception, Site
-from ampbridge.observation import Observer
+from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private, casting, functions, observed_ops, op_entry
 from ampbridge_tensorflow.model_calls import defining_class
 from ampbridge_tensorflow.model_layers import layers

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.interception import Interception
+from ampbridge.adapters.interception import Interception
 from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.rules import (
     FLOATS,

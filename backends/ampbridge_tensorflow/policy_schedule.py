@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
-from ampbridge.backend import StepOutput
-from ampbridge.decorate import decorate
+from ampbridge.adapters.backend import StepOutput
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policy import Policy
-from ampbridge.schedule import Schedule
-from ampbridge.step import StepResult
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import Schedule
+from ampbridge.training.decorate import decorate
+from ampbridge.training.result import StepResult
 from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.scaled_fit import scales_by_itself, wrapped
 

@@ -9,12 +9,19 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from ampbridge import oplists
-from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
-from ampbridge.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
-from ampbridge.oplists import Category
-from ampbridge.policy import Policy
+from ampbridge.adapters.backend import (
+    Device,
+    Explanation,
+    FeatureTreatment,
+    OpTreatment,
+    Probe,
+    Product,
+)
+from ampbridge.policies import oplists
+from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_tensorflow import _private, casting, decorating
 from ampbridge_tensorflow.functions import LOOKED_INTO, named_functions
 from ampbridge_tensorflow.rules import Rules, is_defined

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ampbridge.interrupts import uninterrupted
+from ampbridge.adapters.interrupts import uninterrupted
 
 T = TypeVar("T")
 

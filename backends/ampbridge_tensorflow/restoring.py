@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.backend import Model
+from ampbridge.adapters.backend import Model
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.casting import outside_of_regions
 from ampbridge_tensorflow.model_layers import lasting_layers

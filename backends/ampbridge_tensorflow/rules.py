@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ampbridge import function_ops
-from ampbridge.oplists import Category, no_such_op
-from ampbridge.policy import POLICIES_REMEMBERED, Policy
+from ampbridge.policies import function_ops
+from ampbridge.policies.oplists import Category, no_such_op
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
 
 LOW = frozenset({tf.float16, tf.bfloat16})
@@ -112,7 +112,7 @@ class Rules:
     simulated: bool = False
     bias_ops: frozenset[str] = BIAS_OPS
     python: Mapping[str, Category] = field(default_factory=dict)
-    """Python functions that are ops (``ampbridge.function_ops``), by name."""
+    """Python functions that are ops (``ampbridge.policies.function_ops``), by name."""
     _plans: dict[str, Plan | None] = field(default_factory=dict, init=False)
 
     def plan(self, op: str) -> Plan | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 
-from ampbridge.interception import Interception, Site
+from ampbridge.adapters.interception import Interception, Site
 from ampbridge_tensorflow import fitted
 from ampbridge_tensorflow.fitted import Fitted, Mark
 from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
-from ampbridge.scale_rule import ScalerConfig, ScaleState, next_state
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_tensorflow import distribution
 from ampbridge_tensorflow.casting import outside_of_regions
 from ampbridge_tensorflow.gradients import built_optimizer, checked_optimizer

@@ -18,11 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge import hardware, oplists
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception
 from ampbridge.errors import SimulationWarning
-from ampbridge.interception import Interception
-from ampbridge.policy import Policy
+from ampbridge.policies import hardware, oplists
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.rules import (
     FLOATS,

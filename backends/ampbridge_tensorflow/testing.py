@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge import Backend
-from ampbridge.backend import LossFn
+from ampbridge.adapters.backend import LossFn
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_tensorflow.backend import TensorflowBackend
 

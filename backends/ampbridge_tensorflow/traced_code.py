@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge import function_ops
+from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.op_entry import Regions, Replace
 from ampbridge_tensorflow.rules import FLOATS, LOW, cast_float, cast_to, float_dtype

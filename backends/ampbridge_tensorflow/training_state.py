@@ -16,10 +16,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge import outside
-from ampbridge.backend import Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Model, Optimizer, OptimizerState
+from ampbridge.checkpoints import outside
+from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
-from ampbridge.weights import OTHER, Weight
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.casting import outside_of_regions
 from ampbridge_tensorflow.gradients import built_optimizer, parameters

@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from ampbridge.calling_code import warn
-from ampbridge.interception import Interception, Site
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
 from ampbridge_tensorflow import _private, fitted
 from ampbridge_tensorflow.fitted import Fitted
 from ampbridge_tensorflow.native_values import native_variable

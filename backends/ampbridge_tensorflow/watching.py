@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.backend import Model
-from ampbridge.observation import Kernel, Observer, OpCall, Operand
+from ampbridge.adapters.backend import Model
+from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private, observed_ops
 from ampbridge_tensorflow.casting import regions
 from ampbridge_tensorflow.keras_layers import NORMALIZATIONS

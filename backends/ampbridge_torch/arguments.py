@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn, optim
 
-from ampbridge.backend import Kind
+from ampbridge.adapters.backend import Kind
 
 EXAMPLES = {
     "model": "model = torch.nn.Linear(4, 2)",

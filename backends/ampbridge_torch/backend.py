@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 import numpy as np
 from torch import Tensor, nn, optim
 
-from ampbridge.backend import (
+from ampbridge.adapters.backend import (
     Backend,
     Decoration,
     Device,
@@ -25,10 +25,10 @@ from ampbridge.backend import (
     Scalar,
     ScaleStore,
 )
-from ampbridge.observation import Observer
-from ampbridge.policy import Policy
-from ampbridge.scale_rule import ScaleState
-from ampbridge.weights import Weight
+from ampbridge.adapters.observation import Observer
+from ampbridge.checkpoints.weights import Weight
+from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_torch import (
     arguments,
     casting,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices, simulation
 from ampbridge_torch.checkpointing import checkpoints_follow
 from ampbridge_torch.devices import DeviceType

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils import checkpoint as torch_checkpoint
 
-from ampbridge.interception import Interception, Site
+from ampbridge.adapters.interception import Interception, Site
 from ampbridge_torch import _private
 from ampbridge_torch.mode import active_mode, listed
 

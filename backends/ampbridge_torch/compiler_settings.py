@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
-from ampbridge.scoped import Scoped
 from ampbridge_torch import _private
 
 in_our_hands: Scoped[bool] = Scoped("ampbridge_torch compiles", False)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampbridge.backend import LossFn, Program
+from ampbridge.adapters.backend import LossFn, Program
 from ampbridge_torch import _private
 from ampbridge_torch.compiler_settings import in_our_hands
 from ampbridge_torch.mode import active_mode

@@ -23,9 +23,9 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ampbridge.backend import Decoration, Layer, Magnitude, is_normalization
+from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, master_weights
 from ampbridge_torch.casting import DTYPES, devices_of
 from ampbridge_torch.low_weights import (

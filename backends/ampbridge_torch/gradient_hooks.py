@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ampbridge.observation import Observer, OpCall, Operand
+from ampbridge.adapters.observation import Observer, OpCall, Operand
 from ampbridge_torch import _private
 from ampbridge_torch.kernels import dtype_name
 

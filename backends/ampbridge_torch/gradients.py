@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from ampbridge.arguments import check_dependence
-from ampbridge.backend import LossFn, Scalar
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.backend import LossFn, Scalar
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentError, UnsupportedError
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.casting import cast, region
 from ampbridge_torch.devices import DeviceType, types_of

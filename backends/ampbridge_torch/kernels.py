@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampbridge.observation import Kernel
+from ampbridge.adapters.observation import Kernel
 from ampbridge_torch import _private
 
 Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampbridge import function_ops
 from ampbridge.errors import UnsupportedError
+from ampbridge.policies import function_ops
 from ampbridge_torch import _private, simulation
 from ampbridge_torch.compiler_settings import (
     check_backward_pass,

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from ampbridge.backend import Decoration
-from ampbridge.calling_code import warn
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
-from ampbridge.nested import map_leaves
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices
 from ampbridge_torch.casting import DTYPES, region
 from ampbridge_torch.devices import DeviceType

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ampbridge.compare.native import NativeStep, left_out
-from ampbridge.recipe import Recipe
+from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
 
 HONOURED = {

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import torch
 
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policy import LOW_DTYPES, Level, Policy
+from ampbridge.policies.policy import LOW_DTYPES, Level, Policy
 from ampbridge_torch import devices
 from ampbridge_torch.casting import DTYPES
 from ampbridge_torch.rules import has_lists_of_cuda

@@ -9,7 +9,7 @@ from torch import optim
 from torch.amp import GradScaler as NativeScaler
 
 from ampbridge.errors import ArgumentTypeError
-from ampbridge.scaler import GradScaler
+from ampbridge.scaling.scaler import GradScaler
 from ampbridge_torch import devices
 from ampbridge_torch.gradients import parameters
 

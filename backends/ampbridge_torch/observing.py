@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ampbridge import function_ops, oplists
-from ampbridge.interception import INHERITED, Interception, Site
-from ampbridge.observation import Observer, OpCall, Operand
+from ampbridge.adapters.interception import INHERITED, Interception, Site
+from ampbridge.adapters.observation import Observer, OpCall, Operand
+from ampbridge.policies import function_ops, oplists
 from ampbridge_torch import _private
 from ampbridge_torch.calling_layers import CallingLayers
 from ampbridge_torch.functions import Function, functions_named, twin_of

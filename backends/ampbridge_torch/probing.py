@@ -13,11 +13,18 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ampbridge import oplists
-from ampbridge.backend import Device, Explanation, FeatureTreatment, OpTreatment, Probe, Product
-from ampbridge.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
-from ampbridge.policy import Policy
+from ampbridge.adapters.backend import (
+    Device,
+    Explanation,
+    FeatureTreatment,
+    OpTreatment,
+    Probe,
+    Product,
+)
+from ampbridge.policies import oplists
+from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_torch import casting, decorating
 from ampbridge_torch import devices as accelerators
 from ampbridge_torch.devices import DeviceType

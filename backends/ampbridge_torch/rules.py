@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ampbridge import function_ops, oplists
 from ampbridge.errors import UnsupportedError
-from ampbridge.oplists import Category, OpList
-from ampbridge.policy import POLICIES_REMEMBERED, Policy
+from ampbridge.policies import function_ops, oplists
+from ampbridge.policies.oplists import Category, OpList
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_torch import _private, simulation
 from ampbridge_torch.cuda_composites import by_parts
 from ampbridge_torch.devices import DeviceType
@@ -67,7 +67,7 @@ class Rule(NamedTuple):
 class Rules:
     """What the mode does with each function: a ``Rule``, or the twin of a composite.
 
-    ``functions`` are Python functions that are ops (``ampbridge.function_ops``), by name;
+    ``functions`` are Python functions that are ops (``ampbridge.policies.function_ops``), by name;
     ``by_path``: some of them are found where modules hold them; ``unseen_by_dynamo``: some are the
     ``apply`` of a ``torch.autograd.Function``, which Dynamo calls without looking it up.
     ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from ampbridge.backend import FINITE, INF, NAN, Scalar, ScaleStore, worst_on_host
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
+from ampbridge.adapters.backend import FINITE, INF, NAN, Scalar, ScaleStore, worst_on_host
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.gradients import parameters, store
 from ampbridge_torch.master_weights import master_of, updates_of

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ampbridge.adapters.ranks import act_for_all
 from ampbridge.errors import UnsupportedError
-from ampbridge.ranks import act_for_all
 from ampbridge_torch import _private
 
 Group = Any

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import SimulationWarning, UnsupportedError
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.functions import Function, functions_named, view_functions
 

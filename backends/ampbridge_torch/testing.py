@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ampbridge import Backend
-from ampbridge.backend import LossFn
+from ampbridge.adapters.backend import LossFn
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_torch.backend import TorchBackend
 

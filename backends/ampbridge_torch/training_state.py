@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from ampbridge import outside
-from ampbridge.backend import OptimizerState
+from ampbridge.adapters.backend import OptimizerState
+from ampbridge.checkpoints import outside
+from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge.weights import OTHER, Weight
 from ampbridge_torch import _private, decorating, sharding
 from ampbridge_torch.gradients import parameters
 from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all, updates_of

@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import ampbridge as amp
-from ampbridge import lists, workloads
+from ampbridge import workloads
+from ampbridge.reports import lists
 
 BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
 native = workloads.of_backend(BACKEND)

@@ -15,7 +15,9 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 
 import ampbridge as amp
-from ampbridge import lens, lists, oplists, workloads
+from ampbridge import lens, workloads
+from ampbridge.policies import oplists
+from ampbridge.reports import lists
 
 BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
 native = workloads.of_backend(BACKEND)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import ampbridge as amp
-from ampbridge import compare_command
 from ampbridge.cli import _parser, main
+from ampbridge.cli import compare as compare_command
 
 RECIPE = str(Path(__file__).parents[2] / "examples" / "recipes" / "digits.toml")
 SHORT = ["compare", RECIPE, "--backends", "numpy", "--steps", "2"]

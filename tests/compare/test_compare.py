@@ -14,7 +14,7 @@ import pytest
 from processes import run_python
 
 import ampbridge as amp
-from ampbridge import registry
+from ampbridge.adapters import registry
 from ampbridge.compare import compare, processes
 from ampbridge.compare.op_lists import OpLists
 from ampbridge.compare.op_matrix import OpMatrix, shown

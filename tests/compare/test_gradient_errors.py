@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from ampbridge.checkpoints.weights import Weight
 from ampbridge.compare.gradients import error_of, exponents_of
 from ampbridge.compare.runs import Run
-from ampbridge.weights import Weight
 
 RNG = np.random.default_rng(7)
 

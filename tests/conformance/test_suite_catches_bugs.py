@@ -12,20 +12,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ampbridge import (
-    ArgumentError,
-    CallOrderError,
-    Policy,
-    StateError,
-    UnsupportedError,
-    oplists,
-    registry,
-)
-from ampbridge.backend import FINITE, INF, NAN, Decoration
-from ampbridge.nested import leaves, map_leaves
-from ampbridge.observation import OpCall
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
-from ampbridge.scoped import Scoped
+from ampbridge import ArgumentError, CallOrderError, Policy, StateError, UnsupportedError
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import FINITE, INF, NAN, Decoration
+from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.observation import OpCall
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.policies import oplists
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing import BackendConformance, growth, names_of_tests, outcomes
 from ampbridge.testing.updates import RATE
 from ampbridge_numpy import casting, nn
@@ -520,7 +514,11 @@ class TrainsTheModelAlone(NumpyBackend):
         return loss, aux, [g if id(p) in own else None for g, p in pairs]
 
 
-@caught_by("test_a_checkpoint_that_would_lack_them_is_refused")
+@caught_by(
+    "test_a_checkpoint_holds_them",
+    "test_a_checkpoint_with_others_is_refused",
+    "test_of_a_checkpoint_that_is_adopted_they_are_told_as_not_used",
+)
 class HoldsTheModelAlone(NumpyBackend):
     """Says that the optimizer has no others."""
 

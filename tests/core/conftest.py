@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import oplists, registry
-from ampbridge.backend import (
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import (
     FINITE,
     INF,
     NAN,
@@ -23,8 +23,9 @@ from ampbridge.backend import (
     Probe,
     Product,
 )
-from ampbridge.scale_rule import HostStore
-from ampbridge.weights import Weight
+from ampbridge.checkpoints.weights import Weight
+from ampbridge.policies import oplists
+from ampbridge.scaling.scale_rule import HostStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # for published_rules; pytest adds no paths
 

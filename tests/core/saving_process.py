@@ -14,8 +14,8 @@ from itertools import count
 
 import numpy as np
 
-from ampbridge import checkpoint
-from ampbridge.checkpoint import Checkpoint
+from ampbridge.checkpoints import checkpoint
+from ampbridge.checkpoints.checkpoint import Checkpoint
 
 VALUES = 100_000  # float32: large enough to be interrupted while they are written
 

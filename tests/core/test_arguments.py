@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import registry
+from ampbridge.adapters import registry
 
 
 def loss_fn(model):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ampbridge as amp
-from ampbridge.calling_code import warn
+from ampbridge.adapters.calling_code import warn
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for part in ("ampbridge", "backends") for path in (ROOT / part).rglob("*.py")]
@@ -33,7 +33,13 @@ def calling(module, inner):
 
 warns = calling("ampbridge.decorate", partial(warn, "Attention."))
 
-BETWEEN = ["ampbridge.step", "ampbridge_torch.rules", "torch.nn", "keras.src.models", "contextlib"]
+BETWEEN = [
+    "ampbridge.training.step",
+    "ampbridge_torch.rules",
+    "torch.nn",
+    "keras.src.models",
+    "contextlib",
+]
 
 
 @pytest.mark.parametrize("module", BETWEEN)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import GradScaler, checkpoint, tensor_file, whole_files
-from ampbridge.checkpoint import Checkpoint
-from ampbridge.ranks import act_for_all
-from ampbridge.weights import Weight
+from ampbridge import GradScaler
+from ampbridge.adapters.ranks import act_for_all
+from ampbridge.checkpoints import checkpoint, tensor_file, whole_files
+from ampbridge.checkpoints.checkpoint import Checkpoint
+from ampbridge.checkpoints.weights import Weight
 
 TENSORS = {
     "matrix": np.arange(6.0, dtype=np.float32).reshape(2, 3).T,

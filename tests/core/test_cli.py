@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import registry
+from ampbridge.adapters import registry
 from ampbridge.cli import main
 
 

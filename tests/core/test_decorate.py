@@ -8,8 +8,8 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import Policy
-from ampbridge.backend import Decoration, Layer, Magnitude
-from ampbridge.decorate import kept_layers
+from ampbridge.adapters.backend import Decoration, Layer, Magnitude
+from ampbridge.training.decorate import kept_layers
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import registry
-from ampbridge.backend import Device, Layer, Product
-from ampbridge.diagnosis import SMALL_PRODUCT, FrameworkReport
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Device, Layer, Product
+from ampbridge.reports.diagnosis import SMALL_PRODUCT, FrameworkReport
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import ampbridge as amp
-from ampbridge import oplists
-from ampbridge.backend import FeatureTreatment
-from ampbridge.explain import FEATURES, dtype_of, sharing, unless_refused
+from ampbridge.adapters.backend import FeatureTreatment
+from ampbridge.policies import oplists
+from ampbridge.reports.explain import FEATURES, dtype_of, sharing, unless_refused
 
 NATIVE = FeatureTreatment("native", "why")
 

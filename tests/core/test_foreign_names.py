@@ -10,7 +10,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.foreign_names import ARGUMENTS, OF_A_SCALER, OF_A_STEP
+from ampbridge.errors.foreign_names import ARGUMENTS, OF_A_SCALER, OF_A_STEP
 
 CASES = [(kind, name) for kind, names in ARGUMENTS.items() for name in names]
 

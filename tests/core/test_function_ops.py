@@ -6,7 +6,8 @@ from types import ModuleType
 import pytest
 
 import ampbridge as amp
-from ampbridge import Policy, PolicyError, function_ops
+from ampbridge import Policy, PolicyError
+from ampbridge.policies import function_ops
 
 SOURCE = """
 def norm(x): return ("norm", x)

@@ -5,8 +5,9 @@ import logging
 import pytest
 
 import ampbridge as amp
-from ampbridge import hardware, registry
-from ampbridge.backend import Device
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Device
+from ampbridge.policies import hardware
 
 CPU = Device("cpu", "cpu", "A CPU")
 AMX = Device("cpu", "cpu", "A CPU", bfloat16_instructions=("AMX", "AVX512-BF16"))

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import GradScaler, Policy, Recipe, Scaling, Schedule, checkpoint
-from ampbridge.checkpoint import Checkpoint
-from ampbridge.schedule import from_dict
+from ampbridge import GradScaler, Policy, Recipe, Scaling, Schedule
+from ampbridge.checkpoints import checkpoint
+from ampbridge.checkpoints.checkpoint import Checkpoint
+from ampbridge.policies.schedule import from_dict
 
 CASES = 5_000  # in all
 

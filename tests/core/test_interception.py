@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ampbridge.interception import INHERITED, Interception, Site
+from ampbridge.adapters.interception import INHERITED, Interception, Site
 
 
 def original():

@@ -23,7 +23,7 @@ from nightly import NIGHTLY
 from saving_process import number_of, numbered
 
 import ampbridge as amp
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 KILLS = 200 if NIGHTLY else 6
 FULL_DISKS = 200 if NIGHTLY else 25

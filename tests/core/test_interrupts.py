@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ampbridge.interrupts import Whole, hold_interrupts
+from ampbridge.adapters.interrupts import Whole, hold_interrupts
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="needs raise_signal")
 

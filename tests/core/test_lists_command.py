@@ -9,14 +9,14 @@ from importlib.resources import files
 import pytest
 
 import ampbridge as amp
-from ampbridge import lists
 from ampbridge.cli import main
-from ampbridge.printing import Table
+from ampbridge.reports import lists
+from ampbridge.reports.printing import Table
 
-DATA = json.loads((files("ampbridge") / "data" / "lists.json").read_text())
+DATA = json.loads((files("ampbridge.policies") / "data" / "lists.json").read_text())
 OPS = {
     op["name"]: op
-    for op in json.loads((files("ampbridge") / "data" / "ops.json").read_text())["ops"]
+    for op in json.loads((files("ampbridge.policies") / "data" / "ops.json").read_text())["ops"]
 }
 
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 import ampbridge as amp
-from ampbridge import checkpoint, locking
-from ampbridge.checkpoint import LOCK_FILE, Checkpoint
-from ampbridge.locking import locked
+from ampbridge.checkpoints import checkpoint, locking
+from ampbridge.checkpoints.checkpoint import LOCK_FILE, Checkpoint
+from ampbridge.checkpoints.locking import locked
 
 pytestmark = pytest.mark.skipif(locking.sys.platform == "win32", reason="there are no locks")
 

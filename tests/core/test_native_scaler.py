@@ -3,7 +3,8 @@
 import pytest
 
 import ampbridge as amp
-from ampbridge import GradScaler, native_scaler
+from ampbridge import GradScaler
+from ampbridge.scaling import native_scaler
 
 
 @pytest.fixture(autouse=True)
@@ -11,7 +12,7 @@ def toy_has_a_scaler(toy, monkeypatch):
     """It follows torch's rule, and takes the interval alone."""
     expressible = frozenset({"growth_interval"})
     monkeypatch.setattr(native_scaler, "NATIVE", {"toyframework": ("torch", expressible)})
-    monkeypatch.setattr("ampbridge.scaler.NATIVE", {"toyframework": ("torch", expressible)})
+    monkeypatch.setattr("ampbridge.scaling.scaler.NATIVE", {"toyframework": ("torch", expressible)})
 
 
 def test_a_state_that_it_can_express_arrives():

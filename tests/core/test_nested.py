@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
-from ampbridge.nested import Structure, leaves, map_leaves
+from ampbridge.adapters.nested import Structure, leaves, map_leaves
 
 Pair = namedtuple("Pair", "left right")
 

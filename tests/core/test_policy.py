@@ -7,8 +7,8 @@ from inspect import Parameter, signature
 import pytest
 
 from ampbridge import Policy, PolicyError
-from ampbridge.oplists import LIST_SETS, ops, source
-from ampbridge.policy import SPELLINGS
+from ampbridge.policies.oplists import LIST_SETS, ops, source
+from ampbridge.policies.policy import SPELLINGS
 
 
 def test_defaults_are_o1_float16_with_the_lists_of_cuda_autocast():

@@ -11,8 +11,8 @@ from published_rules import RULES
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.presets import PRESETS
-from ampbridge.scale_rule import LARGEST_SCALE, SMALLEST_SCALE, HostStore, ScaleState
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.scaling.scale_rule import LARGEST_SCALE, SMALLEST_SCALE, HostStore, ScaleState
 
 
 def trajectory(name, history, **overrides):

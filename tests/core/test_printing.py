@@ -7,7 +7,8 @@ import tomlkit
 
 import ampbridge as amp
 from ampbridge import cli
-from ampbridge.printing import Table, on_one_line, print_text, printable
+from ampbridge.errors.foreign_text import on_one_line, printable
+from ampbridge.reports.printing import Table, print_text
 
 
 @pytest.mark.parametrize(

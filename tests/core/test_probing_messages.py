@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import ampbridge as amp
-from ampbridge import registry
-from ampbridge.backend import Device
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Device
 
 
 def message(kind, call):

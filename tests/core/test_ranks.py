@@ -7,7 +7,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.adapters.backend import FINITE, INF, NAN
 
 
 @pytest.fixture

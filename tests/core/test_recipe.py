@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge import GradScaler, Policy, Recipe, RecipeError, Scaling, Schedule, oplists
-from ampbridge.presets import PRESETS
-from ampbridge.recipe_file import SCHEDULE, SECTIONS, schema
+from ampbridge import GradScaler, Policy, Recipe, RecipeError, Scaling, Schedule
+from ampbridge.policies import oplists
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.training.recipe_file import SCHEDULE, SECTIONS, schema
 
 PADDLE_GUIDE = """
 [policy]

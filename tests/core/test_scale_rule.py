@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState, next_state, where_on_host
+from ampbridge.scaling.scale_rule import (
+    HostStore,
+    ScalerConfig,
+    ScaleState,
+    next_state,
+    where_on_host,
+)
 
 
 class WordedRule:

@@ -7,7 +7,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.backend import INF
+from ampbridge.adapters.backend import INF
 
 
 @pytest.fixture

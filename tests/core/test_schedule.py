@@ -7,7 +7,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler, Policy, Schedule
-from ampbridge.schedule import from_dict
+from ampbridge.policies.schedule import from_dict
 
 
 class Seen:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF, NAN
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
-from ampbridge.skip_alarm import Told, sound
+from ampbridge.adapters.backend import FINITE, INF, NAN
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.scaling.skip_alarm import Told, sound
 
 CONFIG = ScalerConfig(min_scale=1.0, warn_after_skips=5, max_consecutive_skips=9, growth_interval=2)
 found = st.sampled_from([FINITE, INF, NAN])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge.weights import Weight, match_weights
+from ampbridge.checkpoints.weights import Weight, match_weights
 
 TORCH = [
     Weight("0.weight", "dense.kernel", "oi", (8, 4)),

@@ -15,7 +15,8 @@ import pytest
 from full_disks import files_up_to
 
 import ampbridge as amp
-from ampbridge import cli, whole_files
+from ampbridge import cli
+from ampbridge.checkpoints import whole_files
 from ampbridge.port import rewrite
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, pipes and limits of POSIX")

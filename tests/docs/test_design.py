@@ -7,6 +7,8 @@ import re
 from fnmatch import fnmatch
 from pathlib import Path
 
+import tomlkit
+
 from ampbridge import Backend
 
 ROOT = Path(__file__).parents[2]
@@ -20,10 +22,21 @@ def section(number: int) -> str:
 def test_the_layout_has_every_module_of_the_core() -> None:
     layout, _, _ = section(2).partition("    backends/")
     named = re.findall(r"[\w*]+\.py", layout)
-    modules = [path.name for path in (ROOT / "ampbridge").glob("*.py") if path.name[0] != "_"]
+    folders = (".", "adapters", "checkpoints", "policies", "scaling", "training")
+    files = [path for folder in folders for path in (ROOT / "ampbridge" / folder).glob("*.py")]
+    modules = [path.name for path in files if path.name[0] != "_"]
     assert [name for name in modules if not any(fnmatch(name, each) for each in named)] == []
     present = {path.name for path in (ROOT / "ampbridge").rglob("*.py")}
     assert [name for name in named if "*" not in name and name not in present] == []
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    """``make lint`` holds the code to those in pyproject.toml."""
+    settings = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8")).unwrap()
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    checked = [layer.replace(" | ", ", ") for layer in contract["layers"] if layer != "__main__"]
+    _, _, below = section(2).partition("imports from those below it alone")
+    assert re.findall(r"^    (.+)$", below.partition("\nThe order")[0], re.M) == checked
 
 
 def test_the_adapters_have_the_files_that_they_are_said_to_share() -> None:

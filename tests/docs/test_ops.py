@@ -5,7 +5,7 @@ from pathlib import Path
 
 from processes import run_python
 
-from ampbridge import oplists
+from ampbridge.policies import oplists
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "ampbridge" / "data"

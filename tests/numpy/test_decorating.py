@@ -15,7 +15,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import Policy
-from ampbridge.backend import Decoration
+from ampbridge.adapters.backend import Decoration
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
 

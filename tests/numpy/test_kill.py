@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 KILLS = 5 if settings.default.max_examples <= 100 else 20  # in the nightly profile
 FURTHER = 15  # steps of the last run, which is not killed

@@ -19,8 +19,9 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, new_box
 
 import ampbridge as amp
-from ampbridge import Policy, oplists
+from ampbridge import Policy
 from ampbridge.lens.census import Calls
+from ampbridge.policies import oplists
 from ampbridge_numpy import casting, functional, nn
 from ampbridge_numpy.backend import NumpyBackend
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge import oplists
-from ampbridge.backend import Decoration
-from ampbridge.explain import FEATURES, ExplanationTable
+from ampbridge.adapters.backend import Decoration
+from ampbridge.policies import oplists
+from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_numpy import functional, nn, optim
 
 BACKEND = amp.backend("numpy")

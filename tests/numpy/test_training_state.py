@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge.backend import OptimizerState
+from ampbridge.adapters.backend import OptimizerState
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
 

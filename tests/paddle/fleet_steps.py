@@ -17,7 +17,7 @@ from paddle import nn
 from paddle.distributed import fleet
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.adapters.backend import FINITE, INF, NAN
 
 axis, folder = sys.argv[1:]
 strategy = fleet.DistributedStrategy()

@@ -11,7 +11,7 @@ from launching import TIMEOUT, launch, start
 from paddle import nn
 
 import ampbridge as amp
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_data_parallel.py"
 STEPS = 12

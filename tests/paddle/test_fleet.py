@@ -25,7 +25,7 @@ from paddle import nn
 from paddle.distributed import ParallelMode, fleet
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge_paddle import _private, hybrid_groups
 from ampbridge_paddle._private import PRIVATE, private
 

@@ -8,7 +8,7 @@ import paddle
 import pytest
 from paddle_oracle import native_decisions
 
-from ampbridge.port.names import paddle_list
+from ampbridge.policies.paddle_names import paddle_list
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from ampbridge import oplists
+from ampbridge.policies import oplists
 
 # A canonical op may have several names in Paddle, of which its lists hold only some.
 SEVERAL_NAMES = {

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from paddle_oracle import native_decisions
 
 import ampbridge as amp
-from ampbridge import Policy, oplists
-from ampbridge.native_lists import wanted_rules
-from ampbridge.port.names import moved_with, paddle_names
+from ampbridge import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies.native_lists import wanted_rules
+from ampbridge.policies.paddle_names import moved_with, paddle_names
 
 
 def test_float32_is_a_region_that_is_off():

@@ -24,8 +24,8 @@ from recorder import Recorder, counted
 
 import ampbridge as amp
 from ampbridge import lens
+from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.lens.subject import Pass, Subject
-from ampbridge.observation import Kernel, OpCall, Operand
 from ampbridge.workloads import digits, weights
 from ampbridge_paddle import casting, recompute, workloads
 from ampbridge_paddle.backend import PaddleBackend

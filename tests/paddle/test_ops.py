@@ -18,7 +18,7 @@ import pytest
 from paddle_reference import is_representable, normal, rounded
 
 import ampbridge as amp
-from ampbridge import oplists
+from ampbridge.policies import oplists
 
 
 class Case(NamedTuple):

@@ -13,8 +13,8 @@ from paddle_reference import is_representable, normal
 
 import ampbridge as amp
 import ampbridge_paddle
-from ampbridge.backend import Decoration
-from ampbridge.explain import FEATURES, ExplanationTable
+from ampbridge.adapters.backend import Decoration
+from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_paddle import probing
 from ampbridge_paddle.rules import rules_for
 
@@ -170,7 +170,7 @@ def test_a_shared_kernel_says_with_whom() -> None:
 
 def test_on_a_gpu_kernels_are_cast_by_paddle_and_functions_by_us() -> None:
     """The rules alone: the labels need no GPU."""
-    from ampbridge import oplists
+    from ampbridge.policies import oplists
 
     policy = amp.Policy()
     rules = rules_for(policy)

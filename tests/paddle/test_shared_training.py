@@ -13,7 +13,7 @@ import paddle
 import pytest
 from shared_training import SAVED_AT, digest, made, train
 
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 SCRIPT = Path(__file__).with_name("shared_training.py")
 TIMEOUT = 240  # seconds, for starting several Paddle processes on a busy machine

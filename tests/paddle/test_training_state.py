@@ -14,7 +14,8 @@ from paddle.optimizer import lr
 from paddle_reference import bits, is_representable, normal, rounded
 
 import ampbridge as amp
-from ampbridge import Policy, checkpoint
+from ampbridge import Policy
+from ampbridge.checkpoints import checkpoint
 from ampbridge_numpy import nn as numpy_nn
 from ampbridge_numpy import optim as numpy_optim
 from ampbridge_paddle import training_state

@@ -13,7 +13,7 @@ import tomlkit
 import ampbridge as amp
 from ampbridge.cli import main
 from ampbridge.port.ported import UNKNOWN as UNKNOWN_VALUE
-from ampbridge.recipe_file import SECTIONS
+from ampbridge.training.recipe_file import SECTIONS
 
 PADDLE = """\
 import paddle
@@ -323,7 +323,7 @@ def test_a_place_that_cannot_be_written(file, port):
 def test_the_package_is_loaded_when_it_is_asked_for():
     code = (
         "import sys, ampbridge as amp; assert 'ampbridge.port' not in sys.modules; "
-        "import ampbridge.port.command; "  # submodules take no function's place
+        "import ampbridge.cli.port; "  # submodules take no function's place
         "assert all(map(callable, (amp.port.read, amp.port.write, amp.port.fidelity))); "
         "assert 'libcst' not in sys.modules and 'yaml' not in sys.modules; "
         "amp.port.nothing"

@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge import native_lists, port
-from ampbridge.oplists import ops
-from ampbridge.port import names
+from ampbridge import port
+from ampbridge.policies import native_lists
+from ampbridge.policies import paddle_names as names
+from ampbridge.policies.oplists import ops
 from ampbridge.port.targets import losses, write
 
 TARGETS = ("paddle", "torch")

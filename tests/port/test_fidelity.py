@@ -8,7 +8,7 @@ import ampbridge as amp
 from ampbridge.port import fidelity_report as module
 from ampbridge.port.fidelity_report import OpRow, fidelity
 from ampbridge.port.targets import Loss
-from ampbridge.recipe import Recipe, Scaling
+from ampbridge.training.recipe import Recipe, Scaling
 
 PADDLE = Recipe(
     amp.Policy("O1", lists="paddle", allow=["add"], deny=["sum", "cross_entropy"]),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ampbridge import oplists
-from ampbridge.port import names
+from ampbridge.policies import oplists
+from ampbridge.policies import paddle_names as names
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 import ampbridge
 from ampbridge import GradScaler, Policy
+from ampbridge.policies.paddle_names import paddle_list
 from ampbridge.port.dialect import Argument, Call
-from ampbridge.port.names import paddle_list
 from ampbridge.port.reading import Place
 from ampbridge.port.replacements import REPLACEMENTS, NoReplacement
 

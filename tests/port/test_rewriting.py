@@ -108,7 +108,7 @@ def test_a_runtime_list_is_translated_as_it_runs():
     source = "import paddle\nwith paddle.amp.auto_cast(custom_black_list=black):\n    pass\n"
     text = rewrite(source).text
     assert "deny=paddle_list(black or ()).canonical" in text
-    assert "from ampbridge.port.names import paddle_list\n" in text
+    assert "from ampbridge.policies.paddle_names import paddle_list\n" in text
 
 
 def test_a_conditional_expression_switches_a_region():
@@ -177,7 +177,7 @@ def test_only_amp_calls_of_the_corpus_change(path, monkeypatch):
     pieces = marked.text.split("REPLACED")
     assert len(pieces) == len(real.replaced) + 1
     rest = real.text
-    for line in ("import ampbridge\n", "from ampbridge.port.names import paddle_list\n"):
+    for line in ("import ampbridge\n", "from ampbridge.policies.paddle_names import paddle_list\n"):
         if line not in real.before:
             rest = rest.replace(line, "", 1)
     for piece in pieces:  # comments and formatting, byte for byte

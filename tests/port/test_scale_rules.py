@@ -9,7 +9,7 @@ from ampbridge.port.dialect import Argument, Call, Draft
 from ampbridge.port.dialects import apex, deepspeed
 from ampbridge.port.reading import Place
 from ampbridge.port.table import Table
-from ampbridge.scale_rule import HostStore
+from ampbridge.scaling.scale_rule import HostStore
 
 HERE = Place("train.py", 1, 0, "")
 OVERFLOWS = st.lists(st.booleans(), max_size=60)

@@ -23,7 +23,7 @@ import pytest
 import tensorflow as tf
 from on_replicas import OVERFLOWS, STEPS, Embedding, dense, inputs, loss_fn, native
 
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "distributed" / "tensorflow_strategies.py"

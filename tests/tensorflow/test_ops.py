@@ -15,7 +15,7 @@ import tensorflow as tf  # noqa: E402
 from recorder import RECORDERS  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge import oplists  # noqa: E402
+from ampbridge.policies import oplists  # noqa: E402
 from ampbridge_tensorflow import casting  # noqa: E402
 
 Call = Callable[[Any, Any], Any]

@@ -17,8 +17,8 @@ from recorder import eager  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 import ampbridge_tensorflow  # noqa: E402
-from ampbridge.backend import Decoration  # noqa: E402
-from ampbridge.explain import FEATURES, ExplanationTable  # noqa: E402
+from ampbridge.adapters.backend import Decoration  # noqa: E402
+from ampbridge.reports.explain import FEATURES, ExplanationTable  # noqa: E402
 
 BACKEND = amp.backend("tensorflow")
 on_cpu = pytest.mark.skipif(

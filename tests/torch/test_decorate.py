@@ -24,9 +24,9 @@ from torch import Tensor, nn, optim
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import ampbridge as amp
-from ampbridge.backend import Decoration
-from ampbridge.decorate import fit_to, for_steps
+from ampbridge.adapters.backend import Decoration
 from ampbridge.errors import UnsupportedError
+from ampbridge.training.decorate import fit_to, for_steps
 from ampbridge_torch import model_calls
 from ampbridge_torch.backend import TorchBackend
 

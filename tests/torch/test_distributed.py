@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "torch_ddp.py"
 STEPS = 12

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ampbridge as amp
-from ampbridge import oplists
+from ampbridge.policies import oplists
 from ampbridge_torch.rules import native_list, rules_for
 
 CHECKED_WITH = "2.13"

@@ -20,7 +20,7 @@ from torch import nn, optim
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.scale_rule import LARGEST_SCALE, SMALLEST_SCALE
+from ampbridge.scaling.scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VALUES = {"finite": 1.0, "inf": math.inf, "nan": math.nan}

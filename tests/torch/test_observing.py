@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ampbridge as amp
 from ampbridge import lens
+from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.subject import Subject
-from ampbridge.observation import OpCall, Operand
 from ampbridge.workloads import weights as workload_weights
 from ampbridge_torch import workloads
 from ampbridge_torch.backend import TorchBackend

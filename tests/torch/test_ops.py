@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from recorder import Recorder, run_compiled, run_eager
 
 import ampbridge as amp
-from ampbridge import oplists
+from ampbridge.policies import oplists
 
 
 class Case(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from ampbridge.port.dialects import accelerate as accelerate_dialect
 from ampbridge.port.dialects import lightning as lightning_dialect
 from ampbridge.port.dialects import torch as dialect
-from ampbridge.presets import preset
+from ampbridge.scaling.presets import preset
 
 SIGNATURES = dialect.DIALECT.signatures
 FUNCTIONS = [

@@ -12,9 +12,9 @@ from recorder import run_eager
 from torch import nn
 
 import ampbridge as amp
-from ampbridge import oplists
-from ampbridge.backend import Decoration, Device
-from ampbridge.explain import FEATURES, ExplanationTable
+from ampbridge.adapters.backend import Decoration, Device
+from ampbridge.policies import oplists
+from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_torch import probing
 
 BACKEND = amp.backend("torch")

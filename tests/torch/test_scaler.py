@@ -14,8 +14,8 @@ from torch import nn, optim
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF, NAN
-from ampbridge.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.adapters.backend import FINITE, INF, NAN
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge_torch import _private
 from ampbridge_torch.scaling import DeviceStore, unscale
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from shared_training import SAVED_AT, digest, made, train
 
 import ampbridge as amp
-from ampbridge import checkpoint
+from ampbridge.checkpoints import checkpoint
 
 SCRIPT = Path(__file__).with_name("shared_training.py")
 KINDS = ("sharded", "replicated")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ampbridge.backend import INF
+from ampbridge.adapters.backend import INF
 from ampbridge.testing import import_or_skip, outcomes
 
 torch = import_or_skip("torch")

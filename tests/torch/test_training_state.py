@@ -22,8 +22,8 @@ from same_bits import assert_same
 from torch import Tensor, nn, optim
 
 import ampbridge as amp
-from ampbridge import checkpoint
-from ampbridge.backend import OptimizerState
+from ampbridge.adapters.backend import OptimizerState
+from ampbridge.checkpoints import checkpoint
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch.backend import TorchBackend
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 import ampbridge as amp
-from ampbridge.backend import FINITE, INF, NAN
+from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch.scaling import _has_inf
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches, scales_by_the_rule
 
 import ampbridge as amp
-from ampbridge import oplists
+from ampbridge.policies import oplists
 from ampbridge.port.targets import losses, write
 
 SCALINGS = {

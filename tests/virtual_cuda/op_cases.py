@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_map
 
-from ampbridge import oplists
+from ampbridge.policies import oplists
 
 SAMPLES = slice(0, 12, 3)  # of each op's in `op_db`; the first are often the smallest
 

@@ -16,7 +16,7 @@ import op_cases
 import pytest
 import torch
 
-from ampbridge import oplists
+from ampbridge.policies import oplists
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of half of what it samples
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from signatures import INCLUDE, INCLUDES, write_sources
 
-from ampbridge.locking import locked
+from ampbridge.checkpoints.locking import locked
 
 HERE = Path(__file__).parent
 CACHE = Path.home() / ".cache/ampbridge/virtual_paddle"

@@ -16,7 +16,7 @@ from comparing import Region, difference, findings, outcome
 from op_cases import CASES
 
 import ampbridge as amp
-from ampbridge import oplists
+from ampbridge.policies import oplists
 from ampbridge_paddle.casting import native_region
 from ampbridge_paddle.rules import has_effect
 

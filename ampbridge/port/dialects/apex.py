@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ampbridge import oplists
 from ampbridge.errors import PolicyError
+from ampbridge.policies import oplists
 from ampbridge.port.dialect import Call, Dialect, Draft, Name, NotKnown
 from ampbridge.port.dialects import scaling
 from ampbridge.port.dialects.torch import dtype_name, tell_of_pure

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ampbridge.port import names
+from ampbridge.policies import paddle_names as names
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Handler, Name, NotKnown, Object
 from ampbridge.port.dialects import scaling
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampbridge.port.dialect import Draft
-from ampbridge.presets import preset
+from ampbridge.scaling.presets import preset
 
 ELSEWHERE = "a scaler from elsewhere"
 """Where a file uses a scaler that it does not make, in ``Draft.seen``."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ampbridge import oplists
-from ampbridge.policy import LOW_DTYPES
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import LOW_DTYPES
 from ampbridge.port.dialect import Call, Dialect, Draft, Handler, Name, NotKnown
 from ampbridge.port.dialects import scaling
 from ampbridge.port.reading import Place

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from functools import partial
 
+from ampbridge.policies.paddle_names import paddle_list
 from ampbridge.port.dialect import Call
-from ampbridge.port.names import paddle_list
 from ampbridge.port.replacements.expressions import (
     UNKNOWN,
     NoReplacement,

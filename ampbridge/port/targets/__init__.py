@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from ampbridge.errors import ArgumentError, listed, nearest
-from ampbridge.printing import on_one_line
-from ampbridge.recipe import Recipe
+from ampbridge.errors.foreign_text import on_one_line
+from ampbridge.training.recipe import Recipe
 
 TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import Schedule
 from ampbridge.port.targets import Comments, Form, Loss, Target
 from ampbridge.port.targets.code import (
     Group,
@@ -17,8 +18,7 @@ from ampbridge.port.targets.code import (
     named,
     recipe_comment,
 )
-from ampbridge.recipe import Recipe, Scaling
-from ampbridge.schedule import Schedule
+from ampbridge.training.recipe import Recipe, Scaling
 
 
 def recipe_code(recipe: Recipe, before: str = "") -> str:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ampbridge.recipe import Recipe
+from ampbridge.training.recipe import Recipe
 
 LINE_LENGTH = 100
 INDENT = " " * 4

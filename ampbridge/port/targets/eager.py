@@ -13,7 +13,7 @@ from ampbridge.port.targets import Comments
 from ampbridge.port.targets import eager_text as text
 from ampbridge.port.targets.code import constants, fill, float32_number, literal, number
 from ampbridge.port.targets.loop import rule_in_words
-from ampbridge.recipe import Recipe, Scaling
+from ampbridge.training.recipe import Recipe, Scaling
 
 
 def loss_scale_section(scaling: Scaling, comments: Comments) -> str:

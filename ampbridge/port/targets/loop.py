@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge.port.targets import Comments
 from ampbridge.port.targets import loop_text as text
 from ampbridge.port.targets.code import (
@@ -17,7 +17,7 @@ from ampbridge.port.targets.code import (
     program,
     recipe_comment,
 )
-from ampbridge.recipe import Recipe, Scaling
+from ampbridge.training.recipe import Recipe, Scaling
 
 # -- schedules
 

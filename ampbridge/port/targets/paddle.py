@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ampbridge import oplists
-from ampbridge.native_lists import paddle_lists, paddle_rules, wanted_rules
-from ampbridge.policy import Policy
-from ampbridge.port.names import paddle_names
+from ampbridge.policies import oplists
+from ampbridge.policies.native_lists import paddle_lists, paddle_rules, wanted_rules
+from ampbridge.policies.paddle_names import paddle_names
+from ampbridge.policies.policy import Policy
 from ampbridge.port.targets import Comments, Form, Loss, Target, eager_text
 from ampbridge.port.targets import paddle_text as text
 from ampbridge.port.targets.ampbridge import no_losses, recipe_code
@@ -40,8 +40,8 @@ from ampbridge.port.targets.loop import (
     train_section,
     whole_program,
 )
-from ampbridge.presets import PRESETS
-from ampbridge.recipe import Recipe, Scaling
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.training.recipe import Recipe, Scaling
 
 # -- what goes into the code
 

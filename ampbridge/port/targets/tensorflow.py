@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ampbridge import oplists
-from ampbridge import schedule as schedules
-from ampbridge.policy import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies import schedule as schedules
+from ampbridge.policies.policy import Policy
 from ampbridge.port.targets import Comments, Form, Loss, Target
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.ampbridge import recipe_code
@@ -42,8 +42,8 @@ from ampbridge.port.targets.tensorflow_precision import (
     precision_section,
 )
 from ampbridge.port.targets.tensorflow_scale import loss_scale_class
-from ampbridge.presets import PRESETS
-from ampbridge.recipe import Recipe, Scaling
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.training.recipe import Recipe, Scaling
 
 # -- what Keras does by itself
 

@@ -7,7 +7,7 @@ precision, and at O1 those without weights take what arrives.
 
 from __future__ import annotations
 
-from ampbridge.policy import Policy
+from ampbridge.policies.policy import Policy
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.code import (
     Group,
@@ -20,7 +20,7 @@ from ampbridge.port.targets.code import (
     words,
 )
 from ampbridge.port.targets.loop import precision_names, schedule_section
-from ampbridge.recipe import Recipe
+from ampbridge.training.recipe import Recipe
 
 # Layers that hold weights. At O1 weights are float32, and an op that takes the widest of its inputs is
 # float32 with them; batch normalization goes by its input alone, in torch and in Paddle.

@@ -6,7 +6,7 @@ from ampbridge.port.targets import Comments
 from ampbridge.port.targets import tensorflow_text as text
 from ampbridge.port.targets.code import constants, fill, float32_number, literal
 from ampbridge.port.targets.loop import rule_in_words
-from ampbridge.recipe import Scaling
+from ampbridge.training.recipe import Scaling
 
 
 def loss_scale_class(scaling: Scaling, comments: Comments) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampbridge.port.targets import Form, Target
 from ampbridge.port.targets.ampbridge import no_losses
-from ampbridge.recipe import Recipe
+from ampbridge.training.recipe import Recipe
 
 _FORM = Form(Recipe.to_toml, no_losses)
 TARGET = Target(native=_FORM, with_ampbridge=_FORM)

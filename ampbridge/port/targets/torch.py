@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ampbridge import oplists
-from ampbridge.oplists import Category
-from ampbridge.policy import Policy
+from ampbridge.policies import oplists
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.policy import Policy
 from ampbridge.port.targets import Comments, Form, Loss, Target, eager_text
 from ampbridge.port.targets import torch_text as text
 from ampbridge.port.targets.ampbridge import no_losses, recipe_code
@@ -39,8 +39,8 @@ from ampbridge.port.targets.loop import (
     train_section,
     whole_program,
 )
-from ampbridge.presets import PRESETS
-from ampbridge.recipe import Recipe, Scaling
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.training.recipe import Recipe, Scaling
 
 # Other names of functions that a mode sees: of `1 - x`, `2**x`, `2 / x`, and in torch.nn.functional.
 OTHER_NAMES = {

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ampbridge.printing import printable
-from ampbridge.tables import aligned
+from ampbridge.errors.foreign_text import printable
+from ampbridge.reports.tables import aligned
 from ampbridge_torch.rehearse.lines import Line
 from ampbridge_torch.rehearse.watching import (
     DTYPES,

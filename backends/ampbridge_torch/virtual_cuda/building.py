@@ -14,8 +14,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from ampbridge.checkpoints.locking import locked
 from ampbridge.errors import UnsupportedError
-from ampbridge.locking import locked
 
 SOURCES = ("kernels.cpp", "cuda_only.cpp", "autocast.cpp", "memory.cpp", "notes.cpp", "install.cpp")
 HEADERS = ("device.h",)

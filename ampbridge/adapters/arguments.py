@@ -1,0 +1,235 @@
+"""What is passed as a model, an optimizer or a loss: checked here, in the same words for each framework.
+
+An adapter knows what its framework's objects are (``Backend.kind``), and how a user makes them
+(``Backend.examples``). Nothing has been changed when one of these checks raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Array, Backend, LossFn, Model, Optimizer
+from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, UnsupportedError
+
+_Parts = Mapping[str, object]
+
+_WANTED = {
+    "loss_fn": "a function of (model, *batch)",
+    "model": "a model of {}",
+    "optimizer": "an optimizer of {}",
+}
+
+_ARTICLES = {"model": "a", "optimizer": "an", "loss": "a", "scheduler": "a"}
+
+
+def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> Backend:
+    """The backend of what ``train_step`` is given.
+
+    Raises:
+        ArgumentTypeError: if one of them is something else, or of another framework.
+        ArgumentError: if the optimizer holds none of the model's parameters.
+        UnsupportedError: for an optimizer that evaluates the loss itself.
+    """
+    parts = {"loss_fn": loss_fn, "model": model, "optimizer": optimizer}
+    backend = _backend_of(model, optimizer, loss_fn)
+    _check_kind("model", parts, backend)
+    _check_same_framework(model, optimizer)
+    _check_kind("optimizer", parts, backend)
+    _check_kind("loss_fn", parts, backend)
+    _check_that_it_needs_no_closure(optimizer)
+    check_that_it_holds_some(backend, optimizer, backend.parameters(model))
+    return backend
+
+
+def backend_of_model(model: Model) -> Backend:
+    """The backend of a model.
+
+    Raises:
+        ArgumentTypeError: if it is something else.
+    """
+    backend = _backend_of(model)
+    _check_kind("model", {"model": model}, backend)
+    return backend
+
+
+def check_dependence(gradients: Sequence[Array | None]) -> None:
+    """Refuse a loss of which no trained parameter has a gradient: the step would train nothing.
+
+    Raises:
+        ArgumentError: if each of ``gradients`` is None.
+    """
+    if gradients and all(gradient is None for gradient in gradients):
+        msg = (
+            "The loss does not depend on any trainable parameter, or was detached.\n"
+            "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
+        )
+        raise ArgumentError(msg)
+
+
+def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
+    """The backend of a model whose loss is to be differentiated.
+
+    Raises:
+        ArgumentTypeError: if one of them is something else.
+    """
+    backend = _backend_of(model)
+    parts = {"model": model, "loss_fn": loss_fn}
+    for role in parts:
+        _check_kind(role, parts, backend)
+    return backend
+
+
+def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
+    """The backend of a model, and of an optimizer if there is one.
+
+    Raises:
+        ArgumentTypeError: if one of them is something else, or of another framework.
+        ArgumentError: if the optimizer holds none of the model's parameters.
+    """
+    backend = backend_of_model(model)
+    if optimizer is not None:
+        _check_same_framework(model, optimizer)
+        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
+        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
+    return backend
+
+
+def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
+    """That it is one, and may be stepped without a closure.
+
+    Args:
+        backend: for what is of no framework that is known.
+
+    Raises:
+        ArgumentTypeError, UnsupportedError: if not.
+    """
+    name = registry.framework_if_known(optimizer)
+    if name is not None or backend is None:
+        backend = _backend_of(optimizer)
+    _check_kind("optimizer", {"optimizer": optimizer}, backend)
+    _check_that_it_needs_no_closure(optimizer)
+
+
+@called_as_it_is
+def check_that_it_holds_some(
+    backend: Backend, optimizer: Optimizer, parameters: Sequence[Array]
+) -> None:
+    """That ``optimizer`` holds some of a model's parameters, unless it is still to be told of any.
+
+    Raises:
+        ArgumentError: if it holds others alone.
+    """
+    try:
+        held = backend.parameters(optimizer)
+    except CallOrderError:
+        return
+    if parameters and {id(p) for p in parameters}.isdisjoint(map(id, held)):
+        msg = (
+            f"The optimizer ({_name_of(type(optimizer))}) holds none of the model's parameters.\n"
+            f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"
+        )
+        raise ArgumentError(msg)
+
+
+def required_arguments(function: Any) -> list[str]:
+    """The names of the arguments without which ``function`` cannot be called; none if it does not tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]
+
+
+def described(obj: object, backend: Backend | None = None) -> str:
+    """``obj`` in a message: by what it is, or by its value where that is short."""
+    if obj is None or isinstance(obj, (str, bytes, int, float)):
+        return f"{obj!r:.80}"
+    if isinstance(obj, type):
+        return f"the class {_name_of(obj)}"
+    if inspect.isroutine(obj):
+        return f"the function {getattr(obj, '__name__', repr(obj))}"
+    kind = None if backend is None else backend.kind(obj)
+    name = _name_of(type(obj))
+    return name if kind is None else f"{_ARTICLES[kind]} {kind} ({name})"
+
+
+# -- which backend
+
+
+def _backend_of(*parts: object) -> Backend:
+    """That of the first of ``parts`` whose framework is known; else of the one framework in use."""
+    names = (registry.framework_if_known(part) for part in parts)
+    name = next((name for name in names if name is not None), None)
+    if name is None:
+        in_use = registry.names_in_use()
+        name = in_use[0] if len(in_use) == 1 else registry.framework_of(parts[0])
+    return registry.backend(name)
+
+
+def _check_same_framework(model: Model, optimizer: Optimizer) -> None:
+    name, other = map(registry.framework_if_known, (model, optimizer))
+    if other is not None and name is not None and other != name:
+        msg = (
+            f"The model {_name_of(type(model))} belongs to {name}, the optimizer "
+            f"{_name_of(type(optimizer))} to {other}.\n"
+            f"Hint: make the optimizer with {name}, over the model's own parameters."
+        )
+        raise ArgumentTypeError(msg)
+
+
+# -- what it is
+
+
+def _check_kind(role: str, parts: _Parts, backend: Backend) -> None:
+    passed = parts[role]
+    kind = backend.kind(passed)
+    if kind == role or (role == "loss_fn" and kind is None and callable(passed)):
+        return
+    wanted = _WANTED[role].format(backend.name)
+    msg = f"{role} is {wanted}, not {described(passed, backend)}.\nHint: "
+    raise ArgumentTypeError(msg + _hint(role, parts, backend))
+
+
+def _hint(role: str, parts: _Parts, backend: Backend) -> str:
+    passed = parts[role]
+    kinds = {backend.kind(part): part for part in parts.values()}
+    others = [part for kind, part in kinds.items() if kind not in ("model", "optimizer")]
+    all_there = len(kinds) == len(_WANTED) and len(others) == 1 and callable(others[0])
+    if all_there and role != "loss_fn":
+        return "amp.train_step(loss_fn, model, optimizer), in this order."
+    if role == "loss_fn" and backend.kind(passed) is None:
+        return "def loss_fn(model, x, y): return loss"
+    if role == "optimizer" and backend.kind(passed) == "scheduler":
+        return "amp.train_step(loss_fn, model, optimizer, scheduler=scheduler)"
+    held = getattr(passed, "__dict__", {}).items()
+    inside = next((name for name, part in held if backend.kind(part) == role), None)
+    return backend.examples[role] if inside is None else f"{role} = {role}.{inside}"
+
+
+def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:
+    kind: type = type(optimizer)
+    if _needs_a_closure(kind):
+        msg = (
+            f"{kind.__name__} evaluates the loss several times a step; a training step does "
+            "so once.\n"
+            "Hint: with ampbridge.autocast(policy): inside of your closure, without a scaler."
+        )
+        raise UnsupportedError(msg)
+
+
+# A loop by hand asks twice a step, and reading a signature takes ten times as long as all else.
+@lru_cache(maxsize=128)
+def _needs_a_closure(kind: type) -> bool:
+    """By the signature of its ``step``, or by the two steps that SAM and its like take."""
+    twice = hasattr(kind, "first_step") and hasattr(kind, "second_step")
+    return twice or "closure" in required_arguments(getattr(kind, "step", None))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

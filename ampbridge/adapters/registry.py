@@ -1,0 +1,254 @@
+"""Find the backend that speaks for a framework. Nothing here imports one.
+
+A backend is an entry point in the group ``ampbridge.backends`` whose *name* is the root module of
+its framework. The name alone decides, so no adapter is loaded to ask whether it is the right one:
+a broken adapter hurts only those who use it, and frameworks that cannot share a process
+(TensorFlow imported before Paddle crashes the interpreter) are never brought together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ampbridge.adapters.backend import Backend
+from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.errors import (
+    ArgumentTypeError,
+    BackendLoadError,
+    BackendNotFoundError,
+    listed,
+    nearest,
+)
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "ampbridge.backends"
+
+# The core imports these itself, so their presence in a process says nothing about its user; there
+# the adapter must have been imported.
+CORE_DEPENDENCIES = frozenset({"numpy"})
+
+# What stands for an array while its gradient is taken belongs to another package than the array.
+TRACED_BY = {"autograd": "numpy"}
+
+Factory = Callable[[], Backend]
+_registered: dict[str, Factory] = {}
+_loaded: dict[str, Backend] = {}
+
+
+@cache
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    from importlib.metadata import entry_points  # 30 ms: only when first needed
+
+    found: dict[str, list[EntryPoint]] = {}
+    for entry_point in entry_points(group=GROUP):
+        found.setdefault(entry_point.name, []).append(entry_point)
+    return found
+
+
+def register_backend(name: str, factory: Factory) -> None:
+    """Add a backend of this process, or put one in another's place.
+
+    Args:
+        name: the root module of its framework.
+        factory: makes the backend, without arguments; its class will do.
+
+    Raises:
+        ArgumentTypeError: if the name is no identifier, or the factory cannot be called.
+    """
+    if not (isinstance(name, str) and name.isidentifier() and callable(factory)):
+        msg = (
+            f"A backend is registered by its framework's root module and a factory, not by {name!r} "
+            f"and {factory!r}.\nHint: amp.register_backend('jax', JaxBackend)"
+        )
+        raise ArgumentTypeError(msg)
+    _registered[name] = factory
+    _loaded.pop(name, None)
+
+
+def backend_names() -> list[str]:
+    """The registered backends, whether their framework is installed or not."""
+    return sorted({*_entry_points(), *_registered})
+
+
+def backends() -> dict[str, str]:
+    """Each registered backend with its status: "loaded", "installed" or "not installed".
+
+    Imports nothing.
+    """
+    return {name: _status(name) for name in backend_names()}
+
+
+def _status(name: str) -> str:
+    if name in _loaded:
+        return "loaded"
+    return "installed" if name in sys.modules or find_spec(name) else "not installed"
+
+
+@called_as_it_is
+def backend(name_or_object: object) -> Backend:
+    """The backend of that name, or the one that ``name_or_object`` belongs to.
+
+    Accepts a name, a model, an optimizer, a tensor, or a backend (returned as it is).
+
+    Raises:
+        BackendNotFoundError: if none fits.
+        BackendLoadError: if it cannot be used: framework missing, incomplete, claimed twice.
+    """
+    if isinstance(name_or_object, str):
+        return _load(name_or_object)
+    if _is_backend(name_or_object):
+        return name_or_object  # checked structurally
+    return _load(framework_of(name_or_object))
+
+
+def active_backend() -> Backend:
+    """The backend of the one registered framework that this process has imported.
+
+    Raises:
+        BackendNotFoundError: if it has imported none, or several.
+    """
+    names = names_in_use()
+    if len(names) == 1:
+        return _load(names[0])
+    what = f"several ({listed(names)})" if names else "none"
+    example = names[0] if names else "torch"
+    msg = (
+        f"Which backend? Of the registered frameworks {backend_names()}, this process has imported "
+        f"{what}.\nHint: amp.autocast('O1', backend={example!r})"
+    )
+    raise BackendNotFoundError(msg)
+
+
+def names_in_use() -> list[str]:
+    """The registered frameworks that this process has imported."""
+    return [name for name in backend_names() if _in_use(name)]
+
+
+def _in_use(name: str) -> bool:
+    if name not in CORE_DEPENDENCIES:
+        return name in sys.modules
+    return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
+
+
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.module.partition(".")[0]
+
+
+@called_as_it_is
+def framework_of(*objects: object) -> str:
+    """The registered framework that the objects belong to, by the modules of their classes.
+
+    Objects of no framework are passed over.
+
+    Raises:
+        BackendNotFoundError: if they belong to none, or to several.
+    """
+    found = {name: obj for obj in objects if (name := _framework_of_type(type(obj)))}
+    if len(found) == 1:
+        return next(iter(found))
+    if found:
+        kinds = " and ".join(f"{_kind(obj)} ({name})" for name, obj in found.items())
+        msg = (
+            f"The objects belong to several frameworks: {kinds}.\n"
+            "Hint: give a model and an optimizer of one framework."
+        )
+        raise BackendNotFoundError(msg)
+    kinds = ", ".join(_kind(obj) for obj in objects)
+    msg = (
+        f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
+        "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
+    )
+    raise BackendNotFoundError(msg)
+
+
+def _framework_of_type(cls: type) -> str | None:
+    for root in _roots(cls):
+        if root in _registered or root in _entry_points():
+            return root
+    return None
+
+
+# A loop by hand asks several times a step. Bounded: it keeps the classes alive.
+@lru_cache(maxsize=128)
+def _roots(cls: type) -> tuple[str, ...]:
+    """The root modules of a class and its bases, each once; for an adapter's own its framework."""
+    owners = TRACED_BY | {
+        _package(point): name for name, points in _entry_points().items() for point in points
+    }
+    roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
+
+
+def _kind(obj: object) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+def _load(name: str) -> Backend:
+    if name not in _loaded:
+        _loaded[name] = _checked(_factory(name), name)
+    return _loaded[name]
+
+
+def _factory(name: str) -> Factory:
+    if name in _registered:
+        return _registered[name]
+    candidates = _entry_points().get(name, [])
+    if not candidates:
+        close = nearest(name, backend_names(), 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"allowed are {listed(backend_names())}."
+        msg = f"No backend {name!r}; registered are {backend_names()}.\nHint: {hint}"
+        raise BackendNotFoundError(msg)
+    if len(candidates) > 1:
+        owners = ", ".join(f"{p.value} (from {p.dist.name if p.dist else '?'})" for p in candidates)
+        msg = f"Several distributions provide backend {name!r}: {owners}.\nHint: uninstall all but one."
+        raise BackendLoadError(msg)
+    entry_point = candidates[0]
+    return lambda: entry_point.load()()
+
+
+def _checked(factory: Factory, name: str) -> Backend:
+    try:
+        made = factory()
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        hint = f"pip install 'ampbridge[{name}]'" if missing == name else f"pip install {missing}"
+        msg = f"Backend {name!r} needs a package that is not installed: {error.name or error}.\n"
+        raise BackendLoadError(msg + f"Hint: {hint}") from error
+    absent = sorted(_missing_methods(made))
+    if absent:
+        msg = f"Backend {name!r} ({_kind(made)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
+        raise BackendLoadError(msg)
+    return made
+
+
+def _is_backend(obj: object) -> TypeGuard[Backend]:
+    """Says no at the first method that is missing: tensors may have a name too."""
+    return isinstance(getattr(obj, "name", None), str) and next(_missing_methods(obj), None) is None
+
+
+def _missing_methods(obj: Any) -> Iterator[str]:
+    methods: frozenset[str] = Backend.__abstractmethods__
+    return (m for m in methods if not callable(getattr(obj, m, None)))
+
+
+def adapter_packages() -> set[str]:
+    """The packages of all adapters that are installed. Imports nothing."""
+    return {_package(point) for points in _entry_points().values() for point in points}
+
+
+def adapter_package(name: str) -> str:
+    """The package of the adapter that speaks for a registered backend. Imports nothing."""
+    if name in _registered:
+        return _registered[name].__module__.partition(".")[0]
+    return _package(_entry_points()[name][0])
+
+
+def framework_if_known(obj: object) -> str | None:
+    """The registered framework that ``obj`` belongs to; None if it is of none."""
+    return _framework_of_type(type(obj))

@@ -1,0 +1,300 @@
+"""A training state as files: JSON beside safetensors, replaced as one. No pickle anywhere.
+
+    checkpoint/
+      state.json                       everything but arrays, a digest of itself; names the tensor file
+      tensors-<digest>.safetensors
+
+``state.json`` is replaced last, by one rename: whoever is killed while saving, or finds the disk full,
+leaves the old checkpoint whole. What is read is checked against lengths and digests before anybody sees
+it. One save at a time writes to a folder; loads need not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from ampbridge.checkpoints import tensor_file, whole_files
+from ampbridge.checkpoints.locking import locked
+from ampbridge.errors import ArgumentError, StateError, UnsupportedError, WriteError
+
+FORMAT, VERSION = "ampbridge checkpoint", 2
+STATE_FILE = "state.json"
+LOCK_FILE = ".ampbridge.lock"
+LARGEST_STATE_FILE = whole_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
+
+Array = npt.NDArray[Any]
+
+_DIGEST = "blake2b"
+
+# Version -> what state.json holds. The digest of the rest came with version 2.
+_PARTS = {"format", "version", "tensors", "state"}
+_KEYS = {1: _PARTS, VERSION: _PARTS | {_DIGEST}}
+
+_TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{32}\.safetensors")
+_HINT = "Hint: step.save(path) writes a checkpoint; pass the same path."
+_HINT_IF_DAMAGED = "Hint: load an earlier checkpoint."
+
+
+class Checkpoint(NamedTuple):
+    """``state`` holds plain JSON values, ``tensors`` arrays by name."""
+
+    state: dict[str, Any]
+    tensors: Mapping[str, Array]
+
+
+def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Save to the folder ``path``, made if need be, in the place of the checkpoint that is there.
+
+    Waits while another thread or process saves to the same folder.
+
+    Raises:
+        StateError: if ``path`` is a file, or holds a ``state.json`` of something else.
+        UnsupportedError: for values that neither JSON nor safetensors has.
+        WriteError: if it cannot be written: the disk is full, the folder is not ours. The checkpoint
+            that was there is whole then.
+    """
+    folder = _folder(path)
+    if folder.exists() and not folder.is_dir():
+        raise StateError(
+            f"{str(folder)!r} is a file; a checkpoint is a folder.\nHint: step.save('runs/one')"
+        )
+    parts = tensor_file.parts(checkpoint.tensors)
+    digest = _digest(parts)
+    name = f"tensors-{digest}.safetensors"
+    described = {
+        "file": name,
+        "bytes": sum(memoryview(part).nbytes for part in parts),
+        _DIGEST: digest,
+    }
+    text = _document(described, checkpoint.state)
+    _refuse_foreign(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / LOCK_FILE):
+            _replace(folder, {name: parts, STATE_FILE: [text]})
+    except OSError as error:
+        msg = f"Cannot save to {str(folder)!r}: {error.strerror or error}.\n"
+        hint = "Hint: step.save(path) on a disk with room, to a folder of its own."
+        raise WriteError(msg + hint) from error
+
+
+def read(path: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint in the folder ``path``, complete and undamaged. Saves meanwhile do no harm.
+
+    Raises:
+        StateError: if it is not.
+    """
+    folder = _folder(path)
+    tried = None
+    while True:
+        content = _content(folder)
+        document = _parsed(content, folder)
+        file = folder / _tensor_file_of(document, folder)
+        try:
+            return Checkpoint(document["state"], _read_tensors(file, document["tensors"]))
+        except FileNotFoundError as error:
+            if content == tried:
+                msg = f"There is no {str(file)!r}, which its {STATE_FILE} names.\n"
+                raise StateError(msg + _HINT_IF_DAMAGED) from error
+            tried = content  # a save may have replaced both files since
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path)
+    if not text or "\0" in text or not _is_encodable(text):
+        raise ArgumentError(f"{text!r} is no path of a folder.\nHint: step.save('runs/one')")
+    return Path(text)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether the system can have a file of that name; of half a surrogate pair it cannot."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# -- reading
+
+
+def _content(folder: Path) -> bytes:
+    file = folder / STATE_FILE
+    try:
+        if file.stat().st_size > LARGEST_STATE_FILE:
+            raise StateError(
+                f"{str(file)!r} is too large for a checkpoint's {STATE_FILE}.\n{_HINT}"
+            )
+        return whole_files.read(file)
+    except OSError as error:
+        raise StateError(
+            f"There is no checkpoint at {str(folder)!r}: {error.strerror}.\n{_HINT}"
+        ) from error
+
+
+def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
+    """What ``state.json`` holds, undamaged.
+
+    Raises:
+        StateError: if it is not, or is of another program or a later version.
+    """
+    file = folder / STATE_FILE
+    try:
+        document = json.loads(
+            content.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_repetition
+        )
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError too
+        raise StateError(f"{str(file)!r} is no JSON file: {error!s:.200}.\n{_HINT}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise StateError(f"{str(file)!r} is of another program.\n{_HINT}")
+    version = document.get("version")
+    if type(version) is not int or version not in _KEYS:
+        msg = (
+            f"{str(file)!r} is of version {version!r:.200}; this ampbridge reads versions 1 to "
+            f"{VERSION}.\nHint: pip install --upgrade ampbridge"
+        )
+        raise StateError(msg)
+    if document.keys() != _KEYS[version]:
+        raise StateError(f"{str(file)!r} lacks parts, or has others besides.\n{_HINT}")
+    if version > 1 and not _has_digest(document.pop(_DIGEST), document):
+        msg = f"{str(file)!r} is damaged: it is not the file that was saved.\n"
+        raise StateError(msg + _HINT_IF_DAMAGED)
+    return document
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key stands twice in it")
+    return values
+
+
+def _tensor_file_of(document: Mapping[str, Any], folder: Path) -> str:
+    described, state = document["tensors"], document["state"]
+    if not isinstance(described, dict) or not isinstance(state, dict):
+        raise StateError(f"{STATE_FILE} of {str(folder)!r} lacks its parts.\n{_HINT}")
+    name = described.get("file")
+    if not isinstance(name, str) or not _TENSOR_FILE.fullmatch(name):
+        raise StateError(
+            f"{STATE_FILE} of {str(folder)!r} names no tensor file: {name!r:.200}.\n{_HINT}"
+        )
+    return name
+
+
+def _read_tensors(file: Path, described: Mapping[str, Any]) -> Mapping[str, Array]:
+    """The arrays of an undamaged file.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        StateError: if it is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        size, digest = file.stat().st_size, described.get(_DIGEST)
+        if size != described.get("bytes") or _digest_of_file(file) != digest:
+            msg = f"{str(file)!r} is damaged: it is not the file that was saved.\n"
+            raise StateError(msg + _HINT_IF_DAMAGED)
+        tensors: Mapping[str, Array] = load_file(file)
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise StateError(f"{str(file)!r} cannot be read: {error!s:.200}.\n{_HINT}") from error
+    return tensors
+
+
+# -- digests
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _digest_of_file(file: Path) -> str:
+    with file.open("rb") as stream:
+        return _digest(iter(lambda: stream.read(2**20), b""))
+
+
+def _has_digest(digest: Any, document: Mapping[str, Any]) -> bool:
+    try:
+        return bool(digest == _digest_of_values(document))
+    except (ValueError, RecursionError):  # numbers and depths that are never written
+        return False
+
+
+def _digest_of_values(document: Mapping[str, Any]) -> str:
+    """Of the values, however they are spaced."""
+    return _digest([json.dumps(document, separators=(",", ":"), allow_nan=False).encode()])
+
+
+# -- writing
+
+
+def _document(described: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
+    """The text of ``state.json``."""
+    document = {"format": FORMAT, "version": VERSION, "tensors": described, "state": state}
+    try:
+        document[_DIGEST] = _digest_of_values(document)
+        text = json.dumps(document, indent=1, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"A checkpoint cannot hold this state: {error!s:.200}.\n"
+        raise UnsupportedError(
+            msg + "Hint: settings are finite numbers, text and lists."
+        ) from error
+    if len(text) > LARGEST_STATE_FILE:
+        msg = f"A checkpoint cannot hold a state of {len(text):,} bytes beside its arrays.\n"
+        raise UnsupportedError(msg + f"Hint: up to {LARGEST_STATE_FILE:,}; keep data in arrays.")
+    return text
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if not (folder / STATE_FILE).exists():
+        return
+    try:
+        _parsed(_content(folder), folder)
+    except StateError as error:
+        msg = f"{str(folder)!r} holds a {STATE_FILE} that no checkpoint of ours has.\n"
+        raise StateError(msg + "Hint: save to a folder of its own.") from error
+
+
+def _replace(folder: Path, files: Mapping[str, list[bytes | memoryview]]) -> None:
+    """Write ``files`` in this order, and remove what belongs to no checkpoint, also if that fails."""
+    _remove_leftovers(folder)
+    try:
+        for name, parts in files.items():
+            whole_files.write(folder / name, *parts)
+    finally:
+        _remove_leftovers(folder)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Tensor files that ``state.json`` does not name, and what killed processes were writing.
+
+    Only for who holds the lock: nobody else is writing then.
+    """
+    try:
+        kept = _tensor_file_of(_parsed(_content(folder), folder), folder)
+    except StateError:
+        if (folder / STATE_FILE).exists():
+            return  # it may name any of them
+        kept = None
+    for name in os.listdir(folder):
+        old = name != kept and _TENSOR_FILE.fullmatch(name)
+        if old or whole_files.is_temporary(name):
+            whole_files.remove(folder / name)

@@ -1,0 +1,65 @@
+"""Parameters that an optimizer trains and the model does not have: a criterion's weights, a temperature.
+
+A checkpoint holds their values beside the optimizer's slots, under their places in the optimizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import numpy.typing as npt
+
+from ampbridge.checkpoints.weights import OTHER, Weight
+from ampbridge.errors import StateError
+
+Array = npt.NDArray[Any]
+
+_NAME = re.compile(r"optimizer\[\d+\]")
+
+
+def name_of(place: int) -> str:
+    """What the parameter at this place of the optimizer is called."""
+    return f"optimizer[{place}]"
+
+
+def taken_from(
+    slots: MutableMapping[str, Array], present: Mapping[str, Array]
+) -> Mapping[str, Array]:
+    """The saved values of the parameters that ``present`` has, taken out of ``slots``.
+
+    Raises:
+        StateError: if one is missing, is more, or is of another shape or dtype.
+    """
+    saved = {name: slots.pop(name) for name in list(slots) if _NAME.fullmatch(name)}
+    if saved.keys() != present.keys():
+        msg = (
+            f"It was saved of an optimizer that trains {_listed(saved)} outside of the model, this one "
+            f"trains {_listed(present)}.\n{_HINT}"
+        )
+        raise StateError(msg)
+    for name, value in present.items():
+        if (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
+            msg = (
+                f"{name} is {saved[name].dtype}{saved[name].shape}, the optimizer's is "
+                f"{value.dtype}{value.shape}.\n{_HINT}"
+            )
+            raise StateError(msg)
+    return saved
+
+
+def weights_of(slots: Mapping[str, Array]) -> list[Weight]:
+    """Those among saved ``slots``, described."""
+    return [
+        Weight(name, f"{OTHER}{name}", "abcdefgh"[: value.ndim], value.shape)
+        for name, value in slots.items()
+        if _NAME.fullmatch(name)
+    ]
+
+
+_HINT = "Hint: make the optimizer of the same parameters, in the same order, as when it was saved."
+
+
+def _listed(values: Mapping[str, Array]) -> str:
+    return ", ".join(sorted(values)[:4]) or "nothing"

@@ -1,0 +1,285 @@
+"""Saving and loading all that a training goes on with: weights, slots, schedule, scaler, counters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import isroutine
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Backend, Model, Optimizer, OptimizerState
+from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.checkpoints import outside
+from ampbridge.checkpoints.remembering import Remembered
+from ampbridge.checkpoints.weights import Report, Weight, match_weights
+from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
+from ampbridge.version import __version__
+
+Path = str | PathLike[str]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+class Trained(NamedTuple):
+    """The native objects whose state is saved; ``scheduler`` is None where it has none."""
+
+    backend: Backend
+    model: Model
+    optimizer: Optimizer
+    scheduler: Any
+
+
+class Saved(NamedTuple):
+    """A checkpoint's content, read and undamaged, but not yet compared with any model."""
+
+    training: dict[str, Any]
+    weights: list[Weight]
+    values: Tensors
+    optimizer: OptimizerState
+    scheduler: Any
+
+
+def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
+    """Write a checkpoint. ``training`` is the train step's own ``state_dict``.
+
+    All ranks read, since reading puts shards together; one writes.
+    """
+    from ampbridge.checkpoints import checkpoint  # its modules are half of what importing costs
+
+    weights = trained.backend.weights(trained.model)  # a sharded model has its parameters back then
+    optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
+    state = {
+        "training": dict(training),
+        "weights": [_description(weight) for weight in weights],
+        "optimizer": dict(optimizer.settings),
+        "scheduler": _scheduler_state(trained.scheduler),
+        "framework": trained.backend.name,
+        "versions": {"ampbridge": __version__, "python": sys.version.split()[0]},
+    }
+    values = trained.backend.read_weights(trained.model)
+    tensors = {f"weights/{name}": array for name, array in values.items()}
+    tensors |= {f"optimizer/{name}": array for name, array in optimizer.slots.items()}
+    whole = checkpoint.Checkpoint(state, tensors)
+    trained.backend.on_one_rank(trained.model, lambda: checkpoint.write(path, whole))
+
+
+def read(path: Path) -> Saved:
+    """Read a checkpoint of ``save``.
+
+    Raises:
+        StateError: if it is damaged, or something else.
+    """
+    from ampbridge.checkpoints import checkpoint
+
+    state, tensors = checkpoint.read(path)
+    parts = {"training": dict, "weights": list, "optimizer": dict}
+    if not all(isinstance(state.get(name), kind) for name, kind in parts.items()):
+        raise StateError(f"{str(path)!r} lacks parts of a training state.\n{_HINT}")
+    values = _under("weights/", tensors)
+    weights = [_weight(entry, values, path) for entry in state["weights"]]
+    described = {weight.name: weight.shape for weight in weights}
+    if described != {name: array.shape for name, array in values.items()}:
+        raise StateError(f"{str(path)!r} describes other weights than it holds.\n{_HINT}")
+    optimizer = OptimizerState(_under("optimizer/", tensors), state["optimizer"])
+    return Saved(state["training"], weights, values, optimizer, state.get("scheduler"))
+
+
+_HINT = "Hint: step.save(path) writes a checkpoint; pass the same path."
+
+
+def _description(weight: Weight) -> dict[str, Any]:
+    """As JSON has it; whether it is floating its values say."""
+    return {name: getattr(weight, name) for name in _DESCRIBED}
+
+
+_DESCRIBED = ("name", "role", "axes", "shape")
+
+
+def _weight(entry: Any, values: Tensors, path: Path) -> Weight:
+    if isinstance(entry, dict) and entry.keys() == set(_DESCRIBED):
+        name, role, axes, shape = (entry[field] for field in _DESCRIBED)
+        words = all(isinstance(word, str) for word in (name, role, axes))
+        if words and isinstance(shape, list) and len(axes) == len(shape):
+            floating = name not in values or np.issubdtype(values[name].dtype, np.inexact)
+            return Weight(name, role, axes, tuple(shape), bool(floating))
+    raise StateError(f"{str(path)!r} describes no weight with {entry!r:.200}.\n{_HINT}")
+
+
+def _under(prefix: str, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def take_over(saved: Saved, trained: Trained) -> None:
+    """Set model, optimizer and scheduler to what was saved from the same ones, bit by bit.
+
+    Raises:
+        StateError: if it does not fit. Whatever is raised, by a scheduler's or an optimizer's own
+            method or by an interrupt, everything is as before then.
+    """
+    present = trained.backend.weights(trained.model)
+    if sorted(present) != sorted(saved.weights):
+        raise StateError(_other_model(present, saved.weights))
+    _scheduler_state(trained.scheduler)  # what cannot be saved could not be put back either
+    restore = _state_setter(trained.scheduler)
+    if (saved.scheduler is None) != (restore is None):
+        msg = "One of checkpoint and step has a scheduler with a state, the other has none.\n"
+        raise StateError(msg + _HINT_IF_OTHER)
+    put_back = _what_puts_back(trained)
+    hold_interrupts()
+    try:
+        trained.backend.write_optimizer(trained.optimizer, trained.model, saved.optimizer)
+        if restore is not None:
+            restore(_with_own_keys(saved.scheduler))
+        trained.backend.write_weights(trained.model, saved.values)
+    except BaseException as error:
+        put_back()
+        if not isinstance(error, Exception):
+            raise
+        kind = "" if isinstance(error, AmpBridgeError) else f"{type(error).__name__}: "
+        msg = f"The checkpoint does not fit this optimizer or scheduler: {kind}{error!s:.300}\n"
+        raise StateError(msg + _HINT_IF_OTHER) from error
+
+
+_HINT_IF_OTHER = "Hint: make optimizer and scheduler as they were when it was saved."
+
+
+def _what_puts_back(trained: Trained) -> Callable[[], None]:
+    """A function that sets model, optimizer and scheduler to what they are now."""
+    backend, model, optimizer = trained.backend, trained.model, trained.optimizer
+    objects = Remembered(optimizer, trained.scheduler)  # also of slots that reading makes
+    weights = backend.read_weights(model)
+    state = backend.read_optimizer(optimizer, model)
+
+    def put_back() -> None:
+        objects.put_back()
+        # Values that were overwritten in place:
+        if not _same_bits(backend.read_weights(model), weights):
+            backend.write_weights(model, weights)
+        present = backend.read_optimizer(optimizer, model)
+        if not _same_bits(present.slots, state.slots) or present.settings != state.settings:
+            backend.write_optimizer(optimizer, model, state)
+        objects.put_back()
+
+    return put_back
+
+
+def _same_bits(some: Tensors, others: Tensors) -> bool:
+    return some.keys() == others.keys() and all(
+        array.dtype == others[name].dtype and array.tobytes() == others[name].tobytes()
+        for name, array in some.items()
+    )
+
+
+def _state_setter(scheduler: Any) -> Callable[[Any], Any] | None:
+    """What sets a scheduler to a state: ``load_state_dict``, or ``set_state_dict`` as Paddle's."""
+    setters = (getattr(scheduler, name, None) for name in ("load_state_dict", "set_state_dict"))
+    return next(filter(callable, setters), None)
+
+
+def _other_model(present: list[Weight], saved: list[Weight]) -> str:
+    absent = sorted({w.name for w in saved} - {w.name for w in present})[:4]
+    new = sorted({w.name for w in present} - {w.name for w in saved})[:4]
+    other = sorted({w.name for w in set(present) ^ set(saved)} - set(absent) - set(new))[:4]
+    return (
+        f"The checkpoint is of another model: without {absent}, with {new} besides, of other shapes "
+        f"{other}.\nHint: amp.load_weights(path, model) takes the weights alone, with a mapping= "
+        "where names differ."
+    )
+
+
+def _scheduler_state(scheduler: Any) -> Any:
+    """What the scheduler remembers; None of a function, whose state is its caller's to save.
+
+    Raises:
+        UnsupportedError: for an object that cannot say it, or whose state is no plain data.
+    """
+    if scheduler is None or isroutine(scheduler) or isinstance(scheduler, partial):
+        return None
+    if not hasattr(scheduler, "state_dict") or _state_setter(scheduler) is None:
+        kind = type(scheduler).__name__
+        msg = (
+            f"A checkpoint cannot hold what {kind} remembers: it has no state_dict() and "
+            f"load_state_dict().\nHint: give {kind} both; or, if it remembers nothing or you save it "
+            "yourself, train_step(..., scheduler=scheduler.step)."
+        )
+        raise UnsupportedError(msg)
+    import json
+
+    state = scheduler.state_dict()
+    try:
+        return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        msg = (
+            f"The state of {type(scheduler).__name__} is no plain data ({error!s:.100}), and "
+            "checkpoints hold no pickle.\n"
+            "Hint: train_step(..., scheduler=scheduler.step), and save scheduler.state_dict() yourself."
+        )
+        raise UnsupportedError(msg) from error
+
+
+_PAIRS = "keys and values"
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Mappings by numbers as pairs: JSON would make text of their keys (MultiStepLR's milestones)."""
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _with_text_keys(item) for key, item in value.items()}
+        return {_PAIRS: [[key, _with_text_keys(item)] for key, item in value.items()]}
+    return [_with_text_keys(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _with_own_keys(value: Any) -> Any:
+    """What ``_with_text_keys`` was given; tuples are lists."""
+    if isinstance(value, Mapping):
+        pairs = value[_PAIRS] if value.keys() == {_PAIRS} else value.items()
+        return {key: _with_own_keys(item) for key, item in pairs}
+    return [_with_own_keys(item) for item in value] if isinstance(value, list) else value
+
+
+def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = None) -> Report:
+    """The weights of a checkpoint, for a model of any framework; in its layout.
+
+        print(amp.load_weights("runs/torch", keras_model))
+
+    Dense and convolution kernels are turned, normalizations' and embeddings' weights are found by
+    what they are. ``mapping`` names pairs that cannot be told by name, role and order. Buffers of
+    whole numbers that the other model has not (position ids) are left as they are, and reported.
+
+    Args:
+        mapping: the model's name of a weight -> the checkpoint's.
+
+    Returns:
+        What was matched with what, and how; it prints as a table.
+
+    Raises:
+        StateError: if the checkpoint is damaged, or a weight is left without a partner; the model is
+            as before then.
+    """
+    return take_weights(read(path), registry.backend(registry.framework_of(model)), model, mapping)
+
+
+def take_weights(
+    saved: Saved, backend: Backend, model: Model, mapping: Mapping[str, str] | None
+) -> Report:
+    """The weights of ``saved`` for ``model``, whatever framework they come from; see ``load_weights``."""
+    report = match_weights(saved.weights, backend.weights(model), mapping)
+    report.unused = (*report.unused, *outside.weights_of(saved.optimizer.slots))
+    values = backend.read_weights(model) if report.kept else {}
+    values |= {
+        match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")
+        for match in report
+    }
+    before = backend.read_weights(model)
+    hold_interrupts()
+    try:
+        backend.write_weights(model, values)
+    except BaseException:
+        backend.write_weights(model, before)
+        raise
+    return report

@@ -1,0 +1,152 @@
+"""The command ``ampbridge compare``.
+
+The table goes to standard output; a page, a picture and the data to files. With ``--json`` alone the
+data take the table's place, and no file is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.checkpoints import whole_files
+from ampbridge.cli.options import add_quiet
+from ampbridge.errors import ArgumentError, BackendLoadError, listed
+from ampbridge.errors.foreign_text import printable
+from ampbridge.training.recipe import Recipe
+from ampbridge.workloads import NAMES
+
+if TYPE_CHECKING:  # loaded by who compares, not by every command
+    from ampbridge.compare.comparison import Comparison
+
+Commands = Any  # what argparse's add_subparsers returns has no public name
+
+BACKENDS = "numpy,torch,tensorflow,paddle"
+OUTPUT = "comparison"
+STDOUT = "-"
+
+FILES = {"html": "comparison.html", "png": "comparison.png", "json": "comparison.json"}
+
+
+def add_to(commands: Commands) -> None:
+    """Add ``compare`` to the commands of a parser."""
+    says = "one recipe on several frameworks: a table, and a page with figures"
+    parser = commands.add_parser("compare", help=says, description=says)
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a recipe in TOML")
+    add("--backends", default=BACKENDS, help="which, in their order (default: %(default)s)")
+    add("--native", action="store_true", help="also each framework's own AMP, without ampbridge")
+    add(
+        "--workload",
+        default=NAMES[0],
+        metavar="NAME|FILE.py",
+        help=f"{', '.join(NAMES)}, or a file with build(backend, seed) (default: %(default)s)",
+    )
+    add("--steps", type=int, default=200, help="training steps (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    add(
+        "--output",
+        metavar="DIR",
+        help=f"where the page, the picture and the data go (default: {OUTPUT})",
+    )
+    add("--html", metavar="FILE", help="the page alone, or beside --png and --json")
+    add("--png", metavar="FILE", help="the figures as one picture")
+    add(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="as data; without FILE on standard output, in the table's place",
+    )
+    add_quiet(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    recipe = Recipe.load(options.recipe)
+    files = _files(options)
+    _check_drawn(files)
+
+    from ampbridge.compare import compare
+
+    comparison = compare(
+        recipe,
+        options.backends.split(","),
+        workload=options.workload,
+        steps=options.steps,
+        seed=options.seed,
+        native=options.native,
+        quiet=options.quiet,
+    )
+    for kind, path in files.items():
+        _save(comparison, kind, path)
+    if options.json == STDOUT:
+        print(json.dumps(comparison.to_dict()))
+    else:
+        comparison.print(sys.stdout)
+        if files and not options.quiet:
+            written = ", ".join(map(str, files.values()))
+            print(printable(f"Written: {written}"), file=sys.stderr)
+    return int(bool(comparison.failed))
+
+
+def _files(options: argparse.Namespace) -> dict[str, Path]:
+    """What is to be written where.
+
+    Raises:
+        ArgumentError: for a file in a directory that does not exist.
+    """
+    single = {kind: getattr(options, kind) for kind in FILES}
+    named = {kind: Path(path) for kind, path in single.items() if path not in (None, STDOUT)}
+    for kind, path in named.items():
+        if not path.parent.is_dir():
+            msg = f"There is no directory {str(path.parent)!r}.\n"
+            raise ArgumentError(msg + f"Hint: --{kind} {path.name}, or mkdir -p {path.parent}")
+    if options.output is None and (named or options.json == STDOUT):
+        return named
+    folder = Path(options.output or OUTPUT)
+    if folder.exists() and not folder.is_dir():
+        msg = f"--output is a directory, and {str(folder)!r} is a file.\n"
+        raise ArgumentError(msg + "Hint: --output comparison")
+    return {kind: folder / name for kind, name in FILES.items()} | named
+
+
+def _check_drawn(files: dict[str, Path]) -> None:
+    """Before anything runs: figures need matplotlib."""
+    drawn = [f"--{kind}" for kind in files if kind != "json"]
+    if drawn and find_spec("matplotlib") is None:
+        msg = f"Figures ({listed(drawn)}) are drawn by matplotlib, which is not installed.\n"
+        raise BackendLoadError(msg + "Hint: pip install 'ampbridge[report]', or --json alone")
+
+
+def _save(comparison: Comparison, kind: str, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        WRITERS[kind](comparison, path)
+    except OSError as error:
+        msg = f"Cannot write {str(path)!r}: {error.strerror or error}.\n"
+        raise ArgumentError(msg + "Hint: --output in a directory that can be written.") from error
+
+
+def _html(comparison: Comparison, path: Path) -> None:
+    from ampbridge.compare.page import page
+
+    whole_files.write(path, page(comparison).encode())
+
+
+def _png(comparison: Comparison, path: Path) -> None:
+    from ampbridge.compare.pictures import png
+
+    whole_files.write(path, png(comparison))
+
+
+def _json(comparison: Comparison, path: Path) -> None:
+    text = json.dumps(comparison.to_dict(), indent=1) + "\n"
+    whole_files.write(path, text.encode())
+
+
+WRITERS = {"html": _html, "png": _png, "json": _json}

@@ -1,0 +1,206 @@
+"""The command ``ampbridge lens``: ``census``, ``range``, ``locate``, ``bisect`` and ``worth``.
+
+Reports go to standard output, progress to standard error. What they are about is a workload: one of
+those that come with ampbridge, or a Python file with ``build(backend, seed)``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ampbridge import workloads
+from ampbridge.errors import ArgumentError
+from ampbridge.reports.printing import TabularReport
+from ampbridge.workloads import NAMES, Workload
+
+Commands = Any  # what argparse's add_subparsers returns has no public name
+
+EXIT_CODES = (
+    "Exit code: 0; 1 if locate found something, or for an error; 2 for unreadable arguments."
+)
+
+
+Progress = Callable[[int, int, str], None]
+Look = Callable[[argparse.Namespace, Workload, Progress], TabularReport]
+
+
+def add_to(commands: Commands) -> None:
+    """Add ``lens`` to the commands of a parser."""
+    says = "what mixed precision does to a model: ops, ranges, faults, deny lists, time"
+    lens = commands.add_parser("lens", help=says, description=says, epilog=EXIT_CODES)
+    kinds = lens.add_subparsers(title="commands", required=True)
+
+    census = _add(kinds, "census", "each op: calls, dtype, the rule that decided, layer", _census)
+    _add_policy(census)
+
+    ranges = _add(
+        kinds, "range", "what float16 makes of values and gradients; safe scales", _ranges
+    )
+    _add_policy(ranges)
+    _add_scale(ranges)
+
+    locate = _add(
+        kinds, "locate", "where inf or NaN begins, and a cure; 1 if there is any", _locate
+    )
+    _add_policy(locate)
+    _add_scale(locate)
+
+    bisect = _add(
+        kinds, "bisect", "ops and layers to keep in float32, none of them in vain", _bisect
+    )
+    _add_policy(bisect)
+    _add_scale(bisect)
+    bisect.add_argument(
+        "--batches", type=_count, default=1, metavar="N", help="the first N (default: %(default)s)"
+    )
+    bisect.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-2,
+        help="relative to float32's loss and gradients (default: %(default)s)",
+    )
+
+    worth = _add(kinds, "worth", "time and memory of a step under each policy, in turns", _worth)
+    worth.add_argument("--policies", default="O0,O1,O2", help="(default: %(default)s)")
+    worth.add_argument("--steps", type=int, default=5, help="of a turn (default: %(default)s)")
+    worth.add_argument(
+        "--rounds", type=int, default=20, help="turns of each (default: %(default)s)"
+    )
+
+
+def _add(kinds: Commands, name: str, says: str, look: Look) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        name, help=says, description=says, epilog=EXIT_CODES
+    )
+    parser.add_argument(
+        "workload",
+        metavar="FILE.py|NAME",
+        help=f"a file with build(backend, seed), or {', '.join(NAMES)}",
+    )
+    parser.add_argument("--backend", default="numpy", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="for build (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="as data")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_run, look=look, kind=name)
+    return parser
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        default="O1",
+        help="O1, O2:bfloat16, or a framework's own spelling (default: %(default)s)",
+    )
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale",
+        type=_scale,
+        default="2^16",
+        help="the loss scale: 1024, 2^10 (default: %(default)s)",
+    )
+
+
+def _scale(text: str) -> float:
+    """A number, or a power of two as the lens writes it: ``2^16``."""
+    base, power, exponent = text.replace("**", "^").partition("^")
+    if not power:
+        return float(text)
+    if base != "2" or abs(int(exponent)) > 1000:
+        raise ValueError(text)  # argparse says what was passed
+    return 2.0 ** int(exponent)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+_scale.__name__, _count.__name__ = "scale", "number"  # as argparse calls them in its messages
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ampbridge.lens.progress import reported  # by who looks, not by every command
+
+    with reported(not options.quiet) as progress:
+        progress(0, 1, f"building {options.workload}")
+        workload = workloads.find(options.workload)(options.backend, options.seed)
+        progress(0, 1, options.kind)
+        report = options.look(options, workload, progress)
+    if options.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        report.print(sys.stdout)
+    return int(options.kind == "locate" and bool(report))
+
+
+# Each shows the bar that ``progress`` moves, or leaves it as it is where a few passes are all.
+
+
+def _census(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
+    del progress
+    from ampbridge.lens import census
+
+    first = workload.batches[0]
+    return census(workload.loss_fn, workload.model, *first, policy=options.policy)
+
+
+def _ranges(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
+    del progress
+    from ampbridge.lens import ranges
+
+    first, chosen = workload.batches[0], {"policy": options.policy, "scale": options.scale}
+    return ranges(workload.loss_fn, workload.model, *first, **chosen)
+
+
+def _locate(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
+    del progress
+    from ampbridge.lens import locate
+
+    first, chosen = workload.batches[0], {"policy": options.policy, "scale": options.scale}
+    return locate(workload.loss_fn, workload.model, *first, **chosen)
+
+
+def _bisect(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
+    from ampbridge.lens import bisect
+
+    if options.batches > len(workload.batches):
+        msg = (
+            f"Passed --batches {options.batches}; {options.workload} has {len(workload.batches)}.\n"
+        )
+        raise ArgumentError(msg + f"Hint: --batches {len(workload.batches)}")
+    return bisect(
+        workload.loss_fn,
+        workload.model,
+        workload.batches[: options.batches],
+        options.policy,
+        scale=options.scale,
+        tolerance=options.tolerance,
+        progress=progress,
+    )
+
+
+def _worth(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
+    from ampbridge.lens import worth_it
+
+    build = workloads.find(options.workload)
+
+    def make() -> tuple[Any, Any]:
+        made = build(options.backend, options.seed)
+        return made.model, made.optimizer
+
+    return worth_it(
+        workload.loss_fn,
+        make,
+        *workload.batches[0],
+        policies=options.policies.split(","),
+        steps=options.steps,
+        rounds=options.rounds,
+        progress=progress,
+    )

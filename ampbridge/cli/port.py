@@ -1,0 +1,303 @@
+"""The command ``ampbridge port``: what files say of mixed precision, and the same for another framework.
+
+The result goes to standard output or ``--out``; what was found on the way and the fidelity report go
+to standard error, unless ``--quiet``. With ``--json`` all of it is one value on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.checkpoints import whole_files
+from ampbridge.cli.options import add_output
+from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
+from ampbridge.errors.foreign_text import printable
+from ampbridge.port.targets import TARGETS
+from ampbridge.reports.printing import Table, print_text
+from ampbridge.training.recipe import Recipe
+from ampbridge.training.recipe_file import SECTIONS, unknown
+
+if TYPE_CHECKING:  # readers and dialects are loaded by who ports, not by every command
+    from ampbridge.port import Alternative, Outcome
+    from ampbridge.port.ported import Ported, Wish
+
+Commands = Any  # what argparse's add_subparsers returns has no public name
+
+FAILED = 1
+NOT_WHOLE = 3
+"""The exit code of ``--strict`` where something is lost or unknown; argparse has 2."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add ``port`` to the commands of a parser."""
+    says = "read mixed precision out of scripts and configurations; write it for another framework"
+    parser = commands.add_parser("port", help=says, description=says)
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="Python, JSON, YAML, or a recipe in TOML; a directory for all scripts below",
+    )
+    parser.add_argument("--to", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument(
+        "--ampbridge",
+        action="store_true",
+        help="the target's code uses ampbridge; else native code",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where the result goes, instead of being printed"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="--to ampbridge: change the scripts, show no differences",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a value that the file does not say, or another: scaler.init_scale=1024.0",
+    )
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="of several recipes, the one under this condition",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help=f"exit with {NOT_WHOLE} if something is lost or unknown",
+    )
+    add_output(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ampbridge.port.ported import port
+
+    several = len(options.files) > 1 or any(Path(file).is_dir() for file in options.files)
+    wish = _wish(options, several)
+    ported = [port(outcome, wish) for outcome in _outcomes(options.files)]
+    results = [_stored(result, options) for result in ported]
+    if options.json:
+        data = [result.to_dict() for result in results]
+        print(json.dumps(data if several else data[0]))
+    else:
+        for result in results:
+            _tell(result, options.quiet)
+        if several:
+            _show_several(results, options)
+        else:
+            _show(results[0], options)
+    if any(result.error for result in results):
+        return FAILED
+    whole = all(result.is_whole for result in results)
+    return NOT_WHOLE if options.strict and not whole else 0
+
+
+# -- what is asked for
+
+
+def _wish(options: argparse.Namespace, several: bool) -> Wish:
+    """What the options ask for.
+
+    Raises:
+        ArgumentError: for options that cannot be, or not together.
+    """
+    from ampbridge.port.ported import Wish
+
+    _check_target(options.to)
+    _check_together(options)
+    if several:
+        _check_for_several(options)
+    return Wish(
+        options.to, not options.ampbridge, dict(map(_known, options.set)), tuple(options.where)
+    )
+
+
+def _check_target(target: str | None) -> None:
+    if target is not None and target not in TARGETS:
+        close = nearest(target, TARGETS, 1) or ["tensorflow"]
+        msg = f"Cannot write for {target!r}; allowed are {listed(TARGETS)}.\n"
+        raise ArgumentError(msg + f"Hint: --to {close[0]}")
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    if options.ampbridge and options.to not in ("paddle", "tensorflow", "torch"):
+        msg = "--ampbridge is a form of a framework's code.\n"
+        raise ArgumentError(msg + "Hint: --to tensorflow --ampbridge")
+    if options.write and options.to != "ampbridge":
+        msg = "--write changes scripts, as --to ampbridge does; other results are new files.\n"
+        raise ArgumentError(msg + f"Hint: --to {options.to or 'toml'} --out FILE")
+    if options.write and options.out:
+        msg = "--write changes the script itself, --out leaves it as it is.\n"
+        raise ArgumentError(msg + "Hint: leave one of them out.")
+
+
+def _check_for_several(options: argparse.Namespace) -> None:
+    if options.out:
+        msg = "--out takes the result of one file, and there are several.\n"
+        raise ArgumentError(msg + "Hint: ampbridge port train.py --out FILE")
+    if options.to not in (None, "ampbridge"):
+        msg = f"--to {options.to} writes a program for one file, and there are several.\n"
+        raise ArgumentError(msg + f"Hint: ampbridge port train.py --to {options.to}")
+
+
+def _known(text: str) -> tuple[str, Any]:
+    """``scaler.init_scale=1024.0`` as a key of a recipe file and a value of TOML, or else text."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    key, equals, value = (part.strip() for part in text.partition("="))
+    section, _, name = key.partition(".")
+    if not equals or not value:
+        msg = f"Cannot read --set {text!r}.\nHint: --set scaler.init_scale=1024.0"
+        raise ArgumentError(msg)
+    if section not in SECTIONS or name not in SECTIONS[section]:
+        keys = [f"{section}.{name}" for section, names in SECTIONS.items() for name in names]
+        raise ArgumentError(unknown("A recipe", key, keys))
+    try:
+        return key, tomlkit.parse(f"value = {value}").unwrap()["value"]
+    except TOMLKitError:
+        return key, value
+
+
+# -- what is read
+
+
+def _outcomes(paths: Sequence[str]) -> Iterator[Outcome]:
+    """What each file says; TOML is a recipe."""
+    from ampbridge.port import read_many
+
+    for path in paths:
+        if Path(path).suffix == ".toml":
+            yield _recipe_file(path)
+        else:
+            yield from read_many([path])
+
+
+def _recipe_file(path: str) -> Outcome:
+    from ampbridge.port import Alternative, Outcome, Reading
+
+    try:
+        recipe = Recipe.load(path)
+    except RecipeError as error:
+        return Outcome(path, None, SourceError(str(error)))
+    settings = {
+        f"{section}.{key}": value
+        for section, keys in recipe.to_dict().items()
+        for key, value in keys.items()
+    }
+    return Outcome(path, Reading(path, "ampbridge", (Alternative((), settings, {}, {}),), ()))
+
+
+# -- where results go
+
+
+def _stored(result: Ported, options: argparse.Namespace) -> Ported:
+    """Write what is to be written to a file. A script that cannot be written stops no other."""
+    if result.error is not None:
+        return result
+    if options.out is not None:
+        _save(Path(options.out), result.text)
+    elif options.write and result.rewriting is not None:
+        try:
+            _check_that_it_leads_nowhere_else(Path(result.file), options.files)
+            result.rewriting.save()
+        except SourceError as error:
+            return replace(result, error=error)
+    return result
+
+
+def _check_that_it_leads_nowhere_else(file: Path, named: Sequence[str]) -> None:
+    """That a script is in the folder where it was found, and no link out of it.
+
+    Raises:
+        SourceError: if it is one.
+    """
+    real = file.resolve()
+    for folder in map(Path, named):
+        found_here = folder.is_dir() and file.is_relative_to(folder)
+        if found_here and not real.is_relative_to(folder.resolve()):
+            msg = f"{file} is a link out of {folder}, to {real}; --write does not follow it.\n"
+            raise SourceError(msg + f"Hint: ampbridge port {real} --to ampbridge --write")
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        whole_files.write(path, text.encode())  # line ends as they are
+    except OSError as error:
+        msg = f"Cannot write {str(path)!r}: {error.strerror or error}.\n"
+        raise ArgumentError(msg + "Hint: --out in a directory that exists.") from error
+
+
+def _tell(result: Ported, quiet: bool) -> None:
+    """What went wrong and, unless ``quiet``, was found on the way."""
+    for finding in () if quiet else result.findings:
+        print(printable(f"{finding.kind}: {finding}"), file=sys.stderr)
+    if result.error:
+        print(printable(f"{type(result.error).__name__}: {result.error}"), file=sys.stderr)
+
+
+def _show(result: Ported, options: argparse.Namespace) -> None:
+    """The result of one file; the fidelity report on standard error."""
+    if result.error:
+        return
+    if result.framework is None:
+        print(
+            printable(f"{result.file} uses no mixed precision that is known here."), file=sys.stderr
+        )
+        return
+    if not options.write and options.out is None:
+        print_text(result.rewriting.difference if result.rewriting else result.text, sys.stdout)
+    if result.report and not options.quiet:
+        for table in result.report.tables():
+            print(file=sys.stderr)
+            table.print(sys.stderr)
+
+
+def _show_several(results: Sequence[Ported], options: argparse.Namespace) -> None:
+    """The differences of scripts; then a row for each file that has something to say."""
+    for result in results:
+        if result.rewriting and not options.write:
+            print_text(result.rewriting.difference, sys.stdout)
+    summary(results).print(sys.stderr if options.to else sys.stdout)
+
+
+def summary(results: Sequence[Ported]) -> Table:
+    """A row for each file that uses mixed precision or could not be read."""
+    using = sum(result.framework is not None for result in results)
+    failed = sum(result.error is not None for result in results)
+    rows = [_row(result) for result in results if result.framework or result.error]
+    return Table(
+        f"Files: {len(results)} read, {using} with mixed precision, {failed} failed",
+        ("file", "framework", "recipes", "unknown", "ignored", "lost"),
+        tuple(rows),
+    )
+
+
+def _row(result: Ported) -> tuple[str, ...]:
+    if result.error:
+        return (result.file, "", f"failed: {str(result.error).splitlines()[0]}", "", "", "")
+    kinds = [finding.kind for finding in result.findings]
+    recipes = [_short(alternative) for alternative in result.alternatives]
+    counts = (str(kinds.count(kind) or "") for kind in ("unknown", "ignored", "lost"))
+    return (result.file, result.framework or "", ", ".join(dict.fromkeys(recipes)), *counts)
+
+
+def _short(alternative: Alternative) -> str:
+    """``O1:float16``, as far as it is known."""
+    shown = [
+        "?" if key in alternative.unknown else str(alternative.settings.get(key, usual))
+        for key, usual in (("policy.level", "O1"), ("policy.dtype", "float16"))
+    ]
+    return "O0" if shown[0] == "O0" else ":".join(shown)

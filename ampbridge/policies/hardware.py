@@ -1,0 +1,174 @@
+"""What the hardware favours: the rule behind ``Policy.auto`` and ``doctor``."""
+
+from __future__ import annotations
+
+import platform
+from typing import NamedTuple
+
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Backend, Device, Probe
+from ampbridge.errors import ArgumentError, BackendNotFoundError, listed
+from ampbridge.errors.foreign_text import shortened
+from ampbridge.policies.policy import Policy
+
+PROBED_DTYPES = ("float32", "float16", "bfloat16")
+
+CPUINFO = "/proc/cpuinfo"  # on Linux
+
+# A flag of /proc/cpuinfo -> the instructions that it stands for, best first.
+_BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
+
+_DEVICES = "'cpu', 'cuda', 'cuda:0', 'gpu', 'gpu:0', 'tpu' or 'tpu:0'"
+
+
+class Recommendation(NamedTuple):
+    """A policy, and why that one."""
+
+    policy: Policy
+    reason: str
+
+
+def recommend(device: object = None) -> Recommendation:
+    """What ``Policy.auto(device)`` returns, with the reason. See there."""
+    import logging  # 4 ms: only when first needed
+
+    backends = [registry.backend(name) for name in registry.names_in_use()]
+    if not backends:
+        raise BackendNotFoundError(_no_framework())
+    having = [b for b in backends if device is None or _device(b, device) is not None]
+    found = {b.name: _recommend_on(b, device) for b in having or backends}
+    favoured = next(iter(found.values()))
+    if any(other.policy != favoured.policy for other in found.values()):
+        raise BackendNotFoundError(_frameworks_differ(found))
+    logging.getLogger("ampbridge").info("Policy.auto: %s: %s", *favoured)
+    return favoured
+
+
+def _recommend_on(backend: Backend, name: object) -> Recommendation:
+    """What the device of that name favours; the one that a model would be trained on, if None.
+
+    Raises:
+        ArgumentError: if the framework has none of that name here.
+    """
+    device = _device(backend, name)
+    if device is None:
+        raise ArgumentError(_no_such_device(backend, name))
+    return recommendation(backend.name, device, backend.probe(device))
+
+
+def _device(backend: Backend, name: object) -> Device | None:
+    """The device of that name, a string or a torch.device; the first, if None."""
+    matching = (d for d in backend.devices() if name is None or str(name) in _names(d))
+    return next(matching, None)
+
+
+def _names(device: Device) -> set[str]:
+    """What a user may call it: "cuda" and "gpu" are one, and the kind alone is its first device."""
+    kinds = {"cuda", "gpu"} if device.kind == "gpu" else {device.kind}
+    index = device.name.partition(":")[2] or "0"
+    return {device.name, *kinds, *(f"{kind}:{index}" for kind in kinds)}
+
+
+def recommendation(framework: str, device: Device, probe: Probe) -> Recommendation:
+    """O1 in the dtype that ``device`` favours, if the framework computes in it there; else O0."""
+    reason = _ability(framework, device)
+    for dtype in _favoured(device):
+        if dtype not in probe.failures:
+            return Recommendation(Policy("O1", dtype), reason)
+        reason += f"; {framework} failed in {dtype}: {shortened(probe.failures[dtype])}"
+    return Recommendation(Policy("O0"), reason)
+
+
+def _favoured(device: Device) -> tuple[str, ...]:
+    """The 16-bit dtypes that ``device`` is fast in, best first: bfloat16 needs no loss scaling."""
+    if device.kind == "tpu" or device.bfloat16_instructions:
+        return ("bfloat16",)
+    if device.kind not in ("cpu", "gpu"):  # an NPU, say: such devices are made for 16-bit products
+        return ("bfloat16", "float16")
+    capability = device.compute_capability or (0, 0)
+    if capability >= (8, 0):
+        return ("bfloat16", "float16")
+    return ("float16",) if capability >= (7, 0) else ()
+
+
+def _ability(framework: str, device: Device) -> str:
+    """What decides, in words."""
+    if device.kind == "tpu":
+        return f"{device.model} multiplies bfloat16"
+    if device.kind == "cpu":
+        have = " and ".join(device.bfloat16_instructions)
+        wanted = " or ".join(_BFLOAT16_FLAGS.values())
+        return f"{device.model} has {have or f'no {wanted} that {framework} could use'}"
+    if device.compute_capability is not None:
+        capability = "{}.{}".format(*device.compute_capability)
+        fast = "bfloat16 is fast from 8.0, float16 from 7.0"
+        return f"{device.model} has compute capability {capability} ({fast})"
+    if device.kind != "gpu":
+        return f"{device.model} is an accelerator ({device.kind})"
+    return f"nothing is known of 16-bit products on {device.model} ({device.kind})"
+
+
+def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
+    """For adapters: what is wrong with a product and a gradient that came in ``dtypes``; or None."""
+    if not right:
+        return "wrong values"
+    return None if dtypes == {dtype} else f"results in {' and '.join(sorted(dtypes - {dtype}))}"
+
+
+# -- this machine's CPU
+
+
+def bfloat16_instructions() -> tuple[str, ...]:
+    """What this CPU multiplies bfloat16 with, as Linux tells; nothing where it cannot be asked.
+
+    (No Mac has AMX of this kind or AVX512-BF16.)
+    """
+    flags = set(_cpuinfo("flags").split())
+    return tuple(name for flag, name in _BFLOAT16_FLAGS.items() if flag in flags)
+
+
+def cpu_model() -> str:
+    """What its maker calls this CPU, or at least its architecture."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine() or "CPU"
+
+
+def _cpuinfo(field: str) -> str:
+    """A field of the first processor in ``CPUINFO``; "" where there is no such file or field."""
+    try:
+        with open(CPUINFO, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() == field:
+                    return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+# -- messages
+
+
+def _no_such_device(backend: Backend, name: object) -> str:
+    names = list(dict.fromkeys(device.name for device in backend.devices()))
+    known = str(name).partition(":")[0] in ("cpu", "cuda", "gpu", "tpu")
+    allowed = (
+        f"{backend.name} has {listed(names)} here" if known else f"allowed are None, {_DEVICES}"
+    )
+    return f"Passed device={name!r}; {allowed}.\nHint: Policy.auto(device={names[0]!r})"
+
+
+def _no_framework() -> str:
+    return (
+        "Which framework? What a device favours depends on the framework that uses it, and of "
+        f"{registry.backend_names()} this process has imported none.\n"
+        "Hint: import torch; policy = Policy.auto()"
+    )
+
+
+def _frameworks_differ(found: dict[str, Recommendation]) -> str:
+    each = ", ".join(f"{name} {str(r.policy)!r}" for name, r in found.items())
+    low = next(r.policy for r in found.values() if r.policy.level != "O0")
+    return (
+        f"Which framework? This process has imported several, which favour different policies: {each}.\n"
+        f"Hint: Policy.parse({str(low)!r})"
+    )

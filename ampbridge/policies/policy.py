@@ -1,0 +1,372 @@
+"""What runs in which precision: a frozen value that names no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, cast
+
+from ampbridge.errors import ArgumentTypeError, PolicyError, listed, nearest
+from ampbridge.errors.flags import checked_flag
+from ampbridge.errors.foreign_names import told_of
+from ampbridge.policies import oplists
+from ampbridge.policies.oplists import Category, OpList
+
+Level = Literal["O0", "O1", "O2"]
+Execution = Literal["native", "simulated", "auto"]
+
+LEVELS = ("O0", "O1", "O2")
+LOW_DTYPES = ("float16", "bfloat16")
+OUTPUT_DTYPES = ("float32", *LOW_DTYPES)
+EXECUTIONS = ("native", "simulated", "auto")
+
+POLICIES_REMEMBERED = 128
+"""Of so many policies a backend keeps what it has compiled; a search may make thousands."""
+
+# How frameworks and trainers spell the same things -> (level, dtype).
+SPELLINGS: Mapping[str, tuple[Level, str]] = {
+    "float32": ("O0", "float32"),
+    "fp32": ("O0", "float32"),
+    "32": ("O0", "float32"),
+    "32-true": ("O0", "float32"),
+    "no": ("O0", "float32"),
+    "float16": ("O1", "float16"),
+    "fp16": ("O1", "float16"),
+    "16-mixed": ("O1", "float16"),
+    "mixed_float16": ("O1", "float16"),
+    "bfloat16": ("O1", "bfloat16"),
+    "bf16": ("O1", "bfloat16"),
+    "bf16-mixed": ("O1", "bfloat16"),
+    "mixed_bfloat16": ("O1", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Levels, dtype and op lists of a mixed-precision run.
+
+    Args:
+        level: ``"O0"`` everything float32; ``"O1"`` op by op, by the lists; ``"O2"`` low precision
+            everywhere except deny-listed ops and kept layers, with float32 master weights.
+        dtype: the low precision, ``"float16"`` or ``"bfloat16"``. O0 has none (``"float32"``).
+        lists: whose lists to start from, on any backend: ``"torch"`` (CUDA autocast's), ``"paddle"``,
+            ``"tensorflow"`` (Grappler's), ``"safe"`` (wider deny list) or ``"native"`` (whatever
+            the framework does by itself, no op intercepted; what a model returns is cast all the same).
+        allow, deny: ops moved to that list. Canonical names (``"softmax"``), a framework's own with
+            its prefix (``"paddle:reduce_sum"``), also of ops that the op table lacks
+            (``"torch:my_library::my_op"``), or a Python function with its module
+            (``"package.module:function"``, see ``register_op``). Kept sorted, canonical where the
+            table has the op.
+        keep: layers held in float32, by dotted-name pattern (``"decoder.*"``) or class name.
+        master_weights: at O2, keep float32 masters of the low-precision parameters; below O2
+            parameters are float32 themselves.
+        output_dtype: dtype of what the model returns when it is called under this policy; O0 returns
+            float32.
+        execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
+
+    Raises:
+        PolicyError: for a value that is not allowed, an unknown op, or one op in both lists. Whether
+            an op that the table lacks exists, its framework knows: the backend raises it, when a
+            region of the policy first opens.
+    """
+
+    level: Level = "O1"
+    dtype: str = "float16"
+    lists: str = field(default="torch", kw_only=True)
+    allow: tuple[str, ...] = field(default=(), kw_only=True)
+    deny: tuple[str, ...] = field(default=(), kw_only=True)
+    keep: tuple[str, ...] = field(default=(), kw_only=True)
+    master_weights: bool = field(default=True, kw_only=True)
+    output_dtype: str = field(default="float32", kw_only=True)
+    execution: Execution = field(default="auto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_choice("level", self.level, LEVELS)
+        if self.level == "O0":
+            self._set("dtype", "float32")
+        else:
+            _check_choice("dtype", self.dtype, LOW_DTYPES)
+        _check_choice("lists", self.lists, oplists.LIST_SETS)
+        _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES)
+        _check_choice("execution", self.execution, EXECUTIONS)
+        self._set("master_weights", checked_flag("master_weights", self.master_weights))
+        self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
+        self._set("allow", _canonical("allow", self.allow))
+        self._set("deny", _canonical("deny", self.deny))
+        self._check_lists()
+        self._check_level()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor
+
+    def _check_lists(self) -> None:
+        both = sorted(set(self.allow) & set(self.deny))
+        if both:
+            msg = (
+                f"{', '.join(map(repr, both))} stands in both allow and deny; an op has one rule.\n"
+                f"Hint: leave it in one list, for example deny={both!r}."
+            )
+            raise PolicyError(msg)
+        if self.lists == "native" and (self.allow or self.deny):
+            msg = (
+                "lists='native' intercepts nothing, so allow and deny cannot be honoured "
+                f"(allow={list(self.allow)!r}, deny={list(self.deny)!r}).\n"
+                "Hint: start from a list set, lists='torch', and keep allow and deny."
+            )
+            raise PolicyError(msg)
+
+    def _check_level(self) -> None:
+        """What asks for low precision where the level has none would be ignored."""
+        if self.level == "O0" and self.output_dtype != "float32":
+            msg = (
+                f"output_dtype={self.output_dtype!r} at O0, where a model returns what it computes: "
+                "float32.\n"
+                f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
+            )
+            raise PolicyError(msg)
+        if self.level != "O2" and not self.master_weights:
+            msg = (
+                f"master_weights=False at {self.level}, where parameters are float32 and need no "
+                "masters.\nHint: Policy('O2', master_weights=False)"
+            )
+            raise PolicyError(msg)
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of allow-listed ops: the low precision, or float32 at O0."""
+        return self.dtype
+
+    @property
+    def variable_dtype(self) -> str:
+        """The dtype in which the optimizer keeps the parameters."""
+        return self.dtype if self.level == "O2" and not self.master_weights else "float32"
+
+    @property
+    def needs_scaling(self) -> bool:
+        """Whether small gradients would be flushed to zero without a scaled loss: float16 alone."""
+        return self.compute_dtype == "float16"
+
+    @property
+    def op_list(self) -> OpList:
+        """The list set of this level and dtype with ``allow`` and ``deny`` moved."""
+        if self.lists == "native":
+            msg = (
+                "With lists='native' the framework decides op by op; there is no list to look at.\n"
+                "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend."
+            )
+            raise PolicyError(msg)
+        base = oplists.op_list(self.lists, self.level, self.dtype)
+        allow, deny = frozenset(self.allow), frozenset(self.deny)
+        # O2 is low precision everywhere but where the lists say otherwise.
+        follows = self.level == "O2" and base.unlisted == "full"
+        return OpList(
+            base.allow - deny | allow,
+            base.deny - allow | deny,
+            base.promote - allow - deny,
+            "follow" if follows else base.unlisted,
+        )
+
+    def category(self, op: str) -> Category:
+        """The rule for ``op`` (any spelling ``allow`` takes): "allow", "deny" or "promote".
+
+        "promote" is also said of ops that follow their inputs. At O0 every op is "deny": float32.
+        """
+        name = oplists.resolve(op)
+        return "deny" if self.level == "O0" else self.op_list.category(name)
+
+    def native_rules(self, namespace: str) -> Mapping[str, Category]:
+        """The rule for every framework spelling in ``namespace`` (see ``oplists.native_names``).
+
+        A spelling may stand for several canonical ops (TensorFlow's ``MatMul`` for ``matmul`` and
+        ``linear``). What the user listed comes first, deny before allow; then the category of the
+        op that owns the spelling.
+        """
+        return {
+            spelling: self._shared_category(candidates)
+            for spelling, candidates in oplists.native_names(namespace).items()
+        }
+
+    def own_rules(self, prefix: str) -> Mapping[str, Category]:
+        """The rule for each listed op of a framework's own that the op table lacks, without prefix."""
+        listed = (op for op in (*self.allow, *self.deny) if oplists.own_prefix(op) == prefix)
+        return {op.removeprefix(f"{prefix}:"): self.category(op) for op in listed}
+
+    def _shared_category(self, candidates: tuple[str, ...]) -> Category:
+        if self.level == "O0" or not set(candidates).isdisjoint(self.deny):
+            return "deny"
+        if not set(candidates).isdisjoint(self.allow):
+            return "allow"
+        return self.category(candidates[0])
+
+    def replace(self, **changes: Any) -> Policy:
+        """A copy with the named fields changed."""
+        unknown = sorted(set(changes) - set(_FIELDS))
+        if unknown:
+            raise PolicyError(_unknown_field(unknown[0], "policy.replace"))
+        return replace(self, **changes)
+
+    @classmethod
+    def parse(cls, text: str | Policy) -> Policy:
+        """A policy from its short form, ``"O1"`` or ``"O2:bfloat16"``, or a framework's spelling.
+
+        A policy is returned as it is, so that wherever one is asked for a string will do.
+        """
+        if isinstance(text, Policy):
+            return text
+        if not isinstance(text, str):
+            msg = (
+                f"A policy is a Policy or a string, not {type(text).__name__} ({text!r}).\n"
+                "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')"
+            )
+            raise ArgumentTypeError(msg)
+        if text in _SHORT_FORMS:
+            return _SHORT_FORMS[text]
+        level, _, dtype = text.partition(":")
+        if level in LEVELS and dtype:
+            return cls(cast(Level, level), dtype)
+        close = nearest(text, _SHORT_FORMS, 1) or ["O1"]
+        msg = f"Cannot read the policy {text!r}; allowed are {listed(_SHORT_FORMS)}.\n"
+        raise PolicyError(msg + f"Hint: did you mean {close[0]!r}?")
+
+    @classmethod
+    def auto(cls, device: object = None) -> Policy:
+        """The policy that ``device`` favours, under the framework that this process has imported.
+
+        ``"O1:bfloat16"`` on TPUs, NPUs and the like, on GPUs of compute capability 8 and above, and
+        on CPUs with AMX or AVX512-BF16; ``"O1"`` in float16 on 7.x; ``"O0"`` elsewhere, and where the
+        framework fails to run a small product in that dtype. A policy does not carry the reason: it
+        is logged (logger "ampbridge", INFO), and ``doctor()`` shows it. The product runs on the
+        device, which is initialised by it: settings that must come before that go first.
+
+        Args:
+            device: ``"cpu"``, ``"cuda"``, ``"gpu:1"``, ``"tpu"``, ``"xpu"`` or a torch.device; without it
+                a GPU, TPU or other accelerator, if the framework has one, else the CPU.
+
+        Raises:
+            BackendNotFoundError: if no framework is imported, or several that would differ.
+            ArgumentError: if the framework has no such device here.
+        """
+        from ampbridge.policies.hardware import recommend  # it asks backends, which ask policies
+
+        return recommend(device).policy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, one key a field."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Policy:
+        """The policy that ``to_dict`` described.
+
+        Raises:
+            PolicyError, ArgumentTypeError: for unknown keys and impossible values.
+        """
+        if not isinstance(data, Mapping):
+            msg = f"A policy is described by a dict, not {data!r:.100}.\n"
+            raise ArgumentTypeError(msg + "Hint: Policy.from_dict(policy.to_dict())")
+        for key in data:
+            if key not in _FIELDS:
+                raise PolicyError(_unknown_field(key, "Policy.from_dict"))
+        return cls(**data)
+
+    def to_native(self, framework: str, *, drop: Sequence[str] = ()) -> Any:
+        """What ``framework`` itself has for this policy, for code that does without ampbridge.
+
+        * "torch": a ``torch.autocast`` region, for CUDA where there is any. On CPUs it has lists of
+          its own, of which a warning tells.
+        * "tensorflow": a ``keras.DTypePolicy``; Keras casts by layers, which is nearest to O2 by
+          TensorFlow's lists.
+        * "paddle": ``{"auto_cast": ..., "decorate": ...}``, the arguments of Paddle's functions; None
+          for ``decorate`` where it is not called. Names in lists are Paddle's.
+
+        What a model returns stays as the framework leaves it.
+
+        Args:
+            drop: fields that may be followed in part, or not at all.
+
+        Raises:
+            ArgumentError: for a framework that has no such thing.
+            UnsupportedError: naming the fields that it cannot follow.
+        """
+        from ampbridge.policies.native_policy import (
+            to_native,  # it asks backends, which ask policies
+        )
+
+        return to_native(self, framework, drop)
+
+    @classmethod
+    def from_native(cls, native: Any) -> Policy:
+        """The policy that a framework's own object stands for: what ``to_native`` returns.
+
+        Raises:
+            BackendNotFoundError, ArgumentTypeError: if it is none.
+            UnsupportedError: if no policy says the same.
+        """
+        from ampbridge.policies.native_policy import from_native
+
+        return from_native(native)
+
+    def __str__(self) -> str:
+        return self.level if self.level == "O0" else f"{self.level}:{self.dtype}"
+
+    def __repr__(self) -> str:
+        shown = [repr(self.level)] if self.level == "O0" else [repr(self.level), repr(self.dtype)]
+        for f in fields(self)[2:]:
+            value = getattr(self, f.name)
+            if value != f.default:
+                shown.append(f"{f.name}={list(value) if isinstance(value, tuple) else value!r}")
+        return f"Policy({', '.join(shown)})"
+
+
+_FIELDS = tuple(f.name for f in fields(Policy))
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if isinstance(value, str) and value in allowed:
+        return
+    close = nearest(str(value), allowed, 1) or [allowed[0]]
+    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {name}={close[0]!r}"
+    raise PolicyError(msg)
+
+
+def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
+    """``value`` as a tuple of strings; a lone string is a mistake, not a list of letters."""
+    if isinstance(value, str):
+        msg = f"{field_name} takes a list of names, not the string {value!r}.\n"
+        raise ArgumentTypeError(msg + f"Hint: {field_name}=[{value!r}]")
+    try:
+        names = tuple(value)
+    except TypeError:
+        names = (cast(str, value),)  # refused below
+    for name in names:
+        if not isinstance(name, str):
+            msg = f"{field_name} takes names, not {name!r} of type {type(name).__name__}.\n"
+            example = "softmax"
+            if field_name != "keep" and callable(name):
+                example = f"{name.__module__}:{name.__qualname__}"
+            raise ArgumentTypeError(msg + f"Hint: {field_name}=[{example!r}]")
+    return names
+
+
+def _canonical(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({oplists.resolve(name) for name in _names(field_name, value)}))
+
+
+def _unknown_field(name: str, where: str) -> str:
+    close = nearest(name, _FIELDS, 1) or list(_FIELDS)
+    return f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\nHint: did you mean {close[0]!r}?"
+
+
+# Made beforehand: torch.compile can trace a lookup, not the making of a policy.
+Policy.__init__ = told_of("Policy")(Policy.__init__)  # type: ignore[method-assign]
+
+_SHORT_FORMS: Mapping[str, Policy] = {
+    text: Policy(cast(Level, level), dtype)
+    for text, (level, dtype) in {
+        "O0": ("O0", "float32"),
+        "O1": ("O1", "float16"),
+        "O2": ("O2", "float16"),
+        **{f"{lv}:{dt}": (lv, dt) for lv in ("O1", "O2") for dt in LOW_DTYPES},
+        **SPELLINGS,
+    }.items()
+}

@@ -1,0 +1,349 @@
+"""Policies that change during a run, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ampbridge.errors import (
+    AmpBridgeError,
+    ArgumentError,
+    ArgumentTypeError,
+    PolicyError,
+    StateError,
+)
+from ampbridge.policies.policy import Policy
+
+if TYPE_CHECKING:
+    from ampbridge.training.result import StepResult
+
+State = dict[str, Any]
+"""What a rule remembers between steps: plain JSON values."""
+
+
+class _Rule(Protocol):
+    """Which policy holds next. Frozen; what it has seen so far is passed in and out."""
+
+    @property
+    def policies(self) -> Sequence[Policy]: ...
+
+    def start(self) -> State: ...
+
+    def policy(self, state: State) -> Policy: ...
+
+    def next_state(self, state: State, result: StepResult) -> State: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class Schedule:
+    """A policy for each step of a run; takes the place of a policy in ``train_step``.
+
+        amp.Schedule([(0, "O0"), (200, "O1"), (1000, "O1:bfloat16")])
+        amp.Schedule.when(loss_below=0.5, use="O1", otherwise="O0", back_above=0.6)
+        amp.Schedule.when(skips=5, use="O1:bfloat16", otherwise="O1", back_after=200)
+
+    The policy changes between steps, never between micro-batches. What the loss scaler does is the
+    same throughout; steps whose policy needs no scaling leave it alone.
+
+    Args:
+        entries: ``(step, policy)``: from this step on, counted from 0, that policy holds. The
+            first entry is of step 0, the steps rise.
+
+    Raises:
+        ArgumentError, PolicyError: for steps out of order, or a policy that cannot be.
+    """
+
+    def __init__(self, entries: Sequence[tuple[int, str | Policy]]) -> None:
+        self._rule: _Rule = _BySteps(_checked_entries(entries))
+
+    @classmethod
+    def when(
+        cls,
+        *,
+        use: str | Policy,
+        otherwise: str | Policy,
+        loss_below: float | None = None,
+        back_above: float | None = None,
+        skips: int | None = None,
+        back_after: int | None = None,
+    ) -> Schedule:
+        """``otherwise`` at first, ``use`` once something has happened, and back again.
+
+        By the loss: ``use`` once it is under ``loss_below``, back once it is above ``back_above``
+        (``loss_below`` itself, if not given; a wider gap keeps noise from switching at each step).
+        By overflow: ``use`` after ``skips`` skipped steps in a row, back after ``back_after``
+        applied steps (never, if not given).
+
+        Reads the step's loss, or whether it was applied, and so waits for the device.
+
+        Raises:
+            ArgumentError: unless it is one of the two, with its own way back.
+        """
+        policies = Policy.parse(use), Policy.parse(otherwise)
+        made = cls.__new__(cls)
+        if loss_below is not None and skips is None and back_after is None:
+            back = loss_below if back_above is None else back_above
+            made._rule = _ByLoss(
+                *policies, _number("loss_below", loss_below), _number("back_above", back)
+            )
+        elif skips is not None and loss_below is None and back_above is None:
+            back_count = None if back_after is None else _count("back_after", back_after)
+            made._rule = _BySkips(*policies, _count("skips", skips), back_count)
+        else:
+            msg = (
+                "Schedule.when takes loss_below (and back_above), or skips (and back_after).\n"
+                "Hint: Schedule.when(loss_below=0.5, use='O1', otherwise='O0', back_above=0.6)"
+            )
+            raise ArgumentError(msg)
+        return made
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Every policy that it may give, each once."""
+        return tuple(dict.fromkeys(self._rule.policies))
+
+    def start(self) -> State:
+        """What it remembers before the first step: plain JSON values."""
+        return self._rule.start()
+
+    def policy(self, state: State) -> Policy:
+        """The policy of the next step."""
+        return self._rule.policy(state)
+
+    def next_state(self, state: State, result: StepResult) -> State:
+        """What it remembers after a step, applied or skipped."""
+        return self._rule.next_state(state, result)
+
+    def check_state(self, state: Any) -> None:
+        """Whether ``state`` is one that this schedule can have.
+
+        Raises:
+            StateError: if it is not.
+        """
+        first = self.start()
+        fits = isinstance(state, dict) and state.keys() == first.keys()
+        if fits and all(_is_like(state[name], value) for name, value in first.items()):
+            return
+        msg = (
+            f"{state!r:.200} is no state of {self!r}.\n"
+            f"Hint: it has the form of {first!r}; pass step.state_dict()'s result unchanged."
+        )
+        raise StateError(msg)
+
+    @property
+    def counts_skips(self) -> bool:
+        """Whether it changes by skipped steps."""
+        return isinstance(self._rule, _BySkips)
+
+    @property
+    def watches_loss(self) -> bool:
+        """Whether it changes by the loss."""
+        return isinstance(self._rule, _ByLoss)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self._rule.to_dict()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self._rule == other._rule
+
+    def __hash__(self) -> int:
+        return hash(self._rule)
+
+    def __repr__(self) -> str:
+        return repr(self._rule)
+
+
+@dataclass(frozen=True)
+class _BySteps:
+    entries: tuple[tuple[int, Policy], ...]
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        return [policy for _, policy in self.entries]
+
+    def start(self) -> State:
+        return {"step": 0}
+
+    def policy(self, state: State) -> Policy:
+        return [policy for first, policy in self.entries if first <= state["step"]][-1]
+
+    def next_state(self, state: State, result: StepResult) -> State:
+        return {"step": state["step"] + 1}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"steps": [[first, policy.to_dict()] for first, policy in self.entries]}
+
+    def __repr__(self) -> str:
+        return f"Schedule({list(self.entries)!r})"
+
+
+@dataclass(frozen=True)
+class _ByLoss:
+    use: Policy
+    otherwise: Policy
+    below: float
+    back_above: float
+
+    def __post_init__(self) -> None:
+        if self.back_above < self.below:
+            msg = (
+                f"Passed loss_below={self.below!r} and back_above={self.back_above!r}; allowed is "
+                f"back_above from loss_below.\nHint: back_above={1.2 * self.below!r}"
+            )
+            raise ArgumentError(msg)
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        return [self.otherwise, self.use]
+
+    def start(self) -> State:
+        return {"using": False}
+
+    def policy(self, state: State) -> Policy:
+        return self.use if state["using"] else self.otherwise
+
+    def next_state(self, state: State, result: StepResult) -> State:
+        if state["using"]:
+            return {"using": not result.loss > self.back_above}
+        return {"using": result.loss < self.below}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "use": self.use.to_dict(),
+            "otherwise": self.otherwise.to_dict(),
+            "loss_below": self.below,
+            "back_above": self.back_above,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
+            f"loss_below={self.below!r}, back_above={self.back_above!r})"
+        )
+
+
+@dataclass(frozen=True)
+class _BySkips:
+    use: Policy
+    otherwise: Policy
+    skips: int
+    back_after: int | None
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        return [self.otherwise, self.use]
+
+    def start(self) -> State:
+        return {"using": False, "skipped": 0, "applied": 0}
+
+    def policy(self, state: State) -> Policy:
+        return self.use if state["using"] else self.otherwise
+
+    def next_state(self, state: State, result: StepResult) -> State:
+        if state["using"]:
+            applied = state["applied"] + int(result.applied)
+            back = self.back_after is not None and applied >= self.back_after
+            return self.start() if back else {**state, "applied": applied}
+        skipped = 0 if result.applied else state["skipped"] + 1
+        return {"using": skipped >= self.skips, "skipped": skipped, "applied": 0}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "use": self.use.to_dict(),
+            "otherwise": self.otherwise.to_dict(),
+            "skips": self.skips,
+            "back_after": self.back_after,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
+            f"skips={self.skips!r}, back_after={self.back_after!r})"
+        )
+
+
+def _is_like(value: Any, first: Any) -> bool:
+    """A bool where it starts with one, a count where it starts with one."""
+    return type(value) is type(first) and (isinstance(value, bool) or 0 <= value < 2**31)
+
+
+def _checked_entries(
+    entries: Sequence[tuple[int, str | Policy]],
+) -> tuple[tuple[int, Policy], ...]:
+    try:
+        pairs = [
+            (_count("step", first, least=0), Policy.parse(policy)) for first, policy in entries
+        ]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, (ArgumentError, ArgumentTypeError, PolicyError)):
+            raise
+        msg = (
+            f"A schedule is a list of (step, policy), not {entries!r}.\n"
+            "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
+        )
+        raise ArgumentTypeError(msg) from error
+    firsts = [first for first, _ in pairs]
+    if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
+        msg = (
+            f"The steps of a schedule start at 0 and rise; passed {firsts!r}.\n"
+            "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
+        )
+        raise ArgumentError(msg)
+    return tuple(pairs)
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    msg = f"Passed {name}={value!r}; allowed is a whole number from {least}.\nHint: {name}={least + 4}"
+    raise ArgumentError(msg)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    msg = f"{name} is a number, not {value!r} of type {type(value).__name__}.\nHint: {name}=0.5"
+    raise ArgumentTypeError(msg)
+
+
+def parse(policy: str | Policy | Schedule) -> Policy | Schedule:
+    """A schedule as it is, anything else as ``Policy.parse`` reads it."""
+    return policy if isinstance(policy, Schedule) else Policy.parse(policy)
+
+
+def single(policy: str | Policy) -> Policy:
+    """``Policy.parse``, for what runs once and so has no steps that a schedule could count.
+
+    Raises:
+        ArgumentTypeError: for a schedule.
+    """
+    if isinstance(policy, Schedule):
+        msg = (
+            f"{policy!r} says which policy holds at which step; this call knows of no steps.\n"
+            "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop."
+        )
+        raise ArgumentTypeError(msg)
+    return Policy.parse(policy)
+
+
+def from_dict(data: Mapping[str, Any]) -> Policy | Schedule:
+    """What ``to_dict`` of a policy or a schedule described.
+
+    Raises:
+        PolicyError, ArgumentError, ArgumentTypeError: for what neither of them can be.
+    """
+    if not isinstance(data, Mapping) or not ("steps" in data or "use" in data):
+        return Policy.from_dict(data)
+    try:
+        if "steps" in data:
+            return Schedule([(first, Policy.from_dict(policy)) for first, policy in data["steps"]])
+        policies = {name: Policy.from_dict(data[name]) for name in ("use", "otherwise")}
+        return Schedule.when(**{**data, **policies})
+    except (TypeError, ValueError, KeyError) as error:
+        if isinstance(error, AmpBridgeError):
+            raise
+        msg = f"{data!r:.200} describes no schedule.\n"
+        raise ArgumentTypeError(msg + "Hint: schedule.to_dict() makes such a dict.") from error

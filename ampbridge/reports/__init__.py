@@ -1,0 +1,1 @@
+"""What is told about hardware, models, policies and op lists, and the tables that tell it."""

@@ -1,0 +1,323 @@
+"""What there is to compute with, what it does in each dtype, and what a model would gain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Array, Backend, Device, Layer, Model, Probe, Product
+from ampbridge.errors import BackendLoadError
+from ampbridge.errors.foreign_text import shortened
+from ampbridge.policies.hardware import PROBED_DTYPES, Recommendation, recommendation
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.tables import aligned
+
+Status = Literal["probed", "not imported", "not installed", "failed"]
+
+TENSOR_CORE_MULTIPLE = 8
+"""In 16 bits, the multiple that the sides of a product should be, by NVIDIA's guide to mixed precision."""
+
+SMALL_PRODUCT = 48
+"""Multiplications for each number moved, ``inputs * outputs / (inputs + outputs)``, that do not pay.
+
+The casts cost as much as they save. Measured with torch 2.13 on one AMX core, O1 bfloat16, forward and
+backward: at 512 rows 96 x 96 (48) takes 1.1 times as long as in float32 and 128 x 128 (64) 0.78 times;
+at 4096 rows 64 x 64 (32) 0.71 times.
+"""
+
+
+@dataclass(frozen=True)
+class ProbedDevice:
+    """A device, what was tried on it, and the policy that it favours."""
+
+    device: Device
+    probe: Probe
+    recommendation: Recommendation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; ``from_dict`` reads them."""
+        return {
+            **self.device._asdict(),
+            "failures": dict(self.probe.failures),
+            "settings": dict(self.probe.settings),
+            **_recommendation_to_dict(self.recommendation),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ProbedDevice:
+        """The device that ``to_dict`` described."""
+        capability = data["compute_capability"]
+        return cls(
+            Device(
+                data["name"],
+                data["kind"],
+                data["model"],
+                (capability[0], capability[1]) if capability else None,
+                tuple(data["bfloat16_instructions"]),
+            ),
+            Probe(data["failures"], data["settings"]),
+            Recommendation(Policy.parse(data["policy"]), data["reason"]),
+        )
+
+
+def _recommendation_to_dict(found: Recommendation) -> dict[str, str]:
+    return {"policy": str(found.policy), "reason": found.reason}
+
+
+@dataclass(frozen=True)
+class FrameworkReport:
+    """One registered framework. ``devices`` is empty, and ``problem`` says why, if it was not probed."""
+
+    name: str
+    status: Status
+    version: str
+    devices: tuple[ProbedDevice, ...] = ()
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; ``from_dict`` reads them."""
+        return {**vars(self), "devices": [device.to_dict() for device in self.devices]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> FrameworkReport:
+        """The report that ``to_dict`` described."""
+        return cls(**{**data, "devices": tuple(map(ProbedDevice.from_dict, data["devices"]))})
+
+
+class Finding(NamedTuple):
+    """Something about one layer that costs speed or accuracy."""
+
+    layer: str
+    kind: str
+    what: str
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """A model against the device that it would be trained on."""
+
+    framework: str
+    device: str
+    products: int
+    findings: tuple[Finding, ...]
+    recommendation: Recommendation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            **vars(self),
+            "findings": [finding._asdict() for finding in self.findings],
+            "recommendation": _recommendation_to_dict(self.recommendation),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """``doctor``'s answer; prints as tables.
+
+    ``recommendation`` is the model's, or that of the one framework that was probed; else None.
+    """
+
+    frameworks: tuple[FrameworkReport, ...]
+    model: ModelReport | None = None
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        if self.model is not None:
+            return self.model.recommendation
+        probed = [report.devices[0] for report in self.frameworks if report.devices]
+        return probed[0].recommendation if len(probed) == 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        found = self.recommendation
+        return {
+            "frameworks": [report.to_dict() for report in self.frameworks],
+            "model": self.model and self.model.to_dict(),
+            "recommendation": found and _recommendation_to_dict(found),
+        }
+
+    def __str__(self) -> str:
+        return "\n\n".join(_sections(self))
+
+
+def diagnose(model: Model | None = None) -> Report:
+    """See ``doctor``."""
+    backend = registry.backend(registry.framework_of(model)) if model is not None else None
+    in_use = registry.names_in_use()
+    frameworks = tuple(
+        inspect(name) if name in in_use else _from_package(name)
+        for name in registry.backend_names()
+    )
+    return Report(frameworks, None if backend is None else inspect_model(backend, model))
+
+
+def inspect(name: str) -> FrameworkReport:
+    """The framework of that name and its devices, probed. Loads it."""
+    try:
+        backend = registry.backend(name)
+    except BackendLoadError as error:
+        return not_probed(name, "failed", str(error))
+    devices = tuple(_probed(backend, device) for device in backend.devices())
+    return FrameworkReport(name, "probed", _version(name), devices)
+
+
+def _probed(backend: Backend, device: Device) -> ProbedDevice:
+    probe = backend.probe(device)
+    return ProbedDevice(device, probe, recommendation(backend.name, device, probe))
+
+
+def _from_package(name: str) -> FrameworkReport:
+    if registry.backends()[name] == "not installed":
+        return not_probed(name, "not installed", f"pip install 'ampbridge[{name}]'")
+    return not_probed(name, "not imported", "`ampbridge doctor` probes it")
+
+
+def not_probed(name: str, status: Status, problem: str) -> FrameworkReport:
+    """The framework of that name by its package alone."""
+    return FrameworkReport(name, status, _version(name), problem=problem)
+
+
+def _version(name: str) -> str:
+    """The version of the distribution that holds the framework's root module; "" if unknown."""
+    from importlib.metadata import packages_distributions, version
+
+    distributions = packages_distributions().get(name, ())
+    return version(distributions[0]) if distributions else ""
+
+
+# -- models
+
+
+def inspect_model(backend: Backend, model: Model) -> ModelReport:
+    """``model`` against the first device of its framework."""
+    device = _probed(backend, backend.devices()[0])
+    layers, products = backend.layers(model), backend.products(model)
+    findings = [
+        *_findings_about_dtypes(backend, layers),
+        *(finding for product in products for finding in _findings_about_size(product)),
+    ]
+    if not any(layer.shapes for layer in layers):
+        findings.append(Finding("", layers[0].kind, "no parameters yet: build it, or call it once"))
+    advice = _for_model(device.recommendation, products)
+    return ModelReport(backend.name, device.device.name, len(products), tuple(findings), advice)
+
+
+def _for_model(by_device: Recommendation, products: Sequence[Product]) -> Recommendation:
+    if products and by_device.policy.level != "O0" and all(map(_is_small, products)):
+        sizes = f"{products[0].inputs} x {products[0].outputs}"
+        reason = f"none of the model's {len(products)} matrix products ({sizes}, ...) is large enough to gain"
+        return Recommendation(Policy("O0"), reason)
+    return by_device
+
+
+def _findings_about_size(product: Product) -> Iterator[Finding]:
+    step = TENSOR_CORE_MULTIPLE
+    for side, count in (("inputs", product.inputs), ("outputs", product.outputs)):
+        if count % step:
+            what = f"{count} {side}: no multiple of {step}, slower on Tensor Cores"
+            yield Finding(product.layer, product.kind, f"{what}; {-(-count // step) * step} is one")
+    if _is_small(product):
+        size = f"{product.inputs * product.window} x {product.outputs}"
+        what = f"{size}: too small to gain, the casts cost as much"
+        yield Finding(product.layer, product.kind, what)
+
+
+def _is_small(product: Product) -> bool:
+    inputs = product.inputs * product.window
+    return inputs * product.outputs <= SMALL_PRODUCT * (inputs + product.outputs)
+
+
+def _findings_about_dtypes(backend: Backend, layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Parameters that a policy does nothing for, at the innermost layer that holds them.
+
+    Those of a decorated model are low on purpose.
+    """
+    if backend.decoration(layers[0].layer, None) is not None:
+        return
+    innermost = {
+        id(parameter): (layer, parameter)
+        for layer in layers
+        for parameter in backend.parameters(layer.layer)
+    }
+    found = [(layer, _bare_dtype(parameter)) for layer, parameter in innermost.values()]
+    for (name, kind, dtype), count in Counter((at.name, at.kind, d) for at, d in found).items():
+        if dtype in UNSUITABLE:
+            yield Finding(name, kind, f"{dtype} parameters ({count}): {UNSUITABLE[dtype]}")
+
+
+def _bare_dtype(parameter: Array) -> str:
+    """``"float64"`` of torch.float64, paddle.float64, or a NumPy or Keras dtype."""
+    return str(parameter.dtype).rpartition(".")[2]
+
+
+_LOW = "updates under half a unit in the last place are lost; keep float32, and O2 casts them"
+UNSUITABLE = {
+    "float64": "no region casts them, and products with them run in float64",
+    "bfloat16": _LOW,
+    "float16": _LOW,
+}
+
+
+# -- as text
+
+
+def _sections(report: Report) -> Iterator[str]:
+    yield aligned(
+        ("framework", "version", "device", "model", *PROBED_DTYPES, "favours"),
+        (row for framework in report.frameworks for row in _device_rows(framework)),
+    )
+    settings = [
+        (framework.name, device.device.name, name, shortened(value))
+        for framework in report.frameworks
+        for device in framework.devices
+        for name, value in {**device.probe.settings, **device.probe.failures}.items()
+    ]
+    if settings:
+        yield aligned(("framework", "device", "what", "state"), settings)
+    if report.model is not None:
+        yield _model_section(report.model)
+    yield "\n".join(_advice(report))
+
+
+def _device_rows(framework: FrameworkReport) -> Iterator[tuple[str, ...]]:
+    if not framework.devices:
+        unknown = [""] * len(PROBED_DTYPES)
+        what = f"{framework.status}: {framework.problem.partition(chr(10))[0]}"
+        yield framework.name, framework.version, "", what, *unknown, ""
+    for device, probe, favoured in map(_parts, framework.devices):
+        runs = ["no" if dtype in probe.failures else "runs" for dtype in PROBED_DTYPES]
+        model = f"{device.model} ({_abilities(device)})" if _abilities(device) else device.model
+        yield framework.name, framework.version, device.name, model, *runs, str(favoured.policy)
+
+
+def _parts(found: ProbedDevice) -> tuple[Device, Probe, Recommendation]:
+    return found.device, found.probe, found.recommendation
+
+
+def _abilities(device: Device) -> str:
+    if device.compute_capability is not None:
+        return "compute capability {}.{}".format(*device.compute_capability)
+    return ", ".join(device.bfloat16_instructions)
+
+
+def _model_section(model: ModelReport) -> str:
+    title = f"model: {model.products} matrix products, for {model.framework} on {model.device}"
+    if not model.findings:
+        return f"{title}; no findings"
+    rows = [(f.layer or "(itself)", f.kind, f.what) for f in model.findings]
+    return f"{title}\n{aligned(('layer', 'class', 'finding'), rows)}"
+
+
+def _advice(report: Report) -> Iterable[str]:
+    if report.recommendation is not None:
+        yield f"recommended: {report.recommendation.policy!r}"
+        yield f"because {report.recommendation.reason}"
+        return
+    for framework in report.frameworks:
+        for device in framework.devices[:1]:
+            found = device.recommendation
+            yield f"{framework.name}: {found.policy!r}, because {found.reason}"

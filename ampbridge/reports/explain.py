@@ -1,0 +1,198 @@
+"""What a backend does with a policy, op by op and beyond ops, told by the rules that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Backend, FeatureTreatment, OpTreatment
+from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import Policy
+from ampbridge.reports.tables import aligned
+
+
+class OpRow(NamedTuple):
+    """One op, canonical or listed by the policy; see ``OpTreatment``."""
+
+    op: str
+    category: str
+    dtype: str
+    by: str
+    why: str
+
+
+class FeatureRow(NamedTuple):
+    """One feature; see ``FeatureTreatment``."""
+
+    feature: str
+    by: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ExplanationTable:
+    """``explain``'s answer; prints as two tables."""
+
+    policy: Policy
+    backend: str
+    device: str
+    ops: tuple[OpRow, ...]
+    features: tuple[FeatureRow, ...]
+
+    def op(self, name: str) -> OpRow:
+        """The row of an op, by its canonical name or any spelling that ``Policy(deny=...)`` takes.
+
+        Raises:
+            PolicyError: for a name that is none.
+            ArgumentError: for an op that neither the op table nor the policy has.
+        """
+        resolved = oplists.resolve(name)
+        for row in self.ops:
+            if row.op == resolved:
+                return row
+        msg = f"{name!r} is not in the op table, and {self.policy!r} does not list it.\n"
+        raise ArgumentError(msg + f"Hint: explain(policy.replace(deny=[{name!r}]), ...)")
+
+    def feature(self, name: str) -> FeatureRow:
+        """The row of a feature.
+
+        Raises:
+            ArgumentError: for a name that is none.
+        """
+        rows = {row.feature: row for row in self.features}
+        if name not in rows:
+            close = nearest(name, rows, 1) or list(rows)
+            msg = f"No feature {name!r}; allowed are {listed(rows)}.\n"
+            raise ArgumentError(msg + f"Hint: .feature({close[0]!r})")
+        return rows[name]
+
+    def only(self, ops: Iterable[str]) -> ExplanationTable:
+        """The same with these ops alone, in the order given."""
+        return replace(self, ops=tuple(self.op(name) for name in ops))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "policy": self.policy.to_dict(),
+            "backend": self.backend,
+            "device": self.device,
+            "ops": [row._asdict() for row in self.ops],
+            "features": [row._asdict() for row in self.features],
+        }
+
+    def __str__(self) -> str:
+        title = f"{self.policy!r} on {self.backend} ({self.device})"
+        return "\n\n".join(
+            [title, aligned(OpRow._fields, self.ops), aligned(FeatureRow._fields, self.features)]
+        )
+
+
+def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
+    """What ``backend`` does with ``policy`` on its first device: who sees to each op and feature.
+
+    "native" is the framework's own doing, "ampbridge" ours, "simulated" is rounded around float32
+    kernels, "refused" raises an ``UnsupportedError``, and of what is "absent" the framework has no
+    such thing. Loads the framework.
+
+    Raises:
+        UnsupportedError: for a policy that the backend refuses as a whole.
+    """
+    parsed, chosen = Policy.parse(policy), registry.backend(backend)
+    found = chosen.explain(parsed)
+    listed = sorted({*parsed.allow, *parsed.deny} - oplists.ops().keys())
+    functions = {
+        name: _of_function(parsed.category(name), parsed, chosen)
+        for name in listed
+        if oplists.is_function(name)
+    }
+    return ExplanationTable(
+        parsed,
+        chosen.name,
+        found.device,
+        tuple(
+            _op_row(name, {**found.ops, **functions}.get(name, _ABSENT))
+            for name in [*oplists.ops(), *listed]
+        ),
+        tuple(
+            FeatureRow(name, *found.features[name]) for name in FEATURES if name in found.features
+        ),
+    )
+
+
+def _of_function(rule: oplists.Category, policy: Policy, backend: Backend) -> OpTreatment:
+    """A Python function that ``policy`` lists is cast by us, on every backend."""
+    if policy.level == "O0":
+        return OpTreatment("native", "deny", "float32")
+    simulated = rule == "allow" and backend.execution(policy) == "simulated"
+    why = "a Python function, one op as a whole"
+    return OpTreatment("simulated" if simulated else "ampbridge", rule, dtype_of(rule, policy), why)
+
+
+_ABSENT = OpTreatment("absent", None, "", "an op of another framework")
+
+
+def _op_row(name: str, treatment: OpTreatment) -> OpRow:
+    return OpRow(name, treatment.category or "", treatment.dtype, treatment.by, treatment.why)
+
+
+# -- for adapters
+
+FEATURES = (
+    "O1",
+    "O2",
+    "keep",
+    "output_dtype",
+    "master_weights=True",
+    "master_weights=False",
+    "save_dtype",
+    "master_grad",
+    "lists='native'",
+    "execution='native'",
+    "execution='simulated'",
+    "loss scaling",
+    "schedules",
+    "compile=True",
+    "fit",
+    "recomputation",
+)
+"""What an adapter explains beyond ops."""
+
+INPUTS_DTYPE = "inputs'"
+"""The dtype of an op that follows what arrives."""
+
+PARTS_DTYPE = "its parts'"
+"""The dtype of a function whose parts have rules of their own."""
+
+
+def dtype_of(category: oplists.Category, policy: Policy) -> str:
+    """The dtype that a rule gives."""
+    return {"allow": policy.compute_dtype, "deny": "float32"}.get(category, INPUTS_DTYPE)
+
+
+def sharing(
+    policy: Policy, op: str, category: oplists.Category, namespace: str, spelling: str
+) -> str:
+    """Why ``op`` has another category here than the policy's: who else has its spelling."""
+    if category == policy.category(op):
+        return ""
+    others = [
+        other
+        for other in oplists.native_names(namespace).get(spelling, ())
+        if other != op and policy.category(other) == category
+    ]
+    return (
+        f"one with {', '.join(others)} ({spelling})" if others else f"{spelling} has its own rule"
+    )
+
+
+def unless_refused(call: Callable[[], object], treatment: FeatureTreatment) -> FeatureTreatment:
+    """``treatment``, or "refused" with the message where ``call`` is not supported."""
+    try:
+        call()
+    except UnsupportedError as error:
+        first_line = str(error).partition("\n")[0]
+        return FeatureTreatment("refused", first_line.rpartition("): ")[2])  # without the policy
+    return treatment

@@ -1,0 +1,71 @@
+"""Between our scaler and the frameworks' own: what theirs can say of ours, and what it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ampbridge.adapters import registry
+from ampbridge.errors import ArgumentError, UnsupportedError, listed
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.scaling.scale_rule import ScalerConfig
+
+# Framework -> the preset whose rule its scaler follows, and the settings that it can change.
+NATIVE: Mapping[str, tuple[str, frozenset[str]]] = {
+    "torch": ("torch", frozenset({"growth_factor", "backoff_factor", "growth_interval"})),
+    "paddle": (
+        "paddle",
+        frozenset(
+            {"growth_factor", "backoff_factor", "growth_interval", "backoff_interval", "dynamic"}
+        ),
+    ),
+    "tensorflow": ("keras", frozenset({"growth_interval"})),
+}
+
+# Ours alone, and without influence on the scale.
+ALARMS = frozenset({"warn_after_skips", "max_consecutive_skips"})
+
+
+def to_native(state: Mapping[str, Any], framework: str, optimizer: Any, drop: Sequence[str]) -> Any:
+    """A scaler of ``framework`` in the state that ``GradScaler.state_dict`` describes.
+
+    Raises:
+        ArgumentError: for a framework without a scaler, or a ``drop`` that names no setting.
+        UnsupportedError: naming the settings that it cannot follow.
+    """
+    if framework not in NATIVE:
+        msg = f"{framework!r} has no scaler of its own; allowed are {listed(NATIVE)}.\n"
+        raise ArgumentError(msg + "Hint: scaler.to_native('torch')")
+    _check_dropped(drop)
+    beyond = {name: value for name, value in _beyond(state, framework).items() if name not in drop}
+    if beyond:
+        shown = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
+        msg = (
+            f"The scaler of {framework} cannot follow {shown}.\n"
+            f"Hint: scaler.to_native({framework!r}, drop={sorted(beyond)!r}) gives these up, or begin "
+            f"with GradScaler.like({NATIVE[framework][0]!r})."
+        )
+        raise UnsupportedError(msg)
+    return registry.backend(framework).native_scaler(state, optimizer)
+
+
+def _check_dropped(drop: Sequence[str]) -> None:
+    unknown = sorted(set(drop) - set(ScalerConfig.__dataclass_fields__))
+    if isinstance(drop, str) or unknown:
+        msg = f"Passed drop={drop!r}; allowed are names of settings, {listed(_SETTINGS)}.\n"
+        raise ArgumentError(msg + "Hint: drop=['min_scale', 'max_scale']")
+
+
+_SETTINGS = tuple(ScalerConfig.__dataclass_fields__)
+
+
+def _beyond(state: Mapping[str, Any], framework: str) -> dict[str, Any]:
+    """The settings that differ from what the framework's scaler always does."""
+    preset, expressible = NATIVE[framework]
+    defaults = {name: field.default for name, field in ScalerConfig.__dataclass_fields__.items()}
+    fixed = {**defaults, **PRESETS[preset].settings}
+    return {
+        name: state[name]
+        for name in _SETTINGS
+        if name not in expressible | ALARMS and state[name] != fixed[name]
+    }

@@ -1,0 +1,292 @@
+"""The dynamic loss-scale rule. It is written once, here.
+
+    finite:      good += 1; bad = 0
+                 if good == growth_interval:   scale = min(scale * growth_factor, max_scale);  good = 0
+    not finite:  bad += 1; good = 0
+                 if bad == backoff_interval:   scale = max(scale * backoff_factor, min_scale); bad = 0
+
+This is torch's rule (``_amp_update_scale_``) with Paddle's ``decr_every_n_nan_or_inf`` (consecutive)
+and with a floor and a ceiling, which torch, Paddle and Keras lack: there a scale can reach 0 or inf.
+
+What other scalers do otherwise are settings of the same rule: finite steps that do not count
+(``growth_delay``), overflows that are counted on (``backoff_count``), a scale that would pass the
+ceiling and stays (``at_max_scale``).
+
+What skipped steps have come to is counted by the same rule, on whatever device the state lives on, so
+that it does not matter how seldom somebody looks; ``ampbridge.scaling.skip_alarm`` says it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ampbridge.adapters.backend import FINITE, NAN, Scalar
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.errors.flags import checked_flag
+
+# Below 2**-126 the reciprocal of a float32 scale overflows, and finite gradients become NaN unseen
+# (pytorch#99640); above 2**127 the scale itself does.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+
+BackoffCount = Literal["consecutive", "until_finite", "until_growth"]
+AtMaxScale = Literal["clamp", "keep"]
+AtMinScale = Literal["stay", "raise"]
+
+# inf times 0, and inf minus inf, are NaN: a scale that is merely too high may show as NaN alone. By
+# then it has fallen by a factor of 256.
+NANS_BEFORE_WARNING = 8
+
+BACKOFF_COUNTS = ("consecutive", "until_finite", "until_growth")
+AT_MAX_SCALE = ("clamp", "keep")
+AT_MIN_SCALE = ("stay", "raise")
+
+Where = Callable[[Any, Any, Any], Any]
+"""``where(condition, a, b)``: an if-expression on native scalars."""
+
+
+class ScaleState(NamedTuple):
+    """What the scaler remembers from step to step, as native scalars.
+
+    ``scale`` is float32 wherever it lives, so that every backend rounds it alike. The last four only
+    grow, one for each time that an alarm was due: whoever looks seldom compares them with what they
+    were, and misses none.
+
+    Attributes:
+        good, bad: finite and overflowed steps, as the rule counts them.
+        consecutive_skips: overflowed steps in a row, up to now.
+        consecutive_nans: steps in a row, up to now, that had NaN and no inf.
+        skip_warnings: how often ``warn_after_skips`` steps in a row were reached.
+        nan_warnings: how often ``NANS_BEFORE_WARNING`` steps in a row had NaN alone.
+        stuck_steps: skipped steps from the one on that made ``max_consecutive_skips`` in a row.
+        floor_steps: overflows that should have lowered a scale at its minimum, where that raises.
+    """
+
+    scale: Scalar
+    good: Scalar
+    bad: Scalar
+    consecutive_skips: Scalar
+    consecutive_nans: Scalar = 0
+    skip_warnings: Scalar = 0
+    nan_warnings: Scalar = 0
+    stuck_steps: Scalar = 0
+    floor_steps: Scalar = 0
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether reading it costs nothing."""
+        return isinstance(self.scale, float)
+
+    def on_host(self) -> ScaleState:
+        """As Python numbers. Waits for the device."""
+        return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
+
+
+@dataclass(frozen=True)
+class ScalerConfig:
+    """The numbers of the rule; what each means is said in ``GradScaler``.
+
+    Factors and bounds are rounded to float32, the scale's own precision: a product of two float32
+    numbers then rounds alike on the host, in a fused kernel and under a tracer.
+    """
+
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    backoff_interval: int = 1
+    min_scale: float = 2.0**-24
+    max_scale: float = 2.0**24
+    dynamic: bool = True
+    growth_delay: int = 0
+    backoff_count: BackoffCount = "consecutive"
+    at_max_scale: AtMaxScale = "clamp"
+    at_min_scale: AtMinScale = "stay"
+    warn_after_skips: int | None = 25
+    max_consecutive_skips: int | None = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("growth_factor", "backoff_factor", "min_scale", "max_scale"):
+            object.__setattr__(self, name, checked_float(name, getattr(self, name)))
+        for name in ("growth_interval", "backoff_interval"):
+            _check_count(name, getattr(self, name), least=1)
+        _check_count("growth_delay", self.growth_delay, least=0)
+        for name in ("warn_after_skips", "max_consecutive_skips"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), least=1)
+        object.__setattr__(self, "dynamic", checked_flag("dynamic", self.dynamic))
+        _check_choice("backoff_count", self.backoff_count, BACKOFF_COUNTS)
+        _check_choice("at_max_scale", self.at_max_scale, AT_MAX_SCALE)
+        _check_choice("at_min_scale", self.at_min_scale, AT_MIN_SCALE)
+        if not self.growth_factor >= 1.0:
+            raise _out_of_range("growth_factor", self.growth_factor, "at least 1.0", 2.0)
+        if not 0.0 < self.backoff_factor <= 1.0:
+            raise _out_of_range("backoff_factor", self.backoff_factor, "in (0.0, 1.0]", 0.5)
+        if not self.min_scale >= SMALLEST_SCALE:
+            raise _out_of_range("min_scale", self.min_scale, "at least 2.0**-126", 2.0**-24)
+        if not self.min_scale <= self.max_scale <= LARGEST_SCALE:
+            allowed = f"from min_scale ({self.min_scale!r}) to 2.0**127"
+            raise _out_of_range("max_scale", self.max_scale, allowed, 2.0**24)
+
+    def first_state(self, scale: float) -> ScaleState:
+        """The state before the first step.
+
+        Raises:
+            ArgumentError: if ``scale`` does not lie between the bounds.
+        """
+        return ScaleState(self.check_scale(scale), -self.growth_delay, 0, 0)
+
+    def check_scale(self, scale: float, name: str = "init_scale") -> float:
+        """``scale`` as a float, if it lies between the bounds; ``name`` is the argument's.
+
+        Raises:
+            ArgumentError: if it does not.
+        """
+        scale = checked_float(name, scale)
+        if self.min_scale <= scale <= self.max_scale:
+            return scale
+        bound = "max_scale" if scale > self.max_scale else "min_scale"
+        possible = SMALLEST_SCALE <= scale <= LARGEST_SCALE
+        hint = f"GradScaler({scale!r}, {bound}={scale!r})" if possible else f"{name}=2.0**16"
+        msg = (
+            f"Passed {name}={scale!r}; allowed is min_scale ({self.min_scale!r}) to "
+            f"max_scale ({self.max_scale!r}).\nHint: {hint}"
+        )
+        raise ArgumentError(msg)
+
+
+def next_state(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
+    """The state after a step whose gradients were found FINITE (0), INF or NAN (not 0).
+
+    Only arithmetic, comparison and ``where``: it runs on Python numbers and, branch-free, on
+    device tensors and under a tracer. Does not wait for a device.
+    """
+    counting = counted(state, found, config, where)
+    if not config.dynamic:
+        return counting
+    overflow = found > FINITE
+    good = where(overflow, -config.growth_delay, state.good + 1)
+    grow = good == config.growth_interval
+    bad = where(overflow, state.bad + 1, _overflows_after_finite(state.bad, grow, config, where))
+    back_off = where(overflow, bad >= config.backoff_interval, False)
+    scale = where(back_off, _smaller(state.scale, config, where), state.scale)
+    scale = where(grow, _larger(state.scale, config, where), scale)
+    return counting._replace(
+        scale=scale,
+        good=where(grow, 0, good),
+        bad=_overflows_after_backoff(bad, back_off, config, where),
+    )
+
+
+def counted(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
+    """``state`` with the step counted for the alarms; the scale, and what moves it, stays."""
+    overflow = found > FINITE
+    skips = where(overflow, state.consecutive_skips + 1, 0)
+    nans = where(found == NAN, state.consecutive_nans + 1, 0)
+    warn, most = config.warn_after_skips, config.max_consecutive_skips
+
+    def one_more(count: Scalar, due: Scalar) -> Scalar:
+        return where(due, count + 1, count)
+
+    counting = state._replace(consecutive_skips=skips, consecutive_nans=nans)
+    if warn is not None:
+        counting = counting._replace(
+            skip_warnings=one_more(state.skip_warnings, skips == warn),
+            nan_warnings=one_more(state.nan_warnings, nans == NANS_BEFORE_WARNING),
+        )
+    if most is not None:
+        counting = counting._replace(stuck_steps=one_more(state.stuck_steps, skips >= most))
+    if config.at_min_scale == "raise" and config.dynamic:
+        lowers = where(overflow, state.bad + 1 >= config.backoff_interval, False)
+        at_floor = where(lowers, state.scale == config.min_scale, False)
+        counting = counting._replace(floor_steps=one_more(state.floor_steps, at_floor))
+    return counting
+
+
+def _overflows_after_finite(
+    bad: Scalar, grow: Scalar, config: ScalerConfig, where: Where
+) -> Scalar:
+    return where(grow, 0, bad) if config.backoff_count == "until_growth" else 0
+
+
+def _overflows_after_backoff(
+    bad: Scalar, back_off: Scalar, config: ScalerConfig, where: Where
+) -> Scalar:
+    """Counted anew; or one short of the next backoff, which then comes with each overflow."""
+    rest = 0 if config.backoff_count == "consecutive" else config.backoff_interval - 1
+    return where(back_off, rest, bad)
+
+
+def _larger(scale: Scalar, config: ScalerConfig, where: Where) -> Scalar:
+    larger = scale * config.growth_factor
+    ceiling = config.max_scale if config.at_max_scale == "clamp" else scale
+    return where(larger > config.max_scale, ceiling, larger)
+
+
+def _smaller(scale: Scalar, config: ScalerConfig, where: Where) -> Scalar:
+    smaller = scale * config.backoff_factor
+    return where(smaller < config.min_scale, config.min_scale, smaller)
+
+
+def where_on_host(condition: bool, a: Any, b: Any) -> Any:
+    """``where`` for values that Python can already branch on."""
+    return a if condition else b
+
+
+class HostStore:
+    """The state as Python numbers; the scale is rounded to float32 as on a device."""
+
+    def __init__(self, state: ScaleState) -> None:
+        self.write(state)
+
+    def read(self) -> ScaleState:
+        return self._state
+
+    def write(self, state: ScaleState) -> None:
+        self._state = state._replace(scale=float(np.float32(state.scale)))
+
+    def update(self, found: Scalar, config: ScalerConfig) -> None:
+        state = next_state(self._state, found, config, where_on_host)
+        if state.scale == self._state.scale:  # as after most steps: rounded already
+            self._state = state
+        else:
+            self.write(state)
+
+
+def checked_float(name: str, value: object) -> float:
+    """``value`` rounded to float32; bool and text are not numbers here."""
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        try:
+            with np.errstate(over="ignore"):  # too large becomes inf, which no bound admits
+                return float(np.float32(value))
+        except OverflowError:  # an int beyond float64
+            return math.inf if value > 0 else -math.inf
+    msg = f"{name} is a number, not {value!r} of type {type(value).__name__}.\n"
+    raise ArgumentTypeError(
+        msg + f"Hint: {name}=2.0**16" if "scale" in name else msg + f"Hint: {name}=2.0"
+    )
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        if value >= least:
+            return
+        raise _out_of_range(name, value, f"a whole number from {least}", least)
+    msg = f"{name} is a whole number, not {value!r} of type {type(value).__name__}.\n"
+    raise ArgumentTypeError(msg + f"Hint: {name}={least}")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if isinstance(value, str) and value in allowed:
+        return
+    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\n"
+    raise ArgumentError(msg + f"Hint: GradScaler({name}={allowed[0]!r})")
+
+
+def _out_of_range(name: str, value: object, allowed: str, example: object) -> ArgumentError:
+    return ArgumentError(
+        f"Passed {name}={value!r}; allowed is {allowed}.\nHint: GradScaler({name}={example!r})"
+    )

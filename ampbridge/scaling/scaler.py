@@ -1,0 +1,536 @@
+"""Dynamic loss scaling, the same on every backend."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from ampbridge.adapters import registry
+from ampbridge.adapters.arguments import check_optimizer, check_that_it_holds_some
+from ampbridge.adapters.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
+from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.errors import ArgumentTypeError, CallOrderError
+from ampbridge.errors.flags import checked_flag
+from ampbridge.errors.foreign_names import OF_A_SCALER, no_attribute, told_of
+from ampbridge.scaling.native_scaler import NATIVE, to_native
+from ampbridge.scaling.presets import preset
+from ampbridge.scaling.scale_rule import (
+    AtMaxScale,
+    AtMinScale,
+    BackoffCount,
+    HostStore,
+    ScalerConfig,
+    ScaleState,
+)
+from ampbridge.scaling.scaler_state import LoadedState, read_state, write_state
+from ampbridge.scaling.skip_alarm import Told, sound
+
+
+class Gradients(Sequence[Array]):
+    """Gradients as values, with the parameters they belong to.
+
+    ``found`` is None until they have been unscaled, then what the check found.
+    """
+
+    def __init__(
+        self, values: Sequence[Array], parameters: Sequence[Array], found: Scalar = None
+    ) -> None:
+        self.values = list(values)
+        self.parameters = list(parameters)
+        self.found = found
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self.values)
+
+
+class _Stage(Enum):
+    UNSCALED = "unscaled"
+    STEPPED = "stepped"
+
+
+@dataclass
+class _Checked:
+    """One optimizer since the last ``update``. Holds it, so that its id stays its own."""
+
+    optimizer: Optimizer
+    stage: _Stage
+    gradients: Gradients
+    found: Scalar
+    applied: Scalar = None
+
+    @property
+    def skipped_on_host(self) -> bool:
+        """Whether the host knows, without waiting, that the gradients overflowed."""
+        known = isinstance(self.found, int) and self.found != FINITE
+        return known or self.applied is False
+
+
+class GradScaler:
+    """Multiplies the loss, divides the gradients, skips a step that overflowed, adapts the scale.
+
+    The rule is in ``ampbridge.scaling.scale_rule``. A loop by hand:
+
+        scaled = scaler.scale(loss)          # float32 loss x scale
+        scaled.backward()                    # the framework's own
+        scaler.unscale(optimizer)            # optional, to clip in true units
+        scaler.step(optimizer)               # skipped if a gradient is inf or NaN
+        scaler.update()                      # once an iteration, after every optimizer
+
+    Several optimizers may share one scaler: each is skipped by its own gradients, and the scale
+    backs off if any of them overflowed.
+
+    Args:
+        init_scale: the first scale. Torch's and Paddle's default, 2**16.
+        growth_factor, backoff_factor: what the scale is multiplied by.
+        growth_interval: finite steps in a row before it grows.
+        backoff_interval: overflowed steps in a row before it backs off (Paddle's
+            ``decr_every_n_nan_or_inf``).
+        min_scale, max_scale: bounds that the scale never leaves.
+        dynamic: False keeps ``init_scale`` and still skips.
+        enabled: False makes every method pass through.
+        growth_delay: finite steps at the start and after each overflow that do not count.
+        backoff_count: overflows are counted "consecutive", anew after a finite step and after a
+            backoff; or "until_finite" or "until_growth", where each overflow past the interval
+            backs off (DeepSpeed's and Megatron's hysteresis).
+        at_max_scale: a scale that would grow past ``max_scale`` is "clamp"-ed to it, or "keep"-s
+            its value.
+        at_min_scale: an overflow at ``min_scale`` changes nothing ("stay") or is an
+            ``OverflowStuckError`` ("raise").
+        warn_after_skips, max_consecutive_skips: the number of steps skipped in a row at which to warn,
+            and to raise an ``OverflowStuckError``; None for never. NaN without inf, which no scale
+            cures, is warned of at the eighth. Counted where the state lives, so that no look comes
+            too late. ``update`` says it at once where the host knows that a step was skipped: always
+            but in traced code, and with optimizers on a GPU whose own kernel takes the decision.
+            There it is said when ``get_scale`` or ``found_inf`` is called, or a ``StepResult`` read.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: for numbers outside of their range.
+    """
+
+    @told_of("GradScaler")
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        backoff_interval: int = 1,
+        *,
+        min_scale: float = 2.0**-24,
+        max_scale: float = 2.0**24,
+        dynamic: bool = True,
+        enabled: bool = True,
+        growth_delay: int = 0,
+        backoff_count: BackoffCount = "consecutive",
+        at_max_scale: AtMaxScale = "clamp",
+        at_min_scale: AtMinScale = "stay",
+        warn_after_skips: int | None = 25,
+        max_consecutive_skips: int | None = 1000,
+    ) -> None:
+        self.config = ScalerConfig(
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            backoff_interval,
+            min_scale,
+            max_scale,
+            dynamic,
+            growth_delay,
+            backoff_count,
+            at_max_scale,
+            at_min_scale,
+            warn_after_skips,
+            max_consecutive_skips,
+        )
+        self.enabled = checked_flag("enabled", enabled)
+        self._store: ScaleStore = HostStore(self.config.first_state(init_scale))
+        self._backend: Backend | None = None
+        self._checked: defaultdict[int, dict[int, _Checked]] = defaultdict(dict)
+        self._told = Told()
+        self._has_scaled = False
+
+    @classmethod
+    def like(cls, name: str, **overrides: Any) -> GradScaler:
+        """A scaler that follows the rule of another library, from its own first scale on.
+
+        ``name``: "torch", "paddle", "paddle_fleet", "keras", "apex", "deepspeed", "megatron",
+        "flax", "jmp" or "mindspore". ``ampbridge.scaling.presets`` has each rule as data, with its source.
+
+        Args:
+            overrides: arguments of ``GradScaler``, in its own meaning, that take the place of the
+                other library's defaults.
+
+        Raises:
+            ArgumentError: for a name that is not known.
+        """
+        return cls(**{**preset(name).settings, **overrides})
+
+    # -- the four calls of a training loop
+
+    @called_as_it_is
+    def scale(self, loss: Any) -> Any:
+        """``loss`` in float32 times the scale; lists, tuples and dicts of losses likewise.
+
+        Does not wait for a device.
+        """
+        if not self.enabled:
+            return loss
+        if isinstance(loss, Mapping):
+            return {name: self.scale(value) for name, value in loss.items()}
+        if isinstance(loss, (list, tuple)):
+            return type(loss)(self.scale(value) for value in loss)
+        backend = self._bound_to(loss)
+        return backend.cast(loss, "float32") * self.factor(backend, loss)
+
+    @called_as_it_is
+    def unscale(self, owner: Optimizer | Sequence[Array]) -> Gradients:
+        """Divide gradients by the scale and check them, ahead of ``step``; for clipping.
+
+        Args:
+            owner: an optimizer that holds its gradients (torch, Paddle: changed in place, 16-bit ones
+                to float32, which has their small values and is what clipping sees), or the gradients
+                themselves (TensorFlow, NumPy: the result goes to ``step``).
+
+        Raises:
+            CallOrderError: if it was done already since the last ``update``; if there is not one
+                gradient; if this scaler has never scaled a loss.
+        """
+        if isinstance(owner, (Gradients, list, tuple)):
+            return self._unscale_values(owner)
+        check_optimizer(owner, self._backend)
+        record = self._records.get(id(owner))
+        if record is not None:
+            what = "unscale()" if record.stage is _Stage.UNSCALED else "step()"
+            msg = (
+                f"unscale() of this optimizer after {what}, since the last update().\n"
+                "Hint: call unscale() once an iteration, before step(), and update() at its end; after an "
+                "iteration that was cut short, update() alone."
+            )
+            raise CallOrderError(msg)
+        backend = self._bound_to(owner)
+        stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
+        gradients = self._unscale_values(stored, owner) if self.enabled else stored
+        self._records[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
+        return gradients
+
+    @called_as_it_is
+    def step(self, optimizer: Optimizer, grads: Sequence[Array] | None = None) -> bool:
+        """Step ``optimizer`` unless its gradients overflowed; unscales them if need be.
+
+        A skipped step changes no parameter and no slot. Reads one number from the device, unless
+        the optimizer's own kernel takes the decision.
+
+        Args:
+            grads: gradients as values, from ``value_and_grad`` or ``unscale``; without them those
+                that the framework keeps beside the parameters.
+
+        Returns:
+            Whether it was stepped (a symbolic bool in traced code).
+
+        Raises:
+            CallOrderError: on a second call since the last ``update``; and as ``unscale``.
+        """
+        check_optimizer(optimizer, self._backend)
+        record = self._records.get(id(optimizer))
+        if record is not None and record.stage is _Stage.STEPPED:
+            msg = (
+                "step() of this optimizer has been called already since the last update().\n"
+                "Hint: scaler.step(optimizer); scaler.update()"
+            )
+            raise CallOrderError(msg)
+        gradients = self._gradients_for(optimizer, grads, record)
+        backend = self._bound_to(optimizer)
+        check_that_it_holds_some(backend, optimizer, gradients.parameters)
+        applied: bool = backend.apply(
+            optimizer, gradients.parameters, gradients.values, gradients.found
+        )
+        self._records[id(optimizer)] = _Checked(
+            optimizer, _Stage.STEPPED, gradients, gradients.found, applied
+        )
+        return applied
+
+    @called_as_it_is
+    def update(self, new_scale: float | None = None) -> None:
+        """Adapt the scale to what the steps since the last ``update`` found.
+
+        Args:
+            new_scale: takes the place of that, as in torch, whatever was found. Waits for the device.
+
+        Raises:
+            ArgumentError: for a ``new_scale`` outside of the bounds.
+            CallOrderError: if there were none.
+            OverflowStuckError: where too many were skipped in a row; the scale has been adapted.
+        """
+        if new_scale is not None:
+            self._set_scale(new_scale)
+            return
+        records = list(self._records.values())
+        if not records:
+            msg = (
+                "update() without a step() or unscale() since the last one: nothing was checked.\n"
+                "Hint: scaler.step(optimizer); scaler.update()"
+            )
+            raise CallOrderError(msg)
+        self._records.clear()
+        found = [record.found for record in records if record.found is not None]
+        if self.enabled and found:
+            self._store.update(self._bound_to(records[0].optimizer).worst(found), self.config)
+            if any(record.skipped_on_host for record in records):
+                self.sound_alarms()
+
+    def _set_scale(self, scale: float) -> None:
+        if self.enabled:
+            checked = self.config.check_scale(scale, "new_scale")
+            self._store.write(self._store.read()._replace(scale=checked))
+        self._records.clear()
+
+    @called_as_it_is
+    def minimize(self, optimizer: Optimizer, scaled_loss: Any) -> bool:
+        """Paddle's ``step`` and ``update`` in one; ``scaled_loss.backward()`` comes before it."""
+        del scaled_loss  # its gradients are in the parameters by now; named as Paddle names it
+        applied = self.step(optimizer)
+        self.update()
+        return applied
+
+    # -- what it knows
+
+    def get_scale(self) -> float:
+        """The present scale, 1.0 if disabled. Waits for the device.
+
+        Raises:
+            OverflowStuckError: where too many steps were skipped in a row, and it was not said yet.
+        """
+        self.sound_alarms()
+        return self._present_scale()
+
+    def _present_scale(self) -> float:
+        return float(self._store.read().scale) if self.enabled else 1.0
+
+    def found_inf(self, optimizer: Optimizer) -> bool:
+        """Whether ``optimizer``'s gradients were inf or NaN since the last ``update``. Waits.
+
+        Raises:
+            CallOrderError: if they have not been checked since.
+            OverflowStuckError: as ``get_scale``, of the steps before.
+        """
+        self.sound_alarms()
+        record = self._records.get(id(optimizer))
+        if record is None:
+            msg = (
+                "found_inf() of an optimizer whose gradients were not checked since update().\n"
+                "Hint: scaler.unscale(optimizer) checks them."
+            )
+            raise CallOrderError(msg)
+        return record.found is not None and int(record.found) > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values, the same keys on every backend. Waits for the device.
+
+        Keys: ``version``, ``enabled``, ``scale``, ``good_steps`` and ``bad_steps`` (in a row, so
+        far), ``consecutive_skips`` and ``consecutive_nans``, how many alarms are due and not sounded
+        yet (0 if somebody looks), and the settings under their argument names.
+        """
+        state = self._told.pending(self._store.read().on_host())
+        return write_state(state, self.config, self.enabled)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over ``state_dict()``'s result, or that of torch's, Paddle's or Keras' scaler.
+
+        Raises:
+            StateError: if it is none of them or a value is not allowed; nothing is changed then.
+        """
+        self.take_state(self.checked_state(state))
+
+    def checked_state(self, state: Mapping[str, Any]) -> LoadedState:
+        """What ``load_state_dict`` would take over, for whoever has more to check before it does.
+
+        Raises:
+            StateError: as ``load_state_dict``.
+        """
+        return read_state(state, self.config, self.enabled)
+
+    def take_state(self, loaded: LoadedState) -> None:
+        """Take over what ``checked_state`` read."""
+        state, self.config, self.enabled = loaded
+        self._store.write(state)
+        self._checked.clear()
+        self._told = Told()
+
+    # -- the frameworks' own scalers
+
+    def to_native(self, framework: str, *, optimizer: Any = None, drop: Sequence[str] = ()) -> Any:
+        """A scaler of ``framework`` ("torch", "paddle", "tensorflow") that goes on where this one is.
+
+        Args:
+            optimizer: the Keras optimizer that a ``LossScaleOptimizer`` is to wrap.
+            drop: settings that may be lost; theirs has no bounds, for one.
+
+        Raises:
+            UnsupportedError: naming the settings that it cannot follow.
+        """
+        return to_native(self.state_dict(), framework, optimizer, drop)
+
+    @classmethod
+    def from_native(cls, scaler: Any) -> GradScaler:
+        """A scaler that goes on where a framework's own is: torch's, Paddle's or Keras'.
+
+        Raises:
+            BackendNotFoundError, ArgumentTypeError: if it is none.
+        """
+        framework = registry.framework_of(scaler)
+        made = cls.like(NATIVE[framework][0])
+        made.load_state_dict(registry.backend(framework).native_scaler_state(scaler))
+        return made
+
+    # -- for train_step and value_and_grad
+
+    @property
+    def store(self) -> ScaleStore:
+        """Where the state lives since ``bind``."""
+        return self._store
+
+    def sound_alarms(self, state: ScaleState | None = None) -> None:
+        """Say of skipped steps what has become due and was not said yet. Waits for the device.
+
+        Args:
+            state: the state after some step; None for the present one.
+
+        Raises:
+            OverflowStuckError: where too many were skipped in a row, or at the minimum of the scale.
+        """
+        if not self.enabled:
+            return
+        now = (self._store.read() if state is None else state).on_host()
+        told, self._told = self._told, self._told.with_all_of(now)
+        sound(told, now, self.config)
+
+    def bind(self, backend: Backend, like: Any) -> None:
+        """Move the state to where ``backend`` wants it, once.
+
+        Raises:
+            ArgumentTypeError: if it works for another backend already.
+        """
+        if self._backend is None:
+            self._store = backend.scale_store(self._store.read(), like)
+            self._backend = backend
+        elif self._backend.name != backend.name:
+            msg = (
+                f"This GradScaler works for {self._backend.name} and was given something of "
+                f"{backend.name}.\nHint: other = GradScaler(); "
+                "other.load_state_dict(scaler.state_dict())"
+            )
+            raise ArgumentTypeError(msg)
+
+    def factor(self, backend: Backend, like: Any) -> Scalar:
+        """What a loss is multiplied by, None if it is not; the state lives where ``like`` is."""
+        if not self.enabled:
+            return None
+        self.bind(backend, like)
+        self._has_scaled = True
+        return self._store.read().scale
+
+    @property
+    def _records(self) -> dict[int, _Checked]:
+        """What was checked since the last ``update``, by the replica that calls alone."""
+        return self._checked[0 if self._backend is None else self._backend.replica()]
+
+    def _bound_to(self, obj: Any) -> Backend:
+        """The backend of a loss or an optimizer, which must be the one of those before it."""
+        present = self._backend
+        if present is not None and registry.framework_if_known(obj) in (None, present.name):
+            return present
+        backend = registry.backend(obj)
+        self.bind(backend, obj)
+        return backend
+
+    def _unscale_values(
+        self, grads: Sequence[Array], optimizer: Optimizer | None = None
+    ) -> Gradients:
+        if not isinstance(grads, Gradients):
+            grads = Gradients(grads, ())
+        if grads.found is not None:
+            msg = (
+                "These gradients have been unscaled already.\n"
+                "Hint: grads = scaler.unscale(grads), once; then scaler.step(optimizer, grads)."
+            )
+            raise CallOrderError(msg)
+        if not self.enabled:
+            return grads
+        if not self._has_scaled:
+            raise CallOrderError(_NEVER_SCALED)
+        backend = self._backend
+        if backend is None or all(gradient is None for gradient in grads):
+            raise CallOrderError(_NO_GRADIENTS)
+        scale = self._store.read().scale
+        if optimizer is None:
+            values, found = backend.unscale(grads.values, scale)
+        else:
+            values, found = backend.unscale_for(optimizer, grads.values, scale)
+        return Gradients(values, grads.parameters, backend.agree(found, optimizer))
+
+    def _gradients_for(
+        self, optimizer: Optimizer, grads: Sequence[Array] | None, record: _Checked | None
+    ) -> Gradients:
+        if grads is None:
+            return self._present(record) if record else self.unscale(optimizer)
+        gradients = grads if isinstance(grads, Gradients) else Gradients(grads, ())
+        if self.enabled and gradients.found is None:
+            gradients = self._unscale_values(gradients, optimizer)
+        if not gradients.parameters:
+            parameters = self._bound_to(optimizer).parameters(optimizer)
+            gradients = Gradients(gradients.values, parameters, gradients.found)
+        return gradients
+
+    def _present(self, record: _Checked) -> Gradients:
+        """The unscaled gradients of ``record`` as they are now: the caller may have put others there."""
+        present = self._bound_to(record.optimizer).stored_gradients(record.optimizer)
+        return Gradients(present, record.gradients.parameters, record.found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles.
+
+        Raises:
+            CallOrderError: between ``unscale`` or ``step`` and ``update``.
+        """
+        if any(self._checked.values()):
+            msg = (
+                "A GradScaler is copied and pickled between iterations: what was checked since the last "
+                "update() belongs to an optimizer.\nHint: scaler.update(), then copy.deepcopy(scaler)"
+            )
+            raise CallOrderError(msg)
+        return {**vars(self), "_checked": defaultdict(dict)}
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name, OF_A_SCALER)
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{f.name}={value!r}"
+            for f in fields(self.config)
+            if (value := getattr(self.config, f.name)) != f.default
+        ]
+        if not self.enabled:
+            changed.append("enabled=False")
+        return f"GradScaler({', '.join([f'{self._present_scale()!r}', *changed])})"
+
+
+_NEVER_SCALED = (
+    "These gradients would be divided by a loss scale that this GradScaler has multiplied no loss by.\n"
+    "Hint: scaler.scale(loss).backward(), before step() and unscale(); or "
+    "amp.value_and_grad(..., scaler=scaler)"
+)
+
+_NO_GRADIENTS = (
+    "There is not one gradient to unscale: nothing was differentiated since gradients were cleared, or "
+    "the loss does not depend on these parameters.\n"
+    "Hint: scaler.scale(loss).backward(), before step() and unscale(), with a loss that depends on them."
+)

@@ -1,0 +1,265 @@
+"""Fitting a model and its optimizer to a policy, in place, and taking it back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ampbridge.adapters.arguments import backend_of_decorated
+from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interrupts import uninterrupted
+from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
+from ampbridge.errors.flags import checked_flag
+from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
+from ampbridge.policies.schedule import single
+
+_FLOAT16_ROUNDS_TO_INF = 65520
+"""From here on: halfway between its largest number, 65504, and the next power of two."""
+
+
+def decorate(
+    model: Model,
+    optimizer: Optimizer | None = None,
+    policy: str | Policy = "O2",
+    *,
+    save_dtype: str | None = None,
+    master_grad: bool = False,
+) -> Any:
+    """Make ``model`` run under ``policy`` wherever it is called, and ``optimizer`` follow.
+
+    At O2 parameters are in low precision, or read so; the optimizer updates float32 masters of
+    them. Normalizations and kept layers stay float32, inputs are cast, outputs come in
+    ``policy.output_dtype``. At O1 parameters stay as they are, and each call opens a region.
+
+    Model and optimizer stay the same objects, built already or not. ``train_step`` does this by
+    itself; loops by hand and a framework's own ``fit`` need it. ``undecorate`` takes it back.
+
+    Args:
+        policy: O1 or O2. O0 takes an earlier decoration back.
+        save_dtype: dtype of the parameters in the model's own ``state_dict``; None for that in
+            which the framework holds them (torch: low precision; elsewhere float32).
+        master_grad: at O2, hold gradients of low-precision parameters in float32 (torch's and
+            Paddle's low ones; elsewhere they are float32 anyway).
+
+    Returns:
+        ``model``, or ``(model, optimizer)`` if one was given.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other;
+            for a ``save_dtype`` or ``master_grad`` that cannot be, or would have no effect at this level.
+        PolicyError: if an entry of ``policy.keep`` matches no layer.
+        UnsupportedError: for what the framework or the model cannot be given. Nothing is changed.
+    """
+    parsed = single(policy)
+    check_parameter_settings([parsed], save_dtype, master_grad)
+    backend = backend_of_decorated(model, optimizer)
+    wanted = Decoration(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
+    _replace(backend, model, optimizer, wanted if parsed.level != "O0" else None)
+    return model if optimizer is None else (model, optimizer)
+
+
+def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master_grad: Any) -> None:
+    """What is said of parameters beside the policies of a run: ``save_dtype``, ``master_grad``.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: for a value that is not allowed, or that none of
+            ``policies`` could follow.
+    """
+    if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
+        msg = f"Passed save_dtype={save_dtype!r}; allowed are {listed((None, *OUTPUT_DTYPES))}.\n"
+        raise ArgumentError(msg + "Hint: save_dtype='float32'")
+    levels = {policy.level for policy in policies}
+    if save_dtype is not None and levels == {"O0"}:
+        msg = (
+            f"save_dtype={save_dtype!r} at O0, which decorates nothing: a model saves its parameters "
+            "as they are.\nHint: save_dtype=None, or a policy of O1 or O2."
+        )
+        raise ArgumentError(msg)
+    if checked_flag("master_grad", master_grad) and "O2" not in levels:
+        msg = (
+            f"master_grad=True at {max(levels)}, where parameters and their gradients are float32.\n"
+            "Hint: master_grad=False, or policy='O2'."
+        )
+        raise ArgumentError(msg)
+
+
+def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
+    """Take ``decorate`` back: weights keep their float32 values, everything else is as before.
+
+    What is not decorated is left as it is.
+
+    Returns:
+        ``model``, or ``(model, optimizer)`` if one was given.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other.
+    """
+    backend = backend_of_decorated(model, optimizer)
+    with uninterrupted():
+        backend.undecorate(model, optimizer)
+    return model if optimizer is None else (model, optimizer)
+
+
+@contextmanager
+def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[None]:
+    """``undecorate`` for a while: inside, parameters are float32 and a call of the model is its own.
+
+    For whatever looks at weights from outside of a step: averages of them, saving, exporting.
+
+        averaged = AveragedModel(model)             # ahead of decorate, or within such a block
+        ...
+        with amp.undecorated(model):
+            averaged.update_parameters(model)
+
+    What is written to parameters inside is what training goes on with. A model that is not decorated
+    is left as it is, so that the same lines serve at every level.
+
+    Args:
+        optimizer: the one that ``model`` was decorated with; torch finds it by itself.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if there is no
+            ``optimizer``.
+    """
+    backend = backend_of_decorated(model, optimizer)
+    present = backend.decoration(model, None)
+    if present is None:
+        yield
+        return
+    if optimizer is None and not present.policy.master_weights:
+        msg = (
+            f"The model is decorated with {present.policy!r}: without masters it is decorated "
+            "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
+        )
+        raise ArgumentError(msg)
+    outside = ExitStack()
+    try:
+        with uninterrupted():
+            outside.enter_context(backend.undecorated(model, optimizer))
+        yield
+    finally:
+        with uninterrupted():
+            outside.close()
+
+
+def for_steps(
+    backend: Backend,
+    model: Model,
+    policy: Policy,
+    save_dtype: str | None = None,
+    master_grad: bool = False,
+) -> Decoration:
+    """What steps under ``policy`` need. Below O2 the model stays as it is outside of their regions."""
+    kept = kept_layers(backend, model, policy)
+    return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
+
+
+def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> None:
+    """Decorate for steps under a policy, unless it is done already. For ``train_step``."""
+    present = backend.decoration(model, optimizer)
+    if wanted.policy.level == "O0":
+        if present is not None:
+            with uninterrupted():
+                backend.undecorate(model, optimizer)
+    elif present is None or present.policy != wanted.policy:
+        earlier = backend.decoration(model, None)
+        if earlier is not None and earlier.policy == wanted.policy:
+            wanted = earlier  # decorated without this optimizer
+        _replace(backend, model, optimizer, wanted)
+
+
+@uninterrupted()
+def _replace(
+    backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
+) -> None:
+    """``wanted`` in the place of what is there; if it is refused, that stays."""
+    earlier = backend.decoration(model, None)
+    backend.undecorate(model, optimizer)
+    if wanted is None:
+        return
+    try:
+        _warn_of_low_parameters(backend, model, wanted.policy)
+        if wanted is not earlier:  # else it has been said
+            _warn_of_weights_beyond_float16(backend, model, wanted)
+        backend.decorate(model, optimizer, wanted)
+    except BaseException:
+        backend.undecorate(model, optimizer)  # what an error of another kind has left half done
+        if earlier is not None:
+            backend.decorate(model, optimizer, earlier)
+        raise
+
+
+def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
+    """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
+    names = backend.low_parameters(model)
+    if names:
+        msg = (
+            "Parameters of the model are in 16 bits by themselves: "
+            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. {policy!r} has no float32 "
+            "masters of them, so that updates under half a unit in the last place are lost.\n"
+            "Hint: model.float() first: the policy casts what is to be low."
+        )
+        warn(msg)
+
+
+def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
+    """What is inf in every forward pass is no overflow that a smaller loss scale could end."""
+    policy = wanted.policy
+    if (policy.level, policy.dtype) != ("O2", "float16"):
+        return
+    beyond = [
+        each
+        for each in backend.largest_magnitudes(model, wanted.kept)
+        if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf
+    ]
+    if not beyond:
+        return
+    names = [
+        f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
+        for each in beyond
+    ]
+    layers = dict.fromkeys(each.layer.name or each.layer.kind for each in beyond)
+    keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
+    msg = (
+        f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
+        f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. Its largest number is 65504, and "
+        "magnitudes of 65520 and above become inf: with such a weight in use every step is skipped.\n"
+        f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
+        "float32."
+    )
+    warn(msg)
+
+
+def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:
+    """The native layers that ``policy.keep`` names, by dotted name, pattern or class name.
+
+    Raises:
+        PolicyError: if an entry matches none; it suggests the nearest names.
+    """
+    if not policy.keep:
+        return []
+    layers = backend.layers(model)
+    for entry in policy.keep:
+        if not any(_matches(entry, layer) for layer in layers):
+            raise PolicyError(_no_such_layer(entry, layers))
+    return [layer.layer for layer in layers if any(_matches(entry, layer) for entry in policy.keep)]
+
+
+def _matches(entry: str, layer: Layer) -> bool:
+    return entry == layer.kind or (layer.name != "" and fnmatchcase(layer.name, entry))
+
+
+def _no_such_layer(entry: str, layers: Sequence[Layer]) -> str:
+    names = [layer.name for layer in layers if layer.name]
+    kinds = sorted({layer.kind for layer in layers})
+    close = nearest(entry, [*names, *kinds], 3)
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"keep={kinds[-1:]!r}"
+    return (
+        f"keep={[entry]!r} matches no layer of this model. It has {shown or 'no named layers'}; "
+        f"classes {', '.join(kinds)}.\nHint: {hint}"
+    )

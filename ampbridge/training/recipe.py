@@ -1,0 +1,355 @@
+"""A mixed-precision run as one value: what to compute in, how to scale, how to step.
+
+A recipe is written as TOML by ``save`` and read by ``load``; ``ampbridge.training.recipe_file`` has the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from dataclasses import replace as replace_fields
+from os import PathLike
+from types import MappingProxyType
+from typing import Any
+
+from ampbridge.checkpoints import whole_files
+from ampbridge.errors import AmpBridgeError, ArgumentTypeError, RecipeError
+from ampbridge.errors.flags import checked_flag
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import Schedule, single
+from ampbridge.policies.schedule import from_dict as plan_from_dict
+from ampbridge.scaling.presets import preset as preset_named
+from ampbridge.scaling.scale_rule import ScalerConfig
+from ampbridge.scaling.scaler import GradScaler
+from ampbridge.training import recipe_file
+from ampbridge.training.decorate import check_parameter_settings
+from ampbridge.training.recipe_file import SECTIONS
+from ampbridge.training.step_settings import (
+    OnOverflow,
+    checked_accumulate,
+    checked_clip_norm,
+    checked_on_overflow,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(ScalerConfig):
+    """The arguments of a ``GradScaler``, as a frozen value.
+
+        Scaling(init_scale=1024.0, growth_interval=500)
+        Scaling.like("paddle", init_scale=1024.0)
+
+    Raises:
+        ArgumentError, ArgumentTypeError: as ``GradScaler``.
+    """
+
+    init_scale: float = 2.0**16
+    preset: str | None = field(default=None, compare=False)
+    """Whose rule it is written as a change of; equality goes by the numbers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "init_scale", self.check_scale(self.init_scale))
+        if self.preset is not None:
+            preset_named(self.preset)
+
+    @classmethod
+    def like(cls, name: str, **overrides: Any) -> Scaling:
+        """The settings of ``GradScaler.like(name, **overrides)``."""
+        return cls(**{**preset_named(name).settings, **overrides}, preset=name)
+
+    @classmethod
+    def of(cls, scaler: GradScaler) -> Scaling:
+        """The settings of ``scaler``, from its present scale on. Waits for the device.
+
+        Raises:
+            ArgumentTypeError: if it is none.
+        """
+        if not isinstance(scaler, GradScaler):
+            msg = f"A Scaling is made of an ampbridge.GradScaler, not of {scaler!r}.\n"
+            raise ArgumentTypeError(msg + "Hint: amp.Scaling.of(amp.GradScaler())")
+        return cls(**asdict(scaler.config), init_scale=scaler.get_scale())
+
+    def make(self) -> GradScaler:
+        """A new scaler."""
+        return GradScaler(**self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Every argument of ``GradScaler`` that is a setting, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preset"}
+
+    def changes(self) -> dict[str, Any]:
+        """``like``, if it follows a preset, and the arguments that differ from there."""
+        base = Scaling() if self.preset is None else Scaling.like(self.preset)
+        like = {} if self.preset is None else {"like": self.preset}
+        usual = base.arguments()
+        return like | {k: v for k, v in self.arguments().items() if v != usual[k]}
+
+    def __repr__(self) -> str:
+        changes = self.changes()
+        like = changes.pop("like", None)
+        shown = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        if like is None:
+            return f"Scaling({shown})"
+        return f"Scaling.like({', '.join(filter(None, [repr(like), shown]))})"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a training step needs to know of mixed precision, as one frozen value.
+
+        recipe = amp.Recipe(amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle"))
+        step = amp.train_step(loss_fn, model, optimizer, recipe=recipe)
+
+    Args:
+        policy: a Policy or its short form.
+        scaler: "auto" scales where the policy needs it, by ``GradScaler``'s defaults; None never.
+        accumulate, clip_norm, on_overflow: as in ``train_step``.
+        schedule: policies that change during the run; ``policy`` is then the one it begins with.
+        save_dtype, master_grad: as in ``decorate``.
+
+    Raises:
+        AmpBridgeError: for values that cannot be, or cannot be together.
+    """
+
+    policy: Policy = field(default_factory=Policy)
+    scaler: Scaling | None = "auto"  # type: ignore[assignment]  # replaced by what it stands for
+    accumulate: int = 1
+    clip_norm: float | None = None
+    schedule: Schedule | None = None
+    on_overflow: OnOverflow = field(default="drop_step", kw_only=True)
+    save_dtype: str | None = field(default=None, kw_only=True)
+    master_grad: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._set("policy", self._first_policy())
+        self._set("scaler", self._checked_scaler())
+        checked_accumulate(self.accumulate)
+        self._set("clip_norm", checked_clip_norm(self.clip_norm))
+        checked_on_overflow(self.on_overflow, self.plan)
+        self._set("master_grad", checked_flag("master_grad", self.master_grad))
+        check_parameter_settings(self.policies, self.save_dtype, self.master_grad)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor
+
+    def _first_policy(self) -> Policy:
+        if self.schedule is None:
+            return single(self.policy)
+        if not isinstance(self.schedule, Schedule):
+            msg = f"schedule is a Schedule or None, not {self.schedule!r}.\n"
+            raise ArgumentTypeError(msg + "Hint: schedule=amp.Schedule([(0, 'O0'), (200, 'O1')])")
+        first = self.schedule.policy(self.schedule.start())
+        if Policy.parse(self.policy) not in (Policy(), first):
+            msg = (
+                f"The schedule begins with {first!r}; policy={self.policy!r} would never hold.\n"
+                "Hint: leave policy out where there is a schedule."
+            )
+            raise RecipeError(msg)
+        return first
+
+    def _checked_scaler(self) -> Scaling | None:
+        if self.scaler is None or isinstance(self.scaler, Scaling):
+            return self.scaler
+        if self.scaler == "auto":
+            return Scaling() if any(policy.needs_scaling for policy in self.policies) else None
+        msg = f"A recipe's scaler is a Scaling, 'auto' or None, not {self.scaler!r}.\n"
+        raise ArgumentTypeError(msg + "Hint: scaler=amp.Scaling(init_scale=1024.0)")
+
+    @property
+    def plan(self) -> Policy | Schedule:
+        """The schedule, or else the policy: what ``train_step`` takes as ``policy``."""
+        return self.policy if self.schedule is None else self.schedule
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Every policy of the run, each once."""
+        return (self.policy,) if self.schedule is None else self.schedule.policies
+
+    def replace(self, **changes: Any) -> Recipe:
+        """A copy with the named fields changed.
+
+        Raises:
+            RecipeError: for a name that is none.
+        """
+        unknown = sorted(set(changes) - {f.name for f in fields(self)})
+        if unknown:
+            raise RecipeError(
+                recipe_file.unknown("Recipe", unknown[0], [f.name for f in fields(self)])
+            )
+        return replace_fields(self, **changes)
+
+    def __repr__(self) -> str:
+        usual = Recipe(self.policy, schedule=self.schedule)
+        shown = [repr(self.policy)]
+        if self.schedule is not None:
+            shown = [f"schedule={self.schedule!r}"]
+        for f in fields(self)[1:]:
+            value = getattr(self, f.name)
+            if value != getattr(usual, f.name):
+                shown.append(f"{f.name}={value!r}")
+        return f"Recipe({', '.join(shown)})"
+
+    # -- as data
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, in the sections and under the keys of a recipe file; defaults left out."""
+        if self.schedule is None:
+            sections = {"policy": _policy_section(self.policy)}
+        else:
+            sections = {"schedule": _schedule_section(self.schedule)}
+        if self.scaler is not None:
+            sections["scaler"] = _scaler_section(self.scaler)
+        elif any(policy.needs_scaling for policy in self.policies):
+            sections["scaler"] = {"enabled": False}
+        usual = Recipe()
+        for section in ("step", "decorate"):
+            changed = {
+                k: v for k in SECTIONS[section] if (v := getattr(self, k)) != getattr(usual, k)
+            }
+            if changed:
+                sections[section] = changed
+        return sections
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The recipe that ``to_dict``, or a file, describes.
+
+        Raises:
+            RecipeError: naming the section and the key.
+        """
+        if not isinstance(data, Mapping):
+            msg = f"A recipe is described by a dict, not {data!r:.100}.\n"
+            raise RecipeError(msg + "Hint: Recipe.from_dict(recipe.to_dict())")
+        recipe_file.check_keys(data)
+        arguments: dict[str, Any] = {}
+        with _telling("policy"):
+            if "policy" in data:
+                arguments["policy"] = Policy.from_dict(data["policy"])
+        with _telling("schedule"):
+            if "schedule" in data:
+                arguments["schedule"] = plan_from_dict(_with_whole_policies(data["schedule"]))
+        with _telling("scaler"):
+            if "scaler" in data:
+                arguments["scaler"] = _scaling(data["scaler"])
+        with _telling("step"):
+            return cls(**arguments, **data.get("step", {}), **data.get("decorate", {}))
+
+    def to_toml(self, comments: Mapping[str, str] = MappingProxyType({})) -> str:
+        """As TOML, a comment behind each key: ``comments["policy.allow"]``, or what the key means."""
+        return recipe_file.text_of(self.to_dict(), comments)
+
+    def save(
+        self, path: str | PathLike[str], comments: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Write ``to_toml(comments)`` to the file ``path``.
+
+        Raises:
+            RecipeError: if the file cannot be written.
+        """
+        text = self.to_toml(comments)
+        try:
+            whole_files.write(path, text.encode())
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # half a surrogate pair is no text of a file, nor a name
+            msg = f"Cannot write the recipe {str(path)!r}: {error}.\n"
+            raise RecipeError(msg + "Hint: recipe.save('recipe.toml')") from error
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Recipe:
+        """The recipe in a TOML file.
+
+        Raises:
+            RecipeError: with the file's name, and what stands in it that is not allowed.
+        """
+        try:
+            text = whole_files.read(path).decode()
+        except (OSError, ValueError) as error:
+            msg = f"Cannot read the recipe {str(path)!r}: {error}.\n"
+            raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes one.") from error
+        return cls.from_toml(text, str(path))
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "This text") -> Recipe:
+        """The recipe that ``to_toml`` wrote. ``where`` names it in messages.
+
+        Raises:
+            RecipeError: as ``load``.
+        """
+        data = recipe_file.parse(text, where)
+        with _telling(where):
+            return cls.from_dict(data)
+
+
+def _policy_section(policy: Policy) -> dict[str, Any]:
+    """What is always of interest, and what is not as usual."""
+    values, usual = policy.to_dict(), Policy(policy.level, policy.dtype).to_dict()
+    always = ("level",) if policy.level == "O0" else ("level", "dtype", "lists")
+    return {k: v for k, v in values.items() if k in always or v != usual[k]}
+
+
+def _schedule_section(schedule: Schedule) -> dict[str, Any]:
+    section = {k: v for k, v in schedule.to_dict().items() if v is not None}
+    if "steps" in section:
+        steps = [(first, Policy.from_dict(policy)) for first, policy in section["steps"]]
+        return {"steps": [[first, _short(policy)] for first, policy in steps]}
+    policies = {k: Policy.from_dict(section[k]) for k in ("use", "otherwise")}
+    return {**section, **{k: _short(policy) for k, policy in policies.items()}}
+
+
+def _short(policy: Policy) -> str | dict[str, Any]:
+    """``"O1:float16"``, where that says it all."""
+    return str(policy) if Policy.parse(str(policy)) == policy else _policy_section(policy)
+
+
+def _with_whole_policies(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies of a schedule's section written out, as ``Schedule.to_dict`` has them."""
+    whole = dict(section)
+    if isinstance(whole.get("steps"), list):
+        whole["steps"] = [_whole_entry(entry) for entry in whole["steps"]]
+    for key in {"use", "otherwise"} & whole.keys():
+        whole[key] = _whole(whole[key])
+    return whole
+
+
+def _whole_entry(entry: Any) -> Any:
+    return [entry[0], _whole(entry[1])] if isinstance(entry, list) and len(entry) == 2 else entry
+
+
+def _whole(policy: Any) -> Any:
+    return Policy.parse(policy).to_dict() if isinstance(policy, str) else policy
+
+
+def _scaler_section(scaling: Scaling) -> dict[str, Any]:
+    """The first scale always, then what is not as usual; TOML has no null, so false says never."""
+    changed = {**scaling.changes(), "init_scale": scaling.init_scale}
+    return {
+        k: False if changed[k] is None else changed[k] for k in SECTIONS["scaler"] if k in changed
+    }
+
+
+def _scaling(section: Mapping[str, Any]) -> Scaling | None:
+    arguments = dict(section)
+    enabled = arguments.pop("enabled", True)
+    if not isinstance(enabled, bool):
+        raise ArgumentTypeError(
+            f"enabled is true or false, not {enabled!r}.\nHint: enabled = false"
+        )
+    for name in ("warn_after_skips", "max_consecutive_skips"):
+        if arguments.get(name) is False:
+            arguments[name] = None
+    like = arguments.pop("like", None)
+    made = Scaling(**arguments) if like is None else Scaling.like(like, **arguments)
+    return made if enabled else None
+
+
+@contextmanager
+def _telling(where: str) -> Iterator[None]:
+    """Errors become a RecipeError that begins with ``where``."""
+    try:
+        yield
+    except AmpBridgeError as error:
+        raise RecipeError(f"{where}: {error}") from error

@@ -1,0 +1,192 @@
+"""The form of a recipe file: its sections and keys, TOML text, and the JSON schema of it.
+
+    [policy]
+    level = "O1"
+    dtype = "float16"
+    lists = "paddle"
+    allow = ["add", "batch_norm"]
+
+    [scaler]
+    like = "paddle"
+    init_scale = 1024.0
+
+    [step]
+    accumulate = 4
+
+Keys are the parameter names of ``Policy``, ``GradScaler``, ``train_step`` and ``decorate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ampbridge.errors import RecipeError, listed, nearest
+from ampbridge.policies import oplists
+from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES
+from ampbridge.scaling.presets import PRESETS
+from ampbridge.scaling.scale_rule import AT_MAX_SCALE, AT_MIN_SCALE, BACKOFF_COUNTS
+from ampbridge.training.step_settings import ON_OVERFLOW
+
+JsonType = dict[str, Any]
+
+_NUMBER: JsonType = {"type": "number", "exclusiveMinimum": 0}
+_COUNT: JsonType = {"type": "integer", "minimum": 1}
+_COUNT_OR_NEVER: JsonType = {"anyOf": [_COUNT, {"const": False}]}
+_FLAG: JsonType = {"type": "boolean"}
+_NAMES: JsonType = {"type": "array", "items": {"type": "string"}}
+
+
+def _one_of(words: Iterable[str]) -> JsonType:
+    return {"enum": list(words)}
+
+
+# Section -> key -> what it says, and its JSON type.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, JsonType]]] = {
+    "policy": {
+        "level": ("O0 float32, O1 op by op, O2 low precision with masters", _one_of(LEVELS)),
+        "dtype": ("the low precision", _one_of((*LOW_DTYPES, "float32"))),
+        "lists": ("whose default op lists", _one_of(oplists.LIST_SETS)),
+        "allow": ("ops run in low precision besides", _NAMES),
+        "deny": ("ops run in float32 besides", _NAMES),
+        "keep": ("layers held in float32, by name or class", _NAMES),
+        "master_weights": ("float32 masters of low parameters (O2)", _FLAG),
+        "output_dtype": ("of what the model returns", _one_of(OUTPUT_DTYPES)),
+        "execution": ("native kernels or simulated rounding", _one_of(EXECUTIONS)),
+    },
+    "scaler": {
+        "like": ("whose rule the other keys change", _one_of(PRESETS)),
+        "init_scale": ("the first loss scale", _NUMBER),
+        "growth_factor": ("what it grows by", _NUMBER),
+        "backoff_factor": ("what it shrinks by", _NUMBER),
+        "growth_interval": ("finite steps in a row before it grows", _COUNT),
+        "backoff_interval": ("overflowed steps before it shrinks", _COUNT),
+        "min_scale": ("its floor", _NUMBER),
+        "max_scale": ("its ceiling", _NUMBER),
+        "dynamic": ("false keeps the first scale", _FLAG),
+        "growth_delay": (
+            "finite steps that do not count at first",
+            {"type": "integer", "minimum": 0},
+        ),
+        "backoff_count": ("how overflowed steps are counted", _one_of(BACKOFF_COUNTS)),
+        "at_max_scale": ("what growth past the ceiling does", _one_of(AT_MAX_SCALE)),
+        "at_min_scale": ("what an overflow at the floor does", _one_of(AT_MIN_SCALE)),
+        "warn_after_skips": ("skips in a row; false for never", _COUNT_OR_NEVER),
+        "max_consecutive_skips": ("then an error; false for never", _COUNT_OR_NEVER),
+        "enabled": ("false for no loss scaling", _FLAG),
+    },
+    "step": {
+        "accumulate": ("micro-batches a step", _COUNT),
+        "clip_norm": ("largest joint 2-norm of the unscaled gradients", _NUMBER),
+        "on_overflow": ("what an overflow in a micro-batch drops", _one_of(ON_OVERFLOW)),
+    },
+    "decorate": {
+        "save_dtype": ("of parameters in the model's own checkpoints", _one_of(OUTPUT_DTYPES)),
+        "master_grad": ("gradients of low parameters in float32 (O2)", _FLAG),
+    },
+}
+
+_POLICY_OR_NAME: JsonType = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/policy"}]}
+
+SCHEDULE: Mapping[str, tuple[str, JsonType]] = {
+    "steps": (
+        "[step, policy] pairs: from this step on, that policy",
+        {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 2, "maxItems": 2}},
+    ),
+    "use": ("the policy once it has happened", _POLICY_OR_NAME),
+    "otherwise": ("the policy before", _POLICY_OR_NAME),
+    "loss_below": ("happened: a loss under this", {"type": "number"}),
+    "back_above": ("back again above this loss", {"type": "number"}),
+    "skips": ("happened: so many skips in a row", _COUNT),
+    "back_after": ("back again after so many applied steps", _COUNT),
+}
+
+HEADER = "A mixed-precision recipe: amp.train_step(..., recipe=amp.Recipe.load(path)), with any framework."
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """The tables of TOML ``text`` as plain values, their sections and keys checked.
+
+    Raises:
+        RecipeError: with the line where it is no TOML, or naming what it does not know.
+    """
+    import tomlkit  # only where files are read or written
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        data: dict[str, Any] = tomlkit.parse(text).unwrap()
+    except (TOMLKitError, ValueError, RecursionError) as error:
+        msg = f"{where} is no TOML: {error}.\nHint: amp.Recipe().save('recipe.toml') writes one."
+        raise RecipeError(msg) from error
+    check_keys(data)
+    return data
+
+
+def check_keys(data: Mapping[str, Any]) -> None:
+    """Whether all sections and keys are known ones.
+
+    Raises:
+        RecipeError: naming the first that is not, and the nearest that is.
+    """
+    known: Mapping[str, Iterable[str]] = {**SECTIONS, "schedule": SCHEDULE}
+    for section, values in data.items():
+        if section not in known:
+            raise RecipeError(unknown("A recipe", section, known))
+        if not isinstance(values, Mapping):
+            msg = (
+                f"[{section}] is a table, not {values!r:.100}.\nHint: write [{section}] on a line."
+            )
+            raise RecipeError(msg)
+        for key in values:
+            if key not in known[section]:
+                raise RecipeError(unknown(f"[{section}]", key, known[section]))
+
+
+def unknown(where: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that ``where`` does not have."""
+    close = nearest(name, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else "leave it out."
+    return f"{where} has no {name!r}; allowed are {listed(known)}.\nHint: {hint}"
+
+
+def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """``data`` as TOML, each key with a comment: that of ``comments["section.key"]``, or ours."""
+    import tomlkit
+
+    from ampbridge.errors.foreign_text import (
+        on_one_line,  # it is of no use to who imports ampbridge
+    )
+
+    document = tomlkit.document()
+    document.add(tomlkit.comment(HEADER))
+    for section, values in data.items():
+        table = tomlkit.table()
+        for key, value in values.items():
+            item = tomlkit.item(value)
+            known = SCHEDULE if section == "schedule" else SECTIONS[section]
+            if not isinstance(value, Mapping):
+                item.comment(on_one_line(comments.get(f"{section}.{key}", known[key][0])))
+            table.add(key, item)
+        document.add(tomlkit.nl())
+        document.add(section, table)
+    return tomlkit.dumps(document)
+
+
+def schema() -> JsonType:
+    """The JSON schema (2020-12) of a recipe file, for editors that check TOML by one."""
+    tables = {section: _table(keys) for section, keys in {**SECTIONS, "schedule": SCHEDULE}.items()}
+    policy = tables.pop("policy")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ampbridge recipe",
+        "description": HEADER,
+        "type": "object",
+        "properties": {"policy": {"$ref": "#/$defs/policy"}, **tables},
+        "additionalProperties": False,
+        "$defs": {"policy": policy},
+    }
+
+
+def _table(keys: Mapping[str, tuple[str, JsonType]]) -> JsonType:
+    properties = {key: {"description": says, **kind} for key, (says, kind) in keys.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}

@@ -1,0 +1,125 @@
+"""What a step did, read from the device when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput
+from ampbridge.errors import CallOrderError
+
+Reason = Literal["inf", "nan", "accumulating"]
+
+REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
+
+
+class StepResult:
+    """What a step did. Each property reaches the host when it is read, not before."""
+
+    __slots__ = ("_alarm", "_names", "_output", "_reason", "step")
+
+    def __init__(
+        self,
+        output: StepOutput,
+        step: int,
+        *,
+        accumulating: bool = False,
+        alarm: Callable[[], None] | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._output = output
+        self._alarm = alarm
+        self._names = names
+        self._reason: Reason | None = "accumulating" if accumulating else None
+        self.step = step
+        """How many optimizer steps were tried so far, this one included."""
+
+    @property
+    def loss(self) -> float:
+        """The loss, neither scaled nor divided by ``accumulate``."""
+        return float(self._output.loss)
+
+    @property
+    def aux(self) -> Any:
+        """What ``loss_fn`` returned beside the loss, native."""
+        return self._output.aux
+
+    @property
+    def scale(self) -> float:
+        """The loss scale of this step; 1.0 without a scaler."""
+        return 1.0 if self._output.scale is None else float(self._output.scale)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the optimizer was stepped."""
+        self._raise_alarm()
+        return bool(self._output.applied)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The joint 2-norm before clipping; None without ``clip_norm``."""
+        return None if self._output.grad_norm is None else float(self._output.grad_norm)
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it was not applied: "inf", "nan" (NaN and no inf), "accumulating"; None if it was."""
+        if self._reason is None:
+            self._raise_alarm()
+            self._reason = REASONS[int(self._output.found)]
+        return self._reason
+
+    @property
+    def consecutive_skips(self) -> int:
+        """Skipped steps in a row, this one included."""
+        if self.reason not in ("inf", "nan") or self._output.after is None:
+            return 0
+        return int(self._output.after.consecutive_skips)
+
+    @property
+    def overflows(self) -> dict[str, Reason]:
+        """The parameters whose gradients were not finite, by name, with "inf" or "nan".
+
+        Raises:
+            CallOrderError: unless the step was made with ``name_overflows=True``.
+        """
+        if self._output.kinds is None:
+            msg = (
+                "This step did not look which parameters' gradients overflowed.\n"
+                "Hint: amp.train_step(..., name_overflows=True)"
+            )
+            raise CallOrderError(msg)
+        kinds = zip(self._names, self._output.kinds, strict=True)
+        return {name: kind for name, found in kinds if (kind := REASONS[int(found)])}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as numbers of the host, but for ``aux``; waits for the device."""
+        applied, reason, output = self.applied, self.reason, self._output
+        read = output._replace(
+            loss=self.loss,
+            grads=None,
+            scale=None if output.scale is None else self.scale,
+            after=None if output.after is None else output.after.on_host(),
+            found=None if output.found is None else int(output.found),
+            applied=applied,
+            grad_norm=self.grad_norm,
+            kinds=None if output.kinds is None else [int(kind) for kind in output.kinds],
+        )
+        return _read_result, (read, self.step, reason == "accumulating", tuple(self._names))
+
+    def _raise_alarm(self) -> None:
+        """Once, and only where the step is being looked at anyway: it waits for the device."""
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm()
+
+    def __repr__(self) -> str:
+        return (
+            f"StepResult(step={self.step}, loss={self.loss:.6g}, applied={self.applied}, "
+            f"scale={self.scale:g}, reason={self.reason!r})"
+        )
+
+
+def _read_result(
+    output: StepOutput, step: int, accumulating: bool, names: Sequence[str]
+) -> StepResult:
+    return StepResult(output, step, accumulating=accumulating, names=names)

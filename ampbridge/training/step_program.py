@@ -1,0 +1,156 @@
+"""What a step computes, as a function of native values that a backend may trace.
+
+It knows the parts of a step and not the step: a dropped step is freed at once, and with it the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampbridge.adapters.backend import (
+    FINITE,
+    Array,
+    Backend,
+    LossFn,
+    Model,
+    Optimizer,
+    Program,
+    Scalar,
+    StepOutput,
+)
+from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scaler import GradScaler
+from ampbridge.training.step_settings import OnOverflow
+
+
+@dataclass(frozen=True, eq=False)
+class StepProgram:
+    """Model, optimizer and scaler, and the settings that say what a step does with them.
+
+    Attributes:
+        unscaled: counts the steps that are not scaled.
+        scales_all: whether the scaler is used whatever the policy needs; else where it needs one.
+    """
+
+    backend: Backend
+    model: Model
+    optimizer: Optimizer
+    scaler: GradScaler | None
+    unscaled: GradScaler
+    scales_all: bool
+    accumulate: int
+    clip_norm: float | None
+    on_overflow: OnOverflow
+    name_overflows: bool
+
+    def build(self, loss_fn: LossFn) -> Program:
+        """The step on every replica that this process holds."""
+        return self.backend.on_replicas(self._on_one(loss_fn), self.model)
+
+    def _on_one(self, loss_fn: LossFn) -> Program:
+        """The step as a function of native values; a backend may trace it.
+
+        ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
+        """
+        loss_and_aux = taking_both(returning_aux(loss_fn))
+        whole_steps = self.on_overflow == "drop_step"
+
+        def program(
+            policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
+        ) -> StepOutput:
+            backend = self.backend
+            counting, scaling = self.counting(policy), self._scaler_under(policy) is not None
+            scale = counting.store.read().scale if scaling else None
+            loss, aux, grads = backend.gradients(
+                loss_and_aux,
+                self.model,
+                batch,
+                policy,
+                self._factor(scale),
+                total if whole_steps else None,
+                self.optimizer,
+            )
+            if whole_steps and not final:
+                return StepOutput(loss, aux, grads, scale)
+            scaled = grads
+            grads, found = backend.unscale_for(self.optimizer, scaled, scale)
+            kinds = self._kinds(scaled, found)
+            found = backend.agree(found, self.optimizer)
+            if not whole_steps and total is not None:
+                grads = backend.add(total, grads)
+            if not final:
+                hold_interrupts()
+                counting.store.update(found, counting.config)
+                after = counting.store.read()
+                return StepOutput(loss, aux, grads, scale, after, found, kinds=kinds)
+            norm = None
+            if self.clip_norm is not None:
+                grads, norm = backend.clip(grads, self.clip_norm)
+            parameters = backend.parameters(self.optimizer)
+            hold_interrupts()  # up to here nothing has changed that would stay
+            applied = backend.apply(self.optimizer, parameters, grads, found)
+            counting.store.update(found, counting.config)  # last: what raises moves no scale
+            after = counting.store.read()
+            return StepOutput(loss, aux, None, scale, after, found, applied, norm, kinds)
+
+        return program
+
+    def _kinds(self, grads: Sequence[Array], found: Scalar) -> Sequence[Scalar] | None:
+        """What is in each gradient, on request: a pass of its own, if it is not known yet.
+
+        Gradients that were unscaled in place will do: what was not finite is not finite now.
+        """
+        if not self.name_overflows:
+            return None
+        if isinstance(found, int) and found == FINITE:
+            return [FINITE] * len(grads)
+        return [self.backend.unscale([grad], None)[1] for grad in grads]
+
+    def counting(self, policy: Policy) -> GradScaler:
+        """The scaler that counts the steps under ``policy``."""
+        return self._scaler_under(policy) or self.unscaled
+
+    def _scaler_under(self, policy: Policy) -> GradScaler | None:
+        """The scaler, if steps under ``policy`` are scaled."""
+        if self.scaler is None or not self.scaler.enabled:
+            return None
+        return self.scaler if self.scales_all or policy.needs_scaling else None
+
+    def _factor(self, scale: Any) -> Any:
+        """What the loss is multiplied by: the scale, shared among the micro-batches."""
+        if self.accumulate == 1:
+            return scale
+        return 1.0 / self.accumulate if scale is None else scale / self.accumulate
+
+
+def returning_aux(loss_fn: LossFn) -> LossFn:
+    """``loss_fn`` made to return ``(loss, aux)``, the loss checked to be a scalar."""
+
+    def loss_and_aux(model: Model, /, *batch: Any, **named: Any) -> tuple[Array, Any]:
+        output = loss_fn(model, *batch, **named)
+        loss, aux = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
+        dimensions = getattr(loss, "ndim", loss)
+        if dimensions is loss:
+            msg = (
+                f"loss_fn returned {type(loss).__name__}, not a tensor.\n"
+                "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)"
+            )
+            raise ArgumentTypeError(msg)
+        if dimensions:
+            msg = (
+                f"loss_fn returned a loss of shape {tuple(loss.shape)}; a scalar is needed.\n"
+                "Hint: return loss.mean()"
+            )
+            raise ArgumentError(msg)
+        return loss, aux
+
+    return loss_and_aux
+
+
+def taking_both(loss_fn: LossFn) -> LossFn:
+    """``loss_fn`` as a backend calls it: with the positional part of a batch, and the named one."""
+    return lambda model, batch, named: loss_fn(model, *batch, **named)
