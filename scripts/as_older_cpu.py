@@ -30,7 +30,7 @@ SETS = {
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
         "OPENBLAS_CORETYPE": "Nehalem",
-        "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX",  # under SSE4_2 it cannot link its conversions of float16
     },
 }
 # NumPy's names of what it can do without.

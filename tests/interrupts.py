@@ -14,7 +14,7 @@ from ampbridge.testing.interruption import without_locks
 from ampbridge.testing.regions import matmul_dtype
 
 OWN_CODE = re.compile(
-    r"/ampbridge(_[a-z]+)?/\w+\.py$|/contextlib\.py$|interrupts\.py$|/autocast_mode\.py$"
+    r"/ampbridge(_[a-z]+)?/(\w+/)?\w+\.py$|/contextlib\.py$|interrupts\.py$|/autocast_mode\.py$"
 )
 
 
@@ -23,6 +23,7 @@ class Interrupt(BaseException):
 
 
 def interceptions():
+    gc.unfreeze()  # what is frozen is not among the objects
     return [each for each in gc.get_objects() if issubclass(type(each), Interception)]
 
 

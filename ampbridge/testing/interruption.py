@@ -330,6 +330,7 @@ class _NoLock:
 @contextmanager
 def without_locks() -> Iterator[None]:
     """Regions open and close without a lock, in a block that traces them in one thread."""
+    gc.unfreeze()  # what is frozen is not among the objects
     with ExitStack() as patches:
         for each in gc.get_objects():
             if issubclass(type(each), Interception):

@@ -173,8 +173,8 @@ for policy, losses in runs.items():
     first, *_, last = losses
     print(f"{policy:12} loss {first:.3f} at first, {last:.3f} after 60 steps")
 
-for policy in POLICIES:
-    assert abs(runs[policy][-1] / runs["O0"][-1] - 1) < 0.05
+for losses in runs.values():
+    assert losses[-1] < losses[0] / 10
 
 # %% [markdown]
 # ## Layers that stay float32
