@@ -75,8 +75,8 @@ def test_scales_and_skips_are_the_same(runs: Runs) -> None:
 
 
 # The conv net's loss falls to 0.02, where its batch norms are at the limit of float16: NumPy's own, with
-# means taken in float64 instead of float32, move it by 1e-3 of itself. The multilayer perceptron's last loss has
-# 50 updates behind it: where Paddle and NumPy multiply by SSE alone, it differed by 1.3e-5.
+# means taken in float64 instead of float32, move it by 1e-3 of itself. The multilayer perceptron's late
+# losses have 50 updates behind them: where both libraries have SSE alone, one differed by 1.3e-5.
 TOLERANCES = {"mlp": (5e-5, 0.0), "conv": (1e-3, 1e-4), "transformer": (1e-3, 0.0)}
 
 
