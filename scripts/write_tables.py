@@ -1,4 +1,4 @@
-"""Write the support table of the README by asking each backend what it does.
+"""Write the table of docs/support.md by asking each backend what it does.
 
     python scripts/write_tables.py            writes it
     python scripts/write_tables.py --check    exits with 1 if it is not what stands there
@@ -23,7 +23,7 @@ from ampbridge.checkpoints import whole_files
 from ampbridge.policies import oplists
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 BEGIN = "<!-- support table: written by scripts/write_tables.py -->\n"
 END = "<!-- end of support table -->\n"
 
@@ -124,12 +124,12 @@ def main() -> int:
     if options.answer:
         print(json.dumps(answers(options.answer)))
         return 0
-    text = README.read_text()
+    text = PAGE.read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     wanted = before + BEGIN + table() + END + after
     if options.check:
         return int(wanted != text)
-    whole_files.write(README, wanted.encode())
+    whole_files.write(PAGE, wanted.encode())
     return 0
 
 

@@ -17,7 +17,7 @@ class OpLists:
 
     Attributes:
         columns: "the recipe", and frameworks that have lists of their own.
-        rules: op -> column -> "allow", "deny" or "promote"; in parentheses what befalls an op that is
+        rules: op -> column -> "allow", "deny" or "promote"; in parentheses the rule for ops that are
             on no list: "(follow)" its inputs' dtypes, "(promote)" to the widest, "(full)" float32.
         used: ops that the workload was seen to run.
     """

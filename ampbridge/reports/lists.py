@@ -71,7 +71,7 @@ class Lists:
         ).op_list
 
     def rule(self, op: str) -> str:
-        """``"allow"``, ``"deny"`` or ``"promote"``; in parentheses what befalls an op that is not listed."""
+        """``"allow"``, ``"deny"`` or ``"promote"``; in parentheses the rule for unlisted ops."""
         rules = self.rules
         if op in rules.allow | rules.deny | rules.promote:
             return rules.category(op)
@@ -212,7 +212,7 @@ class Reason:
                 tuple(names),
             ),
             Table(
-                "Its rule; in parentheses what befalls what is not listed",
+                "Its rule; in parentheses the rule for unlisted ops",
                 ("lists", *(f"{level}:{dtype}" for level, dtype in _KINDS)),
                 tuple(rules),
             ),

@@ -95,7 +95,7 @@ assert policies["tensorflow"].category("softmax") == "promote"
 
 # %% [markdown]
 # `deny`: `float32`, whatever arrives. `promote`: in the precision that arrives, which behind a linear
-# layer is `float16`. In parentheses stands what befalls an op that a list does not name: Paddle denies
+# layer is `float16`. In parentheses stands the rule for ops that the list does not name: Paddle denies
 # softmax at O1, and at O2 has forgotten it.
 #
 # `amp.explain` says what becomes of that on the framework at hand, and who sees to it:

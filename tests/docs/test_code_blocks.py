@@ -26,8 +26,6 @@ model, optimizer, loss_fn = digits.model, digits.optimizer, digits.loss_fn
 batches = digits.first(3)
 """
 CONTEXTS = {
-    ("README.md", "import ampbridge as amp"): DIGITS
-    + "from ampbridge_numpy.nn import cross_entropy\n",
     ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
     ("docs/examples.md", "model = getattr(native, workload)(weights.make(workload, seed))"): """
 import ampbridge as amp
@@ -90,6 +88,14 @@ def test_it_runs(block, tmp_path):
         ):
             check_installed(framework)
     run_python("-c", CONTEXTS.get(block.key, "") + block.code, cwd=tmp_path)
+
+
+def test_the_first_block_prints_what_the_readme_shows(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    _, code, below = re.split(r"```python\n(.*?)```\n", text, maxsplit=1, flags=re.S)
+    shown = re.match(r"\n((?: {4}.+\n)+)", below)
+    assert shown is not None
+    assert run_python("-c", code, cwd=tmp_path) == dedent(shown[1])
 
 
 @pytest.mark.parametrize("key", FRAGMENTS, ids=str)

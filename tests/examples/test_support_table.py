@@ -1,4 +1,4 @@
-"""The README's support table says what the backends do."""
+"""The table of docs/support.md says what the backends do."""
 
 import subprocess
 import sys
