@@ -96,7 +96,7 @@ GROUPS = {
     ),
     "paddle": _adapter(
         "paddle",
-        "decorating gradients low_parameters scaling simulated_o2 training_state",
+        "decorating gradients low_weights scaling simulated_o2 training_state",
         "conformance native_scaler o2 regions scaler schedule training training_state what_is_trained",
         "paddle",
     ),

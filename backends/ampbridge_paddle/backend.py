@@ -87,7 +87,7 @@ class PaddleBackend(Backend):
         return gradients.parameters(owner)
 
     def low_parameters(self, model: Model) -> list[str]:
-        return [] if decorating.shares_low_parameters(model) else super().low_parameters(model)
+        return [] if decorating.shares_low_weights(model) else super().low_parameters(model)
 
     def parameter_names(self, model: Model) -> list[str]:
         return training_state.parameter_names(model)

@@ -13,7 +13,8 @@ from ampbridge.errors import UnsupportedError
 from ampbridge_paddle import casting, native_o2, saving
 from ampbridge_paddle._private import method
 from ampbridge_paddle.hybrid_groups import without_wrapper
-from ampbridge_paddle.layer_calls import (
+from ampbridge_paddle.low_weights import low_dtype_of
+from ampbridge_paddle.model_calls import (
     DecoratedModel,
     Kept,
     ParametersAtO2,
@@ -21,7 +22,6 @@ from ampbridge_paddle.layer_calls import (
     remove_role,
     role_of,
 )
-from ampbridge_paddle.low_parameters import low_dtype_of
 from ampbridge_paddle.simulated_o2 import SimulatedO2
 
 Layer = Any
@@ -149,14 +149,14 @@ def _own_parameters(layer: Layer) -> list[Tensor]:
     return layer.parameters(include_sublayers=False)
 
 
-def shares_low_parameters(model: Layer) -> bool:
+def shares_low_weights(model: Layer) -> bool:
     """Whether a part of ``model``, or what it is a part of, is decorated at O2."""
     parameters = without_wrapper(model).parameters()
     return any(low_dtype_of(p) is not None or native_o2.is_low(p) for p in parameters)
 
 
 def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
-    if shares_low_parameters(model):
+    if shares_low_weights(model):
         msg = (
             "The model shares parameters with one that is decorated at O2 already.\n"
             "Hint: amp.undecorate(that_model, its_optimizer) first."

@@ -17,7 +17,7 @@ from ampbridge_paddle._private import method
 from ampbridge_paddle.casting import cast
 from ampbridge_paddle.gradient_hooks import has_had_hooks
 from ampbridge_paddle.hybrid_groups import is_wrapped
-from ampbridge_paddle.low_parameters import low_dtype_of, rounded_gradient
+from ampbridge_paddle.low_weights import low_dtype_of, rounded_gradient
 from ampbridge_paddle.sparse_gradients import dense_values, merged
 
 Tensor = Any

@@ -36,7 +36,7 @@ from ampbridge.policies import function_ops, oplists
 from ampbridge_paddle import casting, decorating, functions, simulation
 from ampbridge_paddle._private import method, present, private
 from ampbridge_paddle.functions import Function, Replacements
-from ampbridge_paddle.low_parameters import low_dtype_of, read_like
+from ampbridge_paddle.low_weights import low_dtype_of, read_like
 from ampbridge_paddle.rounding import round_to
 from ampbridge_paddle.rules import SAME_OP, SEEN_THROUGH, is_op, made_of_several
 from ampbridge_paddle.sparse_gradients import dense_values, merged

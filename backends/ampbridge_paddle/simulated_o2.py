@@ -10,7 +10,7 @@ import paddle
 
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
-from ampbridge_paddle import low_parameters
+from ampbridge_paddle import low_weights
 from ampbridge_paddle.gradients import parameters as parameters_of
 from ampbridge_paddle.rounding import round_to
 from ampbridge_paddle.subclassing import Mixin, mix_in, take_out
@@ -23,19 +23,19 @@ class StepsLowParameters(Mixin):
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().step(*args, **kwargs)  # type: ignore[misc]
-        low_parameters.round_storage(parameters_of(self))
+        low_weights.round_storage(parameters_of(self))
         return result
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         result = super().minimize(*args, **kwargs)  # type: ignore[misc]
-        low_parameters.round_storage(parameters_of(self))
+        low_weights.round_storage(parameters_of(self))
         return result
 
     @paddle.no_grad()
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         """Of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
         rate = super()._create_param_lr(param_and_grad)  # type: ignore[misc]
-        dtype = low_parameters.low_dtype_of(param_and_grad[0])
+        dtype = low_weights.low_dtype_of(param_and_grad[0])
         if dtype is None or not isinstance(self, paddle.optimizer.SGD):
             return rate
         return round_to(rate, dtype)
@@ -61,7 +61,7 @@ class SimulatedO2:
             mix_in(StepsLowParameters, optimizer)
 
     def _make_low(self) -> None:
-        low_parameters.make_low(self._parameters, self._dtype, self._has_masters)
+        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
 
     def serves(self, optimizer: Any) -> bool:
         return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
@@ -73,11 +73,11 @@ class SimulatedO2:
         return {}  # the parameters' own storage
 
     def release(self, model: Any) -> None:
-        low_parameters.make_full(self._parameters)
+        low_weights.make_full(self._parameters)
         optimizer = self._optimizer and self._optimizer()
         if optimizer is None:
             return
-        if all(low_parameters.low_dtype_of(p) is None for p in parameters_of(optimizer)):
+        if all(low_weights.low_dtype_of(p) is None for p in parameters_of(optimizer)):
             take_out(StepsLowParameters, optimizer)
 
     # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.

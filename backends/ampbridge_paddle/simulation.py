@@ -12,7 +12,7 @@ a tensor is in low precision is a mark on it. A kernel then follows its rule:
 Rounding is differentiable and rounds the gradient as well. A mark holds for the state of the
 tensor that was marked: a later change in place makes it float32 again. Real float16 and bfloat16
 tensors count as marked and are taken to float32 storage by whatever reads them; so do the parameters
-of ``low_parameters``, which are rounded by whatever reads them.
+of ``low_weights``, which are rounded by whatever reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ampbridge.policies.oplists import Category
 from ampbridge_paddle import functions
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.functions import Function, Replacements, Shape
-from ampbridge_paddle.low_parameters import low_dtype_by_name, low_dtype_of
+from ampbridge_paddle.low_weights import low_dtype_by_name, low_dtype_of
 from ampbridge_paddle.rounding import round_in_place, round_to, round_traced
 from ampbridge_paddle.rules import Rules, is_op
 

@@ -23,8 +23,8 @@ from ampbridge_paddle._private import method
 from ampbridge_paddle.decorating import NORMALIZATIONS
 from ampbridge_paddle.gradients import parameters
 from ampbridge_paddle.hybrid_groups import is_sharded, without_wrapper, without_wrappers
-from ampbridge_paddle.layer_calls import DecoratedModel, role_of
-from ampbridge_paddle.low_parameters import round_storage
+from ampbridge_paddle.low_weights import round_storage
+from ampbridge_paddle.model_calls import DecoratedModel, role_of
 from ampbridge_paddle.rounding import round_to
 
 Layer = Any

@@ -37,13 +37,13 @@ from ampbridge_tensorflow import (
     compiling,
     copying,
     decorating,
-    distribution,
     gradients,
     memory,
     native_policy,
     native_scaler,
     observing,
     probing,
+    ranks,
     restoring,
     scaling,
     training_state,
@@ -137,15 +137,15 @@ class TensorflowBackend(Backend):
         return compiling.compile_step(build, loss_fn)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
-        return gradients.unbuilt_if_they_fail(distribution.on_replicas(program, model))
+        return gradients.unbuilt_if_they_fail(ranks.on_replicas(program, model))
 
     def replica(self) -> int:
-        return distribution.replica()
+        return ranks.replica()
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         if isinstance(like, LossScaleOptimizer):
             return like.scale_store(state)
-        return scaling.variable_store(state, distribution.strategy_of(like))
+        return scaling.variable_store(state, ranks.strategy_of(like))
 
     def devices(self) -> list[Device]:
         return probing.devices()
@@ -175,7 +175,7 @@ class TensorflowBackend(Backend):
         training_state.write_optimizer(optimizer, model, state)
 
     def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
-        distribution.on_one_rank(model, action)
+        ranks.on_one_rank(model, action)
 
     def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
         return native_scaler.native_scaler(state, optimizer)

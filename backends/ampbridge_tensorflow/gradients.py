@@ -17,7 +17,7 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
-from ampbridge_tensorflow import _private, distribution
+from ampbridge_tensorflow import _private, ranks
 from ampbridge_tensorflow.casting import autocast, differentiation, outside_of_regions
 from ampbridge_tensorflow.fitted import low_variables
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
@@ -77,7 +77,7 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
         if remembered is not None:
             remembered.append(Remembered(optimizer))
         strategy = made_under(parameters[0]) if parameters else None
-        with distribution.variables_made_under(strategy):
+        with ranks.variables_made_under(strategy):
             optimizer.build(list(parameters))
     return optimizer
 
@@ -149,7 +149,7 @@ def gradients(
         grads = tape.gradient(scaled, [native_variable(p) for p in trained])
     check_dependence(grads)
     if optimizer is not None and not optimizer.built:
-        distribution.check_scope(checked_optimizer(optimizer), trained)
+        ranks.check_scope(checked_optimizer(optimizer), trained)
         built_optimizer(optimizer, trained)
     low = {id(variable) for variable in low_variables(model)}
     grads = [

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_tensorflow import distribution
+from ampbridge_tensorflow import ranks
 from ampbridge_tensorflow.casting import outside_of_regions
 from ampbridge_tensorflow.gradients import built_optimizer, checked_optimizer
 from ampbridge_tensorflow.native_values import on_values, values_of
@@ -28,7 +28,7 @@ def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]
     Dense gradients and IndexedSlices stay what they are, None stays None. On a replica of several
     they become the mean over all replicas before one looks.
     """
-    unscaled = distribution.averaged(grads if scale is None else divided(grads, scale))
+    unscaled = ranks.averaged(grads if scale is None else divided(grads, scale))
     return unscaled, _found([values_of(g) for g in unscaled if g is not None])
 
 
@@ -95,7 +95,7 @@ def apply(
     are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
     Gradients that are unchecked have not been through ``unscale``, where replicas average theirs.
     """
-    distribution.check_scope(checked_optimizer(optimizer), parameters)
+    ranks.check_scope(checked_optimizer(optimizer), parameters)
     optimizer = built_optimizer(optimizer, parameters)
     trained = [p for g, p in zip(grads, parameters, strict=True) if g is not None]
     present = [g for g in grads if g is not None]
@@ -103,17 +103,17 @@ def apply(
     @scaled
     @outside_of_regions
     def step(grads: Sequence[Array]) -> None:
-        with distribution.gradients_are_reduced():
+        with ranks.gradients_are_reduced():
             optimizer.apply(grads, trained)
 
     if found is None:
-        present = distribution.averaged(present)
+        present = ranks.averaged(present)
         # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
         # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
         with tf.control_dependencies([values_of(g) for g in present]):
             step(present)
         return tf.constant(True)
-    applied = distribution.step_if(tf.equal(found, FINITE), step, present)
+    applied = ranks.step_if(tf.equal(found, FINITE), step, present)
     return bool(applied) if tf.executing_eagerly() else applied
 
 
@@ -126,7 +126,7 @@ def variable_store(
     """
     counts = [int(count) for count in state[1:]]
     # A scaler may be met first while a step is being traced.
-    with distribution.variables_made_under(strategy):
+    with ranks.variables_made_under(strategy):
         return VariableStore(
             tf.Variable(float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"),
             tf.Variable(counts, dtype=tf.int32, trainable=False, name="counts"),

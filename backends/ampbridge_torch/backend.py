@@ -40,9 +40,9 @@ from ampbridge_torch import (
     native_scaler,
     observing,
     probing,
+    ranks,
     restoring,
     scaling,
-    sharding,
     training_state,
 )
 
@@ -134,7 +134,7 @@ class TorchBackend(Backend):
         return scaling.worst(found)
 
     def mean_loss(self, loss: Tensor, model: nn.Module) -> Tensor:
-        return sharding.mean_loss(loss, model)
+        return ranks.mean_loss(loss, model)
 
     def add(
         self, total: Sequence[Tensor | None], grads: Sequence[Tensor | None]
@@ -191,7 +191,7 @@ class TorchBackend(Backend):
         training_state.write_optimizer(optimizer, model, state)
 
     def on_one_rank(self, model: nn.Module, action: Callable[[], None]) -> None:
-        sharding.on_one_rank(model, action)
+        ranks.on_one_rank(model, action)
 
     def native_scaler(self, state: Mapping[str, Any], optimizer: optim.Optimizer | None) -> Any:
         return native_scaler.native_scaler(state, optimizer)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices, simulation
-from ampbridge_torch.checkpointing import checkpoints_follow
 from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.mode import CASTABLE, OpListMode, active_mode, listed
+from ampbridge_torch.recomputing import checkpoints_follow
 from ampbridge_torch.rules import Rules, rules_for
 
 DTYPES = {

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampbridge_torch import _private, devices, sharding
+from ampbridge_torch import _private, devices, ranks
 
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """See ``Backend.restored``. Of a sharded model each rank gives back its own shards."""
-    sharding.reshard(model)
+    ranks.reshard(model)
     with ExitStack() as stack:
         _remember_generators(stack, model)
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -25,7 +25,7 @@ def restored(model: nn.Module) -> Iterator[None]:
             _remember_buffers(stack, module)
         for parameter in model.parameters():
             stack.callback(setattr, parameter, "grad", parameter.grad)  # O2 makes another
-        stack.callback(sharding.reshard, model)
+        stack.callback(ranks.reshard, model)
         yield
 
 

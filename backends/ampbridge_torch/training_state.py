@@ -21,7 +21,7 @@ from ampbridge.adapters.backend import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge_torch import _private, decorating, sharding
+from ampbridge_torch import _private, decorating, ranks
 from ampbridge_torch.gradients import parameters
 from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all, updates_of
 from ampbridge_torch.simulation import LOW_DTYPES
@@ -125,7 +125,7 @@ def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
 
 def _set(target: Tensor, value: np.ndarray) -> None:
     with torch.no_grad():
-        target.copy_(sharding.shard_of(torch.tensor(value), target))
+        target.copy_(ranks.shard_of(torch.tensor(value), target))
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -152,7 +152,7 @@ def _tensors(model: nn.Module) -> Iterator[_Named]:
     """Parameters and persistent buffers, each once, under its first name."""
     model = _unwrapped(model)
     _check_state_is_tensors(model)
-    sharding.reshard(model)
+    ranks.reshard(model)
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         own = {
@@ -163,7 +163,7 @@ def _tensors(model: nn.Module) -> Iterator[_Named]:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 name = _plain(f"{prefix}.{attribute}".lstrip("."), model)
-                sharding.check_placements(name, tensor)
+                ranks.check_placements(name, tensor)
                 yield _Named(name, module, attribute, tensor)
 
 
@@ -196,7 +196,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return np.array(sharding.whole(tensor).detach().cpu().numpy(), order="C")
+    return np.array(ranks.whole(tensor).detach().cpu().numpy(), order="C")
 
 
 def _check_state_is_tensors(model: nn.Module) -> None:
@@ -318,7 +318,7 @@ def _states(
     for position, entry in _state_dict(optimizer)["state"].items():
         for slot, value in entry.items():
             if slot != STATE_KEY:
-                if isinstance(value, Tensor) and not sharding.alike(value, owners[position]):
+                if isinstance(value, Tensor) and not ranks.alike(value, owners[position]):
                     raise UnsupportedError(
                         _beyond(optimizer, f"{slot!r} is sharded in its own way")
                     )
@@ -512,7 +512,7 @@ def _by_parameter(
             _check_shape(key, value, owner, optimizer)
             value = torch.tensor(value).to(_LOW.get(settings["low"].get(key)))
             if value.ndim:
-                value = sharding.shard_of(value, owner)
+                value = ranks.shard_of(value, owner)
         saved.setdefault(positions[name], {})[slot] = value
     _check_slots(saved, settings, optimizer, names)
     return saved

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
-from ampbridge_torch import sharding
+from ampbridge_torch import ranks
 from ampbridge_torch.backend import TorchBackend
 
 Backend = TorchBackend()
@@ -140,8 +140,8 @@ def test_shards_of_shards_are_not_saved() -> None:
 
     placed: Any = SimpleNamespace(placements=(ShardOfShard(0), Shard(0)))
     with pytest.raises(UnsupportedError, match=r"0\.weight is placed as .*shards of shards"):
-        sharding.check_placements("0.weight", placed)
-    sharding.check_placements("0.weight", SimpleNamespace(placements=(Replicate(), Shard(0))))
+        ranks.check_placements("0.weight", placed)
+    ranks.check_placements("0.weight", SimpleNamespace(placements=(Replicate(), Shard(0))))
 
 
 def test_slots_that_are_sharded_in_their_own_way_are_not_saved() -> None:
