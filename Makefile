@@ -88,9 +88,9 @@ $(ZOO:%=zoo-%): zoo-%: $(VENV)/.test
 $(OLDER:%=test-%): test-%: $(VENV)/.test
 	$(BIN)/python scripts/as_older_cpu.py $* make --no-print-directory --keep-going $(FRAMEWORKS:%=numerics-%)
 
-# What depends on the CPU's instructions: products, roundings, kernels. Compilers take long, and are nightly.
+# What depends on the CPU's instructions: products, roundings, kernels; not dtypes. Compilers take long, and are nightly.
 $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
-	$(BIN)/python -m pytest -q -k 'not compiled and not XLA' $(NUMERICS_$*)
+	$(BIN)/python -m pytest -q -k 'not compiled and not XLA and not as_low_as' $(NUMERICS_$*)
 
 nightly: $(VENV)/.test ## long random searches, the whole zoo, every test as on older CPUs, mutations
 	+$(MAKE) --no-print-directory --keep-going night-search night-cuda zoo $(OLDER:%=night-%) mutate

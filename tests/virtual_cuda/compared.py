@@ -25,7 +25,7 @@ RUNS = (
     *(("torch", "float16"), ("torch", "bfloat16")),
     *(("paddle", "float16"), ("tensorflow", "bfloat16")),
 )
-"""Lists and 16-bit dtypes that are compared in `make test`."""
+"""Lists and 16-bit dtypes that are compared."""
 
 KINDS = ("dtype", "value", "refused", "fails", "gradient")
 """How an op differs: ``refused`` by CUDA but not by the simulation, ``fails`` the other way round."""
