@@ -28,7 +28,7 @@ demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy al
 	@$(BIN)/python examples/demo.py
 
 # One line for each group at the end. The longest go first.
-test: $(VENV)/.test ## lint, types and every test, one process per framework, two at a time
+test: $(VENV)/.test ## lint, types and every test, one process per framework, three at a time
 	+@$(PYTHON) scripts/run_groups.py $(TESTS)
 
 lint: $(VENV)/.test ## ruff, formatting included, and the layers of the core

@@ -1,4 +1,4 @@
-"""Run targets of make, two at a time; tell what each said when it has ended, and then a line for each.
+"""Run targets of make, three at a time; tell what each said when it has ended, and then a line for each.
 
     python scripts/run_groups.py lint types test-core
 
@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-AT_ONCE = 2  # each process computes on one core most of the time
+AT_ONCE = 3  # each computes on one core, and waits now and then; two would leave two cores idle
 COUNTS = re.compile(
     r"^=*\s*((?:\d+ [a-z]+, )*\d+ (?:passed|failed)[^=]*?) in [\d.]+s", re.MULTILINE
 )

@@ -8,7 +8,7 @@ from processes import run_python
 from ampbridge.policies import oplists
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT / "ampbridge" / "data"
+DATA = ROOT / "ampbridge" / "policies" / "data"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in (ROOT / "docs/ops.md").read_text().splitlines()
