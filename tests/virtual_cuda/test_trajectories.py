@@ -57,10 +57,12 @@ class Differing(NamedTuple):
     Attributes:
         why: the one op that is the reason.
         avoid: changes the model so that the op makes no difference.
+        dtypes: in which it shows within these steps.
     """
 
     why: str
     avoid: Callable[[nn.Module], object]
+    dtypes: tuple[str, ...] = LOW
 
 
 def normalize_contiguous(model: nn.Module) -> None:
@@ -73,7 +75,19 @@ def scale_by_one(model: nn.Module) -> None:
     model.logit_scale.requires_grad_(False).zero_()  # its exp is 1, also in 16 bits
 
 
+def attend_without_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if hasattr(module, "attn_dropout"):
+            module.attn_dropout.p = 0.0
+
+
 DIFFERING = {
+    "gpt2": Differing(
+        "the gradient of attention with dropout: the kernel multiplies and sums in another order than "
+        "the composite that the CPU takes then; the last bit of float32, and so one in 9,000 in float16",
+        attend_without_dropout,
+        ("float16",),
+    ),
     "clip": Differing(
         "a 16-bit tensor times a float32 one of no dimension, logit_scale.exp(): the simulation "
         "rounds both, the device the product alone",
@@ -94,7 +108,7 @@ DIFFERING = {
 def test_a_model_of_the_zoo(name: str, way: str, low: str) -> None:
     training = specimen(name)
     differing = DIFFERING.get(name)
-    if differing is not None:
+    if differing is not None and low in differing.dtypes:
         found, expected = training.pair(way, low, "fused")
         assert found[1:] == expected[1:]  # scales, and what was applied
         assert found.losses != expected.losses
