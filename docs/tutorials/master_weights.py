@@ -171,7 +171,7 @@ axes.legend()
 plt.show()
 
 last = {name: losses[-1] for name, (losses, _) in runs.items()}
-assert abs(last["O2 with masters"] / last["float32"] - 1) < 0.01
+assert abs(last["O2 with masters"] / last["float32"] - 1) < 0.05
 assert last["O2 without masters"] > 1.3 * last["float32"]
 assert runs["O2 without masters"][1] > 2 * runs["O2 with masters"][1]
 
