@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,13 @@ def _seeded() -> None:
     import keras
 
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def graphs_as_traced() -> Iterator[None]:
+    """Grappler orders sums anew in each graph: plain Keras' losses differ by a bit between two runs."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

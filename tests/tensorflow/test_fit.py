@@ -181,6 +181,7 @@ def test_in_a_region_around_fit() -> None:
     assert [state["scale"] for state in trajectory.states] == expected
 
 
+@pytest.mark.usefixtures("graphs_as_traced")
 def test_a_disabled_scaler_leaves_all_to_the_inner_optimizer() -> None:
     weights = []
     for wrapped in (True, False):
@@ -446,6 +447,7 @@ def test_eager_loops_of_one_s_own_hear_them_at_once() -> None:
 # -- saving
 
 
+@pytest.mark.usefixtures("graphs_as_traced")
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_a_saved_model_goes_on_where_it_was(tmp_path: Path, policy: str) -> None:
     def compiled() -> keras.Model:
@@ -657,6 +659,7 @@ def test_loops_by_hand_are_told_only_if_nobody_scales() -> None:
     amp.undecorate(model)
 
 
+@pytest.mark.usefixtures("graphs_as_traced")
 @pytest.mark.parametrize("level", FLOAT16)
 def test_a_model_with_that_scale_is_saved_and_goes_on(level: str, tmp_path: Path) -> None:
     model = made()

@@ -25,7 +25,10 @@ from ampbridge_tensorflow import LossScaleOptimizer  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
 
 # Keras' own conversion of its variables to NumPy.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.usefixtures("graphs_as_traced"),
+]
 
 BACKEND = TensorflowBackend()
 BATCHES, BATCH = 16, 8
@@ -39,14 +42,6 @@ POLICIES = {
     for dtype in ("float16", "bfloat16")
 }
 PRODUCTS = {"MatMul", "Conv2D", "Conv2DBackpropInput"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _as_traced() -> Iterator[None]:
-    """Grappler orders sums anew in each graph: plain Keras' losses differ by a bit between two runs."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def triplets() -> tf.data.Dataset:
