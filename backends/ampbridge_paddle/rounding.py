@@ -29,7 +29,6 @@ _cast = private("paddle._C_ops.cast")
 _scale = private("paddle._C_ops.scale")
 _scale_in_place = private("paddle._C_ops.scale_")
 _assign_out = private("paddle._C_ops.assign_out_")
-_EagerTensor = private("paddle.base.core.eager.Tensor")
 
 _FLUSH = 2.0**73
 _NUMPY_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -113,7 +112,9 @@ def round_in_place(x: Tensor, dtype: str) -> None:
 
     It is no change in place to autograd, which would refuse that backward.
     """
-    same_memory = _EagerTensor()
+    same_memory = paddle.empty(
+        [0], x.dtype
+    )  # of core.eager.Tensor() Paddle 3.3.1 keeps a list each time
     method("Tensor", x, "_share_buffer_to")(same_memory)
     _assign_out(_to_float16(x) if dtype == "float16" else _to_bfloat16(x), same_memory)
 
