@@ -163,10 +163,9 @@ def tests(framework: str, run: Run) -> str:
     results = run.file(f"{framework}.xml")
     # Paddle's folder asks for CUDA by name; on the virtual device there are tests of its own.
     folder = "virtual_paddle" if run.virtual and framework == "paddle" else framework
-    quick = {"torch": "test_regions.py", "paddle": "test_regions.py"}
     path = f"tests/{folder}"
     if run.quick:
-        path += "/test_host_reads.py" if folder == "virtual_paddle" else f"/{quick[framework]}"
+        path += "/test_host_reads.py" if folder == "virtual_paddle" else "/test_regions.py"
     done = run.python(framework, "-m", "pytest", "-q", "--junitxml", results, path)
     if not results.exists():
         raise Failed(end_of(done))

@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Literal
 
+import pytest
+
 from ampbridge.errors import UnsupportedError
 
 
@@ -22,6 +24,12 @@ def why_not(device_type: Literal["cuda", "virtual"]) -> str | None:
     return None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # The CPU's side of comparisons.
+    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
+
+
+@pytest.fixture(autouse=True)
 def as_new() -> Iterator[None]:
     """Around each test: one thread, the same random numbers, nothing noted."""
     import torch

@@ -6,8 +6,8 @@ A checkpoint holds their values beside the optimizer's slots, under their places
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -15,6 +15,7 @@ from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError
 
 Array = npt.NDArray[Any]
+Parameter = TypeVar("Parameter")
 
 _NAME = re.compile(r"optimizer\[\d+\]")
 
@@ -22,6 +23,12 @@ _NAME = re.compile(r"optimizer\[\d+\]")
 def name_of(place: int) -> str:
     """What the parameter at this place of the optimizer is called."""
     return f"optimizer[{place}]"
+
+
+def among(trained: Iterable[Parameter], own: Iterable[object]) -> dict[str, Parameter]:
+    """Those of an optimizer's parameters, in its order, that are not the model's ``own``, by name."""
+    held = set(map(id, own))
+    return {name_of(place): p for place, p in enumerate(trained) if id(p) not in held}
 
 
 def taken_from(

@@ -288,9 +288,8 @@ class Policy:
             ArgumentError: for a framework that has no such thing.
             UnsupportedError: naming the fields that it cannot follow.
         """
-        from ampbridge.policies.native_policy import (
-            to_native,  # it asks backends, which ask policies
-        )
+        # it asks backends, which ask policies
+        from ampbridge.policies.native_policy import to_native
 
         return to_native(self, framework, drop)
 

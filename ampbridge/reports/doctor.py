@@ -23,8 +23,7 @@ def doctor(model: Model | None = None) -> Report:
     Raises:
         BackendNotFoundError: if ``model`` is of no registered framework.
     """
-    from ampbridge.reports.diagnosis import (
-        diagnose,  # its classes take 5 ms to make, of an import's 50
-    )
+    # its classes take 5 ms to make, of an import's 50
+    from ampbridge.reports.diagnosis import diagnose
 
     return diagnose(model)

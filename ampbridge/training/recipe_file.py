@@ -153,9 +153,8 @@ def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """``data`` as TOML, each key with a comment: that of ``comments["section.key"]``, or ours."""
     import tomlkit
 
-    from ampbridge.errors.foreign_text import (
-        on_one_line,  # it is of no use to who imports ampbridge
-    )
+    # it is of no use to who imports ampbridge
+    from ampbridge.errors.foreign_text import on_one_line
 
     document = tomlkit.document()
     document.add(tomlkit.comment(HEADER))

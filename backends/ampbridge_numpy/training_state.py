@@ -171,9 +171,7 @@ def _states(optimizer: Optimizer, model: Model) -> list[tuple[str, dict[str, Any
 
 def _outside(optimizer: Optimizer, model: Model) -> dict[str, np.ndarray]:
     """The optimizer's parameters that the model does not have."""
-    own = {id(array) for array in _parameters(model).values()}
-    trained = enumerate(optimizer.parameters)
-    return {outside.name_of(place): p for place, p in trained if id(p) not in own}
+    return outside.among(optimizer.parameters, _parameters(model).values())
 
 
 def _parameters(model: Model) -> dict[str, np.ndarray]:

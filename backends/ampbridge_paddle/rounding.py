@@ -112,9 +112,7 @@ def round_in_place(x: Tensor, dtype: str) -> None:
 
     It is no change in place to autograd, which would refuse that backward.
     """
-    same_memory = paddle.empty(
-        [0], x.dtype
-    )  # of core.eager.Tensor() Paddle 3.3.1 keeps a list each time
+    same_memory = paddle.empty([0], x.dtype)  # of Tensor() Paddle 3.3.1 keeps a list each time
     method("Tensor", x, "_share_buffer_to")(same_memory)
     _assign_out(_to_float16(x) if dtype == "float16" else _to_bfloat16(x), same_memory)
 

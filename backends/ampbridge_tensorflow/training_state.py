@@ -227,12 +227,10 @@ def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
     random = _random_states(model)
     states = [held for held in all_variables(model) if id(held.variable) in random]
     built = built_optimizer(optimizer, parameters(model))
-    own = {id(held.variable) for held in all_variables(model)}
-    trained = enumerate(map(native_variable, parameters(built)))
-    others = {outside.name_of(place): v for place, v in trained if id(v) not in own}
+    own = [held.variable for held in all_variables(model)]
     return {
         **_slots(built, model),
-        **others,
+        **outside.among(map(native_variable, parameters(built)), own),
         **{f"random/{held.name}": held.variable for held in states},
     }
 

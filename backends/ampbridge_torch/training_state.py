@@ -356,9 +356,8 @@ def _names_by_group(optimizer: optim.Optimizer, model: nn.Module) -> list[list[s
 
 def _outside(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's parameters that the model does not have."""
-    own = {id(each.tensor) for each in _tensors(model)}
-    trained = enumerate(p for group in optimizer.param_groups for p in group["params"])
-    return {outside.name_of(place): p for place, p in trained if id(p) not in own}
+    trained = (p for group in optimizer.param_groups for p in group["params"])
+    return outside.among(trained, [each.tensor for each in _tensors(model)])
 
 
 def _values(others: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from virtual_devices import as_new, why_not
+from virtual_devices import as_new, pytest_configure, why_not
 from without_device import check_required, skipped_module
+
+__all__ = ["as_new", "pytest_configure"]  # which pytest finds here
 
 WHY_NOT = why_not("virtual")
 
@@ -18,13 +19,3 @@ def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
     return skipped_module(WHY_NOT, module_path, parent)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # The CPU's side of comparisons.
-    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _as_new() -> Iterator[None]:
-    yield from as_new()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from virtual_devices import as_new, why_not
+from virtual_devices import as_new, pytest_configure, why_not
 from without_device import check_required, skipped_module
 
 HERE = Path(__file__).parent
 # For what the folders of torch's tests and of the zoo have beside their tests.
 sys.path[:0] = [str(HERE), *(str(HERE.parent / folder) for folder in ("torch", "zoo"))]
+
+__all__ = ["as_new", "pytest_configure"]  # which pytest finds here
 
 WHY_NOT = why_not("cuda")
 
@@ -23,13 +24,3 @@ def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
     return skipped_module(WHY_NOT, module_path, parent)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # The CPU's side of comparisons.
-    config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _as_new() -> Iterator[None]:
-    yield from as_new()
