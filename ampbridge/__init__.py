@@ -33,9 +33,10 @@ from ampbridge.reports.explain import explain
 from ampbridge.scaling.scaler import Gradients, GradScaler
 from ampbridge.training.autocast import autocast
 from ampbridge.training.decorate import decorate, undecorate, undecorated
+from ampbridge.training.own_loop import value_and_grad
 from ampbridge.training.recipe import Recipe, Scaling
 from ampbridge.training.result import StepResult
-from ampbridge.training.step import TrainStep, train_step, value_and_grad
+from ampbridge.training.step import TrainStep, train_step
 from ampbridge.version import __version__ as __version__
 
 __all__ = [

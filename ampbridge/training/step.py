@@ -6,18 +6,13 @@ loop -> train_step -> policy (what) -> backend.gradients (casts, differentiates)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from ampbridge.adapters.arguments import (
-    backend_of_pass,
-    backend_of_training,
-    described,
-    required_arguments,
-)
+from ampbridge.adapters.arguments import backend_of_training, described
 from ampbridge.adapters.backend import (
     FINITE,
     Array,
@@ -28,9 +23,7 @@ from ampbridge.adapters.backend import (
     Program,
     StepOutput,
 )
-from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import Whole
-from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.checkpoints import training_state
 from ampbridge.checkpoints.outside import name_of
 from ampbridge.checkpoints.training_state import Trained
@@ -39,33 +32,29 @@ from ampbridge.errors import (
     AmpBridgeError,
     ArgumentError,
     ArgumentTypeError,
-    CallOrderError,
     StateError,
     UnsupportedError,
 )
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute
 from ampbridge.policies.policy import Policy
-from ampbridge.policies.schedule import Schedule, from_dict, parse, single
+from ampbridge.policies.schedule import Schedule, parse
 from ampbridge.scaling.scale_rule import ScalerConfig
-from ampbridge.scaling.scaler import Gradients, GradScaler
-from ampbridge.scaling.scaler_state import LoadedState
+from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.decorate import fit_to, for_steps
+
+# Here for one release, for whoever imports it from ampbridge.step.
+from ampbridge.training.own_loop import value_and_grad as value_and_grad
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.result import StepResult
-from ampbridge.training.step_program import StepProgram, returning_aux, taking_both
-from ampbridge.training.step_settings import OnOverflow
-
-STATE_VERSION = 3
-
-
-class _CheckedState(NamedTuple):
-    """A ``state_dict`` that fits the step it is loaded into."""
-
-    step: int
-    schedule: dict[str, Any]
-    scaler: LoadedState | None
-    unscaled: LoadedState
+from ampbridge.training.step_program import StepProgram
+from ampbridge.training.step_settings import (
+    OnOverflow,
+    checked_compile,
+    checked_scheduler,
+    scaler_for,
+)
+from ampbridge.training.step_state import STATE_VERSION, CheckedState, checked_state
 
 
 class TrainStep:
@@ -92,15 +81,14 @@ class TrainStep:
         compiled: bool,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self._plan, self._recipe = recipe.plan, recipe
+        self._backend, self._recipe, self._plan = backend, recipe, recipe.plan
         self._loss_fn, self._compiled = loss_fn, compiled
         self._schedule_state = {} if recipe.schedule is None else recipe.schedule.start()
-        self._backend = backend
         self._decorations = {
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
             for policy in recipe.policies
         }
-        self._scheduler, self._advance_scheduler = scheduler, _schedule_step(scheduler)
+        self._scheduler, self._advance_scheduler = scheduler, checked_scheduler(scheduler)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps that are not scaled are checked and counted as well.
         self._unscaled = GradScaler(1.0, dynamic=False)
@@ -108,16 +96,7 @@ class TrainStep:
             if each is not None and each.enabled:
                 each.bind(backend, model)
         self._calculation = StepProgram(
-            backend,
-            model,
-            optimizer,
-            scaler,
-            self._unscaled,
-            isinstance(self._plan, Policy),
-            recipe.accumulate,
-            recipe.clip_norm,
-            recipe.on_overflow,
-            name_overflows,
+            backend, model, optimizer, recipe, scaler, self._unscaled, name_overflows
         )
         build = self._calculation.build
         self._make_program = (
@@ -138,17 +117,17 @@ class TrainStep:
     @property
     def accumulate(self) -> int:
         """Micro-batches a step."""
-        return self._calculation.accumulate
+        return self._recipe.accumulate
 
     @property
     def clip_norm(self) -> float | None:
         """The largest joint 2-norm of the gradients; None for any."""
-        return self._calculation.clip_norm
+        return self._recipe.clip_norm
 
     @property
     def on_overflow(self) -> OnOverflow:
         """What an overflow in a micro-batch drops."""
-        return self._calculation.on_overflow
+        return self._recipe.on_overflow
 
     @property
     def name_overflows(self) -> bool:
@@ -261,9 +240,12 @@ class TrainStep:
         Raises:
             StateError: if it does not fit this step; nothing is changed then.
         """
-        self._take(self._checked_state(state))
+        self._take(self._checked(state))
 
-    def _take(self, checked: _CheckedState) -> None:
+    def _checked(self, state: Mapping[str, Any]) -> CheckedState:
+        return checked_state(state, self._plan, self.scaler, self._unscaled)
+
+    def _take(self, checked: CheckedState) -> None:
         if self.scaler is not None and checked.scaler is not None:
             self.scaler.take_state(checked.scaler)
         counts = checked.unscaled[0]._replace(scale=1.0)
@@ -296,7 +278,7 @@ class TrainStep:
             StateError: if it is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
-        checked = self._checked_state(saved.training)
+        checked = self._checked(saved.training)
         with Whole():
             training_state.take_over(saved, self._trained)
             self._take(checked)
@@ -314,49 +296,11 @@ class TrainStep:
             StateError: if it is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
-        checked = self._checked_state(saved.training)
+        checked = self._checked(saved.training)
         with Whole():
             report = training_state.take_weights(saved, self._backend, self.model, mapping)
             self._take(checked)
         return report
-
-    def _checked_state(self, state: Mapping[str, Any]) -> _CheckedState:
-        """All of a state that fits, before any of it is taken over."""
-        keys = {"version", "step", "policy", "schedule", "scaler"}
-        known = {1: keys, 2: keys | {"unscaled_skips"}, STATE_VERSION: keys | {"unscaled"}}
-        version = state.get("version") if isinstance(state, Mapping) else None
-        if not isinstance(version, int) or set(state) != known.get(version):
-            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            msg = (
-                f"Not a train_step state of version 1 to {STATE_VERSION}: {found}.\n"
-                f"Hint: pass step.state_dict()'s result, keys {sorted(known[STATE_VERSION])}."
-            )
-            raise StateError(msg)
-        plan = _saved_plan(state["policy"])
-        if plan != self._plan:
-            msg = (
-                f"The state was saved under {plan!r}, this step runs {self._plan!r}.\n"
-                f"Hint: amp.train_step(..., policy={plan!r})"
-            )
-            raise StateError(msg)
-        if (state["scaler"] is None) != (self.scaler is None):
-            has, wants = ("no", "a") if state["scaler"] is None else ("a", "no")
-            msg = f"The state has {has} scaler, this step has {wants} scaler.\n"
-            raise StateError(msg + "Hint: make the step with the scaler= it was saved with.")
-        schedule_state = state["schedule"]
-        if isinstance(self._plan, Schedule):
-            self._plan.check_state(schedule_state)
-        elif not isinstance(schedule_state, dict) or schedule_state:
-            raise StateError(_impossible("schedule", schedule_state))
-        step = state["step"]
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
-            raise StateError(_impossible("step", step))
-        scaler = None if self.scaler is None else self.scaler.checked_state(state["scaler"])
-        skips = {"consecutive_skips": state.get("unscaled_skips", 0)}
-        unscaled = state.get("unscaled", {**self._unscaled.state_dict(), **skips})
-        return _CheckedState(
-            step, dict(schedule_state), scaler, self._unscaled.checked_state(unscaled)
-        )
 
     def __getattr__(self, name: str) -> Any:
         raise no_attribute(self, name, OF_A_STEP)
@@ -409,22 +353,6 @@ class TrainStep:
 _ANEW = "Hint: step.save(path); and where a step of a model and an optimizer made anew is, step.load(path)"
 
 
-def _saved_plan(data: Any) -> Policy | Schedule:
-    try:
-        return from_dict(data)
-    except (AmpBridgeError, TypeError, KeyError, ValueError) as error:
-        raise StateError(
-            f"The state's policy cannot be read. {_impossible('policy', data)}"
-        ) from error
-
-
-def _impossible(name: str, value: Any) -> str:
-    return (
-        f"The state holds an impossible value: {name}={value!r:.200}.\n"
-        "Hint: pass step.state_dict()'s result unchanged."
-    )
-
-
 def train_step(
     loss_fn: LossFn,
     model: Model,
@@ -474,176 +402,42 @@ def train_step(
     Raises:
         AmpBridgeError: for arguments that cannot work together.
     """
-    chosen = backend_of_training(loss_fn, model, optimizer)
+    backend = backend_of_training(loss_fn, model, optimizer)
+    settings = {"accumulate": accumulate, "clip_norm": clip_norm, "on_overflow": on_overflow}
+    passed: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if recipe is None:
-        recipe, scaler = _recipe_of(policy, scaler, accumulate, clip_norm, on_overflow)
+        plan = parse("O1" if policy is None else policy)
+        kind = "schedule" if isinstance(plan, Schedule) else "policy"
+        recipe = Recipe(**{kind: plan, **passed}, scaler=None)
     else:
-        scaler = _scaler_of(recipe, scaler, policy, accumulate, clip_norm, on_overflow)
+        _check_it_stands_alone(recipe, scaler, policy, passed)
+        scaler = None if recipe.scaler is None else recipe.scaler.make()
     return TrainStep(
         loss_fn,
         model,
         optimizer,
-        backend=chosen,
+        backend=backend,
         recipe=recipe,
-        scaler=scaler,
+        scaler=scaler_for(recipe.policies, scaler),
         scheduler=scheduler,
         name_overflows=checked_flag("name_overflows", name_overflows),
-        compiled=chosen.compiles_by_default if compile == "auto" else _checked_compile(compile),
+        compiled=backend.compiles_by_default if compile == "auto" else checked_compile(compile),
     )
 
 
-def _recipe_of(
-    policy: str | Policy | Schedule | None,
-    scaler: GradScaler | Literal["auto"] | None,
-    accumulate: int | None,
-    clip_norm: float | None,
-    on_overflow: OnOverflow | None,
-) -> tuple[Recipe, GradScaler | None]:
-    """The arguments of ``train_step`` as a recipe, and the scaler, which has a state of its own."""
-    plan = parse("O1" if policy is None else policy)
-    schedule = plan if isinstance(plan, Schedule) else None
-    recipe = Recipe(
-        Policy() if isinstance(plan, Schedule) else plan,
-        None,
-        1 if accumulate is None else accumulate,
-        clip_norm,
-        schedule,
-        on_overflow="drop_step" if on_overflow is None else on_overflow,
-    )
-    return recipe, _scaler_for(recipe.policies, scaler)
-
-
-def _scaler_of(recipe: Recipe, scaler: Any, *others: Any) -> GradScaler | None:
-    """A new scaler as ``recipe`` has it.
+def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any) -> None:
+    """A recipe is passed in the place of what it says itself.
 
     Raises:
         ArgumentTypeError: if it is no recipe.
-        ArgumentError: if something was said beside it.
+        ArgumentError: if something was passed beside it.
     """
     if not isinstance(recipe, Recipe):
         msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
         raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
-    if scaler != "auto" or any(other is not None for other in others):
+    if scaler != "auto" or policy is not None or passed:
         msg = (
             "The recipe says what policy, scaler, accumulate, clip_norm and on_overflow are; "
             "something else was passed beside it.\nHint: recipe=recipe.replace(accumulate=4)"
         )
         raise ArgumentError(msg)
-    made = None if recipe.scaler is None else recipe.scaler.make()
-    return _scaler_for(recipe.policies, made)
-
-
-def value_and_grad(
-    loss_fn: LossFn,
-    model: Model,
-    *batch: Any,
-    policy: str | Policy = "O1",
-    scaler: GradScaler | None = None,
-    **named: Any,
-) -> tuple[Any, Gradients]:
-    """The loss and the gradients of ``model``'s parameters, for loops of one's own.
-
-        loss, grads = amp.value_and_grad(loss_fn, model, x, y, policy="O1", scaler=scaler)
-        scaler.step(optimizer, grads)
-        scaler.update()
-
-    With a ``scaler`` the gradients come scaled, for ``scaler.unscale`` or ``scaler.step``. Other
-    keyword arguments go to ``loss_fn``.
-
-    At O2 model and optimizer have to be decorated before; elsewhere the policy holds for the call.
-
-    Returns:
-        The loss as a native float32 scalar, ``(loss, aux)`` if ``loss_fn`` returned a pair; and
-        the gradients, in the order of the model's trainable parameters.
-
-    Raises:
-        CallOrderError: if the model is not decorated, or is with another policy.
-    """
-    parsed = single(policy)
-    backend = backend_of_pass(loss_fn, model)
-    scaler = _checked_scaler(scaler, "an ampbridge.GradScaler or None")
-    factor = None if scaler is None else scaler.factor(backend, model)
-    _fit_for_own_loop(backend, model, parsed)
-    paired = taking_both(returning_aux(loss_fn))
-    loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
-    gradients = Gradients(grads, backend.parameters(model))
-    return (loss, gradients) if aux is None else ((loss, aux), gradients)
-
-
-@called_as_it_is
-def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
-    """What ``decorate`` did is the user's: it is asked to be under the same policy, and not redone."""
-    present = backend.decoration(model, None)
-    decorated = present.policy if present is not None and present.standalone else None
-    if decorated == policy:
-        return
-    if decorated is not None or policy.level == "O2":
-        is_it = f"decorated with {decorated!r}" if decorated else "not decorated"
-        hint = (
-            f"policy={decorated!r}, or amp.undecorate(model, optimizer) before."
-            if decorated
-            else f"model, optimizer = amp.decorate(model, optimizer, {policy!r})"
-        )
-        msg = f"value_and_grad under {policy!r} of a model that is {is_it}.\nHint: {hint}"
-        raise CallOrderError(msg)
-    fit_to(backend, model, None, for_steps(backend, model, policy))
-
-
-def _scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
-    in_need = next((policy for policy in policies if policy.needs_scaling), None)
-    if scaler == "auto":
-        return GradScaler() if in_need else None
-    chosen = _checked_scaler(scaler, "an ampbridge.GradScaler, 'auto' or None")
-    if in_need and (chosen is None or not chosen.enabled):
-        msg = (
-            f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
-            "Hint: scaler='auto', or a bfloat16 policy, which needs none."
-        )
-        warn(msg)
-    return chosen
-
-
-def _checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
-    if scaler is None or isinstance(scaler, GradScaler):
-        return scaler
-    kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
-    msg = (
-        f"scaler is {allowed}, not {scaler!r} ({kind}).\n"
-        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
-    )
-    raise ArgumentTypeError(msg)
-
-
-def _schedule_step(scheduler: Any) -> Callable[[], Any] | None:
-    if scheduler is None:
-        return None
-    advance = getattr(scheduler, "step", scheduler)
-    if not callable(advance) or isinstance(scheduler, type) or _is_rate_schedule(scheduler):
-        msg = (
-            f"scheduler is an object with step() or a function, not {described(scheduler)}.\n"
-            "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-            "follows optimizer.iterations, which stands still on skipped steps."
-        )
-        raise ArgumentTypeError(msg)
-    needed = required_arguments(advance)
-    if needed:
-        msg = (
-            f"scheduler is advanced by each applied step, without arguments; that of "
-            f"{described(scheduler)} needs {', '.join(needed)}.\n"
-            "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
-        )
-        raise ArgumentTypeError(msg)
-    step: Callable[[], Any] = advance
-    return step
-
-
-def _is_rate_schedule(scheduler: Any) -> bool:
-    """Whether it computes a rate from a step number (Keras), rather than advancing by itself."""
-    return not hasattr(scheduler, "step") and hasattr(scheduler, "get_config")
-
-
-def _checked_compile(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    msg = f"Passed compile={value!r}; allowed are True, False and 'auto'.\nHint: compile='auto'"
-    raise ArgumentError(msg)

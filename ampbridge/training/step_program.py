@@ -24,27 +24,24 @@ from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaler import GradScaler
-from ampbridge.training.step_settings import OnOverflow
+from ampbridge.training.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
 class StepProgram:
-    """Model, optimizer and scaler, and the settings that say what a step does with them.
+    """Model, optimizer and scalers, and the recipe that says what a step does with them.
 
     Attributes:
+        scaler: the step's own; the recipe tells settings alone.
         unscaled: counts the steps that are not scaled.
-        scales_all: whether the scaler is used whatever the policy needs; else where it needs one.
     """
 
     backend: Backend
     model: Model
     optimizer: Optimizer
+    recipe: Recipe
     scaler: GradScaler | None
     unscaled: GradScaler
-    scales_all: bool
-    accumulate: int
-    clip_norm: float | None
-    on_overflow: OnOverflow
     name_overflows: bool
 
     def build(self, loss_fn: LossFn) -> Program:
@@ -57,7 +54,8 @@ class StepProgram:
         ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
         """
         loss_and_aux = taking_both(returning_aux(loss_fn))
-        whole_steps = self.on_overflow == "drop_step"
+        whole_steps = self.recipe.on_overflow == "drop_step"
+        clip_norm = self.recipe.clip_norm
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -88,8 +86,8 @@ class StepProgram:
                 after = counting.store.read()
                 return StepOutput(loss, aux, grads, scale, after, found, kinds=kinds)
             norm = None
-            if self.clip_norm is not None:
-                grads, norm = backend.clip(grads, self.clip_norm)
+            if clip_norm is not None:
+                grads, norm = backend.clip(grads, clip_norm)
             parameters = backend.parameters(self.optimizer)
             hold_interrupts()  # up to here nothing has changed that would stay
             applied = backend.apply(self.optimizer, parameters, grads, found)
@@ -115,16 +113,17 @@ class StepProgram:
         return self._scaler_under(policy) or self.unscaled
 
     def _scaler_under(self, policy: Policy) -> GradScaler | None:
-        """The scaler, if steps under ``policy`` are scaled."""
+        """The scaler, if steps under ``policy`` are scaled: of a schedule, those that need it."""
         if self.scaler is None or not self.scaler.enabled:
             return None
-        return self.scaler if self.scales_all or policy.needs_scaling else None
+        return self.scaler if self.recipe.schedule is None or policy.needs_scaling else None
 
     def _factor(self, scale: Any) -> Any:
         """What the loss is multiplied by: the scale, shared among the micro-batches."""
-        if self.accumulate == 1:
+        micro_batches = self.recipe.accumulate
+        if micro_batches == 1:
             return scale
-        return 1.0 / self.accumulate if scale is None else scale / self.accumulate
+        return 1.0 / micro_batches if scale is None else scale / micro_batches
 
 
 def returning_aux(loss_fn: LossFn) -> LossFn:

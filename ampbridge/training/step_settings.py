@@ -1,12 +1,16 @@
-"""The settings of a training step that are numbers and words, and what they may be."""
+"""What the arguments of a training step may be: one check for each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ampbridge.errors import ArgumentError, listed
+from ampbridge.adapters.arguments import described, required_arguments
+from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
+from ampbridge.scaling.scaler import GradScaler
 
 OnOverflow = Literal["drop_step", "drop_microbatch"]
 
@@ -55,4 +59,86 @@ def checked_clip_norm(value: Any) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         return float(value)
     msg = f"Passed clip_norm={value!r}; allowed is a positive number or None.\nHint: clip_norm=1.0"
+    raise ArgumentError(msg)
+
+
+def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
+    """The scaler of steps under ``policies``: "auto" makes one where one of them needs it.
+
+    Warns where one is needed and there is none.
+
+    Raises:
+        ArgumentTypeError: for what is no scaler.
+    """
+    in_need = next((policy for policy in policies if policy.needs_scaling), None)
+    if scaler == "auto":
+        return GradScaler() if in_need else None
+    chosen = checked_scaler(scaler, "an ampbridge.GradScaler, 'auto' or None")
+    if in_need and (chosen is None or not chosen.enabled):
+        msg = (
+            f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
+            "Hint: scaler='auto', or a bfloat16 policy, which needs none."
+        )
+        warn(msg)
+    return chosen
+
+
+def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
+    """A scaler, or None for none; ``allowed`` says in the message what may be passed.
+
+    Raises:
+        ArgumentTypeError: for a framework's own scaler, or anything else.
+    """
+    if scaler is None or isinstance(scaler, GradScaler):
+        return scaler
+    kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
+    msg = (
+        f"scaler is {allowed}, not {scaler!r} ({kind}).\n"
+        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
+    )
+    raise ArgumentTypeError(msg)
+
+
+def checked_scheduler(scheduler: Any) -> Callable[[], Any] | None:
+    """What advances ``scheduler`` by one step.
+
+    Raises:
+        ArgumentTypeError: for what cannot be called, or needs arguments.
+    """
+    if scheduler is None:
+        return None
+    advance = getattr(scheduler, "step", scheduler)
+    if not callable(advance) or isinstance(scheduler, type) or _is_rate_schedule(scheduler):
+        msg = (
+            f"scheduler is an object with step() or a function, not {described(scheduler)}.\n"
+            "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
+            "follows optimizer.iterations, which stands still on skipped steps."
+        )
+        raise ArgumentTypeError(msg)
+    needed = required_arguments(advance)
+    if needed:
+        msg = (
+            f"scheduler is advanced by each applied step, without arguments; that of "
+            f"{described(scheduler)} needs {', '.join(needed)}.\n"
+            "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
+        )
+        raise ArgumentTypeError(msg)
+    step: Callable[[], Any] = advance
+    return step
+
+
+def _is_rate_schedule(scheduler: Any) -> bool:
+    """Whether it computes a rate from a step number (Keras), rather than advancing by itself."""
+    return not hasattr(scheduler, "step") and hasattr(scheduler, "get_config")
+
+
+def checked_compile(value: Any) -> bool:
+    """Whether the step is compiled.
+
+    Raises:
+        ArgumentError: unless it is True or False.
+    """
+    if isinstance(value, bool):
+        return value
+    msg = f"Passed compile={value!r}; allowed are True, False and 'auto'.\nHint: compile='auto'"
     raise ArgumentError(msg)

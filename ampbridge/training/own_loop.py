@@ -1,0 +1,72 @@
+"""Gradients for training loops of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampbridge.adapters.arguments import backend_of_pass
+from ampbridge.adapters.backend import Backend, LossFn, Model
+from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.errors import CallOrderError
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import single
+from ampbridge.scaling.scaler import Gradients, GradScaler
+from ampbridge.training.decorate import fit_to, for_steps
+from ampbridge.training.step_program import returning_aux, taking_both
+from ampbridge.training.step_settings import checked_scaler
+
+
+def value_and_grad(
+    loss_fn: LossFn,
+    model: Model,
+    *batch: Any,
+    policy: str | Policy = "O1",
+    scaler: GradScaler | None = None,
+    **named: Any,
+) -> tuple[Any, Gradients]:
+    """The loss and the gradients of ``model``'s parameters, for loops of one's own.
+
+        loss, grads = amp.value_and_grad(loss_fn, model, x, y, policy="O1", scaler=scaler)
+        scaler.step(optimizer, grads)
+        scaler.update()
+
+    With a ``scaler`` the gradients come scaled, for ``scaler.unscale`` or ``scaler.step``. Other
+    keyword arguments go to ``loss_fn``.
+
+    At O2 model and optimizer have to be decorated before; elsewhere the policy holds for the call.
+
+    Returns:
+        The loss as a native float32 scalar, ``(loss, aux)`` if ``loss_fn`` returned a pair; and
+        the gradients, in the order of the model's trainable parameters.
+
+    Raises:
+        CallOrderError: if the model is not decorated, or is with another policy.
+    """
+    parsed = single(policy)
+    backend = backend_of_pass(loss_fn, model)
+    scaler = checked_scaler(scaler, "an ampbridge.GradScaler or None")
+    factor = None if scaler is None else scaler.factor(backend, model)
+    _fit_for_own_loop(backend, model, parsed)
+    paired = taking_both(returning_aux(loss_fn))
+    loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
+    gradients = Gradients(grads, backend.parameters(model))
+    return (loss, gradients) if aux is None else ((loss, aux), gradients)
+
+
+@called_as_it_is
+def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
+    """What ``decorate`` did is the user's: it is asked to be under the same policy, and not redone."""
+    present = backend.decoration(model, None)
+    decorated = present.policy if present is not None and present.standalone else None
+    if decorated == policy:
+        return
+    if decorated is not None or policy.level == "O2":
+        is_it = f"decorated with {decorated!r}" if decorated else "not decorated"
+        hint = (
+            f"policy={decorated!r}, or amp.undecorate(model, optimizer) before."
+            if decorated
+            else f"model, optimizer = amp.decorate(model, optimizer, {policy!r})"
+        )
+        msg = f"value_and_grad under {policy!r} of a model that is {is_it}.\nHint: {hint}"
+        raise CallOrderError(msg)
+    fit_to(backend, model, None, for_steps(backend, model, policy))

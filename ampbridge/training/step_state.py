@@ -1,0 +1,88 @@
+"""The state of a training step as plain data, and whether such data fits a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ampbridge.errors import AmpBridgeError, StateError
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import Schedule, from_dict
+from ampbridge.scaling.scaler import GradScaler
+from ampbridge.scaling.scaler_state import LoadedState
+
+STATE_VERSION = 3
+
+_KEYS = {"version", "step", "policy", "schedule", "scaler"}
+_KEYS_OF = {1: _KEYS, 2: _KEYS | {"unscaled_skips"}, STATE_VERSION: _KEYS | {"unscaled"}}
+
+
+class CheckedState(NamedTuple):
+    """A ``state_dict`` that fits the step it is loaded into."""
+
+    step: int
+    schedule: dict[str, Any]
+    scaler: LoadedState | None
+    unscaled: LoadedState
+
+
+def checked_state(
+    state: Mapping[str, Any],
+    plan: Policy | Schedule,
+    scaler: GradScaler | None,
+    unscaled: GradScaler,
+) -> CheckedState:
+    """All of ``state``, of this version or an older one, if it fits a step with these three.
+
+    Raises:
+        StateError: if it does not.
+    """
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if not isinstance(version, int) or set(state) != _KEYS_OF.get(version):
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        msg = (
+            f"Not a train_step state of version 1 to {STATE_VERSION}: {found}.\n"
+            f"Hint: pass step.state_dict()'s result, keys {sorted(_KEYS_OF[STATE_VERSION])}."
+        )
+        raise StateError(msg)
+    _check_plan(state["policy"], plan)
+    if (state["scaler"] is None) != (scaler is None):
+        has, wants = ("no", "a") if state["scaler"] is None else ("a", "no")
+        msg = f"The state has {has} scaler, this step has {wants} scaler.\n"
+        raise StateError(msg + "Hint: make the step with the scaler= it was saved with.")
+    schedule_state = state["schedule"]
+    if isinstance(plan, Schedule):
+        plan.check_state(schedule_state)
+    elif not isinstance(schedule_state, dict) or schedule_state:
+        raise StateError(_impossible("schedule", schedule_state))
+    step = state["step"]
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
+        raise StateError(_impossible("step", step))
+    skips = {"consecutive_skips": state.get("unscaled_skips", 0)}
+    return CheckedState(
+        step,
+        dict(schedule_state),
+        None if scaler is None else scaler.checked_state(state["scaler"]),
+        unscaled.checked_state(state.get("unscaled", {**unscaled.state_dict(), **skips})),
+    )
+
+
+def _check_plan(saved: Any, plan: Policy | Schedule) -> None:
+    try:
+        saved_plan = from_dict(saved)
+    except (AmpBridgeError, TypeError, KeyError, ValueError) as error:
+        msg = f"The state's policy cannot be read. {_impossible('policy', saved)}"
+        raise StateError(msg) from error
+    if saved_plan != plan:
+        msg = (
+            f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
+            f"Hint: amp.train_step(..., policy={saved_plan!r})"
+        )
+        raise StateError(msg)
+
+
+def _impossible(name: str, value: Any) -> str:
+    return (
+        f"The state holds an impossible value: {name}={value!r:.200}.\n"
+        "Hint: pass step.state_dict()'s result unchanged."
+    )
