@@ -1,35 +1,15 @@
-"""The adapter: each method of the protocol, in its order."""
+"""The adapter: where each method of the protocol is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, final
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any, final
 
 from ampbridge.adapters.backend import (
-    Array,
     Backend,
-    Decoration,
-    Device,
-    Explanation,
-    Kind,
-    Layer,
-    LossFn,
-    Magnitude,
-    Model,
     Optimizer,
-    OptimizerState,
-    Probe,
-    Product,
-    Program,
-    Scalar,
     ScaleStore,
 )
-from ampbridge.adapters.observation import Observer
-from ampbridge.checkpoints.weights import Weight
-from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 from ampbridge_numpy import (
     arguments,
@@ -53,121 +33,50 @@ class NumpyBackend(Backend):
     compiles_by_default = False
     examples = arguments.EXAMPLES
 
-    def kind(self, obj: object) -> Kind | None:
-        return arguments.kind(obj)
+    # A method that is called like its module hides it, and so stands below what else the module does.
+    kind = staticmethod(arguments.kind)
+    autocast = staticmethod(casting.region)
+    execution = staticmethod(casting.execution)
+    cast = staticmethod(casting.cast)
 
-    def autocast(self, policy: Policy) -> AbstractContextManager[None]:
-        return casting.region(policy)
+    layers = staticmethod(decorating.layers)
+    decorate = staticmethod(decorating.decorate)
+    undecorate = staticmethod(decorating.undecorate)
+    decoration = staticmethod(decorating.decoration)
+    largest_magnitudes = staticmethod(decorating.largest_magnitudes)
 
-    def execution(self, policy: Policy) -> Literal["native", "simulated"]:
-        return casting.execution(policy)
+    parameters = staticmethod(gradients.parameters)
+    stored_gradients = staticmethod(gradients.stored_gradients)
+    add = staticmethod(gradients.add)
+    gradients = staticmethod(gradients.gradients)
 
-    def cast(self, x: Array, dtype: str) -> Array:
-        return casting.cast(x, dtype)
+    unscale = staticmethod(scaling.unscale)
+    clip = staticmethod(scaling.clip)
+    apply = staticmethod(scaling.apply)
+    compile = staticmethod(compiling.compile_step)
 
-    def layers(self, model: Model) -> list[Layer]:
-        return decorating.layers(model)
+    parameter_names = staticmethod(training_state.parameter_names)
+    weights = staticmethod(training_state.weights)
+    read_weights = staticmethod(training_state.read_weights)
+    write_weights = staticmethod(training_state.write_weights)
+    read_optimizer = staticmethod(training_state.read_optimizer)
+    write_optimizer = staticmethod(training_state.write_optimizer)
 
-    def decorate(self, model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
-        decorating.decorate(model, optimizer, decoration)
+    devices = staticmethod(probing.devices)
+    probe = staticmethod(probing.probe)
+    products = staticmethod(probing.products)
+    explain = staticmethod(probing.explain)
 
-    def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
-        decorating.undecorate(model, optimizer)
-
-    def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
-        return decorating.decoration(model, optimizer)
-
-    def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
-        return decorating.largest_magnitudes(model, kept)
-
-    def parameters(self, owner: Model | Optimizer) -> list[Array]:
-        return gradients.parameters(owner)
-
-    def parameter_names(self, model: Model) -> list[str]:
-        return training_state.parameter_names(model)
-
-    def gradients(
-        self,
-        loss_fn: LossFn,
-        model: Model,
-        batch: Sequence[Any],
-        policy: Policy,
-        factor: Scalar,
-        total: Sequence[Array] | None,
-        optimizer: Optimizer | None = None,
-    ) -> tuple[Array, Any, list[Array]]:
-        return gradients.gradients(loss_fn, model, batch, policy, factor, total, optimizer)
-
-    def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
-        return gradients.stored_gradients(optimizer)
-
-    def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
-        return scaling.unscale(grads, scale)
-
-    def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
-        return gradients.add(total, grads)
-
-    def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
-        return scaling.clip(grads, max_norm)
-
-    def apply(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Array],
-        grads: Sequence[Array],
-        found: Scalar,
-    ) -> Scalar:
-        return scaling.apply(optimizer, parameters, grads, found)
-
-    def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-        return compiling.compile(build, loss_fn)
+    observe = staticmethod(observing.observe)
+    to_numpy = staticmethod(observing.to_numpy)
+    peak_memory = staticmethod(observing.peak_memory)
+    restored = staticmethod(restoring.restored)
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         return HostStore(state)
-
-    def devices(self) -> list[Device]:
-        return probing.devices()
-
-    def probe(self, device: Device) -> Probe:
-        return probing.probe(device)
-
-    def products(self, model: Model) -> list[Product]:
-        return probing.products(model)
-
-    def explain(self, policy: Policy) -> Explanation:
-        return probing.explain(policy)
-
-    def weights(self, model: Model) -> list[Weight]:
-        return training_state.weights(model)
-
-    def read_weights(self, model: Model) -> dict[str, np.ndarray]:
-        return training_state.read_weights(model)
-
-    def write_weights(self, model: Model, values: Mapping[str, np.ndarray]) -> None:
-        training_state.write_weights(model, values)
-
-    def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
-        return training_state.read_optimizer(optimizer, model)
-
-    def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
-        training_state.write_optimizer(optimizer, model, state)
 
     def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
         return scaling.native_scaler()
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
         return scaling.native_scaler()
-
-    def observe(
-        self, model: Model, observer: Observer, *, gradients: bool
-    ) -> AbstractContextManager[None]:
-        return observing.observe(model, observer, gradients=gradients)
-
-    def restored(self, model: Model) -> AbstractContextManager[None]:
-        return restoring.restored(model)
-
-    def to_numpy(self, x: Array) -> np.ndarray:
-        return observing.to_numpy(x)
-
-    def peak_memory(self, action: Callable[[], None]) -> int | None:
-        return observing.peak_memory(action)

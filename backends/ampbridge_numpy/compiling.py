@@ -8,7 +8,7 @@ from ampbridge.adapters.backend import LossFn, Program
 from ampbridge.errors import UnsupportedError
 
 
-def compile(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
     """See ``Backend.compile``.
 
     Raises:

@@ -137,7 +137,7 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
             FeatureTreatment("ampbridge", "the same computation as 'native'"),
         ),
         "compile=True": unless_refused(
-            lambda: compiling.compile(lambda loss_fn: loss_fn, _loss_fn), casts
+            lambda: compiling.compile_step(lambda loss_fn: loss_fn, _loss_fn), casts
         ),
     }
 

@@ -28,7 +28,7 @@ from ampbridge_paddle._private import private
 Traced = Callable[..., Any]
 
 
-def compiled(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
     """``build(loss_fn)`` with the loss traced, anew for each policy."""
     programs: dict[Policy, Program] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ import paddle
 
 from ampbridge.adapters.arguments import check_dependence
 from ampbridge.adapters.nested import map_leaves
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle import recomputing
 from ampbridge_paddle._private import method
-from ampbridge_paddle.casting import cast
+from ampbridge_paddle.casting import cast, region
 from ampbridge_paddle.gradient_hooks import has_had_hooks
 from ampbridge_paddle.hybrid_groups import is_wrapped
 from ampbridge_paddle.low_weights import low_dtype_of, rounded_gradient
@@ -43,7 +44,7 @@ def gradients(
     loss_fn: Callable[..., Any],
     model: Any,
     batch: Sequence[Any],
-    region: AbstractContextManager[None],
+    policy: Policy,
     factor: float | None,
     total: Sequence[Tensor] | None,
     optimizer: Any = None,
@@ -54,7 +55,7 @@ def gradients(
     """
     wanted = parameters(model if optimizer is None else optimizer)
     inputs = map_leaves(partial(_native, like=wanted), batch)
-    with recomputing.noticed() as recomputation, region:
+    with recomputing.noticed() as recomputation, region(policy):
         loss, aux = loss_fn(model, *inputs)
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor

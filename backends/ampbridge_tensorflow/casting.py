@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 @contextmanager
-def autocast(policy: Policy) -> Iterator[None]:
+def region(policy: Policy) -> Iterator[None]:
     """Run ops by ``policy``; the inner of nested regions alone counts.
 
     O0 within another region is full float32; elsewhere it intercepts nothing.

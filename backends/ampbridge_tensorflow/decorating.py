@@ -276,7 +276,7 @@ def _replace_get_compile_config(original: Any) -> Any:
 
 
 def _checked_rules(policy: Policy) -> Rules:
-    with casting.autocast(policy):  # says what a region of it cannot be
+    with casting.region(policy):  # says what a region of it cannot be
         return casting.rules_for(policy)
 
 

@@ -18,7 +18,7 @@ from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private, ranks
-from ampbridge_tensorflow.casting import autocast, differentiation, outside_of_regions
+from ampbridge_tensorflow.casting import differentiation, outside_of_regions, region
 from ampbridge_tensorflow.fitted import low_variables
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
 from ampbridge_tensorflow.recording import recorded
@@ -136,7 +136,7 @@ def gradients(
     batch = native_batch(batch)
 
     def forward() -> tuple[Array, Array, Any]:
-        with autocast(policy), _CastVariablesAsBefore():
+        with region(policy), _CastVariablesAsBefore():
             loss, aux = loss_fn(model, *batch)
         loss = cast(loss, "float32")
         scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)

@@ -96,13 +96,13 @@ def _prepared(
     if policy.level == "O2":
         args, kwargs = _in_dtype((args, kwargs), policy.dtype)
     standalone = found.decoration.standalone
-    region = casting.autocast(policy) if standalone else nullcontext()
+    region = casting.region(policy) if standalone else nullcontext()
     return Call(region, args, kwargs, policy.output_dtype)
 
 
 def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> Call:
     args, kwargs = _in_dtype((args, kwargs), "float32")
-    return Call(casting.autocast(FLOAT32_REGION), args, kwargs, output_dtype)
+    return Call(casting.region(FLOAT32_REGION), args, kwargs, output_dtype)
 
 
 def _is_symbolic(structure: Any) -> bool:

@@ -173,7 +173,7 @@ def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor |
 
 def apply(
     optimizer: optim.Optimizer,
-    owners: Sequence[Tensor],
+    parameters: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     found: Scalar,
 ) -> Scalar:
@@ -182,10 +182,10 @@ def apply(
     Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
     """
     if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
-        return _step_unless(optimizer, owners, grads, found)
+        return _step_unless(optimizer, parameters, grads, found)
     if found is not None and int(found) != FINITE:
         return False
-    _step(optimizer, owners, grads)
+    _step(optimizer, parameters, grads)
     return True
 
 

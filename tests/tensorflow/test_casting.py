@@ -28,7 +28,7 @@ H = tf.cast(A, F16)
 
 
 def o1(dtype: str = "float16", **lists: Any) -> Any:
-    return casting.autocast(amp.Policy("O1", dtype, execution="native", **lists))
+    return casting.region(amp.Policy("O1", dtype, execution="native", **lists))
 
 
 def both(function: Callable[[], Any], **options: Any) -> Iterator[Any]:
@@ -44,7 +44,7 @@ def test_nested_regions_and_o0_inside() -> None:
     with o1():
         low = A @ B
         assert low.dtype == F16
-        with casting.autocast(amp.Policy("O0")):
+        with casting.region(amp.Policy("O0")):
             assert (low @ B).dtype == F32
             assert tf.nn.relu(low).dtype == F32
             assert keras.ops.matmul(low, low).dtype == F32
@@ -56,7 +56,7 @@ def test_nested_regions_and_o0_inside() -> None:
 
 def test_o0_alone_replaces_nothing() -> None:
     before = held()
-    with casting.autocast(amp.Policy("O0")):
+    with casting.region(amp.Policy("O0")):
         assert held() == before
 
 
@@ -111,7 +111,7 @@ def test_eight_threads_with_policies_of_their_own() -> None:
         try:
             start.wait()
             for _ in range(60):
-                with casting.autocast(policy) if policy else contextlib.nullcontext():
+                with casting.region(policy) if policy else contextlib.nullcontext():
                     assert (A @ B).dtype == dtype
                     assert keras.ops.softmax(A @ B).dtype == F32
         except BaseException as error:
@@ -130,7 +130,7 @@ def test_eight_threads_with_policies_of_their_own() -> None:
 
 def test_what_tensorflow_has_not_is_refused() -> None:
     native_lists = amp.Policy(lists="native")
-    with pytest.raises(UnsupportedError, match="Hint: "), casting.autocast(native_lists):
+    with pytest.raises(UnsupportedError, match="Hint: "), casting.region(native_lists):
         pass
 
 
@@ -152,7 +152,7 @@ def test_a_trace_is_never_reused_under_another_policy() -> None:
         ("O1:bfloat16", BF16),
         ("O1", F16),
     ]:
-        with casting.autocast(amp.Policy.parse(policy)):
+        with casting.region(amp.Policy.parse(policy)):
             assert f(A).dtype == dtype
     assert len(traces) == 3
 

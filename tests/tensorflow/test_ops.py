@@ -158,7 +158,7 @@ def expected(policy: amp.Policy, op: str, arrives: str) -> str:
 
 def in_region(call: Call, policy: amp.Policy) -> Call:
     def run(x: Any, y: Any) -> Any:
-        with casting.autocast(policy):
+        with casting.region(policy):
             return call(x, y)
 
     return run
@@ -239,7 +239,7 @@ def test_mixed_inputs_are_promoted(call: Call, mode: str) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64"])
 def test_other_dtypes_are_left_alone(dtype: str) -> None:
     x = tf.cast(tf.ones((4, 4)), dtype)
-    with casting.autocast(amp.Policy()):
+    with casting.region(amp.Policy()):
         assert tf.matmul(x, x).dtype.name == dtype
         assert tf.reduce_sum(x).dtype.name == dtype
 
@@ -258,7 +258,7 @@ def test_tensordot_is_a_product_and_no_dot_of_vectors(lists: str) -> None:
     """The table has ``tf.tensordot`` under ``dot`` as well, which two list sets do not cast."""
     policy = amp.Policy("O1", "bfloat16", lists=lists)
     x, _ = inputs("float32")
-    with casting.autocast(policy):
+    with casting.region(policy):
         found = {tf.tensordot(x, x, 1).dtype.name, keras.ops.tensordot(x, x, 1).dtype.name}
     assert found == {expected(policy, "tensordot", "float32")}
 
@@ -275,5 +275,5 @@ def test_ops_that_tensorflow_lacks_are_listed() -> None:
 def test_a_rule_without_effect_is_said() -> None:
     policy = amp.Policy("O1", deny=["nll_loss", "softmax"])
     said = "TensorFlow has no nll_loss: .* no effect here"
-    with pytest.warns(amp.AmpBridgeWarning, match=said), casting.autocast(policy):
+    with pytest.warns(amp.AmpBridgeWarning, match=said), casting.region(policy):
         pass

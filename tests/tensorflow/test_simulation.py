@@ -39,7 +39,7 @@ def rounded(x: Any, dtype: str) -> np.ndarray:
 
 
 def region(dtype: str = "float16", **lists: Any) -> Any:
-    return casting.autocast(amp.Policy("O1", dtype, execution="simulated", **lists))
+    return casting.region(amp.Policy("O1", dtype, execution="simulated", **lists))
 
 
 def assert_bits(actual: Any, expected: np.ndarray) -> None:
@@ -92,7 +92,7 @@ def test_denied_ops_and_o0_inside_are_float32() -> None:
     exact = x.numpy().astype(np.float64) @ y.numpy().astype(np.float64)
     # Four positive terms in any order: a rounding for each product and sum. Float16's is 2^-11.
     np.testing.assert_allclose(product, exact, rtol=7 * 2.0**-24)
-    with region(), casting.autocast(amp.Policy("O0")):
+    with region(), casting.region(amp.Policy("O0")):
         assert (tf.cast(x, tf.float16) @ y).dtype == tf.float32
 
 
