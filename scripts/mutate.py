@@ -76,20 +76,20 @@ GROUPS = {
     ),
     "numpy": _adapter(
         "numpy",
-        "casting decorating gradients scaling training_state",
+        "autocast/casting model/decorating step/gradients step/scaling training_state",
         "*",
         "numpy",
     ),
     "torch": _adapter(
         "torch",
-        "decorating gradients low_weights master_weights scaling training_state",
+        """model/decorating model/low_weights model/master_weights step/gradients step/scaling training_state""",
         """conformance decorate gradients master_weights native_scaler regions scaler schedule
         training_state undecorated updates what_is_trained""",
         "torch",
     ),
     "tensorflow": _adapter(
         "tensorflow",
-        "decorating gradients loss_scale_optimizer scaling training_state",
+        "fit/loss_scale_optimizer model/decorating step/gradients step/scaling training_state",
         """conformance decorate fit native_scaler schedule step training_state update_order
         what_is_trained""",
         "tensorflow",
@@ -97,7 +97,7 @@ GROUPS = {
     ),
     "paddle": _adapter(
         "paddle",
-        "decorating gradients low_weights scaling simulated_o2 training_state",
+        "model/decorating model/low_weights model/simulated_o2 step/gradients step/scaling training_state",
         "conformance native_scaler o2 regions scaler schedule training training_state what_is_trained",
         "paddle",
     ),

@@ -11,18 +11,11 @@ from ampbridge.adapters.backend import (
     ScaleStore,
 )
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
-from ampbridge_numpy import (
-    arguments,
-    casting,
-    compiling,
-    decorating,
-    gradients,
-    observing,
-    probing,
-    restoring,
-    scaling,
-    training_state,
-)
+from ampbridge_numpy import arguments, probing, training_state
+from ampbridge_numpy.autocast import casting
+from ampbridge_numpy.lens import observing, restoring
+from ampbridge_numpy.model import decorating
+from ampbridge_numpy.step import compiling, gradients, scaling
 
 
 @final

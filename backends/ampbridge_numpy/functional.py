@@ -17,7 +17,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ampbridge.errors import ArgumentError
-from ampbridge_numpy.casting import composite, op
+from ampbridge_numpy.autocast.casting import composite, op
 
 Array: TypeAlias = Any
 """A NumPy array, or one that is being traced for its gradient."""

@@ -26,7 +26,7 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import ArgumentError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import functional
-from ampbridge_numpy.casting import cast, region, value_of
+from ampbridge_numpy.autocast.casting import cast, region, value_of
 from ampbridge_numpy.functional import (
     Array,
     avg_pool2d,

@@ -21,8 +21,11 @@ from ampbridge.policies import oplists
 from ampbridge.policies.hardware import PROBED_DTYPES, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_numpy import casting, compiling, decorating, functional, nn
-from ampbridge_numpy.casting import DTYPES, Rules
+from ampbridge_numpy import functional, nn
+from ampbridge_numpy.autocast import casting
+from ampbridge_numpy.autocast.casting import DTYPES, Rules
+from ampbridge_numpy.model import decorating
+from ampbridge_numpy.step import compiling
 
 # -- devices
 

@@ -13,7 +13,6 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_numpy import optim
-from ampbridge_numpy.gradients import parameters
 from ampbridge_numpy.nn import (
     BatchNorm1d,
     BatchNorm2d,
@@ -23,6 +22,7 @@ from ampbridge_numpy.nn import (
     Linear,
     Module,
 )
+from ampbridge_numpy.step.gradients import parameters
 
 BATCH_NORM: Mapping[str, tuple[str, str]] = {
     "weight": ("norm.scale", "c"),

@@ -38,7 +38,7 @@ def prepare(
     Raises:
         UnsupportedError: for static graphs, and for what ``decorate`` refuses.
     """
-    from ampbridge_paddle.high_level import prepare
+    from ampbridge_paddle.fit.high_level import prepare
 
     prepare(model, optimizer, loss, metrics, policy, scaler)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 
 from ampbridge.adapters.backend import Kind
-from ampbridge_paddle.hybrid_groups import without_wrappers
+from ampbridge_paddle.step.hybrid_groups import without_wrappers
 
 EXAMPLES = {
     "model": "model = paddle.nn.Linear(4, 2)",

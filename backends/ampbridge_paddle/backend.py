@@ -8,22 +8,12 @@ from ampbridge.adapters.backend import (
     Backend,
     Model,
 )
-from ampbridge_paddle import (
-    arguments,
-    casting,
-    compiling,
-    decorating,
-    gradients,
-    hybrid_groups,
-    native_policy,
-    native_scaler,
-    observing,
-    probing,
-    ranks,
-    restoring,
-    scaling,
-    training_state,
-)
+from ampbridge_paddle import arguments, probing, training_state
+from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.lens import observing, restoring
+from ampbridge_paddle.model import decorating
+from ampbridge_paddle.native import native_policy, native_scaler
+from ampbridge_paddle.step import compiling, gradients, hybrid_groups, ranks, scaling
 
 
 @final

@@ -22,8 +22,9 @@ from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cp
 from ampbridge.policies.oplists import Category
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_paddle import casting, decorating, simulation
-from ampbridge_paddle.rules import Rules, has_effect, rules_for
+from ampbridge_paddle.autocast import casting, simulation
+from ampbridge_paddle.autocast.rules import Rules, has_effect, rules_for
+from ampbridge_paddle.model import decorating
 
 # -- devices
 

@@ -20,12 +20,12 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_paddle._private import method
-from ampbridge_paddle.decorating import NORMALIZATIONS
-from ampbridge_paddle.gradients import parameters
-from ampbridge_paddle.hybrid_groups import is_sharded, without_wrapper, without_wrappers
-from ampbridge_paddle.low_weights import round_storage
-from ampbridge_paddle.model_calls import DecoratedModel, role_of
-from ampbridge_paddle.rounding import round_to
+from ampbridge_paddle.autocast.rounding import round_to
+from ampbridge_paddle.model.decorating import NORMALIZATIONS
+from ampbridge_paddle.model.low_weights import round_storage
+from ampbridge_paddle.model.model_calls import DecoratedModel, role_of
+from ampbridge_paddle.step.gradients import parameters
+from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 
 Layer = Any
 Tensor = Any

@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
-    from ampbridge_tensorflow.policy_schedule import PolicySchedule
-    from ampbridge_tensorflow.skip_watch import SkipWatch
+    from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
+    from ampbridge_tensorflow.fit.policy_schedule import PolicySchedule
+    from ampbridge_tensorflow.fit.skip_watch import SkipWatch
 
 __all__ = ["LossScaleOptimizer", "PolicySchedule", "SkipWatch"]
 
 _MODULES = {
-    "LossScaleOptimizer": "ampbridge_tensorflow.loss_scale_optimizer",
-    "PolicySchedule": "ampbridge_tensorflow.policy_schedule",
-    "SkipWatch": "ampbridge_tensorflow.skip_watch",
+    "LossScaleOptimizer": "ampbridge_tensorflow.fit.loss_scale_optimizer",
+    "PolicySchedule": "ampbridge_tensorflow.fit.policy_schedule",
+    "SkipWatch": "ampbridge_tensorflow.fit.skip_watch",
 }
 
 

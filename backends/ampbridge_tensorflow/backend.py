@@ -11,24 +11,13 @@ from ampbridge.adapters.backend import (
     ScaleStore,
 )
 from ampbridge.scaling.scale_rule import ScaleState
-from ampbridge_tensorflow import (
-    arguments,
-    casting,
-    compiling,
-    copying,
-    decorating,
-    gradients,
-    held_memory,
-    native_policy,
-    native_scaler,
-    observing,
-    probing,
-    ranks,
-    restoring,
-    scaling,
-    training_state,
-)
-from ampbridge_tensorflow.loss_scale_optimizer import LossScaleOptimizer
+from ampbridge_tensorflow import arguments, probing, training_state
+from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
+from ampbridge_tensorflow.lens import held_memory, observing, restoring
+from ampbridge_tensorflow.model import copying, decorating
+from ampbridge_tensorflow.native import native_policy, native_scaler
+from ampbridge_tensorflow.step import compiling, gradients, ranks, scaling
 
 
 @final

@@ -22,10 +22,12 @@ from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cp
 from ampbridge.policies.oplists import Category
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_tensorflow import _private, casting, decorating
-from ampbridge_tensorflow.functions import LOOKED_INTO, named_functions
-from ampbridge_tensorflow.rules import Rules, is_defined
-from ampbridge_tensorflow.scaling import outside_of_regions
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, named_functions
+from ampbridge_tensorflow.autocast.rules import Rules, is_defined
+from ampbridge_tensorflow.model import decorating
+from ampbridge_tensorflow.step.scaling import outside_of_regions
 
 # -- devices
 

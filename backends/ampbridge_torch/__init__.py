@@ -18,6 +18,6 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Takes its arguments; ``use_reentrant`` is False unless it is given. Torch itself brings
     ``torch.autocast`` back for the recomputation, but not lists.
     """
-    from ampbridge_torch.recomputing import checkpoint as checkpoint_under_lists
+    from ampbridge_torch.autocast.recomputing import checkpoint as checkpoint_under_lists
 
     return checkpoint_under_lists(function, *args, **kwargs)

@@ -10,22 +10,12 @@ from torch import nn, optim
 from ampbridge.adapters.backend import (
     Backend,
 )
-from ampbridge_torch import (
-    arguments,
-    casting,
-    compiling,
-    decorating,
-    gradients,
-    held_memory,
-    native_policy,
-    native_scaler,
-    observing,
-    probing,
-    ranks,
-    restoring,
-    scaling,
-    training_state,
-)
+from ampbridge_torch import arguments, probing, training_state
+from ampbridge_torch.autocast import casting
+from ampbridge_torch.lens import held_memory, observing, restoring
+from ampbridge_torch.model import decorating
+from ampbridge_torch.native import native_policy, native_scaler
+from ampbridge_torch.step import compiling, gradients, ranks, scaling
 
 
 @final

@@ -25,11 +25,10 @@ from ampbridge.policies import oplists
 from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_torch import casting, decorating
 from ampbridge_torch import devices as accelerators
-from ampbridge_torch.devices import DeviceType
-from ampbridge_torch.functions import Function, functions_named
-from ampbridge_torch.rules import (
+from ampbridge_torch.autocast import casting
+from ampbridge_torch.autocast.functions import Function, functions_named
+from ampbridge_torch.autocast.rules import (
     Rule,
     Rules,
     cast_by,
@@ -38,6 +37,8 @@ from ampbridge_torch.rules import (
     ops_without_kernels,
     rules_for,
 )
+from ampbridge_torch.devices import DeviceType
+from ampbridge_torch.model import decorating
 
 # -- devices
 

@@ -21,10 +21,12 @@ from ampbridge.adapters.backend import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
-from ampbridge_torch import _private, decorating, ranks
-from ampbridge_torch.gradients import parameters
-from ampbridge_torch.master_weights import STATE_KEY, master_of, round_all, updates_of
-from ampbridge_torch.simulation import LOW_DTYPES
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.simulation import LOW_DTYPES
+from ampbridge_torch.model import decorating
+from ampbridge_torch.model.master_weights import STATE_KEY, master_of, round_all, updates_of
+from ampbridge_torch.step import ranks
+from ampbridge_torch.step.gradients import parameters
 
 _Roles = Mapping[str, tuple[str, str]]
 

@@ -22,11 +22,12 @@ from ampbridge.policies import oplists
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing import BackendConformance, growth, names_of_tests, outcomes
 from ampbridge.testing.updates import RATE
-from ampbridge_numpy import casting, nn
+from ampbridge_numpy import nn
+from ampbridge_numpy.autocast import casting
+from ampbridge_numpy.autocast.casting import anp
 from ampbridge_numpy.backend import NumpyBackend
-from ampbridge_numpy.casting import anp
-from ampbridge_numpy.decorating import ModelCall
-from ampbridge_numpy.observing import Watch
+from ampbridge_numpy.lens.observing import Watch
+from ampbridge_numpy.model.decorating import ModelCall
 from ampbridge_numpy.testing import NumpyHarness
 
 SABOTAGE = []

@@ -35,7 +35,7 @@ warns = calling("ampbridge.decorate", partial(warn, "Attention."))
 
 BETWEEN = [
     "ampbridge.training.step",
-    "ampbridge_torch.rules",
+    "ampbridge_torch.autocast.rules",
     "torch.nn",
     "keras.src.models",
     "contextlib",

@@ -22,7 +22,8 @@ import ampbridge as amp
 from ampbridge import Policy
 from ampbridge.lens.census import Calls
 from ampbridge.policies import oplists
-from ampbridge_numpy import casting, functional, nn
+from ampbridge_numpy import functional, nn
+from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.backend import NumpyBackend
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}

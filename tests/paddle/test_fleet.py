@@ -26,8 +26,9 @@ from paddle.distributed import ParallelMode, fleet
 
 import ampbridge as amp
 from ampbridge.adapters.backend import FINITE, INF, NAN
-from ampbridge_paddle import _private, hybrid_groups
+from ampbridge_paddle import _private
 from ampbridge_paddle._private import PRIVATE, private
+from ampbridge_paddle.step import hybrid_groups
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_fleet.py"
 WITH_MODEL_PARALLEL = Path(__file__).parent / "gloo_model_parallel.py"

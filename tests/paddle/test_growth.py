@@ -21,7 +21,7 @@ from ampbridge.testing.growth import BOUND, Call, Growth, growth
 
 RNG = np.random.default_rng(0)
 X, Y = (RNG.standard_normal((256, columns)).astype(np.float32) for columns in (32, 16))
-MODULES = sorted(Path(ampbridge_paddle.__file__).parent.glob("*.py"))
+MODULES = sorted(Path(ampbridge_paddle.__file__).parent.rglob("*.py"))
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)

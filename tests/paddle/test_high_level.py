@@ -16,7 +16,7 @@ from paddle_reference import is_representable, normal
 
 import ampbridge as amp
 import ampbridge_paddle
-from ampbridge_paddle import simulation
+from ampbridge_paddle.autocast import simulation
 
 X, LABELS = normal(48, 12), (np.arange(48) % 4).reshape(-1, 1)
 BATCH = 8

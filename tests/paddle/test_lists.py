@@ -51,7 +51,7 @@ def test_every_kernel_name_of_the_table_exists() -> None:
 
 
 def test_every_function_name_of_the_table_exists() -> None:
-    from ampbridge_paddle.functions import find
+    from ampbridge_paddle.autocast.functions import find
 
     for name in oplists.native_names("paddle_api"):
         assert callable(find(name)), name

@@ -18,8 +18,9 @@ from paddle.amp.auto_cast import amp_global_state, amp_initialize
 from paddle_reference import normal, rounded
 
 import ampbridge as amp
-from ampbridge_paddle import casting, training_state
-from ampbridge_paddle.native_o2 import gradient_for
+from ampbridge_paddle import training_state
+from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.model.native_o2 import gradient_for
 
 
 def model() -> nn.Layer:

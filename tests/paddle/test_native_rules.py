@@ -15,8 +15,8 @@ from paddle_oracle import arrays, calls, native_decisions
 from paddle_reference import is_representable
 
 import ampbridge as amp
-from ampbridge_paddle import casting
-from ampbridge_paddle.casting import native_region
+from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast.casting import native_region
 
 # Names of PADDLE'S lists, by hand: the canonical names' translation must arrive at these.
 CUSTOM = {

@@ -17,9 +17,10 @@ from paddle import nn
 from paddle_reference import LOW, bits, is_representable, normal, rounded
 
 import ampbridge as amp
-from ampbridge_paddle import recompute, simulation
-from ampbridge_paddle.decorating import low_tensors
-from ampbridge_paddle.low_weights import low_dtype_of, make_full
+from ampbridge_paddle import recompute
+from ampbridge_paddle.autocast import simulation
+from ampbridge_paddle.model.decorating import low_tensors
+from ampbridge_paddle.model.low_weights import low_dtype_of, make_full
 
 X, LABELS = normal(16, 12), np.arange(16) % 4
 

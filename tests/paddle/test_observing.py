@@ -27,7 +27,8 @@ from ampbridge import lens
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.lens.subject import Pass, Subject
 from ampbridge.workloads import digits, weights
-from ampbridge_paddle import casting, recompute, workloads
+from ampbridge_paddle import recompute, workloads
+from ampbridge_paddle.autocast import casting
 from ampbridge_paddle.backend import PaddleBackend
 
 WORKLOADS = ("mlp", "conv", "transformer")

@@ -16,7 +16,7 @@ import ampbridge_paddle
 from ampbridge.adapters.backend import Decoration
 from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_paddle import probing
-from ampbridge_paddle.rules import rules_for
+from ampbridge_paddle.autocast.rules import rules_for
 
 BACKEND = amp.backend("paddle")
 on_cpu = pytest.mark.skipif(paddle.device.get_device() != "cpu", reason="what Paddle has on a CPU")

@@ -19,7 +19,7 @@ from paddle.distributed.fleet.recompute.recompute import RecomputeFunction
 from paddle_reference import is_representable, normal, rounded
 
 import ampbridge as amp
-from ampbridge_paddle import simulation
+from ampbridge_paddle.autocast import simulation
 
 A, B = normal(6, 8), normal(8, 8, seed=1)
 EXACT = A @ B

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle_reference import LOW, rounded, trainable
 
-from ampbridge_paddle import rounding
+from ampbridge_paddle.autocast import rounding
 
 
 def interesting(dtype: str) -> np.ndarray:

@@ -16,8 +16,8 @@ from paddle_native_scaler import native_scaler, without_print
 from paddle_reference import bits, normal
 
 import ampbridge as amp
-from ampbridge_paddle import scaling
-from ampbridge_paddle.gradients import stored_gradients
+from ampbridge_paddle.step import scaling
+from ampbridge_paddle.step.gradients import stored_gradients
 
 FINITE, INF, NAN = 0, 1, 2
 

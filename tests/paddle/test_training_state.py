@@ -19,7 +19,7 @@ from ampbridge.checkpoints import checkpoint
 from ampbridge_numpy import nn as numpy_nn
 from ampbridge_numpy import optim as numpy_optim
 from ampbridge_paddle import training_state
-from ampbridge_paddle.low_weights import low_dtype_of
+from ampbridge_paddle.model.low_weights import low_dtype_of
 
 IMAGES = normal(8, 1, 6, 6, seed=1)
 LABELS = np.random.default_rng(2).integers(0, 3, [8, 1])

@@ -8,7 +8,7 @@ from paddle import nn
 from user_lines import OF_THE_CORE, check_that_the_last_line_is_warned_of
 
 import ampbridge as amp
-from ampbridge_paddle import simulation
+from ampbridge_paddle.autocast import simulation
 
 NAMES = {
     "paddle": paddle,

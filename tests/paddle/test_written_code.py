@@ -21,7 +21,7 @@ from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches
 
 import ampbridge as amp
 from ampbridge.port.targets import losses, write
-from ampbridge_paddle.native_policy import policy_of_native
+from ampbridge_paddle.native.native_policy import policy_of_native
 
 SCALINGS = {
     **written_programs.SCALINGS,

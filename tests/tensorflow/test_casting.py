@@ -19,7 +19,8 @@ from recorder import RECORDERS, below_the_adapter  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 from ampbridge.errors import UnsupportedError  # noqa: E402
-from ampbridge_tensorflow import _private, casting  # noqa: E402
+from ampbridge_tensorflow import _private  # noqa: E402
+from ampbridge_tensorflow.autocast import casting  # noqa: E402
 
 F16, BF16, F32 = tf.float16, tf.bfloat16, tf.float32
 A = tf.random.stateless_normal((8, 8), (1, 2))

@@ -22,8 +22,8 @@ import tensorflow as tf  # noqa: E402
 from tensorflow.python import pywrap_tfe  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge_tensorflow import fitted  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
+from ampbridge_tensorflow.model import fitted  # noqa: E402
 
 BACKEND = TensorflowBackend()
 LAYERS = keras.layers

@@ -22,7 +22,7 @@ from ampbridge.adapters.backend import FINITE, INF, NAN  # noqa: E402
 from ampbridge.scaling.scale_rule import LARGEST_SCALE, SMALLEST_SCALE, HostStore, ScaleState  # noqa: E402
 from ampbridge_tensorflow import LossScaleOptimizer  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
-from ampbridge_tensorflow.scaling import variable_store  # noqa: E402
+from ampbridge_tensorflow.step.scaling import variable_store  # noqa: E402
 
 BACKEND = TensorflowBackend()
 

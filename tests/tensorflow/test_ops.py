@@ -16,7 +16,7 @@ from recorder import RECORDERS  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 from ampbridge.policies import oplists  # noqa: E402
-from ampbridge_tensorflow import casting  # noqa: E402
+from ampbridge_tensorflow.autocast import casting  # noqa: E402
 
 Call = Callable[[Any, Any], Any]
 IMAGES, KERNEL = (1, 4, 4, 2), (2, 2, 2, 2)

@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402
 import ampbridge as amp  # noqa: E402
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
-from ampbridge_tensorflow.scaling import variable_store  # noqa: E402
+from ampbridge_tensorflow.step.scaling import variable_store  # noqa: E402
 
 BACKEND = TensorflowBackend()
 RANDOM = np.random.default_rng(0)

@@ -27,8 +27,8 @@ import ampbridge as amp
 from ampbridge.adapters.backend import Decoration
 from ampbridge.errors import UnsupportedError
 from ampbridge.training.decorate import fit_to, for_steps
-from ampbridge_torch import model_calls
 from ampbridge_torch.backend import TorchBackend
+from ampbridge_torch.model import model_calls
 
 Backend = TorchBackend()
 

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ampbridge as amp
 from ampbridge_torch import devices
-from ampbridge_torch.casting import region
-from ampbridge_torch.rules import has_lists_of_cuda, native_list, rules_for
+from ampbridge_torch.autocast.casting import region
+from ampbridge_torch.autocast.rules import has_lists_of_cuda, native_list, rules_for
 
 # With the category that ATen/autocast_mode.h of torch gives each for CUDA; None: it has none.
 OPS: dict[str, tuple[Callable[[Tensor], Tensor], str | None]] = {

@@ -11,7 +11,7 @@ import torch
 
 import ampbridge as amp
 from ampbridge.policies import oplists
-from ampbridge_torch.rules import native_list, rules_for
+from ampbridge_torch.autocast.rules import native_list, rules_for
 
 CHECKED_WITH = "2.13"
 as_checked = pytest.mark.skipif(
@@ -93,7 +93,7 @@ def test_an_op_that_the_installed_torch_does_not_register_is_not_native() -> Non
 def recorded_registrations(device: str) -> set[str]:
     import json
 
-    data = json.loads((files("ampbridge_torch") / "native_lists.json").read_text())
+    data = json.loads((files("ampbridge_torch.autocast") / "native_lists.json").read_text())
     return set(data["registered"][device])
 
 

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
-from ampbridge_torch import ranks
 from ampbridge_torch.backend import TorchBackend
+from ampbridge_torch.step import ranks
 
 Backend = TorchBackend()
 

@@ -17,7 +17,7 @@ import ampbridge as amp
 from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge_torch import _private
-from ampbridge_torch.scaling import DeviceStore, unscale
+from ampbridge_torch.step.scaling import DeviceStore, unscale
 
 # Factors that float32 has: ours are rounded to it, torch's kernel takes them in double.
 settings_of = st.fixed_dictionaries(

@@ -29,9 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ampbridge as amp
 import ampbridge_torch
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
-from ampbridge_torch import simulation
-from ampbridge_torch.mode import listed
-from ampbridge_torch.rules import rules_for
+from ampbridge_torch.autocast import simulation
+from ampbridge_torch.autocast.mode import listed
+from ampbridge_torch.autocast.rules import rules_for
 
 NUMPY = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 SMALLEST_EXPONENT = {"float16": -24, "bfloat16": -133}  # of subnormals
@@ -614,7 +614,7 @@ def test_cuda_is_refused() -> None:
 def test_auto_says_so_once_a_process() -> None:
     script = """
 import warnings, torch, ampbridge as amp
-from ampbridge_torch import simulation
+from ampbridge_torch.autocast import simulation
 simulation.has_fast_kernels = lambda dtype: False
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as caught:

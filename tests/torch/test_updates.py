@@ -14,7 +14,7 @@ from torch import nn, optim
 import ampbridge as amp
 from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.errors import UnsupportedError
-from ampbridge_torch.scaling import _has_inf
+from ampbridge_torch.step.scaling import _has_inf
 
 Make = Callable[[Any], optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {

@@ -10,7 +10,7 @@ from torch import nn, optim
 from user_lines import OF_THE_CORE, check_that_the_last_line_is_warned_of
 
 import ampbridge as amp
-from ampbridge_torch import simulation
+from ampbridge_torch.autocast import simulation
 
 NAMES = {
     "torch": torch,

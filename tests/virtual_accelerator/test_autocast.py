@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ampbridge as amp
-from ampbridge_torch import rules
-from ampbridge_torch.rules import rules_for
+from ampbridge_torch.autocast import rules
+from ampbridge_torch.autocast.rules import rules_for
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # With the dtype under the device's own lists, and under CUDA's; None: as the input arrives.

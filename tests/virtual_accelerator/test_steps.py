@@ -18,7 +18,8 @@ from torch import Tensor, nn, optim
 from torch.library import Library
 
 import ampbridge as amp
-from ampbridge_torch import scaling, virtual_cuda
+from ampbridge_torch import virtual_cuda
+from ampbridge_torch.step import scaling
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CASES = [("O1", "bfloat16"), ("O1", "float16"), ("O2", "bfloat16"), ("O2", "float16")]

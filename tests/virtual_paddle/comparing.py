@@ -12,7 +12,7 @@ from op_cases import CASES, Case
 from shares import Share
 
 import ampbridge as amp
-from ampbridge_paddle import simulation
+from ampbridge_paddle.autocast import simulation
 
 Region = Callable[[], AbstractContextManager[None]]
 

@@ -17,8 +17,8 @@ from op_cases import CASES
 
 import ampbridge as amp
 from ampbridge.policies import oplists
-from ampbridge_paddle.casting import native_region
-from ampbridge_paddle.rules import has_effect
+from ampbridge_paddle.autocast.casting import native_region
+from ampbridge_paddle.autocast.rules import has_effect
 
 
 class Known(NamedTuple):

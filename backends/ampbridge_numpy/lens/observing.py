@@ -1,0 +1,184 @@
+"""Seeing what runs: each op as it passes through the region's entry, with its gradients.
+
+Gradients are seen by identities around the op: on the way back they report what passes. Operators
+between plain arrays are out of reach, as they are for the region.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+from autograd.extend import defvjp, primitive
+
+from ampbridge.adapters.backend import Array, Model
+from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
+from ampbridge.policies import function_ops, oplists
+from ampbridge_numpy import nn
+from ampbridge_numpy.autocast import casting
+from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, value_of
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {casting.FLOAT64: "float64"}
+
+Report = Callable[[Operand], None]
+
+
+@contextmanager
+def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
+    """See ``Backend.observe``. NumPy's warnings of inf and NaN are left out: the observer sees them."""
+    watch = Watch(observer, gradients)
+    functions = function_ops.watched(watch.function)
+    with casting.watched(watch), functions, nn.named_calls(model), np.errstate(all="ignore"):
+        yield
+
+
+class Watch:
+    """Reports the ops of one forward pass; see ``casting.watched``."""
+
+    def __init__(self, observer: Observer, gradients: bool) -> None:
+        self._observer = observer
+        self._gradients = gradients
+        self._numbers = count()
+
+    def op(
+        self,
+        name: str,
+        dtype: np.dtype[Any] | None,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run an op that computes in ``dtype`` (None: in that of its inputs) and report it."""
+        inputs = _operands((args, kwargs))
+        canonical = _canonical(name)
+        if not inputs or canonical is None:
+            return run(*args, **kwargs)
+        number, layer = next(self._numbers), nn.calling_layer()
+        left = self._reports(self._observer.gradient_left, lambda: call)
+        if self._gradients:
+            args, kwargs = _passing((args, kwargs), left)
+        started = time.perf_counter()
+        result = run(*args, **kwargs)
+        seconds = time.perf_counter() - started
+        ran_in = _NAMES[dtype] if dtype is not None else _dtype_of(inputs)
+        call = OpCall(number, canonical, layer, ran_in, (Kernel(name, ran_in),), seconds)
+        self._observer.op_ran(call, inputs, _operands(result))
+        if self._gradients:
+            result = _passing(result, self._reports(self._observer.gradient_arrived, lambda: call))
+        return result
+
+    def function(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run a function that is an op; one with a rule in this region reports itself."""
+        if casting.is_unwatched() or casting.has_rule(name):
+            return function(*args, **kwargs)
+        with casting.watching(None):
+            return self.op(name, None, function, args, kwargs)
+
+    @staticmethod
+    def _reports(
+        report: Callable[[OpCall, int, Operand], None], call: Callable[[], OpCall]
+    ) -> Iterator[Report]:
+        """A report for each array in turn, of a call that is known by the time a gradient comes."""
+        return (partial(_report, report, call, index) for index in count())
+
+
+def _report(
+    report: Callable[[OpCall, int, Operand], None],
+    call: Callable[[], OpCall],
+    index: int,
+    gradient: Operand,
+) -> None:
+    report(call(), index, gradient)
+
+
+def _canonical(name: str) -> str | None:
+    """The op as the lens names it; None for what the table has not and that only moves values."""
+    if name in oplists.ops() or oplists.is_function(name):
+        return name
+    known = oplists.native_names("numpy").get(name)
+    if known:
+        return known[0]
+    return None if casting.moves_only(name) else f"numpy:{name.removeprefix('numpy.')}"
+
+
+# -- arrays that are seen
+
+
+def _operands(tree: Any) -> list[Operand]:
+    return [_operand(value_of(x)) for x in leaves(tree) if _is_floating(x)]
+
+
+def _operand(value: Any) -> Operand:
+    return Operand(value, _NAMES[value.dtype])
+
+
+def _dtype_of(inputs: Sequence[Operand]) -> str:
+    """Of what is not cast: the first array's; scalars count where there is nothing else."""
+    return next((o for o in inputs if o.values.ndim), inputs[0]).dtype
+
+
+def _is_floating(x: Any) -> bool:
+    value = value_of(x)
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype in FLOATING
+
+
+def _passing(tree: Any, reports: Iterator[Report]) -> Any:
+    """``tree`` with an identity around each floating-point array, whose gradient is reported."""
+    return map_leaves(lambda x: _passed(x, next(reports)) if _is_floating(x) else x, tree)
+
+
+@primitive
+def _passed(x: Any, report: Report) -> Any:
+    del report
+    return x
+
+
+def _passed_back(answer: Any, x: Any, report: Report) -> Callable[[Any], Any]:
+    del answer, x
+
+    def back(gradient: Any) -> Any:
+        if _is_floating(gradient):
+            report(_operand(gradient))
+        return gradient
+
+    return back
+
+
+defvjp(_passed, _passed_back, argnums=(0,))
+
+
+# -- values and memory on the host
+
+
+def to_numpy(x: Array) -> np.ndarray:
+    """See ``Backend.to_numpy``."""
+    value = np.asarray(value_of(x))
+    return value if value.dtype == np.float64 else value.astype(np.float32)
+
+
+def peak_memory(action: Callable[[], None]) -> int | None:
+    """See ``Backend.peak_memory``: as Python's ``tracemalloc`` counts it, to which NumPy reports."""
+    if tracemalloc.is_tracing():  # somebody else's measurement, whose peak is not ours to reset
+        action()
+        return None
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        action()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak - before

@@ -1,0 +1,241 @@
+"""A model fitted to a policy: what happens around its calls, and while it is differentiated.
+
+The arrays stay float32 and are the masters that the optimizer updates. While the model is called or
+differentiated its modules read them rounded: once, so that the gradient of a parameter is rounded
+once as well. With ``master_weights=False`` the arrays themselves are rounded, after each step.
+
+Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, is
+undecorated. Arrays that are no parameters, such as tables of positions, stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ampbridge.adapters.backend import (
+    Decoration,
+    Layer,
+    Magnitude,
+    Model,
+    Optimizer,
+    is_normalization,
+)
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_numpy import optim
+from ampbridge_numpy.autocast.casting import cast, casts_here, region, rules_of
+from ampbridge_numpy.nn import (
+    BatchNorm1d,
+    BatchNorm2d,
+    LayerNorm,
+    Module,
+    in_float32,
+    keeping,
+    present,
+    substituted,
+)
+
+NORMALIZATIONS = (BatchNorm1d, BatchNorm2d, LayerNorm)
+"""Our own normalizations, whose parameters stay float32 at O2."""
+
+Forward: TypeAlias = Callable[..., Any]
+
+
+def layers(model: Model) -> list[Layer]:
+    """See ``Backend.layers``."""
+    found: dict[int, Layer] = {}
+    for name, module in _checked(model).named_modules():
+        shapes = {key: array.shape for key, array in module._own_parameters().items()}
+        found.setdefault(id(module), Layer(name, type(module).__name__, module, shapes))
+    return list(found.values())
+
+
+# -- around a call
+
+
+@dataclass(frozen=True, eq=False)
+class ModelCall:
+    """What a call of a decorated model does around ``forward``.
+
+    Attributes:
+        kept: whether the model itself is a kept layer.
+        low: the parameters that are read in ``policy.dtype``.
+        rounding: keeps the arrays themselves in low precision; None where they are the masters.
+    """
+
+    decoration: Decoration
+    kept: bool
+    low: Sequence[np.ndarray]
+    rounding: Rounding | None
+
+    def __call__(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
+        if self.decoration.standalone:
+            with region(self.decoration.policy):
+                return self._call(forward, *inputs, **options)
+        if casts_here():
+            return self._call(forward, *inputs, **options)
+        return forward(*inputs, **options)
+
+    def _call(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
+        policy = self.decoration.policy
+        if self.kept:
+            outputs = in_float32(forward, *inputs, **options)
+        else:
+            if policy.level == "O2":
+                inputs, options = _all_cast((inputs, options), policy.dtype)
+            with self.in_effect():
+                outputs = forward(*inputs, **options)
+        return _all_cast(outputs, policy.output_dtype)
+
+    @contextmanager
+    def in_effect(self) -> Iterator[None]:
+        """Parameters are read in ``policy.dtype``, layers are kept; within another one, no more."""
+        dtype = self.decoration.policy.dtype
+        rounded = {id(array): cast(present(array), dtype) for array in self.low}
+        with substituted(rounded), keeping(self.decoration.kept):
+            yield
+
+
+def decorated(model: Model) -> AbstractContextManager[None]:
+    """The decoration of ``model``, if it has one, is in effect also where its parts are called."""
+    call = _call_of(model)
+    return nullcontext() if call is None else call.in_effect()
+
+
+def _all_cast(tree: Any, dtype: str) -> Any:
+    return map_leaves(lambda x: cast(x, dtype), tree)
+
+
+# -- decorate and undecorate
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Rounds ``arrays`` in place when called: after each step of an optimizer."""
+
+    arrays: list[np.ndarray]
+    dtype: str
+
+    def __call__(self) -> None:
+        for array in self.arrays:
+            array[...] = cast(array, self.dtype)
+
+
+def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+    """See ``Backend.decorate``.
+
+    Raises:
+        UnsupportedError: for ``save_dtype``, for ``master_weights=False`` without an optimizer of
+            ``ampbridge_numpy.optim``, or if a part of the model is decorated by itself.
+    """
+    policy, kept = decoration.policy, decoration.kept
+    rules_of(policy)  # refuses what there are no rules for
+    _check_parts(model, policy)
+    _check_save_dtype(decoration)
+    low = _low_parameters(model, kept) if policy.level == "O2" else []
+    rounding = None
+    if policy.level == "O2" and not policy.master_weights:
+        rounding = Rounding(low, policy.dtype)
+        _steps_of(optimizer, policy).append(rounding)
+        rounding()
+    is_kept = any(layer is model for layer in kept)
+    model.around_forward = ModelCall(decoration, is_kept, low, rounding)
+
+
+def undecorate(model: Model, optimizer: Optimizer | None) -> None:
+    """See ``Backend.undecorate``."""
+    call = _call_of(model)
+    if call is None:
+        return
+    del model.around_forward
+    if call.rounding is None:
+        return
+    call.rounding.arrays.clear()  # for optimizers that are not given here, and call it still
+    if isinstance(optimizer, optim.Optimizer) and call.rounding in optimizer.after_step:
+        optimizer.after_step.remove(call.rounding)
+
+
+def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
+    """See ``Backend.decoration``. Masters need nothing of an optimizer: any will do."""
+    call = _call_of(model)
+    if call is None:
+        return None
+    rounds = call.rounding is None or optimizer is None
+    return call.decoration if rounds or call.rounding in optimizer.after_step else None
+
+
+def _call_of(model: Model) -> ModelCall | None:
+    around = _checked(model).around_forward
+    return around if isinstance(around, ModelCall) else None
+
+
+def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
+    """The parameters that neither a normalization nor a kept layer holds; ``cast`` passes float64."""
+    wide = {id(array) for layer in kept for array in layer.parameters()}
+    for each in layers(model):
+        if is_normalization(each, NORMALIZATIONS):
+            wide |= {id(array) for array in each.layer._own_parameters().values()}
+    return [p for p in model.parameters() if id(p) not in wide]
+
+
+def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``."""
+    low = {id(p) for p in _low_parameters(model, kept) if p.dtype == np.float32 and p.size}
+    found: dict[int, Magnitude] = {}
+    for layer in layers(model):
+        for name, array in layer.layer._own_parameters().items():
+            if id(array) in low and id(array) not in found:
+                found[id(array)] = Magnitude(layer, name, float(np.abs(array).max()))
+    return list(found.values())
+
+
+# -- what is refused
+
+
+def _checked(model: Model) -> Module:
+    if isinstance(model, Module):
+        return model
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"
+    raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
+
+
+def _check_parts(model: Model, policy: Policy) -> None:
+    """At O2 the parameters of a part would be rounded twice; below it, steps may take turns."""
+    for name, module in _checked(model).named_modules():
+        call = _call_of(module)
+        if call is not None and "O2" in (policy.level, call.decoration.policy.level):
+            msg = (
+                f"{name!r} ({type(module).__name__}) is decorated already, by itself, for "
+                f"{call.decoration.policy!r}.\n"
+                "Hint: amp.undecorate(part), then amp.decorate(model)."
+            )
+            raise UnsupportedError(msg)
+
+
+def _check_save_dtype(decoration: Decoration) -> None:
+    if decoration.save_dtype not in (None, "float32"):
+        msg = (
+            f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
+            "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
+            "for name, array in model.named_parameters()})"
+        )
+        raise UnsupportedError(msg)
+
+
+def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
+    """What ``optimizer`` calls after each step."""
+    if isinstance(optimizer, optim.Optimizer):
+        return optimizer.after_step
+    msg = (
+        f"{policy!r}: without master weights the arrays are rounded after each step of an optimizer "
+        f"of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
+        "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
+    )
+    raise UnsupportedError(msg)

@@ -1,0 +1,329 @@
+"""The region: how an op's inputs are cast.
+
+On a device that has 16-bit kernels it is ``paddle.amp.auto_cast`` with the policy's lists in Paddle's
+names; on CPU it is simulated.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+from weakref import WeakSet
+
+import paddle
+
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies import function_ops
+from ampbridge.policies.oplists import Category
+from ampbridge.policies.policy import Policy
+from ampbridge_paddle._private import method, private
+from ampbridge_paddle.autocast import functions, recomputing, simulation
+from ampbridge_paddle.autocast.functions import Function, Shape
+from ampbridge_paddle.autocast.rules import (
+    AmpLists,
+    Rules,
+    amp_lists_for,
+    lists_of_everything,
+    rules_for,
+)
+
+Tensor = Any
+
+
+@contextmanager
+def region(policy: Policy) -> Iterator[None]:
+    """A region in which ops run as ``policy`` says.
+
+    Raises:
+        UnsupportedError: for an execution or a list set that this device cannot give.
+    """
+    if _tracing():
+        _check_that_functions_are_seen(policy)
+    region = simulated_region(policy) if on_cpu() else native_region(policy)
+    with recomputing.followed(), region:
+        yield
+
+
+def _check_that_functions_are_seen(policy: Policy) -> None:
+    for op in function_ops.named_by_path(function_ops.rules_of(policy)):
+        if op.owner is not None and issubclass(op.owner[0], paddle.autograd.PyLayer):
+            msg = (
+                f"The policy names {op.name!r}, the apply of a PyLayer, which paddle.jit.to_static does "
+                "not see.\n"
+                "Hint: @amp.register_op above the function that is called, and its name in the policy."
+            )
+            raise UnsupportedError(msg)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+    if x.dtype not in _CASTABLE or x.dtype == _CASTABLE_BY_NAME[dtype]:
+        return x
+    return x.astype(dtype)
+
+
+_CASTABLE_BY_NAME = {name: getattr(paddle, name) for name in ("float32", "float16", "bfloat16")}
+_CASTABLE = frozenset(_CASTABLE_BY_NAME.values())
+
+
+def on_cpu() -> bool:
+    """Whether Paddle's present device is the CPU, where low precision is simulated."""
+    return paddle.device.get_device() == "cpu"
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """Simulated on CPU, where Paddle has no 16-bit kernels; native elsewhere, and at O0.
+
+    Raises:
+        UnsupportedError: for the other one.
+    """
+    if policy.level == "O0":
+        return "native"
+    if not on_cpu():
+        _refuse_simulation(policy)
+        return "native"
+    if policy.execution == "native":
+        msg = (
+            f"{policy!r}: PaddlePaddle has no native {policy.dtype} kernels on CPU.\n"
+            "Hint: execution='simulated', or paddle.device.set_device('gpu')"
+        )
+        raise UnsupportedError(msg)
+    return "simulated"
+
+
+def _refuse_simulation(policy: Policy) -> None:
+    if policy.execution == "simulated":
+        msg = (
+            f"{policy!r}: on {paddle.device.get_device()} PaddlePaddle casts natively; simulation is "
+            "there for CPUs.\nHint: execution='auto', or paddle.device.set_device('cpu')"
+        )
+        raise UnsupportedError(msg)
+
+
+def check(policy: Policy) -> None:
+    """Refuse an execution or a list set that this device cannot give.
+
+    Raises:
+        UnsupportedError: for what ``region`` would refuse.
+    """
+    if execution(policy) == "simulated" and policy.lists == "native":
+        msg = (
+            f"{policy!r}: PaddlePaddle's own autocast does nothing on CPU, so lists='native' would "
+            "train in float32.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='paddle') follows its lists here."
+        )
+        raise UnsupportedError(msg)
+
+
+def in_region_dtype(x: Any, dtype: str) -> Any:
+    """``x`` in ``dtype`` as the ops of the open region see it; what ``cast`` leaves, it leaves."""
+    if on_cpu():
+        return simulation.in_dtype(x, dtype)
+    return cast(x, dtype) if _floating([x]) else x
+
+
+def is_in_low_region() -> bool:
+    """Whether an O1 or O2 region is the innermost one."""
+    if on_cpu():
+        simulated = simulation.active_region()
+        return simulated is not None and simulated.rules.dtype != "float32"
+    native = functions.interception.active.get()
+    return _amp_is_on() and not (isinstance(native, NativeRegion) and native.is_float32)
+
+
+def is_active(policy: Policy) -> bool:
+    """Whether the innermost region is one of ``policy``, as far as can be told without effort."""
+    region = simulation.active_region()
+    return region is not None and region.rules is rules_for(policy)
+
+
+def simulated_region(policy: Policy) -> AbstractContextManager[None]:
+    """A region of simulated precision, made to be entered at once.
+
+    Raises:
+        UnsupportedError: for execution="native" and lists="native".
+    """
+    if policy.level == "O0" and simulation.active_region() is None:
+        return nullcontext()
+    check(policy)
+    if policy.level != "O0" and policy.execution == "auto":
+        simulation.warn_once()
+    return simulation.open_region(rules_for(policy))
+
+
+def native_region(policy: Policy) -> AbstractContextManager[None]:
+    """``paddle.amp.auto_cast`` with the policy's lists, made to be entered at once.
+
+    It also holds while a program is being traced.
+
+    Raises:
+        UnsupportedError: for execution="simulated".
+    """
+    if policy.level == "O0":
+        return _listed_region(policy) if _amp_is_on() else nullcontext()
+    _refuse_simulation(policy)
+    return _native_lists(policy) if policy.lists == "native" else _listed_region(policy)
+
+
+@contextmanager
+def _native_lists(policy: Policy) -> Iterator[None]:
+    with _one_thread(), paddle.amp.auto_cast(level=policy.level, dtype=policy.dtype):
+        yield
+
+
+@contextmanager
+def _listed_region(policy: Policy) -> Iterator[None]:
+    region = NativeRegion(rules_for(policy))
+    standing = function_ops.standing(region.rules.python)
+    inside = functions.interception.region(region)
+    with _one_thread(), standing, inside, _auto_cast(amp_lists_for(policy)):
+        yield
+
+
+class _Inside:
+    """That a thread is inside of a native region, for as long as the region holds it."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
+_inside: WeakSet[_Inside] = WeakSet()
+_entering = threading.Lock()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Paddle's level and dtype are each thread's own, its op lists are the process's.
+
+    Whoever leaves a region puts back the lists that were there when it was entered, so that not even
+    threads with the same lists may be inside at the same time.
+
+    Raises:
+        UnsupportedError: while another thread is inside of a native region.
+    """
+    here = _Inside()
+    with _entering:
+        if any(other.thread != here.thread for other in _inside):
+            msg = (
+                "Another thread is inside of a region of mixed precision. On "
+                f"{paddle.device.get_device()} Paddle keeps one set of op lists for the whole "
+                "process, so that each thread would run by the other's.\n"
+                "Hint: lock = threading.Lock(), and `with lock:` around each step or region; or a "
+                "process for each."
+            )
+            raise UnsupportedError(msg)
+        _inside.add(here)
+    try:
+        yield
+    finally:
+        _inside.discard(here)
+
+
+class NativeRegion:
+    """What an open native region says of functions that are no kernel of their own."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.bias_follows = rules.bias_follows
+        self.is_float32 = rules.dtype == "float32"
+
+    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
+        return self._call(rule, function, args, kwargs)
+
+    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        return self._call(self._rule(name), function, args, kwargs)
+
+    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
+        return self._call(self._rule(name), forward, args, kwargs)
+
+    def _rule(self, name: str) -> Category | None:
+        if name == functions.LINEAR:
+            # Without a bias it calls matmul there, which may have another rule.
+            rule = self.rules.category("linear")
+            return rule if rule != self.rules.category("matmul") else None
+        return self.rules.functions.get(name)
+
+    def _call(self, rule: Category | None, function: Function, args: Any, kwargs: Any) -> Any:
+        if rule is None:
+            return function(*args, **kwargs)
+        if rule == "promote":
+            return self._promoted(function, args, kwargs)
+        lists = lists_of_everything(self.rules.dtype, rule)
+        with _auto_cast(lists), functions.interception.paused():
+            return function(*args, **kwargs)
+
+    def _promoted(self, function: Function, args: Any, kwargs: Any) -> Any:
+        """The parts by their rules; the result as low as the inputs."""
+        output = function(*args, **kwargs)
+        arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
+        if arrived != {_CASTABLE_BY_NAME[self.rules.dtype]}:
+            return output
+        return paddle.utils.map_structure(
+            lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
+        )
+
+    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
+        output = convolution()
+        bias = cast(bias, str(output.dtype).rpartition(".")[2].lower())
+        return paddle.add(output, bias.reshape(shape(output)))
+
+
+def _floating(values: Any) -> list[Tensor]:
+    kinds = (paddle.Tensor, paddle.pir.Value)
+    found = [x for x in paddle.utils.flatten(values) if isinstance(x, kinds)]
+    return [x for x in found if x.dtype in _CASTABLE or x.dtype == paddle.float64]
+
+
+@contextmanager
+def _auto_cast(lists: AmpLists) -> Iterator[None]:
+    """Paddle's region holding exactly ``lists``.
+
+    Custom lists can move an op from one list to the other, but not out of both; what Paddle lists
+    and ``lists`` does not is taken out by setting the dispatcher's lists.
+    """
+    white, black = set(lists.white), set(lists.black)
+    with paddle.amp.auto_cast(
+        custom_white_list=white,
+        custom_black_list=black,
+        level=lists.level,
+        dtype=lists.dtype,
+    ):
+        _set_op_lists(white, black)
+        yield
+
+
+def _set_op_lists(white: set[str], black: set[str]) -> None:
+    if _tracing():
+        private("paddle.base.core._set_amp_op_list")(white, black)
+    else:
+        method("Tracer", _tracer(), "_set_amp_op_list")(white, black)
+
+
+def _amp_is_on() -> bool:
+    if _tracing():
+        level = method("AmpAttrs", private("paddle.base.core._get_amp_attrs")(), "_amp_level")
+    else:
+        level = method("Tracer", _tracer(), "_amp_level")
+    return bool(level != private("paddle.base.core.AmpLevel").O0)
+
+
+@contextmanager
+def dispatched_as_it_is() -> Iterator[None]:
+    """Paddle's dispatcher casts nothing inside, whatever region is open."""
+    tracer = _tracer()
+    level = method("Tracer", tracer, "_amp_level")
+    tracer._amp_level = private("paddle.base.core.AmpLevel").O0
+    try:
+        yield
+    finally:
+        tracer._amp_level = level
+
+
+def _tracer() -> Any:
+    return private("paddle.base.framework._dygraph_tracer")()
+
+
+def _tracing() -> bool:
+    return bool(private("paddle.base.framework.in_pir_mode")())

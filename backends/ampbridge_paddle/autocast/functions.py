@@ -1,0 +1,307 @@
+"""Python functions and layers of Paddle that stand for one op, and so have one rule.
+
+They are made of several kernels, so that rules by kernel do not reach them: functions such as
+``mse_loss``, layers such as ``LSTMCell``, and convolutions, whose bias Paddle adds in a second kernel.
+They are replaced in simulated and in native regions alike; what a rule means there, the region
+says. So is what ``paddle.jit.to_static`` has compiled, whose programs know of no region.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, Protocol
+
+import paddle
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.tracing import constant_result
+from ampbridge.policies import function_ops
+from ampbridge.policies.oplists import Category
+from ampbridge_paddle._private import PRIVATE, method, private
+from ampbridge_paddle.autocast.rules import Rules, function_names
+
+Tensor = Any
+Function = Callable[..., Any]
+Shape = Callable[[Tensor], "list[int]"]
+"""The shape in which a bias is added to a result."""
+Replacements = Mapping[int, tuple[Any, Function]]
+"""By ``id`` of the original: the original and what replaces it."""
+
+LINEAR = "paddle.nn.functional.linear"
+
+# Functions that call one kernel on a GPU and several on a CPU -> that kernel.
+KERNELS_ELSEWHERE: Mapping[str, str] = {
+    LINEAR: "linear_v2",
+    "paddle.nn.functional.scaled_dot_product_attention": "flash_attn",
+    "paddle.nn.functional.flash_attention.flash_attention": "flash_attn",
+}
+
+CONVOLUTIONS = (
+    "paddle.nn.functional.conv1d",
+    "paddle.nn.functional.conv2d",
+    "paddle.nn.functional.conv3d",
+    "paddle.nn.functional.conv1d_transpose",
+    "paddle.nn.functional.conv2d_transpose",
+    "paddle.nn.functional.conv3d_transpose",
+    "paddle.nn.functional.conv._conv_nd",  # what the layers Conv2D and Conv3D call
+)
+
+
+class FunctionRegion(Protocol):
+    """What an open region, simulated or native, does with functions."""
+
+    bias_follows: bool
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which it decides."""
+
+    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)`` as one op of that rule."""
+
+    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)`` by the rule for ``name``, if there is one."""
+
+    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
+        """The same of a layer's forward, whose parameters are not among ``args``."""
+
+    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
+        """``convolution()`` and ``bias``, which is in the precision of the result and shaped to it."""
+
+
+def _function(name: str, original: Function) -> Function:
+    @wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        region = interception.active.get()
+        if region is None:
+            return original(*args, **kwargs)
+        return region.call_function(name, original, args, kwargs)
+
+    return function
+
+
+def _forward(name: str, original: Function) -> Function:
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        region = interception.active.get()
+        if region is None:
+            return original(*args, **kwargs)
+        return region.call_layer(name, original, args, kwargs)
+
+    return forward
+
+
+def _convolution(original: Function) -> Function:
+    """A convolution whose bias is in the precision of its result."""
+
+    @wraps(original)
+    def convolve(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
+        region = interception.active.get()
+        if region is None or bias is None or not region.bias_follows:
+            return original(x, weight, bias, *args, **kwargs)
+
+        def convolution() -> Any:
+            return original(x, weight, None, *args, **kwargs)
+
+        def shape(output: Any) -> list[int]:
+            lengths = [1] * len(output.shape)
+            lengths[_channel_axis(output, args, kwargs)] = -1
+            return lengths
+
+        return region.convolve(convolution, bias, shape)
+
+    return convolve
+
+
+def _compiled_before(original: Function) -> Function:
+    """A function of ``paddle.jit.to_static`` as the Python that it was.
+
+    Paddle keeps a program in the precision that it was traced in, whatever region it is called in.
+    """
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = interception.active.get() is not None and paddle.in_dynamic_mode()
+        if not inside or not compiles():
+            return original(self, *args, **kwargs)
+        msg = (
+            f"{self.dygraph_function.__qualname__} is compiled by paddle.jit.to_static, whose programs "
+            "stay in the precision in which they were traced first: in mixed precision it runs op by "
+            "op.\nHint: amp.train_step(..., compile=True) compiles the loss for each policy."
+        )
+        warn(msg)
+        return self.dygraph_function(*args, **kwargs)
+
+    return call
+
+
+def compiles() -> bool:
+    """Whether ``paddle.jit.to_static`` compiles now: ``paddle.jit.enable_to_static``."""
+    translator = private("paddle.jit.dy2static.program_translator.ProgramTranslator")()
+    return bool(method("ProgramTranslator", translator, "enable_to_static"))
+
+
+def _channel_axis(output: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    layouts = [a for a in (*args, *kwargs.values()) if isinstance(a, str) and a[:1] == "N"]
+    return len(output.shape) - 1 if any(layout.endswith("C") for layout in layouts) else 1
+
+
+# This adapter itself, and modules whose names only the compiler and Paddle's C++ read.
+_NEVER_LOOKED_UP_IN = (
+    "ampbridge_paddle",
+    "paddle.base.libpaddle",
+    "paddle._legacy_C_ops",
+    "paddle._pir_ops",
+    "paddle.decomposition",
+    "paddle.incubate.autograd",
+)
+
+
+class Sites:
+    """A list of sites for an ``Interception``, made when the first region opens.
+
+    Functions are replaced under every module-level name that they have in the process, since
+    ``from paddle.nn.functional import mse_loss`` does not look at Paddle's modules again. The names
+    are collected anew when modules, or names in the user's own modules, have been added. What an
+    object or a closure holds is not found: such a function does what its parts do.
+    """
+
+    def __init__(
+        self, replacements: Callable[[], Replacements], fixed: Callable[[], Sequence[Site]]
+    ) -> None:
+        self._make_replacements, self._make_fixed = replacements, fixed
+        self._replacements: Replacements = {}
+        self._fixed: Sequence[Site] = ()
+        self._sites: Sequence[Site] = ()
+        self._watched: list[dict[str, Any]] = []
+        self._seen = (0, 0)
+
+    def __call__(self) -> Sequence[Site]:
+        if not self._replacements:
+            self._replacements, self._fixed = self._make_replacements(), self._make_fixed()
+        if self._seen != self._names_there_are():
+            self._sites = [*self._fixed, *self._names()]
+            self._watched = [vars(m) for m in list(sys.modules.values()) if _is_the_user_s(m)]
+            self._seen = self._names_there_are()
+        return self._sites
+
+    def _names_there_are(self) -> tuple[int, int]:
+        return len(sys.modules), sum(map(len, self._watched))
+
+    def _names(self) -> Iterator[Site]:
+        # By identity: several modules are registered under more than one name.
+        modules = {
+            id(module): module
+            for name, module in list(sys.modules.items())
+            if type(module) is types.ModuleType and not name.startswith(_NEVER_LOOKED_UP_IN)
+        }
+        for owner in [
+            *modules.values(),
+            private("paddle.base.core.eager.Tensor"),
+            paddle.pir.Value,
+        ]:
+            for attribute, value in list(vars(owner).items()):
+                found = self._replacements.get(id(value))
+                if found is not None and found[0] is value:
+                    yield Site(owner, attribute, value, found[1])
+
+
+def _is_the_user_s(module: Any) -> bool:
+    """Whether names may be added to ``module`` after its import: a script, a notebook, a test."""
+    file = getattr(module, "__file__", None) or ""
+    installed = "site-packages" in file or "dist-packages" in file
+    root = getattr(module, "__name__", "").partition(".")[0]
+    return not installed and root not in {*sys.stdlib_module_names, "ampbridge_paddle"} - {
+        "__main__"
+    }
+
+
+def find(name: str) -> Any:
+    """What a dotted name, public or in the table of private ones, stands for."""
+    if name in PRIVATE:
+        return private(name)
+    found: Any = paddle
+    for part in name.split(".")[1:]:
+        found = getattr(found, part)
+    return found
+
+
+def _replacements() -> Replacements:
+    named = {name: find(name) for name in [*function_names(), *KERNELS_ELSEWHERE]}
+    functions = {
+        id(found): (found, _function(name, found))
+        for name, found in named.items()
+        if not isinstance(found, type)
+    }
+    convolutions = [find(name) for name in CONVOLUTIONS]
+    return functions | {id(found): (found, _convolution(found)) for found in convolutions}
+
+
+def _class_sites() -> list[Site]:
+    """Layers, by their forward; the operator that is a function of its own; what is compiled."""
+    layers = {name: found for name in function_names() if isinstance(found := find(name), type)}
+    tensor = private("paddle.base.core.eager.Tensor")
+    negation = vars(tensor)["__neg__"]
+    compiled = private("paddle.jit.dy2static.program_translator.StaticFunction")
+    call = vars(compiled)["__call__"]
+    return [
+        Site(compiled, "__call__", call, _compiled_before(call)),
+        Site(tensor, "__neg__", negation, _function("paddle.neg", negation)),
+        *(
+            Site(layer, "forward", original, _forward(name, original))
+            for name, layer in layers.items()
+            for original in [vars(layer)["forward"]]
+        ),
+    ]
+
+
+interception: Interception[FunctionRegion] = Interception(
+    "ampbridge_paddle_functions", Sites(_replacements, _class_sites)
+)
+
+
+def with_control_flow(function: Function) -> Function:
+    """``function`` with ``if`` and ``while`` on values turned into ops of the program.
+
+    Paddle converts what a traced function calls by itself, unless it is defined in another
+    function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.
+    """
+    if not inspect.isfunction(function):  # the apply of a PyLayer
+        found: Function = private("paddle.jit.dy2static.convert_call_func.convert_call")(function)
+        return found
+    if function.__name__ == "<lambda>":
+        return function
+    convert = private("paddle.jit.dy2static.program_translator.convert_to_static")
+    try:
+        converted: Function = convert(function)
+    except (OSError, TypeError, SyntaxError):
+        return function
+    return converted
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: Function) -> Function | None:
+    is_traced = private("paddle.base.framework.in_pir_mode")()
+    if is_traced:  # Paddle converts what it meets itself, not what stands behind an entry
+        function = with_control_flow(function)
+    if not has_rule(name):
+        return function if is_traced else None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        region = interception.active.get()
+        assert region is not None
+        return region.call_whole(region.rules.python[name], function, args, kwargs)
+
+    return call
+
+
+@constant_result
+def has_rule(name: str) -> bool:
+    """Whether a region is open that allows or denies the function of this name."""
+    region = interception.active.get()
+    return region is not None and name in region.rules.python

@@ -1,0 +1,105 @@
+"""Recompute (activation checkpointing): run twice in the same region, and noticed where it runs.
+
+On a device with 16-bit kernels Paddle keeps its own autocast state for the second run; a simulated
+region is entered again here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any
+
+import paddle
+
+from ampbridge.adapters.interception import INHERITED, Interception, Site
+from ampbridge_paddle._private import private
+from ampbridge_paddle.autocast import simulation
+
+Function = Callable[..., Any]
+
+
+class Recomputation:
+    """What was seen of recompute while a loss was computed."""
+
+    is_reentrant = False
+    """Whether part of it calls ``backward()`` again during backward."""
+
+
+@contextmanager
+def noticed() -> Iterator[Recomputation]:
+    """What runs inside tells the yielded ``Recomputation`` of itself.
+
+    The graph would tell it as well, but whoever reads ``grad_fn`` leaks the graph (Paddle 3.3.1).
+    """
+    seen = Recomputation()
+    with _interception.region(seen):
+        yield seen
+
+
+def followed() -> AbstractContextManager[None]:
+    """What is recomputed of what runs inside is so in the region that it ran in."""
+    return _interception.region(_interception.active.get())
+
+
+def _in_present_region(function: Function, inputs: Any) -> Function:
+    """``function`` that enters the present region whenever it runs.
+
+    ``inputs``, among other arguments, are what it is called with. The second time they are copies,
+    which were made outside of the region and have lost their marks.
+    """
+    region = simulation.active_region()
+    if region is None:
+        return function
+    marks = [simulation.low_dtype(x) for x in _tensors(inputs)]
+
+    def in_region(*inputs: Any, **options: Any) -> Any:
+        with followed(), simulation.entering(region):
+            for x, dtype in zip(_tensors((inputs, options)), marks, strict=True):
+                if dtype is not None:
+                    simulation.mark(x, region, dtype)
+            return function(*inputs, **options)
+
+    return in_region
+
+
+def _tensors(tree: Any) -> list[Any]:
+    return [x for x in paddle.utils.flatten(tree) if isinstance(x, paddle.Tensor)]
+
+
+def _reentrant(apply: Function) -> Function:
+    @wraps(apply)
+    def applied(function: Function, *args: Any, **kwargs: Any) -> Any:
+        seen = _interception.active.get()
+        if seen is not None:
+            seen.is_reentrant = True
+        return apply(_in_present_region(function, (args, kwargs)), *args, **kwargs)
+
+    return applied
+
+
+def _by_hooks(original: Function) -> Function:
+    @wraps(original)
+    def recompute(function: Function, *args: Any, **kwargs: Any) -> Any:
+        return original(_in_present_region(function, (args, kwargs)), *args, **kwargs)
+
+    return recompute
+
+
+_MODULE = "paddle.distributed.fleet.recompute.recompute"
+_BY_HOOKS = "_recompute_without_reentrant"
+_REENTRANT = (f"{_MODULE}.RecomputeFunction", f"{_MODULE}_hybrid._HPRecomputeFunction")
+
+
+def _sites() -> Sequence[Site]:
+    by_hooks = private(f"{_MODULE}.{_BY_HOOKS}")
+    reentrant = map(private, _REENTRANT)
+    return [
+        Site(sys.modules[_MODULE], _BY_HOOKS, by_hooks, _by_hooks(by_hooks)),
+        *(Site(c, "apply", INHERITED, staticmethod(_reentrant(c.apply))) for c in reentrant),
+    ]
+
+
+_interception: Interception[Recomputation] = Interception("ampbridge_paddle_recompute", _sites)

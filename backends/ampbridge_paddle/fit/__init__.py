@@ -1,0 +1,1 @@
+"""The framework's own training loop in mixed precision."""

@@ -1,0 +1,115 @@
+"""Parameters that are in low precision although their storage is float32: O2 where it is simulated.
+
+The storage is the master, which optimizers step as they always do. Ops in a region read it rounded,
+just as if it were a 16-bit tensor; outside of regions it reads as float32. Its gradient is rounded
+before it gets to ``.grad``, as the gradient of a 16-bit parameter would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import paddle
+
+from ampbridge_paddle.autocast.rounding import round_to
+from ampbridge_paddle.step import gradient_hooks
+from ampbridge_paddle.step.sparse_gradients import dense_values
+
+Tensor = Any
+
+
+class _Low(NamedTuple):
+    """What the attribute on a tensor says."""
+
+    dtype: str
+    has_master: bool
+    hook: int | None
+    """The number of our gradient hook."""
+
+
+_LOW = "_ampbridge_low_parameter"
+
+# A program that is being traced knows a parameter by its name alone.
+_by_name: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+
+
+def make_low(tensors: Iterable[Tensor], dtype: str, has_master: bool) -> None:
+    """Let regions read ``tensors`` (float32) rounded to ``dtype``.
+
+    Without a master the storage itself is rounded, now and by ``round_storage`` after each step.
+    """
+    for x in tensors:
+        setattr(x, _LOW, _Low(dtype, has_master, _hook_gradient(x, dtype)))
+        _by_name[x.name] = x
+    if not has_master:
+        round_storage(tensors)
+
+
+def make_full(tensors: Iterable[Tensor]) -> None:
+    """Take ``make_low`` back; values stay as they are."""
+    for x in tensors:
+        low = vars(x).pop(_LOW, None)
+        if low is not None and low.hook is not None:
+            gradient_hooks.remove(x, low.hook)
+
+
+def low_dtype_of(x: Tensor) -> str | None:
+    """The low precision in which regions read the parameter ``x``, or None."""
+    low = x.__dict__.get(_LOW)
+    return None if low is None else low.dtype
+
+
+def read_like(x: Tensor, parameter: Tensor) -> Tensor:
+    """``x``, which holds the values of ``parameter``, to be read by regions as that is."""
+    low = parameter.__dict__.get(_LOW)
+    if low is not None:
+        setattr(x, _LOW, low._replace(hook=None))
+    return x
+
+
+def low_dtype_by_name(name: str) -> str | None:
+    """``low_dtype_of`` the parameter called ``name``."""
+    x = _by_name.get(name)
+    return None if x is None else low_dtype_of(x)
+
+
+def without_masters(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those of ``tensors`` whose storage is kept in low precision."""
+    pairs = [(x, x.__dict__.get(_LOW)) for x in tensors]
+    return [x for x, low in pairs if low is not None and not low.has_master]
+
+
+@paddle.no_grad()
+def round_storage(tensors: Iterable[Tensor]) -> None:
+    """Round, in place, those of ``tensors`` that have no masters."""
+    for x in without_masters(tensors):
+        paddle.assign(round_to(x.detach(), x.__dict__[_LOW].dtype), output=x)
+
+
+def _hook_gradient(x: Tensor, dtype: str) -> int | None:
+    """Each use rounds its gradient by itself; where there are several, their sum is left to round."""
+    if x.stop_gradient:
+        return None
+    return gradient_hooks.register(x, _GradientRounding(dtype))
+
+
+class _GradientRounding:
+    """A gradient hook."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    @paddle.no_grad()
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return rounded_gradient(grad, self._dtype)
+
+
+def rounded_gradient(grad: Tensor, dtype: str) -> Tensor:
+    """``grad`` rounded; of a sparse one the rows that there are, in place."""
+    if not grad.is_selected_rows():
+        return round_to(grad, dtype)
+    values = dense_values(grad)
+    paddle.assign(round_to(values, dtype), output=values)
+    return grad

@@ -1,0 +1,133 @@
+"""What is done to the calls of layers: of a model as a whole, and of layers kept in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import paddle
+
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.policies.policy import Policy
+from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
+
+Layer = Any
+Call = Callable[..., Any]
+
+_FLOAT32 = Policy("O0")
+
+
+class Role(Protocol):
+    """What a decorated layer is, of which it can be both."""
+
+    order: int
+    """The lower is the further inside."""
+
+    def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
+        """``call(*inputs, **options)``, and what there is around it."""
+
+
+class DecoratedLayer(Mixin):
+    """Mixed into layers that have roles."""
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        call: Call = super().__call__  # type: ignore[misc]
+        for role in vars(self).get(_ROLES, ()):
+            call = partial(role.run, call)
+        return call(*inputs, **options)
+
+    def set_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Also of what was saved in another dtype than the layer holds; Paddle's own refuses it."""
+        held = self.state_dict(use_hook=False)  # type: ignore[attr-defined]
+        fitting = {key: _in_dtype_of(held.get(key), value) for key, value in state_dict.items()}
+        return super().set_state_dict(fitting, *args, **kwargs)  # type: ignore[misc]
+
+    set_dict = load_dict = set_state_dict
+
+
+def _in_dtype_of(held: Any, value: Any) -> Any:
+    if held is None or not isinstance(value, paddle.Tensor) or value.dtype == held.dtype:
+        return value
+    return value.astype(held.dtype)
+
+
+_ROLES = "_ampbridge_roles"
+
+
+def add_role(layer: Layer, role: Role) -> None:
+    """Let ``layer`` be called as ``role`` says."""
+    roles = [*layer.__dict__.get(_ROLES, ()), role]
+    layer.__dict__[_ROLES] = sorted(roles, key=lambda role: role.order)
+    mix_in(DecoratedLayer, layer)
+
+
+def remove_role(layer: Layer, kind: type) -> None:
+    """Take ``add_role`` of a role of that kind back."""
+    roles = [role for role in layer.__dict__.pop(_ROLES, ()) if not isinstance(role, kind)]
+    if roles:
+        layer.__dict__[_ROLES] = roles
+    else:
+        take_out(DecoratedLayer, layer)
+
+
+def role_of(layer: Layer, kind: type) -> Any:
+    """The role of that kind that ``layer`` has, or None."""
+    return next((role for role in layer.__dict__.get(_ROLES, ()) if isinstance(role, kind)), None)
+
+
+class Kept:
+    """In float32, with all that is below it, while an O1 or O2 region is open."""
+
+    order = 0
+
+    def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
+        if not casting.is_in_low_region():
+            return call(*inputs, **options)
+        with casting.region(_FLOAT32):
+            inputs, options = _in_dtype((inputs, options), "float32")
+            return _in_dtype(call(*inputs, **options), "float32")
+
+
+class ParametersAtO2(Protocol):
+    """How the parameters of a model are in low precision."""
+
+    def serves(self, optimizer: Any) -> bool:
+        """Whether ``optimizer`` may step the model."""
+
+    def masters(self) -> dict[str, Any]:
+        """float32 tensors that are stepped in the place of parameters, by the parameters' names."""
+
+    def release(self, model: Layer) -> None:
+        """Take it all back from ``model``, the optimizer's part included."""
+
+
+class DecoratedModel:
+    """Under the policy of ``decoration``; ``parameters`` is None below O2."""
+
+    order = 1
+
+    def __init__(self, decoration: Decoration, parameters: ParametersAtO2 | None) -> None:
+        self.decoration, self.parameters = decoration, parameters
+
+    def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
+        policy = self.decoration.policy
+        if not self.decoration.standalone:
+            if not casting.is_in_low_region():
+                return call(*inputs, **options)
+            return _in_dtype(call(*inputs, **options), policy.output_dtype)
+        with self._region():
+            if self.parameters is not None:
+                inputs, options = _in_dtype((inputs, options), policy.dtype)
+            return _in_dtype(call(*inputs, **options), policy.output_dtype)
+
+    def _region(self) -> AbstractContextManager[None]:
+        policy = self.decoration.policy
+        return nullcontext() if casting.is_active(policy) else casting.region(policy)
+
+
+def _in_dtype(tree: Any, dtype: str) -> Any:
+    return map_leaves(lambda x: casting.in_region_dtype(x, dtype), tree)

@@ -1,0 +1,76 @@
+"""``paddle.amp.GradScaler``, from ours and to ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.scaling.scaler import GradScaler
+from ampbridge_paddle.autocast import casting
+
+
+def native_scaler(state: Mapping[str, Any], optimizer: Any) -> Any:
+    """See ``Backend.native_scaler``."""
+    _check_factors(state)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "AmpScaler can only be enabled", UserWarning)
+        scaler = paddle.amp.GradScaler(enable=state["enabled"])
+    if not state["enabled"]:
+        return scaler
+    if not scaler.is_enable():
+        msg = (
+            f"paddle.amp.GradScaler switches itself off on {paddle.device.get_device()!r}.\n"
+            "Hint: paddle.device.set_device('gpu'), or go on with this GradScaler, which works here."
+        )
+        raise UnsupportedError(msg)
+    scaler.load_state_dict(
+        {
+            "scale": np.array([state["scale"]], np.float32),
+            "incr_ratio": state["growth_factor"],
+            "decr_ratio": state["backoff_factor"],
+            "incr_every_n_steps": state["growth_interval"],
+            "decr_every_n_nan_or_inf": state["backoff_interval"],
+            "incr_count": state["good_steps"],
+            "decr_count": state["bad_steps"],
+            "use_dynamic_loss_scaling": state["dynamic"],
+        }
+    )
+    return scaler
+
+
+def _check_factors(state: Mapping[str, Any]) -> None:
+    """Its setters refuse factors of 1; its ``load_state_dict`` would not."""
+    if not state["growth_factor"] > 1.0 > state["backoff_factor"]:
+        msg = (
+            f"paddle.amp.GradScaler has no growth_factor={state['growth_factor']!r} with "
+            f"backoff_factor={state['backoff_factor']!r}: it grows by more than 1, and backs off by "
+            "less.\nHint: GradScaler(dynamic=False) keeps the scale as it is."
+        )
+        raise UnsupportedError(msg)
+
+
+def native_scaler_state(scaler: Any) -> Mapping[str, Any]:
+    """See ``Backend.native_scaler_state``."""
+    if not isinstance(scaler, paddle.amp.grad_scaler.AmpScaler):
+        msg = f"{type(scaler).__name__} is no paddle.amp.GradScaler.\n"
+        raise ArgumentTypeError(msg + "Hint: GradScaler.from_native(paddle.amp.GradScaler())")
+    if not scaler.is_enable():  # one that is off has no state
+        if casting.on_cpu():
+            _warn_that_paddle_may_have_done_it()
+        return GradScaler.like("paddle", enabled=False).state_dict()
+    return dict(scaler.state_dict())
+
+
+def _warn_that_paddle_may_have_done_it() -> None:
+    msg = (
+        "This paddle.amp.GradScaler is off, as Paddle makes every one on a CPU, whose settings are lost "
+        "then; the GradScaler made from it is off as well.\n"
+        "Hint: amp.GradScaler.like('paddle', init_scale=2.0**16) scales on a CPU too."
+    )
+    warn(msg)

@@ -1,0 +1,129 @@
+"""Compiled losses: ``paddle.jit.to_static`` of the loss, one program for each policy.
+
+The forward pass and its gradients become a static program; scaling, checking and stepping stay
+eager, since the optimizer is stepped from Python anyway. Paddle keeps a traced program by the
+shapes of its inputs alone, so that a later policy would silently run what the first one traced.
+Therefore each policy, and each training mode of the layers, has a traced function of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import paddle
+
+from ampbridge.adapters import nested
+from ampbridge.adapters.backend import LossFn, Program
+from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_paddle._private import private
+from ampbridge_paddle.autocast import casting, functions, simulation
+
+Traced = Callable[..., Any]
+
+
+def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+    """``build(loss_fn)`` with the loss traced, anew for each policy."""
+    programs: dict[Policy, Program] = {}
+
+    def program(policy: Policy, *arguments: Any) -> Any:
+        if policy not in programs:
+            programs[policy] = build(_TracedLoss(loss_fn, policy))
+        return programs[policy](policy, *arguments)
+
+    return program
+
+
+class _TracedLoss:
+    """``loss_fn`` traced under one policy."""
+
+    def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
+        self._loss_fn, self._policy = loss_fn, policy
+        self._traced: dict[tuple[int, tuple[bool, ...], Structure], Traced] = {}
+
+    def __call__(self, model: Any, *positional: Any, **named: Any) -> Any:
+        modes = tuple(layer.training for layer in model.sublayers(include_self=True))
+        structure = Structure((positional, named))
+        key = (id(model), modes, structure)
+        if key not in self._traced:
+            _check_that_it_can_be_traced(model)
+            self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
+        # The program enters the region itself, where it is traced.
+        with simulation.intercepting_nothing(), warnings.catch_warnings():
+            # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
+            warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
+            return self._traced[key](leaves((positional, named)))
+
+
+def _check_that_it_can_be_traced(model: Any) -> None:
+    if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
+        msg = (
+            "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
+            "gradients, and a program that is being traced has none.\nHint: compile=False"
+        )
+        raise UnsupportedError(msg)
+
+
+def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
+    """``loss_fn`` of ``model`` as a function of a batch's leaves that runs a static program."""
+
+    converted = _with_control_flow(loss_fn, model)
+
+    def loss(items: Any) -> Any:
+        positional, named = structure.filled(items)
+        # Entered while tracing: the program holds the casts, whatever is open when it runs.
+        with casting.region(policy):
+            output = converted(model, *positional, **named)
+        return _copied(output)
+
+    # Paddle would translate the Python of these to graph code.
+    paddle.jit.ignore_module([casting, nested, sys.modules[__name__]])
+    # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
+    return paddle.jit.to_static(loss, full_graph=True)
+
+
+def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
+    """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program."""
+    if isinstance(loss_fn, partial):
+        function = _with_control_flow(loss_fn.func, model)
+        return partial(function, *loss_fn.args, **loss_fn.keywords)
+    if not inspect.isfunction(loss_fn):
+        return loss_fn
+    if loss_fn.__name__ == "<lambda>":
+        return _with_converted_model(loss_fn, model)
+    return functions.with_control_flow(loss_fn)
+
+
+def _with_converted_model(loss_fn: LossFn, model: Any) -> LossFn:
+    """``loss_fn``, a lambda, which Paddle does not convert; what ``model`` does is converted."""
+    convert = private("paddle.jit.dy2static.convert_call_func.convert_call")
+
+    def loss(*positional: Any, **named: Any) -> Any:
+        own = vars(model).get("forward")
+        model.forward = convert(model.forward)
+        try:
+            return loss_fn(*positional, **named)
+        finally:
+            if own is None:
+                del model.forward
+            else:
+                model.forward = own
+
+    return loss
+
+
+def _copied(output: Any) -> Any:
+    """Copies of the traced values in ``output``.
+
+    Paddle's in-place pass takes a returned value for dead after its last use in the program, and
+    overwrites it: ``return mse_loss(p, y), p`` would return something else for ``p`` (3.3.1).
+    """
+    return paddle.utils.map_structure(
+        lambda x: paddle.assign(x) if isinstance(x, paddle.pir.Value) else x, output
+    )

@@ -1,0 +1,194 @@
+"""Parameters, gradients, stored gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.policies.policy import Policy
+from ampbridge_paddle._private import method
+from ampbridge_paddle.autocast import recomputing
+from ampbridge_paddle.autocast.casting import cast, region
+from ampbridge_paddle.model.low_weights import low_dtype_of, rounded_gradient
+from ampbridge_paddle.step.gradient_hooks import has_had_hooks
+from ampbridge_paddle.step.hybrid_groups import is_wrapped
+from ampbridge_paddle.step.sparse_gradients import dense_values, merged
+
+Tensor = Any
+
+_LOW_DTYPES = (paddle.float16, paddle.bfloat16)
+
+
+def parameters(owner: Any) -> list[Tensor]:
+    """The trainable parameters of a layer or an optimizer, each once, in the owner's order."""
+    # As the outermost optimizer tells: of those inside, a sharded one has this rank's part alone.
+    found = owner.parameters() if isinstance(owner, paddle.nn.Layer) else _optimized(owner)
+    return [p for p in found if not p.stop_gradient]
+
+
+def _optimized(optimizer: Any) -> list[Tensor]:
+    groups = method("Optimizer", optimizer, "_param_groups") or []
+    if groups and isinstance(groups[0], dict):
+        return [p for group in groups for p in group["params"]]
+    return list(method("Optimizer", optimizer, "_parameter_list") or [])
+
+
+def gradients(
+    loss_fn: Callable[..., Any],
+    model: Any,
+    batch: Sequence[Any],
+    policy: Policy,
+    factor: float | None,
+    total: Sequence[Tensor] | None,
+    optimizer: Any = None,
+) -> tuple[Tensor, Any, list[Tensor]]:
+    """The loss, ``aux``, and ``total`` plus the gradients of ``factor * loss``.
+
+    ``.grad`` of the model's and the optimizer's parameters is what it was.
+    """
+    wanted = parameters(model if optimizer is None else optimizer)
+    inputs = map_leaves(partial(_native, like=wanted), batch)
+    with recomputing.noticed() as recomputation, region(policy):
+        loss, aux = loss_fn(model, *inputs)
+    loss = cast(loss, "float32")
+    scaled = loss if factor is None else loss * factor
+    found = _differentiate(scaled, model, wanted, recomputation.is_reentrant)
+    check_dependence(found)
+    grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
+    if total is not None:
+        grads = add(total, grads)
+    return cast(loss.detach(), "float32"), map_leaves(_detached, aux), grads
+
+
+def _native(x: Any, like: Sequence[Tensor]) -> Any:
+    """A NumPy array as a tensor; float64 becomes float32 unless the parameters are float64."""
+    if not isinstance(x, (np.ndarray, np.generic)):
+        return x
+    if x.dtype == np.float64 and all(p.dtype != paddle.float64 for p in like):
+        x = x.astype(np.float32)
+    # paddle.to_tensor leaks the list of its keyword arguments' names at each call (3.3.1).
+    tensor = paddle.empty(x.shape, str(x.dtype))
+    tensor.set_value(np.asarray(x))
+    return tensor
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, paddle.Tensor) else value
+
+
+def _differentiate(
+    loss: Tensor, model: Any, wanted: list[Tensor], recomputed: bool
+) -> list[Tensor]:
+    """Gradients of ``loss``; None where it does not depend on a parameter.
+
+    ``paddle.grad`` leaves ``.grad`` alone, everybody's, but runs neither the hooks on parameters
+    (data parallel reduction is one) nor a backward inside of a backward (reentrant recompute).
+    Those need ``backward()``, which also adds to ``.grad`` of other models in the loss, as it does
+    in a loop by hand.
+    """
+    if loss.stop_gradient:
+        return [None] * len(wanted)
+    if not (_needs_backward(model, wanted) or recomputed):
+        return list(paddle.grad(loss, wanted, allow_unused=True)) if wanted else []
+    reached = list({id(p): p for p in (*wanted, *parameters(model))}.values())
+    with replaced_grad(reached, [None] * len(reached)):
+        loss.backward()
+        return [_copy_of_grad(p) for p in wanted]
+
+
+def _needs_backward(model: Any, wanted: Sequence[Tensor]) -> bool:
+    if is_wrapped(model):
+        return True
+    # Every parameter is asked, so that each one's count of hooks is up to date.
+    hooked = [has_had_hooks(p) for p in wanted]
+    return any(hooked)
+
+
+@paddle.no_grad()
+def _in_float32(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """The values that a gradient in ``parameter``'s precision has; ``paddle.grad`` runs no hooks."""
+    if grad is None:
+        return None
+    dtype = low_dtype_of(parameter)
+    if dtype is not None:
+        return rounded_gradient(grad, dtype)
+    return grad if grad.is_selected_rows() else cast(grad, "float32")
+
+
+@contextmanager
+def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
+    """``.grad`` of ``tensors`` set to ``grads``, and put back afterwards.
+
+    A tensor whose ``.grad`` that is already keeps it.
+    """
+    pairs = zip(tensors, grads, strict=True)
+    replaced = [(t, grad, _copy_of_grad(t)) for t, grad in pairs if not _same_memory(t.grad, grad)]
+    for t, grad, _ in replaced:
+        _set_grad(t, grad)
+    try:
+        yield
+    finally:
+        for t, _, before in replaced:
+            _set_grad(t, before)
+
+
+def _copy_of_grad(tensor: Tensor) -> Tensor | None:
+    """``tensor.grad`` in memory of its own.
+
+    Paddle copies into ``.grad`` what it is set to, and setting it to None empties the tensor that
+    ``.grad`` returned before.
+    """
+    grad = tensor.grad
+    if grad is None:
+        return None
+    # A sparse gradient cannot be cloned; merging its rows copies it.
+    return merged(grad) if grad.is_selected_rows() else grad.clone()
+
+
+def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return False
+    if one.is_selected_rows() != other.is_selected_rows():
+        return False
+    return bool(dense_values(one).data_ptr() == dense_values(other).data_ptr())
+
+
+def add(total: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+    """See ``Backend.add``."""
+    return [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
+
+
+def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """Never ``earlier`` itself: what a sum becomes is unscaled and clipped in place."""
+    if earlier is None:
+        return new
+    if new is None:
+        return merged(earlier) if earlier.is_selected_rows() else earlier.clone()
+    return paddle.add_n([earlier, new]) if earlier.is_selected_rows() else earlier + new
+
+
+def stored_gradients(optimizer: Any) -> list[Tensor]:
+    """``.grad`` of each parameter of ``optimizer``, the tensors themselves; None without one.
+
+    16-bit ones are in float32 from now on, so that what the caller unscales and clips is what steps.
+    """
+    owners = parameters(optimizer)
+    for parameter in owners:
+        grad = parameter.grad
+        if grad is not None and not grad.is_selected_rows() and grad.dtype in _LOW_DTYPES:
+            _set_grad(parameter, grad.astype("float32"))
+    return [p.grad for p in owners]
+
+
+def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
+    """Set ``.grad``, also where it is of another dtype now, which Paddle would not copy into."""
+    if grad is not None and tensor.grad is not None and tensor.grad.dtype != grad.dtype:
+        tensor.grad = None
+    tensor.grad = grad

@@ -1,0 +1,143 @@
+"""Unscale, clip, apply, and where the scaler's state lives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from ampbridge.adapters.backend import FINITE, INF, NAN, worst_on_host
+from ampbridge.scaling.scale_rule import HostStore, ScaleState
+from ampbridge_paddle._private import private
+from ampbridge_paddle.model.native_o2 import gradient_for
+from ampbridge_paddle.step import hybrid_groups
+from ampbridge_paddle.step.gradients import parameters as parameters_of
+from ampbridge_paddle.step.gradients import replaced_grad
+from ampbridge_paddle.step.sparse_gradients import dense_values, merged
+
+Tensor = Any
+
+
+@paddle.no_grad()
+def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor], int]:
+    """Divide by ``scale`` in place, and look for inf and NaN. Reads from the device.
+
+    float64 gradients are divided by a float64 scale, 16-bit ones taken to float32 first. Of sparse
+    gradients the rows that exist are checked and divided.
+    """
+    unscaled = [_at_least_float32(g) for g in grads]
+    values = [dense_values(g) for g in unscaled if g is not None]
+    groups = [[v for v in values if v.dtype == dtype] for dtype in {v.dtype for v in values}]
+    return unscaled, worst_on_host([_check_and_divide(group, scale) for group in groups])
+
+
+def _at_least_float32(grad: Tensor | None) -> Tensor | None:
+    if grad is None or grad.dtype in (paddle.float32, paddle.float64):
+        return grad
+    return grad.astype("float32")
+
+
+def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
+    """Look, then divide: Paddle's kernel that does both clobbers what it finds.
+
+    On CPU it turns inf into NaN and sets later gradients to 0, so that afterwards nobody can tell
+    what it was. The look is one fast reduction; only if that is not finite does the exact one follow.
+    """
+    found = _look(values)
+    if found != FINITE or scale is None:
+        return found
+    _divide(values, scale)
+    # What was finite may not stay so: a scale under 1 makes it larger.
+    return _look(values) if scale < 1.0 else FINITE
+
+
+def _divide(values: list[Tensor], scale: float) -> None:
+    """In place; on a GPU by one kernel for all of them, which on CPU takes four times as long."""
+    place = values[0].place
+    if not place.is_cpu_place():
+        # On the device: nothing is copied there. (paddle.to_tensor does, and leaks a list.)
+        factor = private("paddle._C_ops.full")([1], scale, values[0].dtype, place)
+        private("paddle._C_ops.check_finite_and_unscale_")(values, factor)
+        return
+    scale_in_place = private("paddle._C_ops.scale_")
+    for value in values:
+        scale_in_place(value, 1.0 / scale, -0.0, True)  # adding -0.0 keeps the sign of zeros
+
+
+def _look(values: list[Tensor]) -> int:
+    return FINITE if math.isfinite(_sum_of_squares(values)) else _classify(values)
+
+
+def _sum_of_squares(values: Sequence[Tensor]) -> float:
+    """Not finite if any value is not; may also overflow by itself."""
+    total: float = paddle.add_n(_squares(values)).item()
+    return total
+
+
+def _squares(values: Sequence[Tensor]) -> list[Tensor]:
+    """The squared 2-norm of each."""
+    squared_norm = private("paddle._C_ops.squared_l2_norm")
+    return [squared_norm(value) for value in values]
+
+
+def _classify(values: Sequence[Tensor]) -> int:
+    """By every value; one read for all of them."""
+    has_inf, has_nan = (
+        paddle.stack([test(value).any() for value in values]).any()
+        for test in (paddle.isinf, paddle.isnan)
+    )
+    inf, nan = paddle.stack([has_inf, has_nan]).tolist()
+    return INF if inf else NAN if nan else FINITE
+
+
+@paddle.no_grad()
+def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
+    """Scale ``grads`` to a joint 2-norm of at most ``max_norm``; the norm before, float32.
+
+    The factor is torch's, ``max_norm / (norm + 1e-6)``, at most 1. Rows that a sparse gradient
+    holds several times count by their sum.
+
+    Raises:
+        UnsupportedError: in a hybrid group, whose ranks have yet to put their gradients together.
+    """
+    hybrid_groups.check_clipping()
+    whole = [merged(g) for g in grads]
+    present = [dense_values(g) for g in whole if g is not None]
+    if not present:
+        return list(grads), paddle.zeros([])
+    total = sum(square.astype("float64").sum() for square in _squares(present))
+    norm = paddle.sqrt(total)
+    factor = paddle.clip(max_norm / (norm + 1e-6), max=1.0)
+    for value in present:
+        value.multiply_(factor.astype(value.dtype))
+    return whole, norm.astype("float32")
+
+
+def apply(
+    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], found: int | None
+) -> bool:
+    """Step ``optimizer`` on ``grads`` unless ``found`` says otherwise; whether it was stepped.
+
+    A skipped step does not reach the optimizer, so nothing of it can change. ``.grad`` is set for
+    the step alone.
+    """
+    if found is not None and int(found) != FINITE:
+        return False
+    pairs = zip(parameters, grads, strict=True)
+    given = {id(p): gradient_for(optimizer, p, g) for p, g in pairs}
+    own = parameters_of(optimizer)
+    with replaced_grad(own, [given.get(id(p)) for p in own]):
+        optimizer.step()
+    return True
+
+
+def scale_store(state: ScaleState, like: Any) -> HostStore:
+    """On the host: whether to step is decided there, on each rank by what all of them found.
+
+    Raises:
+        UnsupportedError: for a model in an engine that steps by itself.
+    """
+    hybrid_groups.check_model(like)
+    return HostStore(state)

@@ -1,0 +1,195 @@
+"""The region: while it is open, the ops of this thread run as a policy says.
+
+Functions of TensorFlow and Keras are replaced as long as any region is open in the process, and
+look at each call at the rules that are active in their own thread or task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, lru_cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.tracing import called_as_it_is, constant_result
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies import function_ops, oplists
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast import (
+    functions,
+    keras_layers,
+    op_entry,
+    simulation,
+    traced_code,
+    variable_reads,
+)
+from ampbridge_tensorflow.autocast.rules import Rules, rules_of
+from ampbridge_tensorflow.model import fitted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def region(policy: Policy) -> Iterator[None]:
+    """Run ops by ``policy``; the inner of nested regions alone counts.
+
+    O0 within another region is full float32; elsewhere it intercepts nothing.
+
+    Raises:
+        UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself.
+    """
+    check(policy)
+    if policy.level == "O0" and regions.active.get() is None:
+        yield
+        return
+    _warn_of_missing(policy)
+    rules = rules_for(policy)
+    if rules.simulated and policy.execution == "auto":
+        simulation.warn_once(policy)
+    with function_ops.standing(rules.python), regions.region(rules), fitted.calls_seen():
+        yield
+
+
+def rules_for(policy: Policy) -> Rules:
+    """What a region of ``policy`` follows."""
+    return rules_of(policy, execution(policy) == "simulated")
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """How a region of ``policy`` computes; see ``Backend``."""
+    if policy.level == "O0" or policy.execution == "native":
+        return "native"
+    asked = policy.execution == "simulated"
+    return "simulated" if asked or simulation.is_faster(policy.dtype) else "native"
+
+
+def differentiation(policy: Policy) -> AbstractContextManager[None]:
+    """Where the gradients of a region of ``policy`` are built."""
+    return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
+
+
+def ops_without_counterpart() -> list[str]:
+    """The canonical ops that neither TensorFlow nor Keras has; a rule for them has no effect."""
+    namespaces = oplists.PREFIXES["tensorflow"]
+    ops = oplists.ops().values()
+    return [op.name for op in ops if not any(op.names.get(n) for n in namespaces)]
+
+
+def check(policy: Policy) -> None:
+    """Refuse a list set that TensorFlow has not.
+
+    Raises:
+        UnsupportedError: for ``lists="native"``.
+    """
+    if policy.level != "O0" and policy.lists == "native":
+        msg = (
+            f"{policy!r}: TensorFlow casts nothing by itself, so lists='native' would be float32.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='tensorflow') has the lists of "
+            "TensorFlow's graph optimizer."
+        )
+        raise UnsupportedError(msg)
+
+
+@lru_cache(POLICIES_REMEMBERED)
+def _warn_of_missing(policy: Policy) -> None:
+    """Say once for a policy which of the ops that the user listed do not exist here."""
+    listed = {*policy.allow, *policy.deny}
+    foreign = {op for op in listed if oplists.own_prefix(op) not in ("", "tf")}
+    missing = sorted(listed & set(ops_without_counterpart()) | foreign)
+    if missing:
+        msg = (
+            f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
+            "Hint: ampbridge_tensorflow.autocast.casting.ops_without_counterpart() lists such ops."
+        )
+        warn(msg)
+
+
+# -- Python functions that are ops
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    if not has_rule(name):
+        return None
+
+    @called_as_it_is
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rules = regions.active.get()
+        assert rules is not None
+        converted = _private.with_autograph(function)
+        return functions.run_whole(
+            rules, rules.python[name], name, converted, regions, args, kwargs
+        )
+
+    return call
+
+
+@constant_result
+def has_rule(name: str) -> bool:
+    """Whether a region is open that allows or denies the function of this name."""
+    rules = regions.active.get()
+    return rules is not None and name in rules.python
+
+
+# -- what stands in the place of what
+
+REPLACEMENTS = {
+    **op_entry.REPLACE,
+    **traced_code.REPLACE,
+    **functions.REPLACE,
+    **keras_layers.REPLACE,
+    **simulation.REPLACE,
+    **variable_reads.REPLACE,
+}
+
+
+def _find_sites() -> Sequence[Site]:
+    return [*_private_sites(), *_function_sites().find()]
+
+
+def _private_sites() -> Iterator[Site]:
+    """One for each name there is, made anew where somebody else has replaced it since."""
+    for name in _private.PRIVATE_NAMES:
+        place = _private.find(name)
+        if place is None or name not in REPLACEMENTS:
+            continue
+        site = _made.get(name)
+        if site is None or site.original is not place.value:
+            site = _made[name] = Site(*place, REPLACEMENTS[name](place.value, regions))
+        yield site
+
+
+def entry(name: _private.PrivateName) -> Site | None:
+    """Where a region replaces ``name``, while one is open; None if this version has no such name."""
+    return _made.get(name)
+
+
+def function_sites() -> Sequence[tuple[str, Site]]:
+    """The functions that a region runs as one op, while one is open, with their spellings."""
+    return _function_sites().standing()
+
+
+_made: dict[_private.PrivateName, Site] = {}
+
+
+@cache
+def _function_sites() -> functions.FunctionSites:
+    return functions.FunctionSites(regions)
+
+
+regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
+
+
+def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` in plain TensorFlow, whatever region its caller stands in."""
+
+    @wraps(function)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        with regions.paused(None):
+            return function(*args, **kwargs)
+
+    return plain

@@ -1,0 +1,204 @@
+"""Functions that are one op of the table and several of TensorFlow's.
+
+``tf.nn.gelu``, ``keras.ops.layer_normalization`` or ``keras.losses.mean_squared_error`` have no op
+of their own. They are run as one: inputs cast by the function's rule, and nothing inside cast again.
+So are all functions of ``keras.ops`` that compute, because Keras casts results by rules of its own.
+
+They are found by their names in the op table and replaced under every name that a module holds
+them by, so that ``from tensorflow.math import l2_normalize`` is reached too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ampbridge.adapters.interception import Site
+from ampbridge.policies import oplists
+from ampbridge.policies.oplists import Category
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast import simulation
+from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.rules import PROMOTE_ONLY, Rules, cast_float, map_floats
+
+# They move values: the rules of TensorFlow's own ops say all there is to say.
+MOVES_VALUES = frozenset({"shape", "index", "comparison", "random"})
+
+# Made of ops that have rules of their own; unless denied as a whole, those hold.
+LOOKED_INTO = frozenset(
+    {"separable_conv2d", "scaled_dot_product_attention", "multi_head_attention"}
+)
+
+# TensorFlow 1's names: there the ops alone follow the rules. Opening a region stays cheap.
+OLD_NAMES = "tensorflow._api.v2.compat."
+
+# One part of ``linear`` in the table; the op BiasAdd has a rule of its own.
+PARTS = frozenset({"tf.nn.bias_add"})
+
+
+def named_functions() -> dict[str, Any]:
+    """The functions to run as one op, by their spelling in the table."""
+    found = {}
+    for spelling, (owner, *_) in oplists.native_names("tensorflow_api").items():
+        if owner_family(owner) not in MOVES_VALUES and not _is_own_op(owner):
+            found[spelling] = _lookup(spelling, {"tf": tf, "keras": keras})
+    for spelling, (owner, *_) in oplists.native_names("keras_ops").items():
+        if owner_family(owner) not in MOVES_VALUES:
+            found[spelling] = _private.keras_implementation(spelling)
+    return {s: f for s, f in found.items() if f is not None and s not in PARTS}
+
+
+def owner_family(op: str) -> str:
+    """The family of canonical ``op``."""
+    return oplists.ops()[op].family
+
+
+def _is_own_op(canonical: str) -> bool:
+    """Whether TensorFlow has an op that means ``canonical`` when nothing else is said."""
+    raw = oplists.native_names("tensorflow")
+    return any(
+        raw[name][0] == canonical for name in oplists.ops()[canonical].names.get("tensorflow", ())
+    )
+
+
+def _lookup(spelling: str, roots: Mapping[str, Any]) -> Any:
+    root, *path = spelling.split(".")
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), path, roots[root])
+
+
+def run_as_one_op(
+    rules: Rules,
+    spelling: str,
+    function: Callable[..., Any],
+    regions: Regions,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Call ``function`` with its inputs cast by its rule and nothing cast inside of it."""
+    rule = rules.functions.get(spelling)
+    if rule is None:
+        return function(*args, **kwargs)
+    owner = oplists.native_names(spelling_namespace(spelling))[spelling][0]
+    if owner in LOOKED_INTO and rule != "deny":
+        args, kwargs = _cast_by(rules, rule, args, kwargs)
+        return function(*args, **kwargs)
+    return run_whole(rules, rule, spelling, function, regions, args, kwargs)
+
+
+def run_whole(
+    rules: Rules,
+    rule: Category,
+    spelling: str,
+    function: Callable[..., Any],
+    regions: Regions,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Call ``function``, of the table or not, with its inputs cast and nothing cast inside of it."""
+    args, kwargs = _cast_by(rules, rule, args, kwargs)
+    if rules.simulated:
+        namespace = spelling_namespace(spelling)
+        return simulation.run_function(rules, namespace, spelling, function, regions, args, kwargs)
+    with regions.paused(PROMOTE_ONLY):
+        return function(*args, **kwargs)
+
+
+def _cast_by(rules: Rules, rule: Category, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    dtype = rules.dtype(rule)
+    if dtype is None:
+        return args, kwargs
+    cast: tuple[Any, Any] = map_floats(lambda v: cast_float(v, dtype), (args, kwargs))
+    return cast
+
+
+def spelling_namespace(spelling: str) -> str:
+    """The table's namespace of ``spelling``."""
+    return "keras_ops" if spelling.startswith("keras.ops.") else "tensorflow_api"
+
+
+def _replacement(spelling: str, original: Any, regions: Regions) -> Any:
+    @functools.wraps(original)
+    def one_op(*args: Any, **kwargs: Any) -> Any:
+        rules = regions.active.get()
+        if rules is None:
+            return original(*args, **kwargs)
+        return run_as_one_op(rules, spelling, original, regions, args, kwargs)
+
+    return one_op
+
+
+class FunctionSites:
+    """Where the named functions stand; modules imported since the last look are looked at too."""
+
+    def __init__(self, regions: Regions) -> None:
+        named = named_functions()
+        self._spellings = {id(function): spelling for spelling, function in named.items()}
+        self._by_id = {
+            id(function): (function, _replacement(spelling, function, regions))
+            for spelling, function in named.items()
+        }
+        self._seen: set[str] = set()
+        self._imported = 0
+        self._sites: list[Site] = []
+
+    def find(self) -> list[Site]:
+        """One site for each name in each imported module that still holds the function."""
+        if len(sys.modules) != self._imported:
+            self._imported = len(sys.modules)
+            for name in set(sys.modules) - self._seen:
+                self._seen.add(name)
+                module = sys.modules.get(name)
+                if isinstance(module, ModuleType) and not name.startswith(OLD_NAMES):
+                    self._sites += self._sites_in(module)
+        return [s for s in self._sites if vars(s.owner).get(s.attribute) is s.original]
+
+    def standing(self) -> list[tuple[str, Site]]:
+        """Those at which a region's replacement stands now, with the function's spelling."""
+        return [
+            (self._spellings[id(s.original)], s)
+            for s in self._sites
+            if vars(s.owner).get(s.attribute) is s.replacement
+        ]
+
+    def _sites_in(self, module: ModuleType) -> list[Site]:
+        return [
+            Site(module, attribute, *self._by_id[id(value)])
+            for attribute, value in list(vars(module).items())
+            if id(value) in self._by_id
+        ]
+
+
+def replace_loss_call(original: Any, regions: Regions) -> Any:
+    """``LossFunctionWrapper.call``: a Keras Loss object casts its inputs to float32 itself."""
+
+    @functools.wraps(original)
+    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
+        rules = regions.active.get()
+        spelling = loss_spelling(self)
+        if rules is None or spelling is None:
+            return original(self, y_true, y_pred)
+        return run_as_one_op(rules, spelling, original, regions, (self, y_true, y_pred), {})
+
+    return call
+
+
+def loss_spelling(loss: Any) -> str | None:
+    """The spelling of the function that a Keras Loss object calls, if the table has it."""
+    return _loss_spellings().get(id(inspect.unwrap(loss.fn)))
+
+
+@functools.cache
+def _loss_spellings() -> Mapping[int, str]:
+    named = named_functions().items()
+    # Unwrapped: either may have been looked up where a region or a watch has replaced it.
+    return {id(inspect.unwrap(f)): s for s, f in named if s.startswith("keras.losses.")}
+
+
+REPLACE: Mapping[_private.PrivateName, Replace] = {_private.LOSS_CLASS: replace_loss_call}

@@ -1,0 +1,224 @@
+"""Where ops enter TensorFlow, with their inputs cast by the active rules.
+
+Every eager op goes through one C function, every graph op through one Python function; raw
+``tf.*``, ``keras.ops`` and built models all end there. The others here stand before those two and
+would refuse mixed dtypes, or turn one op into another, before the rules are asked.
+
+Each ``replace_*`` takes the original and the regions, and returns what stands in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.adapters.interception import Interception
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.rules import (
+    FLOATS,
+    LOW,
+    Group,
+    Member,
+    Rules,
+    cast_float,
+    cast_groups,
+    float_dtype,
+    map_floats,
+    widest,
+)
+from ampbridge_tensorflow.autocast.simulation import rounded_results
+from ampbridge_tensorflow.model import fitted
+
+Regions = Interception[Rules]
+Replace = Callable[[Any, Regions], Any]
+
+
+def replace_eager_op(original: Any, regions: Regions) -> Any:
+    """``TFE_Py_FastPathExecute``: the inputs come first, in the op's own order."""
+    active = regions.active.get
+
+    def eager_op(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
+        rules = active()
+        plan = rules.plan(op) if rules is not None else None
+        if rules is not None and fitted.some_variables_are_low():
+            arguments = tuple(map(fitted.low_value, arguments))
+        if plan is None:
+            return original(context, op, name, *arguments)
+        values = list(arguments)
+        lows = cast_groups(plan.by_position, values)
+        result = original(context, op, name, *values)
+        if lows:
+            return rounded_results(op, plan, lows, result)
+        if op in rules.rounded_back:
+            return cast_float(result, arguments[0].dtype)
+        return result
+
+    return eager_op
+
+
+def replace_graph_op(original: Any, regions: Regions) -> Any:
+    """``_apply_op_helper``: inputs and attributes by name."""
+
+    def graph_op(op_type_name: str, name: str | None = None, **keywords: Any) -> Any:
+        rules = regions.active.get()
+        plan = rules.plan(op_type_name) if rules is not None else None
+        if rules is not None and fitted.some_variables_are_low():
+            keywords = {key: fitted.low_value(value) for key, value in keywords.items()}
+        if plan is None:
+            return original(op_type_name, name, **keywords)
+        before = [value.dtype for value in keywords.values() if isinstance(value, tf.Tensor)]
+        lows = cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
+        result = original(op_type_name, name, **keywords)
+        if lows:
+            *rest, outputs = result
+            return (*rest, rounded_results(op_type_name, plan, lows, list(outputs)))
+        if op_type_name in rules.rounded_back:
+            *rest, outputs = result
+            return (*rest, [cast_float(output, before[0]) for output in outputs])
+        return result
+
+    return graph_op
+
+
+def _spelled_as(group: Group, keywords: Mapping[str, Any]) -> Group:
+    """``group`` with a trailing underscore where an input's name is a Python keyword."""
+    if all(member.key in keywords for member in group.members):
+        return group
+    members = [m if m.key in keywords else Member(m.key + "_", m.is_list) for m in group.members]
+    return group._replace(members=tuple(members))
+
+
+def replace_eager_fallback(original: Any, regions: Regions) -> Any:
+    """``execute``, for inputs that the C function does not take.
+
+    They come flat and converted, with attributes that already name their dtypes.
+    """
+
+    def eager_fallback(
+        op: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
+    ) -> Any:
+        rules = regions.active.get()
+        op_name = op.decode() if isinstance(op, bytes) else op
+        plan = rules.plan(op_name) if rules is not None and attrs else None
+        if plan is None:
+            return original(op, num_outputs, inputs, attrs, ctx, name)
+        attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
+        values = _by_argument(op_name, list(inputs), attributes)
+        lows = cast_groups(plan.by_name, values)
+        for group in plan.by_name:
+            _restate_dtype(group, values, attributes)
+        inputs = [v for value in values.values() for v in _as_list(value)]
+        attrs = tuple(item for pair in attributes.items() for item in pair)
+        results = original(op, num_outputs, inputs, attrs, ctx, name)
+        return rounded_results(op_name, plan, lows, results) if lows else results
+
+    return eager_fallback
+
+
+def _by_argument(op: str, flat: list[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat inputs under the op's argument names, lists as lists."""
+    values: dict[str, Any] = {}
+    for argument in _private.value(_private.OP_DEFINITION)(op).input_arg:
+        if argument.number_attr or argument.type_list_attr:
+            length = (
+                attributes[argument.number_attr]
+                if argument.number_attr
+                else len(attributes[argument.type_list_attr])
+            )
+            values[argument.name], flat = flat[:length], flat[length:]
+        else:
+            values[argument.name], *flat = flat
+    return values
+
+
+def _restate_dtype(group: Group, values: Mapping[str, Any], attributes: dict[str, Any]) -> None:
+    first = next(iter(_as_list(values[group.members[0].key])), None)
+    if group.attribute in attributes and isinstance(first, tf.Tensor):
+        attributes[group.attribute] = first.dtype.as_datatype_enum
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def replace_conversion(original: Any, regions: Regions) -> Any:
+    """``convert_to_tensor(value, dtype)``: between float dtypes it casts instead of raising."""
+
+    def convert(
+        value: Any,
+        dtype: Any = None,
+        name: str | None = None,
+        as_ref: bool = False,
+        *rest: Any,
+        **keywords: Any,
+    ) -> Any:
+        if dtype is not None and not as_ref and regions.active.get() is not None:
+            wanted, found = tf.as_dtype(dtype), float_dtype(value)
+            if wanted in FLOATS and found in FLOATS and found != wanted:
+                return tf.cast(original(value, None, name, as_ref, *rest, **keywords), wanted)
+        return original(value, dtype, name, as_ref, *rest, **keywords)
+
+    return convert
+
+
+def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
+    """``tf.matmul(bfloat16, float32)``, which TensorFlow hands to SparseMatMul: a MatMul here."""
+
+    def matmul(
+        a: Any,
+        b: Any,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        a_is_sparse: bool = False,
+        b_is_sparse: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        if regions.active.get() is None or a_is_sparse or b_is_sparse:
+            return original(a, b, transpose_a, transpose_b, a_is_sparse, b_is_sparse, name)
+        a, b = widest([a, b])
+        return tf.raw_ops.MatMul(
+            a=a, b=b, transpose_a=transpose_a, transpose_b=transpose_b, name=name
+        )
+
+    return matmul
+
+
+def replace_global_dispatchers(original: list[Any], regions: Regions) -> Any:
+    """The dispatchers that TensorFlow asks when a function raised: one more, the last resort."""
+
+    class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):  # type: ignore[misc]
+        """Retries in float32 what a comparison of dtypes in Python has refused."""
+
+        def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
+            if regions.active.get() is None:
+                return self.NOT_SUPPORTED
+            low = any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
+            if not low:  # nothing left to settle: the error stands
+                return self.NOT_SUPPORTED
+            with regions.paused(None):  # a cast that raises is not to be retried by another one
+                args, kwargs = map_floats(lambda v: cast_float(v, tf.float32), (args, kwargs))
+            return op(*args, **kwargs)
+
+    class Dispatchers:
+        """The original list, also for what is registered meanwhile, and the promoter after it."""
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([*original, promoter])
+
+        def append(self, dispatcher: Any) -> None:
+            original.append(dispatcher)
+
+    promoter = Promoter()
+    return Dispatchers()
+
+
+REPLACE: Mapping[_private.PrivateName, Replace] = {
+    _private.EAGER_OP: replace_eager_op,
+    _private.GRAPH_OP: replace_graph_op,
+    _private.EAGER_FALLBACK: replace_eager_fallback,
+    _private.CONVERSION: replace_conversion,
+    _private.SPARSE_MATMUL: replace_sparse_matmul,
+    _private.GLOBAL_DISPATCHERS: replace_global_dispatchers,
+}

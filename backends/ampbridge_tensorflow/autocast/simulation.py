@@ -1,0 +1,151 @@
+"""Simulated low precision: the numerics of Tensor Cores in float32 kernels, on any device.
+
+Tensors are stored in low precision, and in which dtype an op runs is decided as in a native region.
+But an op that would run in low precision takes its inputs up to float32, computes there, and its
+result is rounded once. The derivative of a cast is a cast: so a low value has a low gradient, and
+the products of the backward pass are float32's as well.
+
+A layer's product and its bias are one op, rounded once: a fresh product remembers its unrounded
+value until the first op that reads it, and the op that adds the bias asks for that value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from itertools import compress
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception
+from ampbridge.errors import SimulationWarning
+from ampbridge.policies import hardware, oplists
+from ampbridge.policies.policy import Policy
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.rules import (
+    FLOATS,
+    LOW,
+    Plan,
+    Rules,
+    float_dtype,
+    in_float32,
+    map_floats,
+    rounded,
+)
+
+Regions = Interception[Rules]
+
+# -- whether to simulate
+
+
+def is_faster(dtype: str) -> bool:
+    """Whether simulating ``dtype`` takes less time on this device than computing in it.
+
+    On GPUs and TPUs, never. On CPUs bfloat16 is fast where they have instructions for it; elsewhere
+    oneDNN emulates it. float16 is not: Grappler fuses a product with its bias into a kernel that
+    takes hundreds of times as long as float32's, and all the rest takes as long as the simulation.
+    """
+    if tf.config.get_visible_devices("GPU") or tf.config.list_physical_devices("TPU"):
+        return False
+    return dtype == "float16" or not _bfloat16_instructions()
+
+
+_bfloat16_instructions = cache(hardware.bfloat16_instructions)
+
+
+_warned = False
+
+
+def warn_once(policy: Policy) -> None:
+    """Say, once in a process, that "auto" has chosen to simulate."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    msg = (
+        f"TensorFlow's {policy.dtype} kernels are slower on this CPU than float32's: it is simulated "
+        "(stored low, computed in float32, rounded once), which takes less time.\n"
+        f"Hint: {policy.replace(execution='simulated')!r} says so without a warning; "
+        "execution='native' runs TensorFlow's kernels."
+    )
+    warn(msg, SimulationWarning)
+
+
+# -- ops and functions
+
+_PRODUCTS = frozenset(op.name for op in oplists.ops().values() if op.family in ("matmul", "conv"))
+
+
+@cache
+def is_product(namespace: str, spelling: str) -> bool:
+    """Whether TensorFlow's or Keras' ``spelling`` is a matrix product or a convolution."""
+    return not _PRODUCTS.isdisjoint(oplists.native_names(namespace).get(spelling, ()))
+
+
+def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: Any) -> Any:
+    """The results of ``op``, a tensor or a list, each of a simulated group's dtype rounded."""
+    of_product = is_product("tensorflow", op)
+    if not isinstance(results, list):
+        return rounded(results, lows[plan.results[0]], of_product)
+    attributes = plan.results if len(plan.results) > 1 else plan.results * len(results)
+    return [
+        rounded(result, lows[attribute], of_product) if attribute in lows else result
+        for result, attribute in zip(results, attributes, strict=True)
+    ]
+
+
+# Of functions: it becomes BiasAdd, which finds out what it is given.
+_LEFT_TO_ITS_OP = frozenset({"keras.ops.add"})
+
+
+def run_function(
+    rules: Rules,
+    namespace: str,
+    spelling: str,
+    function: Callable[..., Any],
+    regions: Regions,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Call ``function``, whose inputs have been cast, as one op.
+
+    Inputs of mixed dtypes are settled inside, op by op, as in a native region.
+    """
+    dtypes = {float_dtype(value) for value in tf.nest.flatten((args, kwargs))}
+    dtypes &= FLOATS | {tf.float64}
+    if len(dtypes) != 1 or not dtypes <= LOW or spelling in _LEFT_TO_ITS_OP:
+        with regions.paused(rules.inside):
+            return function(*args, **kwargs)
+    low = dtypes.pop()
+    args, kwargs = map_floats(lambda v: in_float32(v, low), (args, kwargs))
+    with regions.paused(rules.inside):
+        results = function(*args, **kwargs)
+    of_product = is_product(namespace, spelling)
+    return map_floats(lambda v: rounded(v, low, of_product), results)
+
+
+def replace_record_gradient(original: Any, regions: Regions) -> Any:
+    """``record_gradient``, by which tapes learn of an op of a graph, after its result was rounded.
+
+    The op made what was rounded; the cast behind it was made before the tape knew of the op.
+    """
+
+    @wraps(original)
+    def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        graph = regions.active.get() is not None and not tf.executing_eagerly()
+        cast = [graph and op_name != output.op.type == "Cast" for output in outputs]
+        made = [o.op.inputs[0] if is_cast else o for o, is_cast in zip(outputs, cast, strict=True)]
+        original(op_name, inputs, attrs, made)
+        for output in compress(outputs, cast):
+            original("Cast", list(output.op.inputs), _attributes(output.op), [output])
+
+    return record_gradient
+
+
+def _attributes(cast: tf.Operation) -> tuple[Any, ...]:
+    return tuple(x for name in ("SrcT", "DstT", "Truncate") for x in (name, cast.get_attr(name)))
+
+
+REPLACE = {_private.RECORD_GRADIENT: replace_record_gradient}

@@ -1,0 +1,213 @@
+"""tf.function, control flow and gradients: code that TensorFlow builds from a user's functions.
+
+A trace belongs to the rules it was made under. Loops keep the dtype they began with, branches end
+in a common one, and gradients have rules of their own: their dtypes follow the forward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.policies import function_ops
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.rules import FLOATS, LOW, cast_float, cast_to, float_dtype
+from ampbridge_tensorflow.model import fitted
+
+
+def replace_function_context(original: Any, regions: Regions) -> Any:
+    """The key of tf.function's traces, with the active rules and all decorations as part of it."""
+
+    def make_function_context(scope_type: Any = None) -> Any:
+        context = original(scope_type)
+        key = (regions.active.get(), fitted.trace_key())
+        return context if key == (None, None) else context._replace(context=(context.context, *key))
+
+    return make_function_context
+
+
+# -- control flow
+
+
+def like(reference: Any, value: Any) -> Any:
+    """``value`` in the float dtype of ``reference``."""
+    wanted = float_dtype(reference)
+    return cast_float(value, wanted) if wanted in FLOATS else value
+
+
+def replace_while_loop(original: Any, regions: Regions) -> Any:
+    """``while_loop``: what the body returns takes the dtypes that went in."""
+
+    def while_loop(cond: Any, body: Any, loop_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        if regions.active.get() is None:
+            return original(cond, body, loop_vars, *args, **kwargs)
+
+        def steady_body(*carried: Any) -> Any:
+            returned = body(*carried)
+            before, after = tf.nest.flatten(carried), tf.nest.flatten(returned)
+            if len(before) != len(after):  # TensorFlow's own error says what is wrong
+                return returned
+            return tf.nest.pack_sequence_as(returned, list(map(like, before, after)))
+
+        return original(cond, steady_body, loop_vars, *args, **kwargs)
+
+    return while_loop
+
+
+def _ending_in_full(branch: Callable[[], Any]) -> Callable[[], Any]:
+    def full(value: Any) -> Any:
+        return cast_to(value, tf.float32) if float_dtype(value) in LOW else value
+
+    return lambda: tf.nest.map_structure(full, branch())
+
+
+def replace_cond(original: Any, regions: Regions) -> Any:
+    """``cond_v2``: branches that disagree are traced again, to end in float32."""
+
+    def cond(pred: Any, true_fn: Any, false_fn: Any, name: str = "cond") -> Any:
+        try:
+            return original(pred, true_fn, false_fn, name)
+        except TypeError:
+            if regions.active.get() is None:
+                raise
+            return original(pred, _ending_in_full(true_fn), _ending_in_full(false_fn), name)
+
+    return cond
+
+
+def replace_indexed_case(original: Any, regions: Regions) -> Any:
+    """``indexed_case``: as ``cond_v2``."""
+
+    def indexed_case(branch_index: Any, branch_fns: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(branch_index, branch_fns, *args, **kwargs)
+        except TypeError:
+            if regions.active.get() is None:
+                raise
+            return original(branch_index, list(map(_ending_in_full, branch_fns)), *args, **kwargs)
+
+    return indexed_case
+
+
+def replace_autograph_loop(original: Any, regions: Regions) -> Any:
+    """AutoGraph's check of a loop variable, ahead of ``while_loop``."""
+
+    def verify(name: str, check_shape: bool, init: Any, entry: Any, exit_: Any, shape: Any) -> Any:
+        if regions.active.get() is not None:
+            exit_ = like(entry, exit_)
+        return original(name, check_shape, init, entry, exit_, shape)
+
+    return verify
+
+
+def replace_autograph_cond(original: Any, regions: Regions) -> Any:
+    """AutoGraph's check of what two branches set, ahead of ``cond_v2``."""
+
+    def verify(name: str, body_var: Any, orelse_var: Any) -> Any:
+        if regions.active.get() is not None:
+            orelse_var = like(body_var, orelse_var)
+        return original(name, body_var, orelse_var)
+
+    return verify
+
+
+def _replace_tensor_array(position: int) -> Replace:
+    """A TensorArray method whose argument at ``position`` takes the array's dtype."""
+
+    def replace(original: Any, regions: Regions) -> Any:
+        @functools.wraps(original)
+        def method(array: Any, *args: Any, **kwargs: Any) -> Any:
+            if regions.active.get() is not None and array.dtype in FLOATS:
+                if len(args) > position:
+                    stored = cast_float(args[position], array.dtype)
+                    args = (*args[:position], stored, *args[position + 1 :])
+                elif "value" in kwargs:
+                    kwargs["value"] = cast_float(kwargs["value"], array.dtype)
+            return original(array, *args, **kwargs)
+
+        return method
+
+    return replace
+
+
+# -- gradients
+
+
+def replace_gradient(original: Any, regions: Regions) -> Any:
+    """The two functions that build gradients, run by the rules for gradients.
+
+    Also outside of regions, where a decorated model has opened its own: in ``fit``, for instance.
+    """
+
+    @functools.wraps(original)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        rules = regions.active.get()
+        gradient_rules = fitted.gradient_rules() if rules is None else rules.gradients
+        if gradient_rules is None:
+            return original(*args, **kwargs)
+        with regions.paused(gradient_rules):
+            return original(*args, **kwargs)
+
+    return gradient
+
+
+def replace_custom_gradient(original: Any, regions: Regions) -> Any:
+    """``tf.custom_gradient``: backward as all gradients, results in the dtypes of their inputs.
+
+    ``tf.recompute_grad`` computes its forward pass once more in there, which must cast as the first
+    one did; and that is often after the region has closed.
+    """
+
+    def decorator(f: Any, args: Any, kwargs: Any) -> Any:
+        rules = regions.active.get()
+        if rules is None:
+            return original(f, args, kwargs)
+        backward_rules = rules if _private.is_recomputed(f) else rules.gradients
+
+        @functools.wraps(f)
+        def with_cast_gradient(*inputs: Any, **keywords: Any) -> Any:
+            output, gradient = f(*inputs, **keywords)
+
+            def cast_gradient(*upstream: Any, variables: Any = None, **rest: Any) -> Any:
+                with function_ops.standing(backward_rules.python), regions.region(backward_rules):
+                    if not variables:
+                        return _like_inputs(inputs, gradient(*upstream, **rest))
+                    of_inputs, of_variables = gradient(*upstream, variables=variables, **rest)
+                    return _like_inputs(inputs, of_inputs), _like_inputs(variables, of_variables)
+
+            return output, cast_gradient
+
+        return original(with_cast_gradient, args, kwargs)
+
+    return decorator
+
+
+def _like_inputs(inputs: Any, gradients: Any) -> Any:
+    references = tf.nest.flatten(inputs)
+    if not isinstance(gradients, (list, tuple)):
+        return like(references[0], gradients) if len(references) == 1 else gradients
+    if len(references) != len(gradients):
+        return gradients
+    return [like(reference, g) for reference, g in zip(references, gradients, strict=True)]
+
+
+REPLACE: Mapping[_private.PrivateName, Replace] = {
+    _private.FUNCTION_CONTEXT: replace_function_context,
+    _private.WHILE_LOOP: replace_while_loop,
+    _private.COND: replace_cond,
+    _private.INDEXED_CASE: replace_indexed_case,
+    _private.AUTOGRAPH_LOOP: replace_autograph_loop,
+    _private.AUTOGRAPH_COND: replace_autograph_cond,
+    _private.TENSOR_ARRAY_WRITE: _replace_tensor_array(1),
+    _private.TENSOR_ARRAY_UNSTACK: _replace_tensor_array(0),
+    _private.TENSOR_ARRAY_SCATTER: _replace_tensor_array(1),
+    _private.TENSOR_ARRAY_SPLIT: _replace_tensor_array(0),
+    _private.EAGER_GRADIENT: replace_gradient,
+    _private.GRAPH_GRADIENT: replace_gradient,
+    _private.CUSTOM_GRADIENT_EAGER: replace_custom_gradient,
+    _private.CUSTOM_GRADIENT_GRAPH: replace_custom_gradient,
+}

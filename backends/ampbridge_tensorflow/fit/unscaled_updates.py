@@ -1,0 +1,81 @@
+"""A warning where an optimizer updates a model that is decorated in float16, and nobody has scaled the loss.
+
+That is seen where all updates pass, in ``Optimizer.apply``, once for each optimizer: a ``train_step`` of
+the user's own, or a loop by hand, may use any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, wraps
+from typing import Any
+
+import keras
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.model import fitted
+from ampbridge_tensorflow.model.fitted import Fitted
+from ampbridge_tensorflow.native_values import native_variable
+
+
+@cache
+def updates() -> Interception[bool]:
+    """The updates of Keras optimizers; the state is True where a scaler makes them."""
+
+    def find_sites() -> Sequence[Site]:
+        owner = next(base for base in keras.optimizers.Optimizer.__mro__ if "apply" in vars(base))
+        sites = [Site(owner, "apply", vars(owner)["apply"], _replace_apply(vars(owner)["apply"]))]
+        by_keras = _private.find(_private.FINITE_BRANCH)
+        if by_keras is not None:
+            sites.append(Site(*by_keras, scaled(by_keras.value)))
+        return sites
+
+    return Interception("ampbridge_tensorflow updates", find_sites)
+
+
+def scaled(function: Any) -> Any:
+    """``function``, the updates of which come from a scaled loss, or from one that needs no scale."""
+
+    @wraps(function)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        with updates().paused(True):
+            return function(*args, **kwargs)
+
+    return update
+
+
+def _replace_apply(original: Any) -> Any:
+    @wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if not updates().active.get() and self.loss_scale_factor is None:
+            updated = self.variables if trainable_variables is None else trainable_variables
+            _check(self, {id(native_variable(variable)) for variable in updated})
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _check(optimizer: Any, updated: set[int]) -> None:
+    for found in fitted.standing():
+        if not found.scales or optimizer in found.unscaled:
+            continue
+        found.unscaled.add(optimizer)
+        if any(id(native_variable(variable)) in updated for variable in found.model.variables):
+            warn(_unscaled(optimizer, found))
+
+
+def _unscaled(optimizer: Any, found: Fitted) -> str:
+    waiting = found.scaled is not None and found.scaled.inner_optimizer is optimizer
+    hint = (
+        "in train_step, loss = self.optimizer.scale_loss(loss) before tape.gradient(loss, weights)"
+        if waiting
+        else "optimizer = ampbridge_tensorflow.LossScaleOptimizer(optimizer), and "
+        "loss = optimizer.scale_loss(loss) before tape.gradient(loss, weights)"
+    )
+    return (
+        f"{type(optimizer).__name__} updates a {type(found.model).__name__} that is decorated with "
+        f"{found.decoration.policy!r}, from a loss without loss scaling: gradients under 6e-8 become "
+        f"zero.\nHint: {hint}; or a bfloat16 policy, which needs none."
+    )

@@ -1,0 +1,78 @@
+"""What a pass changes in a model, and where its random numbers come from, put back afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ampbridge.adapters.backend import Model
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.model.model_layers import lasting_layers
+from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.training_state import all_variables
+
+_GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
+
+
+@contextmanager
+def restored(model: Model) -> Iterator[None]:
+    """See ``Backend.restored``. Keras holds no training mode.
+
+    An op that is called with a seed of its own after ``tf.random.set_seed`` counts its calls where
+    nobody can read it: those of the look stay counted.
+    """
+    with ExitStack() as stack:
+        _remember_global_generators(stack)
+        for part in lasting_layers(model):
+            for held in vars(part.layer).values():
+                _remember_generator(stack, held)
+        for each in all_variables(model):
+            _remember(stack, each.variable)
+        yield
+
+
+def _remember_global_generators(stack: ExitStack) -> None:
+    """Those that are not there yet are made when they are first drawn from: so they are again."""
+    _remember_op_seeds(stack)
+    of_keras = _private.keras_seed_generator()
+    stack.callback(_private.set_keras_seed_generator, of_keras)
+    _remember_generator(stack, of_keras)
+    own = _private.value(_private.GLOBAL_GENERATOR)
+    stack.callback(tf.random.set_global_generator, own)
+    _remember_generator(stack, own)
+
+
+def _remember_op_seeds(stack: ExitStack) -> None:
+    """Eager ops take other seeds meanwhile: kernels are kept by their seeds, and go on counting."""
+    seeds = _private.op_seeds()
+    if seeds is not None:
+        stack.callback(_private.set_op_seeds, seeds)
+        _private.set_op_seeds(random.Random(repr(seeds.getstate())))
+
+
+def _remember_generator(stack: ExitStack, held: Any) -> None:
+    if isinstance(held, _GENERATORS):
+        _remember(stack, native_variable(held.state))
+
+
+def _remember(stack: ExitStack, variable: tf.Variable) -> None:
+    stack.callback(_put_back, variable, _read(variable))
+
+
+@outside_of_regions
+def _read(variable: tf.Variable) -> np.ndarray:
+    return np.array(variable.read_value().numpy())
+
+
+@outside_of_regions
+def _put_back(variable: tf.Variable, values: np.ndarray) -> None:
+    present = _read(variable)
+    if values.dtype.hasobject or present.tobytes() != values.tobytes():
+        variable.assign(values)

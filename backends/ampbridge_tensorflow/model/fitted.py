@@ -1,0 +1,315 @@
+"""What is decorated now: where the hooks at calls, reads, traces and gradients look.
+
+Each mark stands on the object that it is about, a model, a layer, a variable or a Keras dtype
+policy, and no copy takes it along: copies and saved files are of the model as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.interception import Interception
+from ampbridge.adapters.scoped import Scoped
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.rules import Rules
+from ampbridge_tensorflow.model.model_layers import layers, own_variables
+from ampbridge_tensorflow.native_values import copies
+
+
+class Mark:
+    """What is written on an object of the user's, and no copy of it takes along."""
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class Fitted(Mark):
+    """The decoration of one model, and what it has marked, for as long as it lasts."""
+
+    def __init__(self, model: Any, decoration: Decoration, rules: Rules) -> None:
+        self._model = weakref.ref(model)
+        self.decoration = decoration
+        self.rules = rules
+        self.kept: list[Any] = []
+        self.layers: list[keras.Layer] = []
+        """Those that get a low dtype policy."""
+        self.variables: list[tf.Variable] = []
+        """Those that are read in low precision without the help of a dtype policy."""
+        self.full_variables: list[keras.Variable] = []
+        """Those that stay float32 also where a layer with a low dtype policy reads them: of kept
+        layers, and buffers."""
+        self.parts: dict[int, weakref.ref[Any]] = {}
+        """By their ids those that a call from outside of the model runs under the policy, too."""
+        self.low: list[Any] | None = None
+        """See ``low_variables``; None until all is built."""
+        self.scaled: Any = None
+        """The optimizer of the model, where it has been wrapped so that it scales the loss."""
+        self.unscaled: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The optimizers that have updated the model without a loss scale."""
+        self._unbuilt: list[keras.Sequential] = []
+        self.release: Callable[[], None] = _nothing
+
+    @property
+    def model(self) -> Any:
+        """The model; None if it is gone."""
+        return self._model()
+
+    def is_of(self, model: Any) -> bool:
+        """Whether it is this very model's, and not what a shallow copy has taken along."""
+        return self._model() is model
+
+    @property
+    def scales(self) -> bool:
+        """Whether training outside of a ``train_step`` needs a loss scale."""
+        return self.decoration.standalone and self.decoration.policy.needs_scaling
+
+    def has_part(self, layer: Any) -> bool:
+        """Whether ``layer`` is among ``parts``."""
+        reference = self.parts.get(id(layer))
+        return reference is not None and reference() is layer
+
+    def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
+        """What a trace that is made under it belongs to."""
+        kept, standalone = frozenset(map(id, self.kept)), self.decoration.standalone
+        return TraceKey(
+            id(self._model()), self.rules, kept, standalone, calls, bool(self.variables)
+        )
+
+    def mark(self, model: Any) -> None:
+        """Write it on the model and on all that it lists."""
+        # Not by their own __setattr__: these are no parts of a model that Keras should track.
+        object.__setattr__(model, _FITTED, self)
+        for layer in self.kept:
+            object.__setattr__(layer, _KEPT, self)
+        for variable in self._read_low():
+            setattr(variable, _READ_LOW, self)
+        for variable in self.full_variables:
+            _private.set_autocast(variable, False)
+        for layer in self.layers:
+            self.leave_buffers_full(layer)
+        self._unbuilt = [x for x in self.layers if isinstance(x, keras.Sequential) and not x.built]
+        for layer in self.layers:
+            _private.set_dtype_policy(layer, _low_policy(layer, self))
+
+    def leave_buffers_full(self, layer: keras.Layer) -> None:
+        """Let the low ``layer`` read its buffers, such as a table or statistics, in float32."""
+        for variable in _private.buffers(layer):
+            if _private.is_autocast(variable):
+                _private.set_autocast(variable, False)
+                self.full_variables.append(variable)
+
+    def unmark(self, model: Any, present: Sequence[Any]) -> None:
+        """Take ``mark`` back, also from layers that were made since; ``present`` are all there are."""
+        for layer in (*self.layers, *present):
+            before = replaced(layer) if isinstance(layer, keras.Layer) else None
+            if before is not None and before.by is self:
+                _private.set_dtype_policy(layer, before.policy)
+        for sequential in self._unbuilt:
+            _private.rebuild(sequential)  # its InputLayer took over a low dtype
+        for variable in self.full_variables:
+            _private.set_autocast(variable, True)
+        for variable in self._read_low():
+            delattr(variable, _READ_LOW)
+        for layer in self.kept:
+            object.__delattr__(layer, _KEPT)
+        object.__delattr__(model, _FITTED)
+
+    def _read_low(self) -> Iterator[tf.Variable]:
+        """``variables`` as they are read: a replica reads the one on its device."""
+        return (copy for variable in self.variables for copy in copies(variable))
+
+
+def _nothing() -> None:
+    """Nothing to take back yet."""
+
+
+# -- marks
+
+_FITTED = "_ampbridge_fitted"
+_KEPT = "_ampbridge_kept_by"
+_READ_LOW = "_ampbridge_read_low_by"
+_REPLACED = "_ampbridge_replaced"
+
+
+def fitted(model: Any) -> Fitted | None:
+    """What ``model`` is decorated with."""
+    found = getattr(model, _FITTED, None)
+    return found if isinstance(found, Fitted) and found.is_of(model) else None
+
+
+def kept_by(layer: Any) -> Fitted | None:
+    """The decoration under which ``layer`` is kept in float32."""
+    return getattr(layer, _KEPT, None)
+
+
+def read_low_by(variable: Any) -> Fitted | None:
+    """The decoration under which ``variable``, of no Keras layer, is read in low precision."""
+    return getattr(variable, _READ_LOW, None)
+
+
+def low_value(value: Any) -> Any:
+    """A variable that is read in low precision, also in a list, as a tensor; all else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [low_value(item) for item in value] if any(map(_is_low, value)) else value
+    return tf.convert_to_tensor(value) if _is_low(value) else value
+
+
+def _is_low(value: Any) -> bool:
+    if _private.is_keras_variable(value):
+        value = value.value
+    return isinstance(value, tf.Variable) and read_low_by(value) is not None
+
+
+class Replaced(NamedTuple):
+    """What stands behind a low dtype policy of ours."""
+
+    policy: keras.DTypePolicy
+    by: Fitted
+
+
+def replaced(layer: Any) -> Replaced | None:
+    """What the dtype policy of a decorated Keras layer replaced; None if it is not one of ours."""
+    return getattr(layer.dtype_policy, _REPLACED, None)
+
+
+def note_built(layer: keras.Layer) -> None:
+    """``layer`` has made its variables, and those of layers below it, after it was decorated."""
+    for part in layers(layer):
+        found = replaced(part.layer) if isinstance(part.layer, keras.Layer) else None
+        if found is not None:
+            found.by.leave_buffers_full(part.layer)
+
+
+def is_ours(policy: Any) -> bool:
+    """Whether a Keras dtype policy is one of a decorated layer."""
+    return hasattr(policy, _REPLACED)
+
+
+def _low_policy(layer: keras.Layer, by: Fitted) -> keras.DTypePolicy:
+    """Keras' own mixed policy, in the place of ``layer``'s.
+
+    Sublayers that a layer makes while it is decorated take over the very object.
+    """
+    policy = keras.DTypePolicy(f"mixed_{by.decoration.policy.dtype}")
+    setattr(policy, _REPLACED, Replaced(layer.dtype_policy, by))
+    return policy
+
+
+def low_variables(model: Any) -> list[Any]:
+    """The variables of a decorated model, Keras' and TensorFlow's, that are read in low precision."""
+    found = fitted(model)
+    if found is None or found.decoration.policy.level != "O2":
+        return []
+    if found.low is not None:
+        return found.low
+    low = [*_cast_by_keras(model), *found.variables]
+    if all(layer.built for layer in found.layers):
+        found.low = low
+    return low
+
+
+def _cast_by_keras(model: Any) -> Iterator[keras.Variable]:
+    for part in layers(model):
+        if isinstance(part.layer, keras.Layer) and replaced(part.layer) is not None:
+            yield from filter(is_cast_by_keras, own_variables(part.layer).values())
+
+
+def is_cast_by_keras(variable: Any) -> bool:
+    """Whether a layer with a low dtype policy reads ``variable`` in low precision."""
+    is_keras = _private.is_keras_variable(variable) and variable.dtype == "float32"
+    return is_keras and _private.is_autocast(variable)
+
+
+# -- what holds for the whole process
+
+
+class TraceKey(NamedTuple):
+    """What tells a decoration from others in the keys under which tf.function keeps traces.
+
+    Made of values, so that a model that is decorated again finds its old traces. ``calls`` are the
+    interceptions that it needs; ``has_variables``, that some are read in low precision by our doing.
+    """
+
+    model: int
+    rules: Rules
+    kept: frozenset[int]
+    standalone: bool
+    calls: frozenset[Interception[None]]
+    has_variables: bool
+
+
+_present: frozenset[TraceKey] = frozenset()
+_standing: dict[TraceKey, weakref.ref[Fitted]] = {}
+
+
+def register(key: TraceKey, found: Fitted) -> None:
+    """Traces belong to ``key``'s decoration, ``found``, too, from now on."""
+    global _present
+    _present |= {key}
+    _standing[key] = weakref.ref(found)
+
+
+def forget(key: TraceKey) -> None:
+    """Take ``register`` back. Takes no lock: the garbage collector may call it anywhere."""
+    global _present
+    _present -= {key}
+    _standing.pop(key, None)
+
+
+def standing() -> list[Fitted]:
+    """The decorations of models that run under their policy wherever they are called."""
+    found = [reference() for reference in list(_standing.values())]
+    return [each for each in found if each is not None and each.decoration.standalone]
+
+
+def part_of(layer: Any) -> Fitted | None:
+    """The standing decoration of a model that ``layer`` is a part of; the last, if of several."""
+    return next((each for each in reversed(standing()) if each.has_part(layer)), None)
+
+
+_keyed_otherwise: Scoped[bool] = Scoped("ampbridge_tensorflow traces", False)
+
+
+def trace_key() -> frozenset[TraceKey] | None:
+    """Which decorations a trace that is made now would see; None for none, or if they do not count."""
+    return None if _keyed_otherwise.get() else _present or None
+
+
+def traces_keyed_otherwise() -> AbstractContextManager[None]:
+    """Where traces are kept by what is decorated already."""
+    return _keyed_otherwise.during(True)
+
+
+def some_variables_are_low() -> bool:
+    """Whether any model's variables are read in low precision without the help of a dtype policy."""
+    return bool(_present) and any(key.has_variables for key in _present)
+
+
+@contextmanager
+def calls_seen() -> Iterator[None]:
+    """Where models that are not standalone see that they are called: inside of regions."""
+    with ExitStack() as stack:
+        for calls in {c for key in _present if not key.standalone for c in key.calls}:
+            stack.enter_context(calls.region(None))
+        yield
+
+
+def gradient_rules() -> Rules | None:
+    """The rules for gradients that are taken outside of regions while models are decorated.
+
+    They hold for the gradients of low-precision ops and change nothing for others.
+    """
+    standing = [key.rules for key in _present if key.standalone]
+    simulated = (rules for rules in standing if rules.simulated)
+    rules = next(simulated, standing[0] if standing else None)
+    return None if rules is None else rules.gradients

@@ -1,0 +1,186 @@
+"""What happens around a call of a decorated model, of its parts, and of a layer that it keeps in float32.
+
+``model(x)`` is looked up on the model's class, so that is where it is replaced, as long as a model of
+that class is decorated. Everything else of the class goes on as before.
+
+A part that is called from outside of the model is called as the model is: a ``train_step`` of the user's
+own may call ``self.encoder`` and ``self.decoder``, and never the model that they are parts of.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextvars import Context
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.policies.policy import Policy
+from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.rules import FLOATS, LOW
+from ampbridge_tensorflow.model import fitted
+
+FLOAT32_REGION = Policy("O0")
+
+
+class Call(NamedTuple):
+    """One call: the region to run it in, its inputs, and the dtype of what comes out."""
+
+    region: AbstractContextManager[None]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output_dtype: str | None
+
+
+def calls_of(kind: type) -> Interception[None] | None:
+    """What replaces ``__call__`` on the class from which ``kind`` has it; None if it has none."""
+    owner = defining_class(kind)
+    return None if owner is None else _calls(owner)
+
+
+def defining_class(kind: type) -> type | None:
+    """The class from which ``kind`` has its ``__call__``; None if it has none."""
+    return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
+
+
+@functools.cache
+def _calls(owner: type) -> Interception[None]:
+    def find_sites() -> Sequence[Site]:
+        original = vars(owner)["__call__"]
+        return [Site(owner, "__call__", original, _replace_call(original, owner))]
+
+    return Interception(f"ampbridge_tensorflow calls of {owner.__qualname__}", find_sites)
+
+
+def _replace_call(original: Any, owner: type) -> Any:
+    """``__call__``; AutoGraph converts it as it would have converted the original."""
+
+    @functools.wraps(original, updated=())  # the original may be a tf.function
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = _prepared(self, owner, args, kwargs)
+        if call is None:
+            return original.__get__(self, type(self))(*args, **kwargs)
+        with call.region:
+            outputs = original.__get__(self, type(self))(*call.args, **call.kwargs)
+        return _in_dtype(outputs, call.output_dtype)
+
+    return __call__
+
+
+@called_as_it_is
+def _prepared(
+    model: Any, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
+    """The call as the decoration wants it; None to leave it alone."""
+    active = casting.regions.active.get()
+    found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
+    if found is None and active is None:
+        found = fitted.part_of(model)
+    if found is None and not kept:
+        return None
+    if defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
+        return None
+    casts_here = active is not None and active.low in LOW
+    if found is None or not (found.decoration.standalone or casts_here):
+        return _in_float32(args, kwargs, None) if kept and casts_here else None
+    policy = found.decoration.policy
+    if kept:
+        return _in_float32(args, kwargs, policy.output_dtype)
+    if policy.level == "O2":
+        args, kwargs = _in_dtype((args, kwargs), policy.dtype)
+    standalone = found.decoration.standalone
+    region = casting.region(policy) if standalone else nullcontext()
+    return Call(region, args, kwargs, policy.output_dtype)
+
+
+def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> Call:
+    args, kwargs = _in_dtype((args, kwargs), "float32")
+    return Call(casting.region(FLOAT32_REGION), args, kwargs, output_dtype)
+
+
+def _is_symbolic(structure: Any) -> bool:
+    return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
+
+
+@called_as_it_is
+def _in_dtype(structure: Any, dtype: str | None) -> Any:
+    """The floating values in containers, float64 tensors apart, in ``dtype``."""
+    if dtype is None:
+        return structure
+    return map_leaves(lambda value: _value_in(value, dtype), structure)
+
+
+def _value_in(value: Any, dtype: str) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64):
+        value = tf.convert_to_tensor(value, keras.config.floatx())  # as Keras does
+    if not tf.is_tensor(value) or value.dtype not in FLOATS:
+        return value
+    made = value if value.dtype == dtype else tf.cast(value, dtype)
+    # What Keras has written on a tensor for the layers and losses that it is given to.
+    mask, logits = getattr(value, "_keras_mask", None), getattr(value, "_keras_logits", None)
+    if mask is not None:
+        made._keras_mask = mask
+    if logits is not None:
+        made._keras_logits = _value_in(logits, dtype)
+    return made
+
+
+# -- from decorate to undecorate
+
+
+class Hooks:
+    """Keeps interceptions installed: a region of each, in a context that nothing runs in."""
+
+    def __init__(self, interceptions: Iterable[Interception[Any]]) -> None:
+        self._context, self._open = Context(), ExitStack()
+        for each in interceptions:
+            self._context.run(self._open.enter_context, each.region(None))
+
+    def remove(self) -> None:
+        """Take them back."""
+        self._context.run(self._open.close)
+
+
+_abandoned: list[Hooks] = []
+
+
+def install(
+    model: Any, found: fitted.Fitted, others: Iterable[Interception[Any]]
+) -> Callable[[], None]:
+    """Hook the calls of ``model``, of its parts and its kept layers; returns what takes that back.
+
+    If it is standalone now, with ``others``; else each region does as it opens.
+    """
+    while _abandoned:
+        _abandoned.pop().remove()
+    parts = (reference() for reference in found.parts.values())
+    kinds = {type(model), *map(type, found.kept), *map(type, parts)} - {type(None)}
+    calls = frozenset(c for c in map(calls_of, kinds) if c is not None)
+    hooked = [*calls, *others] if found.decoration.standalone else []
+    hooks, key = Hooks(hooked), found.trace_key(calls)
+    fitted.register(key, found)
+
+    def collected() -> None:
+        """The model is gone, or all is. Interceptions take locks; a garbage collection may not wait."""
+        fitted.forget(key)
+        if any(each.is_changing() for each in hooked):
+            _abandoned.append(hooks)
+        else:
+            hooks.remove()
+
+    watch = weakref.finalize(model, collected)
+
+    def remove() -> None:
+        watch.detach()
+        fitted.forget(key)
+        hooks.remove()
+
+    return remove

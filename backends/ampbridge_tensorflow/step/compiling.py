@@ -1,0 +1,60 @@
+"""The whole step as a tf.function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
+from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.policies.policy import Policy
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
+from ampbridge_tensorflow.step.gradients import native_batch, unbuilt_if_it_fails
+
+
+def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
+    """``build(loss_fn)``, traced once for each policy and each kind of step.
+
+    Python control flow on tensors in ``loss_fn`` is converted by AutoGraph, as in any tf.function.
+    The policy says how the step's own model is decorated; that other models are decorated meanwhile
+    makes no new trace. One that ``loss_fn`` calls runs as it was decorated at the first step.
+    """
+    step = build(_with_autograph(loss_fn))
+    traced: dict[tuple[Policy, bool, bool, Structure], Any] = {}
+
+    def trace(policy: Policy, final: bool, first: bool, structure: Structure) -> Any:
+        # One flat list of arguments: tf.function knows fewer containers, and takes 0.1 ms to look
+        # at those that it knows.
+        def run(*arguments: Any) -> StepOutput:
+            inputs, total = arguments[: structure.size], arguments[structure.size :]
+            return step(policy, final, None if first else total, structure.filled(inputs))
+
+        # Our own code holds nothing to convert; reduce_retracing for a last, smaller batch. TensorFlow
+        # counts traces by the code of a function, which all steps have in common, and of a partial by
+        # itself: else it would warn of five steps' first traces as of one function's.
+        return tf.function(partial(run), autograph=False, reduce_retracing=True)
+
+    def program(
+        policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
+    ) -> StepOutput:
+        native = native_batch(batch)
+        kind = (policy, final, total is None, Structure(native))
+        if kind in traced:
+            hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
+        else:
+            traced[kind] = trace(*kind)
+        with unbuilt_if_it_fails(traced.clear), traces_keyed_otherwise():
+            output: StepOutput = traced[kind](*leaves(native), *(total or ()))
+        return output
+
+    return program
+
+
+def _with_autograph(loss_fn: LossFn) -> LossFn:
+    converted: LossFn = _private.with_autograph(loss_fn)
+    return converted

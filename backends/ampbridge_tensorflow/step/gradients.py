@@ -1,0 +1,229 @@
+"""Parameters, and gradients with respect to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.checkpoints.remembering import Remembered
+from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.casting import differentiation, outside_of_regions, region
+from ampbridge_tensorflow.model.fitted import low_variables
+from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
+from ampbridge_tensorflow.step import ranks
+from ampbridge_tensorflow.step.recording import recorded
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+    x = tf.convert_to_tensor(x)
+    wanted = tf.as_dtype(dtype)
+    keeps = not x.dtype.is_floating or x.dtype == tf.float64 or x.dtype == wanted
+    return x if keeps else tf.cast(x, wanted)
+
+
+def parameters(owner: Model | Optimizer) -> list[Array]:
+    """A model's trainable variables, or those that a Keras optimizer was built for, without frozen ones.
+
+    Raises:
+        CallOrderError: for an optimizer that has not been built.
+    """
+    if isinstance(owner, keras.optimizers.Optimizer):
+        found = _private.optimizer_parameters(owner)
+        if found is not None:
+            return [variable for variable in found if variable.trainable]
+        msg = (
+            f"{type(owner).__name__} has not been built, so its parameters are not known.\n"
+            "Hint: optimizer.build(model.trainable_variables)"
+        )
+        raise CallOrderError(msg)
+    return list(owner.trainable_variables)
+
+
+def checked_optimizer(optimizer: Optimizer) -> Any:
+    """``optimizer``, if it does not scale by itself.
+
+    Raises:
+        ArgumentTypeError: if not.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        msg = (
+            "A LossScaleOptimizer divides gradients by a scale of its own; GradScaler has done so.\n"
+            "Hint: optimizer = optimizer.inner_optimizer"
+        )
+        raise ArgumentTypeError(msg)
+    return optimizer
+
+
+@outside_of_regions
+def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
+    """A checked Keras optimizer with its slots, made for ``parameters`` if it has none.
+
+    The trace that it is met in first does not see them made.
+    """
+    optimizer = checked_optimizer(optimizer)
+    if not optimizer.built:
+        remembered = _built_here.get()
+        if remembered is not None:
+            remembered.append(Remembered(optimizer))
+        strategy = made_under(parameters[0]) if parameters else None
+        with ranks.variables_made_under(strategy):
+            optimizer.build(list(parameters))
+    return optimizer
+
+
+_built_here: Scoped[list[Remembered] | None] = Scoped("ampbridge_tensorflow builds", None)
+
+
+@contextmanager
+def unbuilt_if_it_fails(forget: Callable[[], None]) -> Iterator[None]:
+    """A block after which, if it raises, optimizers that were built in it are not built.
+
+    ``forget`` drops what was made for the variables that are gone then.
+    """
+    remembered: list[Remembered] = []
+    try:
+        with _built_here.during(remembered):
+            yield
+    except BaseException:
+        if remembered:
+            forget()
+        for each in remembered:
+            each.put_back()
+        raise
+
+
+def unbuilt_if_they_fail(program: Program) -> Program:
+    """``program``, each eager run of which is such a block. A graph's runs are seen from outside of it."""
+
+    def run(*arguments: Any) -> StepOutput:
+        if tf.inside_function():
+            return program(*arguments)
+        with unbuilt_if_it_fails(_nothing):
+            return program(*arguments)
+
+    return run
+
+
+def _nothing() -> None:
+    """Eager runs leave nothing that was made for an optimizer's variables."""
+
+
+def gradients(
+    loss_fn: LossFn,
+    model: Model,
+    batch: Sequence[Any],
+    policy: Policy,
+    factor: Scalar,
+    total: Sequence[Array] | None,
+    optimizer: Optimizer | None = None,
+) -> tuple[Array, Any, list[Array]]:
+    """Run ``loss_fn`` under ``policy`` and differentiate ``factor * loss``; see ``Backend``.
+
+    An optimizer that has not been built yet is built for the model's variables, which a Keras model
+    may make in its first call; last, so that a step that fails leaves it as it was.
+    """
+    batch = native_batch(batch)
+
+    def forward() -> tuple[Array, Array, Any]:
+        with region(policy), _CastVariablesAsBefore():
+            loss, aux = loss_fn(model, *batch)
+        loss = cast(loss, "float32")
+        scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
+        return scaled, loss, aux
+
+    with differentiation(policy):
+        tape = tf.GradientTape()
+        scaled, loss, aux = recorded(tape, forward)
+        trained = parameters(model if optimizer is None or not optimizer.built else optimizer)
+        grads = tape.gradient(scaled, [native_variable(p) for p in trained])
+    check_dependence(grads)
+    if optimizer is not None and not optimizer.built:
+        ranks.check_scope(checked_optimizer(optimizer), trained)
+        built_optimizer(optimizer, trained)
+    low = {id(variable) for variable in low_variables(model)}
+    grads = [
+        _rounded(g, policy.dtype) if id(p) in low else g
+        for p, g in zip(trained, grads, strict=True)
+    ]
+    if total is not None:
+        grads = add(total, grads)
+    return tf.stop_gradient(loss), map_leaves(_detached, aux), grads
+
+
+class _CastVariablesAsBefore:
+    """Where a forward pass that is cut short leaves no scope open in which Keras casts variables.
+
+    Keras' own ``__exit__`` sees to it, unless Ctrl-C comes just when it begins.
+    """
+
+    def __enter__(self) -> None:
+        self._state = _private.value(_private.KERAS_STATE)
+        if self._state is not None:
+            self._scope = self._state.get_global_attribute("autocast_scope")
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind is not None and self._state is not None:
+            self._state.set_global_attribute("autocast_scope", self._scope)
+
+
+def _rounded(gradient: Array | None, dtype: str) -> Array | None:
+    """A gradient of a low-precision parameter, which has that precision: its parts were added up."""
+    return on_values(gradient, lambda values: tf.cast(tf.cast(values, dtype), values.dtype))
+
+
+def _detached(value: Any) -> Any:
+    return tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value
+
+
+def native_batch(batch: Sequence[Any]) -> Any:
+    """``batch`` with NumPy arrays as tensors, those of float64 in Keras' floatx.
+
+    So does ``Model.fit``. A tensor in place of an array also keeps a traced step from being traced
+    anew for each value.
+    """
+    return map_leaves(_native, batch)
+
+
+def _native(item: Any) -> Any:
+    if not isinstance(item, (np.ndarray, np.generic)):
+        return item
+    dtype = keras.config.floatx() if item.dtype == np.float64 else None
+    return tf.convert_to_tensor(item, dtype=dtype)
+
+
+def add(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
+    """See ``Backend.add``."""
+    return [_sum(earlier, new) for earlier, new in zip(total, grads, strict=True)]
+
+
+def _sum(total: Array | None, new: Array | None) -> Array | None:
+    """Both gradients; sparse ones become dense, so that a sum keeps its shape from step to step."""
+    if total is None or new is None:
+        return new if total is None else total
+    return tf.convert_to_tensor(total) + tf.convert_to_tensor(new)
+
+
+def stored_gradients(optimizer: Optimizer) -> list[Array]:
+    """Refused: TensorFlow hands gradients to the caller.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    msg = (
+        f"TensorFlow keeps no gradients beside the parameters of {type(optimizer).__name__}.\n"
+        "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
+        "scaler.step(optimizer, grads)"
+    )
+    raise UnsupportedError(msg)

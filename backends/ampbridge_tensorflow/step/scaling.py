@@ -1,0 +1,159 @@
+"""Unscaling, clipping, the step that may be skipped, and the scaler's state in tf.Variables.
+
+All of it works eagerly, in tf.function and under XLA. A traced step waits for no device; an eager
+one does where it branches, in ``unscale`` and ``apply``. None of it follows a region's rules, in case
+the caller stands in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
+from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.fit.unscaled_updates import scaled
+from ampbridge_tensorflow.native_values import on_values, values_of
+from ampbridge_tensorflow.step import ranks
+from ampbridge_tensorflow.step.gradients import built_optimizer, checked_optimizer
+
+
+@outside_of_regions
+def unscale(grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
+    """Divide by ``scale`` and look for inf and NaN; see ``Backend``.
+
+    Dense gradients and IndexedSlices stay what they are, None stays None. On a replica of several
+    they become the mean over all replicas before one looks.
+    """
+    unscaled = ranks.averaged(grads if scale is None else divided(grads, scale))
+    return unscaled, _found([values_of(g) for g in unscaled if g is not None])
+
+
+@outside_of_regions
+def divided(grads: Sequence[Array], scale: Scalar) -> list[Array]:
+    """Gradients divided by ``scale``, each replica's its own; in float32 or wider."""
+    inverse = 1.0 / tf.convert_to_tensor(scale, tf.float32)
+    return [on_values(g, lambda v: _full(v) * tf.cast(inverse, _full(v).dtype)) for g in grads]
+
+
+def _found(values: Sequence[Array]) -> Scalar:
+    """FINITE, INF or NAN as an int32 scalar."""
+    if not values:
+        return tf.constant(FINITE)
+    finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
+
+    def kind() -> Array:
+        infinite = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
+        return tf.where(infinite, INF, NAN)
+
+    return tf.cond(finite, lambda: tf.constant(FINITE), kind)
+
+
+@outside_of_regions
+def worst(found: Sequence[Scalar]) -> Scalar:
+    """See ``Backend.worst``."""
+    kinds = tf.stack(list(found))
+    kind = tf.where(tf.reduce_any(kinds == INF), INF, NAN)
+    return tf.where(tf.reduce_any(kinds != FINITE), kind, FINITE)
+
+
+@outside_of_regions
+def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
+    """Scale ``grads`` to a joint 2-norm of at most ``max_norm``; the norm before, a float32 scalar."""
+    grads = [_without_repeats(g) for g in grads]
+    values = [_full(values_of(g)) for g in grads if g is not None]
+    norm = tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]) if values else 0.0
+    factor = max_norm / tf.maximum(norm, max_norm)
+    return [on_values(g, lambda v: v * tf.cast(factor, v.dtype)) for g in grads], norm
+
+
+def _without_repeats(gradient: Array | None) -> Array | None:
+    """IndexedSlices with each row once, summed: the rows of a batch repeat, which a norm must see."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, where = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, where, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _full(values: Array) -> Array:
+    """float32 or wider."""
+    values = tf.convert_to_tensor(values)
+    return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
+
+
+@outside_of_regions
+def apply(
+    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
+) -> Scalar:
+    """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``. Eager, the answer is on the host.
+
+    Slots are made before it: variables cannot be made in a branch. Parameters without a gradient
+    are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
+    Gradients that are unchecked have not been through ``unscale``, where replicas average theirs.
+    """
+    ranks.check_scope(checked_optimizer(optimizer), parameters)
+    optimizer = built_optimizer(optimizer, parameters)
+    trained = [p for g, p in zip(grads, parameters, strict=True) if g is not None]
+    present = [g for g in grads if g is not None]
+
+    @scaled
+    @outside_of_regions
+    def step(grads: Sequence[Array]) -> None:
+        with ranks.gradients_are_reduced():
+            optimizer.apply(grads, trained)
+
+    if found is None:
+        present = ranks.averaged(present)
+        # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
+        # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
+        with tf.control_dependencies([values_of(g) for g in present]):
+            step(present)
+        return tf.constant(True)
+    applied = ranks.step_if(tf.equal(found, FINITE), step, present)
+    return bool(applied) if tf.executing_eagerly() else applied
+
+
+@outside_of_regions
+def variable_store(
+    state: ScaleState, strategy: tf.distribute.Strategy | None = None
+) -> VariableStore:
+    """A place for ``state``. Every replica of ``strategy`` has its own, and updates it alike: by what
+    all have agreed on.
+    """
+    counts = [int(count) for count in state[1:]]
+    # A scaler may be met first while a step is being traced.
+    with ranks.variables_made_under(strategy):
+        return VariableStore(
+            tf.Variable(float(state.scale), dtype=tf.float32, trainable=False, name="loss_scale"),
+            tf.Variable(counts, dtype=tf.int32, trainable=False, name="counts"),
+        )
+
+
+class VariableStore:
+    """The scaler's state in tf.Variables: a traced step reads and writes them on the device.
+
+    Two of them: the scale, float32, and the counters, int32; a small step notices each read. Both may
+    be Keras' as well.
+    """
+
+    def __init__(self, scale: Any, counts: Any) -> None:
+        self._scale, self._counts = scale, counts
+
+    def read(self) -> ScaleState:
+        """The state as tensors."""
+        scale, counts = tf.convert_to_tensor(self._scale), tf.convert_to_tensor(self._counts)
+        return ScaleState(scale, *tf.unstack(counts, len(ScaleState._fields) - 1))
+
+    def write(self, state: ScaleState) -> None:
+        """Set the variables, from Python numbers or tensors."""
+        self._scale.assign(state.scale)
+        self._counts.assign(state[1:])
+
+    @outside_of_regions
+    def update(self, found: Scalar, config: ScalerConfig) -> None:
+        """State <- next_state(state, found), without a branch."""
+        self.write(next_state(self.read(), tf.convert_to_tensor(found), config, tf.where))

@@ -1,0 +1,110 @@
+"""The region: ``torch.autocast``, and one function mode for the ops whose rule differs from it.
+
+Only ops that the policy wants otherwise than ``torch.autocast`` are intercepted (``rules.py``): none
+for the default lists on CUDA and for ``lists="native"``, and then there is no mode at all; all that
+are listed on an accelerator whose lists torch does not tell. Where low precision is simulated
+(``simulation.py``), the mode sees to every op that would run low.
+
+As with ``torch.autocast``, in-place calls, calls with ``out=`` or an explicit dtype, and float64 are
+left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import devices
+from ampbridge_torch.autocast import simulation
+from ampbridge_torch.autocast.mode import CASTABLE, OpListMode, active_mode, listed
+from ampbridge_torch.autocast.recomputing import checkpoints_follow
+from ampbridge_torch.autocast.rules import Rules, rules_for
+from ampbridge_torch.devices import DeviceType
+
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+    wanted = DTYPES[dtype]
+    return x if x.dtype is wanted or x.dtype not in CASTABLE else x.to(wanted)
+
+
+def region(
+    policy: Policy, device_types: tuple[DeviceType, ...] | None = None
+) -> AbstractContextManager[Any]:
+    """Run what is inside as ``policy`` says, on tensors of ``device_types``.
+
+    Without ``device_types`` those in use: the CPU, and the accelerator once this process has
+    initialised it. There the mode that the CPU's lists need sees CUDA's calls too, at about 2 us each;
+    ``train_step`` and ``value_and_grad`` know the model's devices and save that.
+
+    Raises:
+        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
+            ``lists="native"``.
+    """
+    types = devices.in_use() if device_types is None else device_types
+    rules = rules_for(policy, types)
+    outer = active_mode()
+    if policy.level == "O0" and outer is None and not _autocast_enabled(types):
+        return nullcontext()
+    if outer is None and rules.is_empty and len(types) == 1:
+        return _native(policy, types[0])  # nothing of our own: each microsecond counts in a loop
+    return _with_lists(policy, types, rules, outer)
+
+
+@contextmanager
+def _with_lists(
+    policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
+) -> Iterator[None]:
+    if len(types) == 1:
+        with _native(policy, types[0]), _checkpoints(rules), listed(rules, outer):
+            yield
+    else:
+        cpu, other = types
+        with (
+            _native(policy, cpu),
+            _native(policy, other),
+            _checkpoints(rules),
+            listed(rules, outer),
+        ):
+            yield
+
+
+def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
+    """The device types of its parameters; those in use if it has none."""
+    found = {parameter.device.type for parameter in model.parameters()}
+    in_use = devices.in_use()
+    return tuple(device for device in in_use if device in found) or in_use
+
+
+def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
+    return any(torch.is_autocast_enabled(device_type) for device_type in device_types)
+
+
+def _native(policy: Policy, device_type: DeviceType) -> torch.autocast:
+    if policy.level == "O0":
+        return torch.autocast(device_type, enabled=False)
+    return torch.autocast(device_type, dtype=DTYPES[policy.compute_dtype])
+
+
+def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
+    if torch.compiler.is_compiling() or not rules.table:
+        return nullcontext()
+    return checkpoints_follow()
+
+
+def execution(policy: Policy) -> Literal["native", "simulated"]:
+    """See ``Backend.execution``. Where an accelerator is in use, of that."""
+    types = devices.in_use()
+    on = types if policy.execution == "simulated" else types[-1:]
+    return "simulated" if simulation.chosen(policy, on) else "native"

@@ -1,0 +1,74 @@
+"""Activation checkpoints whose recomputation follows the lists.
+
+Torch brings ``torch.autocast`` back when it recomputes, but no function mode: the non-reentrant
+variant would raise a CheckpointError, the reentrant one would silently compute other gradients. So
+while a region has lists, both remember them. (``torch.compile`` is served by the mode.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from torch.utils import checkpoint as torch_checkpoint
+
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.mode import active_mode, listed
+
+Recomputed = Callable[..., Any]
+
+
+def checkpoint(function: Recomputed, *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
+    """``torch.utils.checkpoint.checkpoint`` with the lists of this call in force at each run."""
+    function = _under_present_lists(function)
+    return torch_checkpoint.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
+
+
+def _under_present_lists(function: Recomputed) -> Recomputed:
+    mode = active_mode()
+    if mode is None:
+        return function
+    rules = mode.rules
+
+    def under_lists(*args: Any, **kwargs: Any) -> Any:
+        with listed(rules, active_mode()):
+            return function(*args, **kwargs)
+
+    return under_lists
+
+
+@cache
+def _sites() -> Sequence[Site]:
+    """Torch's two entry points, as far as this version has them."""
+    reentrant = _private.lookup("CheckpointFunction")
+    without_reentrant = _private.lookup("_checkpoint_without_reentrant_generator")
+    sites = []
+    if reentrant is not None:
+
+        class CheckpointFunction(reentrant):  # type: ignore[misc, valid-type]
+            @classmethod
+            def apply(cls, function: Recomputed, *args: Any) -> Any:
+                return reentrant.apply(_under_present_lists(function), *args)
+
+        sites.append(
+            Site(torch_checkpoint, reentrant.__name__, reentrant, CheckpointFunction),
+        )
+    if without_reentrant is not None:
+
+        def generator(function: Recomputed, *args: Any, **kwargs: Any) -> Any:
+            return without_reentrant(_under_present_lists(function), *args, **kwargs)
+
+        sites.append(
+            Site(torch_checkpoint, without_reentrant.__name__, without_reentrant, generator)
+        )
+    return sites
+
+
+_interception: Interception[None] = Interception("torch checkpoints", _sites)
+
+
+def checkpoints_follow() -> Any:
+    """A context in which torch's own ``checkpoint`` remembers the lists that it is called under."""
+    return _interception.region(None)

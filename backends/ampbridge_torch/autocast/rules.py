@@ -1,0 +1,385 @@
+"""What a policy asks of torch beyond ``torch.autocast``, function by function.
+
+What ``torch.autocast`` does by itself is data, in canonical names: ``native_lists.json`` for the
+CPU, the core's list set "torch" for CUDA and for the devices whose autocast is CUDA's. Of others
+torch says which ops they cast, and not to what; so nothing is left to them that the policy names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import count
+from threading import Lock
+from types import FunctionType, SimpleNamespace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies import function_ops, oplists
+from ampbridge.policies.oplists import Category, OpList
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
+from ampbridge_torch import _private
+from ampbridge_torch.autocast import simulation
+from ampbridge_torch.autocast.cuda_composites import by_parts
+from ampbridge_torch.autocast.functions import (
+    PYTHON_METHODS,
+    Function,
+    computing_functions,
+    functions_named,
+    is_composite,
+    own_functions,
+    revealed_composites,
+)
+from ampbridge_torch.autocast.simulation import RoundsOnce
+from ampbridge_torch.devices import DeviceType
+
+# "follow" stands under simulation alone: the op runs in the dtype that arrives, and is simulated
+# where that is low.
+Treatment: TypeAlias = Category | Literal["follow"]
+
+# They write to their running statistics: only the input is cast, the kernels take it mixed.
+_CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
+
+
+class Rule(NamedTuple):
+    """The treatment of one function by device; None leaves it to ``torch.autocast``.
+
+    The last four are for simulation: when torch's own low kernel is as good, the arguments (with
+    their positions) with which it has to run, and of what kernels it, or its gradient, is made.
+    """
+
+    cpu: Treatment | None
+    accelerator: Treatment | None
+    input_alone: bool
+    rounds_once: RoundsOnce = "never"
+    native_with: tuple[tuple[str, int], ...] = ()
+    saves_result: bool = False
+    multiplies: bool = False
+    adds_bias: bool = False
+
+    def on(self, device_type: DeviceType) -> Treatment | None:
+        return self.cpu if device_type == "cpu" else self.accelerator
+
+
+class Rules:
+    """What the mode does with each function: a ``Rule``, or the twin of a composite.
+
+    ``functions`` are Python functions that are ops (``ampbridge.policies.function_ops``), by name;
+    ``by_path``: some of them are found where modules hold them; ``unseen_by_dynamo``: some are the
+    ``apply`` of a ``torch.autograd.Function``, which Dynamo calls without looking it up.
+    ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it
+    would run in low precision run in float32. ``simulates``: what is low on the CPU is simulated;
+    ``simulates_alone``: and nothing else will do.
+    """
+
+    def __init__(
+        self,
+        table: Mapping[Function, Rule | FunctionType],
+        follows_autocast: bool = True,
+        lifts: bool = False,
+        simulates: bool = False,
+        simulates_alone: bool = False,
+        functions: function_ops.Rules = (),
+    ) -> None:
+        self.table = table
+        self.functions = {name: Rule(category, category, False) for name, category in functions}
+        self.by_path = bool(function_ops.named_by_path(functions))
+        self.unseen_by_dynamo = any(
+            map(_is_autograd_function, function_ops.named_by_path(functions))
+        )
+        self.follows_autocast = follows_autocast
+        self.lifts = lifts
+        self.simulates = simulates
+        self.simulates_alone = simulates_alone
+        # Dynamo cannot look up methods that torch writes in Python (`__rsub__`) in a dict.
+        self.methods = tuple((f, rule) for f, rule in table.items() if f in PYTHON_METHODS)
+        self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether ``torch.autocast`` does all there is to do."""
+        return not (self.table or self.functions)
+
+
+def _is_autograd_function(op: function_ops.FunctionOp) -> bool:
+    return op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
+
+
+_compiled = SimpleNamespace()
+_names: dict[tuple[Policy, tuple[DeviceType, ...], function_ops.Rules], str] = {}
+_numbers = count()  # no name is given twice: graphs that Dynamo has compiled may hold one
+_lock = Lock()
+
+
+def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
+    """The rules that ``torch.autocast`` does not have by itself on these devices; made once.
+
+    Raises:
+        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
+            ``lists="native"``.
+    """
+    rules: Rules = getattr(_compiled, _name(policy, device_types))
+    return rules
+
+
+@torch.compiler.assume_constant_result
+def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
+    """The attribute of ``_compiled`` that holds the rules.
+
+    Dynamo calls it as it is, with guards on its arguments, and traces the lookup of the attribute,
+    with guards on the rules that it meets; rules that a call returned could not be guarded, and a
+    dict would not show it an entry made while it traces.
+    """
+    if not vars(policy):  # made while Dynamo traces: it hands over an empty shell
+        msg = (
+            "A Policy made inside of a compiled function cannot be read while it is compiled.\n"
+            "Hint: make it outside: policy = Policy(...), then ampbridge.autocast(policy) inside."
+        )
+        raise UnsupportedError(msg)
+    key = policy, device_types, function_ops.rules_of(policy)
+    name = _names.get(key)
+    if name is None:
+        rules = _compile(*key)
+        with _lock:
+            name = _names.setdefault(key, f"rules_{next(_numbers)}")
+            vars(_compiled).setdefault(name, rules)
+            while len(_names) > POLICIES_REMEMBERED:
+                del vars(_compiled)[_names.pop(next(iter(_names)))]
+    return name
+
+
+def _compile(
+    policy: Policy, device_types: tuple[DeviceType, ...], functions: function_ops.Rules
+) -> Rules:
+    simulates = simulation.chosen(policy, device_types)
+    if simulates:
+        simulation.warn_once(policy)
+    on_cpu = _categories(policy, "cpu", simulates) if "cpu" in device_types else {}
+    accelerator = next((each for each in device_types if each != "cpu"), None)
+    elsewhere = {} if accelerator is None else _categories(policy, accelerator)
+    table: dict[Function, Rule | FunctionType] = {
+        function: _rule(function, on_cpu.get(function), elsewhere.get(function), simulates)
+        for function in {**on_cpu, **elsewhere}
+    }
+    if simulates:
+        table.update(_by_parts(policy))
+    table.update(revealed_composites(table))
+    if policy.level == "O0" or policy.lists == "native":
+        return Rules(table, follows_autocast=policy.level != "O0")
+    return Rules(
+        table,
+        lifts=any(policy.op_list.deny & _perhaps_low(device) for device in device_types),
+        simulates=simulates,
+        simulates_alone=policy.execution == "simulated",
+        functions=functions,
+    )
+
+
+def _rule(
+    function: Function, on_cpu: Treatment | None, elsewhere: Treatment | None, simulates: bool
+) -> Rule:
+    input_alone = function.__name__ in _CAST_INPUT_ALONE
+    if not simulates:
+        return Rule(on_cpu, elsewhere, input_alone)
+    return Rule(
+        on_cpu,
+        elsewhere,
+        input_alone,
+        simulation.rounds_once().get(function, "never"),
+        simulation.native_arguments(function),
+        function in simulation.saves_result(),
+        function in simulation.multiplies(),
+        function in functions_named("aten", "linear"),
+    )
+
+
+def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
+    """The C++ composites that the policy leaves to what CUDA's autocast does with their parts."""
+    native = native_list("cuda")
+    return {
+        function: run
+        for function, (ops, run) in by_parts().items()
+        if ops[0] not in policy.deny
+        and all(policy.category(op) == native.category(op) for op in ops)
+    }
+
+
+def _denied_as_one(policy: Policy, device_type: DeviceType) -> frozenset[str]:
+    """What the policy itself denies, and CUDA's autocast casts by its parts, which may be low."""
+    if not has_lists_of_cuda(device_type):
+        return frozenset()
+    return frozenset(ops[0] for ops, _ in by_parts().values()) & frozenset(policy.deny)
+
+
+def _following() -> frozenset[Function]:
+    """The functions that a simulation has to see though no list names them.
+
+    Not those that ``torch.autocast`` casts by itself, under whatever name, and not those whose
+    kernels are as good as the simulation.
+    """
+    cast_by_autocast = {
+        function
+        for name in _private.registered_for_autocast("cpu") or ()
+        for function in functions_named("aten", name)
+    }
+    exact = {f for f, kernel in simulation.rounds_once().items() if kernel == "always"}
+    return computing_functions() - cast_by_autocast - exact
+
+
+def _categories(
+    policy: Policy, device_type: DeviceType, simulates: bool = False
+) -> dict[Function, Treatment]:
+    """The category of each function that this device treats otherwise by itself.
+
+    Under simulation also of those that it would run low.
+    """
+    own = _own_categories(policy)
+    if policy.level == "O0":
+        return {**dict.fromkeys(computing_functions(), "deny"), **own}
+    if policy.lists == "native":
+        return {}
+    found: dict[Function, Treatment] = {}
+    lists = policy.op_list
+    if lists.unlisted != "follow":
+        rest: Category = "deny" if lists.unlisted == "full" else "promote"
+        found.update(dict.fromkeys(computing_functions(), rest))
+    elif simulates:
+        found.update(dict.fromkeys(_following(), "follow"))
+    denied = _denied_as_one(policy, device_type)
+    for namespace in ("aten", "torch"):
+        owners = oplists.native_names(namespace)
+        for spelling, category in policy.native_rules(namespace).items():
+            verdict = _verdict(owners[spelling], category, lists, device_type)
+            if owners[spelling][0] in denied:
+                verdict = "deny"
+            on_cuda = native_list("cuda").category(owners[spelling][0])
+            for function in functions_named(namespace, spelling):
+                if simulates and is_composite(function) and category == on_cuda:
+                    found.pop(function, None)  # it comes to that by its parts, as it does there
+                elif verdict == "native":
+                    found.pop(function, None)
+                    if simulates and category == "allow" and not is_composite(function):
+                        found[function] = "allow"
+                elif verdict != "rest" and (verdict != "promote" or not is_composite(function)):
+                    found[function] = verdict
+    if simulates:
+        found.update(_low_on_cuda(policy))
+        found[torch.Tensor.__getitem__] = "follow"  # no op of the table, and a sum in its gradient
+    return {**found, **own}
+
+
+def _low_on_cuda(policy: Policy) -> dict[Function, Treatment]:
+    """The functions that the CPU's autocast widens for want of a kernel, and the policy does not."""
+    names = [name for name in simulation.LOW_ON_CUDA if policy.category(name) == "promote"]
+    return {function: "follow" for name in names for function in functions_named("aten", name)}
+
+
+def _own_categories(policy: Policy) -> dict[Function, Treatment]:
+    """Of the listed ops that the op table lacks; none of them is cast by ``torch.autocast``."""
+    rules = policy.own_rules("torch")
+    return {function: rules[name] for name in rules for function in own_functions(name)}
+
+
+def _verdict(
+    candidates: Sequence[str], category: Category, lists: OpList, device_type: DeviceType
+) -> Category | Literal["native", "rest"]:
+    """What becomes of a spelling that stands for ``candidates``, its owner first.
+
+    "native": the device does by itself as the policy says. "rest": what becomes of every op that
+    stands on no list. A composite that is to promote is left to its parts.
+    """
+    native = native_list(device_type)
+    owner = candidates[0]
+    if native.category(owner) == category and (category != "promote" or owner in native.promote):
+        return "native"
+    if category == "promote" and owner in ops_without_kernels(device_type):
+        return "native"
+    if category == "promote" and owner not in lists.promote:
+        return "rest" if cast_by(device_type).isdisjoint(candidates) else "promote"
+    if category == "deny" and not any(op in lists.deny for op in candidates):
+        return "rest"
+    return category
+
+
+# -- what torch.autocast does by itself
+
+
+@cache
+def native_list(device_type: DeviceType) -> OpList:
+    """What ``torch.autocast(device_type)`` of the installed torch is known to do by itself."""
+    if device_type == "cpu":
+        lists = _data()["cpu"]
+        allow, deny, promote = (frozenset(lists[k]) for k in ("allow", "deny", "promote"))
+        recorded = OpList(allow, deny, promote, "follow")
+    elif has_lists_of_cuda(device_type):
+        recorded = oplists.op_list("torch", "O1", "float16")
+    else:
+        return OpList(frozenset(), frozenset(), frozenset(), "follow")
+    absent = _unregistered(device_type)
+    return OpList(
+        recorded.allow - absent, recorded.deny - absent, recorded.promote - absent, "follow"
+    )
+
+
+def _unregistered(device_type: DeviceType) -> frozenset[str]:
+    """The ops whose recorded registrations the installed torch lacks: it is older, or newer."""
+    installed = _private.registered_for_autocast(device_type)
+    if installed is None:
+        return frozenset()
+    recorded = frozenset(_data()["registered"]["cpu" if device_type == "cpu" else "cuda"])
+    if device_type not in ("cpu", "cuda"):
+        recorded -= _OF_CUDA_ALONE
+    return _ops_of(recorded - installed)
+
+
+def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
+    return frozenset(
+        op.name
+        for op in oplists.ops().values()
+        if not aten_names.isdisjoint(op.names.get("aten", ()))
+    )
+
+
+# They register CUDA's ops by the same macros of aten/src/ATen/autocast_mode.h, which
+# tests/torch/test_devices.py tries. MPS, which lacks a quarter of those, is none of them.
+_AS_CUDA = frozenset({"cuda", "xpu", "mtia"})
+_OF_CUDA_ALONE = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
+
+
+def has_lists_of_cuda(device_type: DeviceType) -> bool:
+    """Whether ``torch.autocast(device_type)`` follows CUDA's lists."""
+    return device_type in _AS_CUDA
+
+
+def is_known(device_type: DeviceType) -> bool:
+    """Whether the lists of its autocast are known here."""
+    return device_type == "cpu" or has_lists_of_cuda(device_type)
+
+
+@cache
+def cast_by(device_type: DeviceType) -> frozenset[str]:
+    """The ops that ``torch.autocast(device_type)`` casts low or to float32; or may, as far as known."""
+    if is_known(device_type):
+        native = native_list(device_type)
+        return native.allow | native.deny
+    installed = _private.registered_for_autocast(device_type)
+    return frozenset(oplists.ops()) if installed is None else _ops_of(installed)
+
+
+def _perhaps_low(device_type: DeviceType) -> frozenset[str]:
+    return native_list(device_type).allow if is_known(device_type) else cast_by(device_type)
+
+
+def ops_without_kernels(device_type: DeviceType) -> frozenset[str]:
+    """Ops that no list needs to name: the device has no 16-bit kernel, so they run in float32."""
+    return frozenset(_data()["no_low_kernel"]) if device_type == "cpu" else frozenset()
+
+
+@cache
+def _data() -> Any:
+    file = files("ampbridge_torch.autocast") / "native_lists.json"
+    return json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,312 @@
+"""Simulated low precision: tensors are stored low, every op computes in float32 and rounds once.
+
+These are the numerics of Tensor Cores and of the NumPy backend, on any CPU. An op's inputs are
+rounded where they are wider, taken to float32, and its result is rounded. Autograd's derivatives
+of the casts round the gradients in the same places: the products of a backward pass run in float32
+as well, and the gradient of a low value is low.
+
+What changes nothing is left out: views, what only moves numbers, and the kernels of torch that
+already convert to float32 and round once, forward and backward (``ROUNDS_ONCE``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import SimulationWarning, UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.functions import Function, functions_named, view_functions
+
+LOW_DTYPES = frozenset({torch.float16, torch.bfloat16})
+CASTABLE = LOW_DTYPES | {torch.float32}
+
+RoundsOnce: TypeAlias = Literal["always", "between tensors", "as a view", "never"]
+
+# The CPU's autocast widens them, as they have no 16-bit kernel there. On CUDA they have one.
+LOW_ON_CUDA = ("avg_pool3d",)
+
+# By aten name; tests/torch/test_simulation.py holds each against the computation in float32.
+ROUNDS_ONCE: dict[str, RoundsOnce] = {
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack", "clone", "repeat"), "always"),
+    **dict.fromkeys(("flip", "roll", "tril", "triu", "where", "masked_fill"), "always"),
+    **dict.fromkeys(("relu", "relu6", "leaky_relu", "silu", "neg", "abs"), "always"),
+    # Not gelu: in float32 it may be oneDNN's kernel, which ends in other bits than torch's own.
+    # A Python number, and alpha, would be rounded first.
+    **dict.fromkeys(("add", "sub"), "between tensors"),
+}
+
+# Their derivatives are computed from the result, by one kernel: on CUDA from the rounded one.
+SAVES_RESULT = (
+    *("exp", "sqrt", "sigmoid", "tanh", "softmax", "log_softmax", "cdist"),
+    "scaled_dot_product_attention",
+)
+
+# Their derivatives multiply, then sum where an input was broadcast: on CUDA by two kernels, of which
+# each rounds.
+MULTIPLIES = ("mul", "multiply", "div", "divide", "true_divide")
+
+
+@cache
+def saves_result() -> frozenset[Function]:
+    """The functions whose gradients are made from what they return."""
+    return frozenset(f for name in SAVES_RESULT for f in functions_named("aten", name))
+
+
+@cache
+def multiplies() -> frozenset[Function]:
+    """The functions whose gradients are products, summed where an input was broadcast."""
+    return frozenset(f for name in MULTIPLIES for f in functions_named("aten", name))
+
+
+@cache
+def rounds_once() -> dict[Function, RoundsOnce]:
+    """The functions whose low kernels are as good as the simulation, and when."""
+    found = {f: when for name, when in ROUNDS_ONCE.items() for f in functions_named("aten", name)}
+    views: dict[Function, RoundsOnce] = dict.fromkeys(view_functions(), "always")
+    return {**found, **views, Tensor.__getitem__: "as a view"}
+
+
+# With them torch's own function has to run: it writes to its input, which a copy in float32 would
+# hide, or makes gradients that no cast can take back.
+_NATIVE_ARGUMENTS = ("inplace", "max_norm", "sparse")
+
+
+# -- whether to simulate
+
+
+def chosen(policy: Policy, device_types: Collection[str]) -> bool:
+    """Whether regions of ``policy`` simulate on the CPU. (Accelerators have their kernels.)
+
+    "auto" simulates where torch's own kernels are not faster.
+
+    Raises:
+        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
+            ``lists="native"``.
+    """
+    if policy.level == "O0" or policy.execution == "native":
+        return False
+    if policy.execution == "auto":
+        return (
+            policy.lists != "native"
+            and "cpu" in device_types
+            and not has_fast_kernels(policy.dtype)
+        )
+    if policy.lists == "native":
+        msg = (
+            f"{policy!r}: what torch.autocast does by itself are torch's own kernels.\n"
+            f"Hint: {policy.replace(lists='torch')!r}"
+        )
+        raise UnsupportedError(msg)
+    if "cpu" not in device_types:
+        raise UnsupportedError(not_on(*device_types))
+    return True
+
+
+def not_on(device_type: str) -> str:
+    """Why nothing is simulated on an accelerator."""
+    name = "CUDA" if device_type == "cuda" else f"the device {device_type!r}"
+    return (
+        f"execution='simulated': {name} has low-precision kernels; torch simulates on the CPU alone.\n"
+        "Hint: policy.replace(execution='auto'), or model.to('cpu')"
+    )
+
+
+@cache
+def has_fast_kernels(dtype: str) -> bool:
+    """Whether this CPU multiplies matrices of ``dtype`` faster than those of float32.
+
+    Without AVX512-BF16 or AMX torch's own kernels are 2 to 16 times slower than the simulation; with
+    AVX512-FP16 they are as fast as it is in float16, and give other bits (docs/performance.md).
+    """
+    name = {"float16": "_is_amx_fp16_supported", "bfloat16": "_is_avx512_bf16_supported"}[dtype]
+    supported = _private.lookup(name)
+    return supported is not None and bool(supported())
+
+
+_warned = False
+
+
+def warn_once(policy: Policy) -> None:
+    """Say, once in a process, that "auto" has chosen to simulate."""
+    global _warned
+    if policy.execution != "auto" or _warned:
+        return
+    _warned = True
+    msg = (
+        f"{policy.dtype} is simulated on this CPU: tensors are stored in it, each op computes in "
+        "float32 and rounds once. Torch's own kernels are no faster here, or much slower.\n"
+        f"Hint: {policy.replace(execution='simulated')!r} asks for it; "
+        f"{policy.replace(execution='native')!r} runs torch's kernels."
+    )
+    warn(msg, SimulationWarning)
+
+
+# -- one op
+
+
+class Kernel(Protocol):
+    """What a rule says of a function's own kernel."""
+
+    @property
+    def rounds_once(self) -> RoundsOnce: ...
+    @property
+    def native_with(self) -> tuple[tuple[str, int], ...]: ...
+
+
+def followed(values: Sequence[Any]) -> torch.dtype | None:
+    """The low dtype in which an op of these inputs runs if it follows them; None if it is not low.
+
+    Scalars count where there is nothing else, as in torch's type promotion.
+    """
+    tensors = _tensors(values)
+    deciding = [x for x in tensors if x.ndim] or tensors
+    dtypes = {x.dtype for x in deciding if x.is_floating_point() or x.is_complex()}
+    only = dtypes.pop() if len(dtypes) == 1 else None
+    return only if only in LOW_DTYPES else None
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found.extend(_tensors(value))
+    return found
+
+
+def kernel_will_do(rule: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch's own low kernel is as good, or has to run."""
+    if rule.rounds_once == "between tensors":
+        return not kwargs and all(isinstance(value, Tensor) for value in args)
+    if rule.rounds_once == "as a view":  # the gradient of rows picked twice is a sum
+        index = args[1] if isinstance(args[1], tuple) else args[1:]
+        return not any(isinstance(part, (Tensor, list, np.ndarray)) for part in index)
+    if rule.rounds_once == "always":
+        return True
+    return any(
+        kwargs.get(name) or (place < len(args) and args[place]) for name, place in rule.native_with
+    )
+
+
+def raised(value: Any, dtype: torch.dtype, weights: Weights | None) -> Any:
+    """Floating tensors of the CPU rounded to ``dtype``, in float32; in lists and dicts too.
+
+    Their gradients are rounded to ``dtype`` on their way back. ``weights`` remembers the casts of
+    parameters; None for none.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype not in CASTABLE or not value.is_cpu:
+            return value
+        if weights is not None and type(value) is nn.Parameter and not value.is_inference():
+            return weights.raised(value, dtype)
+        return _raised(value, dtype)
+    if type(value) in (list, tuple):
+        return type(value)([raised(item, dtype, weights) for item in value])
+    if type(value) is dict:
+        return {name: raised(item, dtype, weights) for name, item in value.items()}
+    return value
+
+
+def _raised(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).to(torch.float32)
+
+
+def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The bias of ``linear`` where torch adds it to the rounded product, by a kernel of its own.
+
+    It does so for inputs of three dimensions and more that do not lie contiguously.
+    """
+    if len(args) < 2 or args[0].ndim < 3 or args[0].is_contiguous():
+        return None
+    bias: Tensor | None = args[2] if len(args) > 2 else kwargs.get("bias")
+    return bias
+
+
+def spread(values: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
+    """The values as wide as they are broadcast; what returns to each element is rounded on its way."""
+    tensors = _tensors(values)
+    if len(tensors) < 2 or all(x.shape == tensors[0].shape for x in tensors):
+        return values
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    return [_spread(x, shape, dtype) if isinstance(x, Tensor) else x for x in values]
+
+
+def _spread(x: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    if x.shape == shape or not x.requires_grad:
+        return x
+    wide = x.expand(shape)
+    if wide.requires_grad:  # not without gradients
+        wide.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
+    return wide
+
+
+def widened(value: Any) -> Any:
+    """A low tensor in float32, unrounded; anything else as it is."""
+    is_low = isinstance(value, Tensor) and value.dtype in LOW_DTYPES and value.is_cpu
+    return value.to(torch.float32) if is_low else value
+
+
+@torch.no_grad()
+def write_back(values: Sequence[Any], wide: Sequence[Any]) -> None:
+    """Into running statistics what was written to their wider copies."""
+    for value, copy in zip(values, wide, strict=True):
+        if copy is not value and not value.requires_grad:
+            value.copy_(copy)
+
+
+def rounded_as_saved(result: Any, dtype: torch.dtype) -> Any:
+    """``rounded``, also in the copy that autograd has kept."""
+    low = rounded(result, dtype)
+    if isinstance(result, Tensor) and result.dtype is torch.float32 and result.requires_grad:
+        result.data.copy_(low)
+    return low
+
+
+def rounded(result: Any, dtype: torch.dtype) -> Any:
+    """The float32 tensors among an op's results in ``dtype``."""
+    if isinstance(result, Tensor):
+        return result.to(dtype) if result.dtype is torch.float32 else result
+    if isinstance(result, (list, tuple)):  # torch.return_types, too, are made from a sequence
+        return type(result)([rounded(item, dtype) for item in result])
+    return result
+
+
+class Weights:
+    """Parameters rounded once in a region, however often they are used.
+
+    As in ``torch.autocast``, whose gradients of all uses are low, and summed so. An entry ends with
+    the value that it was made from.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, int, Tensor]] = {}
+
+    def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """``weight`` rounded to ``dtype``, in float32."""
+        low = weight if weight.dtype is dtype else self._rounded(weight, dtype)
+        return low.to(torch.float32)
+
+    def _rounded(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        key = id(weight), dtype, torch.is_grad_enabled()
+        known = self._known.get(key)
+        if known is not None and known[1:3] == (weight._version, weight.data_ptr()):
+            return known[3]
+        result = weight.to(dtype)
+        self._known[key] = weight, weight._version, weight.data_ptr(), result
+        return result
+
+
+def native_arguments(function: Function) -> tuple[tuple[str, int], ...]:
+    """The arguments with which ``function`` is not simulated, and their positions."""
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return tuple((name, names.index(name)) for name in _NATIVE_ARGUMENTS if name in names)

@@ -1,0 +1,269 @@
+"""Seeing what runs: each op as it is called, the kernels that it comes to, and its gradients.
+
+    a function mode   sees the call, above the region's: the op, and what it is handed
+    a dispatch mode   sees the kernels below casts and autograd; a call that comes to none that computes
+                      (a view, a question, a conversion) is no op
+    hooks             on autograd's nodes see the gradients (``gradient_hooks.py``)
+
+A ``torch.autograd.Function`` is one op, whatever its body calls: its backward is the user's own.
+Kernels that no call leads to (those of TorchScript, of ``torch.func``) are ops of their own, whose
+gradients cannot be told apart. Backward passes inside are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ampbridge.adapters.interception import INHERITED, Interception, Site
+from ampbridge.adapters.observation import Observer, OpCall, Operand
+from ampbridge.policies import function_ops, oplists
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.functions import Function, functions_named, twin_of
+from ampbridge_torch.autocast.mode import OpListMode, active_mode
+from ampbridge_torch.autocast.rules import Rule, Rules
+from ampbridge_torch.autocast.simulation import LOW_DTYPES
+from ampbridge_torch.lens.calling_layers import CallingLayers
+from ampbridge_torch.lens.gradient_hooks import History, Reports
+from ampbridge_torch.lens.kernels import (
+    Collected,
+    Kernels,
+    Ran,
+    bare_name,
+    dtype_name,
+    floating_tensors,
+)
+from ampbridge_torch.model.model_calls import casts_here
+
+# Whole layers under one name, whose parts have rules of their own.
+_SHOWN_IN_PARTS = frozenset({"multi_head_attention"})
+
+
+@contextmanager
+def observe(model: nn.Module, observer: Observer, *, gradients: bool) -> Iterator[None]:
+    """See ``Backend.observe``."""
+    layers = CallingLayers(model)
+    watch = Watch(observer, layers, gradients)
+    eagerly = torch.compiler.set_stance("force_eager")
+    own = _own_functions.region(watch)
+    functions = function_ops.watched(watch.function)
+    with eagerly, own, functions, _above_all_regions(), layers.followed(), watch.kernels, watch:
+        yield
+    watch.end()
+
+
+def _above_all_regions() -> AbstractContextManager[Any]:
+    """The regions' mode, if it is not there: regions inside would bring it above the observer's."""
+    if active_mode() is not None or not casts_here():
+        return nullcontext()
+    return OpListMode(Rules({}))
+
+
+class Watch(TorchFunctionMode):
+    """Reports the ops of one forward pass."""
+
+    def __init__(self, observer: Observer, layers: CallingLayers, gradients: bool) -> None:
+        super().__init__()
+        self.kernels = Kernels(self._run_alone)
+        self._observer = observer
+        self._layers = layers
+        self._reports = Reports(observer) if gradients else None
+        self._numbers = count()
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        twin = None if self.kernels.is_collecting else _shown_in_parts(func)
+        if twin is not None:
+            with self:
+                return twin(*args, **(kwargs or {}))
+        return self.run(func, partial(_op_name, func), func, args, kwargs or {})
+
+    def run(
+        self,
+        func: Function,
+        name: Callable[[Sequence[Ran]], str | None],
+        call: Function,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """``call(*args, **kwargs)``, reported as an op unless one is under way, of which it is a part.
+
+        Args:
+            func: what the rules know it by.
+            name: the op, by the kernels that computed; None if it is none.
+        """
+        inputs = floating_tensors((args, kwargs))
+        if self.kernels.is_collecting or _private.is_within_transform(inputs):
+            return call(*args, **kwargs)
+        history = History(inputs) if self._reports is not None else None
+        with self.kernels.collected(inputs) as seen:
+            result = call(*args, **kwargs)
+        op = name(seen.computing) if inputs else None
+        if op is not None:
+            outputs = floating_tensors(result)
+            reported = self._report(op, _computed_in(func, seen, outputs), seen, outputs)
+            if history is not None and self._reports is not None:
+                history.hook(reported, outputs, self._reports)
+        return result
+
+    def function(
+        self, name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A Python function that is an op."""
+        return self.run(function, lambda _: name, function, args, kwargs)
+
+    def end(self) -> None:
+        """The forward pass is over: backward passes from here on are those that count."""
+        if self._reports is not None:
+            self._reports.begin()
+
+    def _run_alone(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a kernel that no function led to."""
+        with self.kernels.collected(floating_tensors((args, kwargs))) as seen:
+            result = seen.run(kernel, args, kwargs)
+        if seen.computing:
+            name = bare_name(kernel)
+            op = _canonical_kernel(name) or f"torch:{name}"
+            outputs = floating_tensors(result)
+            self._report(op, _computed_in(kernel, seen, outputs), seen, outputs)
+        return result
+
+    def _report(self, op: str, dtype: str, seen: Collected, outputs: Sequence[Tensor]) -> OpCall:
+        on_cpu = all(x.is_cpu for x in seen.inputs)
+        call = OpCall(
+            next(self._numbers),
+            op,
+            self._layers.innermost,
+            dtype,
+            tuple(ran.kernel for ran in seen.computing),
+            sum(ran.seconds for ran in seen.kernels) if on_cpu else None,
+        )
+        with self.kernels.collected(()):  # what the observer calls is none of the model's
+            self._observer.op_ran(call, _operands(seen.inputs), _operands(outputs))
+        return call
+
+
+def _operands(tensors: Sequence[Tensor]) -> list[Operand]:
+    return [Operand(x.detach(), dtype_name(x.dtype)) for x in tensors]
+
+
+# -- dtypes
+
+
+def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> str:
+    """The dtype that an op's kernels computed in; where it was simulated, the one that was meant.
+
+    Simulated are float32 kernels under a region that simulates, if what they made is low, or if they
+    only looked at low numbers. Of an op without kernels it is that of its values.
+    """
+    ran_in, mode = _narrowest(seen.computing, (outputs or seen.inputs)[0].dtype), active_mode()
+    if mode is not None and mode.rules.simulates and ran_in is torch.float32:
+        rule = mode.rules.table.get(func)
+        denied = isinstance(rule, Rule) and rule.cpu == "deny"
+        meant = {x.dtype for x in (outputs or seen.inputs)} & LOW_DTYPES
+        if meant and not denied:
+            return dtype_name(meant.pop())
+    return dtype_name(ran_in)
+
+
+def _narrowest(kernels: Sequence[Ran], default: torch.dtype) -> torch.dtype:
+    dtypes = [ran.dtype for ran in kernels if ran.dtype is not None]
+    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=default)
+
+
+# -- names
+
+
+def _shown_in_parts(func: Function) -> FunctionType | None:
+    """The twin of a composite whose parts are reported: what is no op, or is cast part by part."""
+    twin = twin_of(func)
+    if twin is None:
+        return None
+    ops = _spellings().get(func)
+    if ops is None:
+        return twin
+    mode = active_mode()
+    rule = None if mode is None else mode.rules.table.get(func)
+    return twin if ops[0] in _SHOWN_IN_PARTS and not isinstance(rule, Rule) else None
+
+
+def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
+    """The op as the lens names it; None of what came to no kernel that computes.
+
+    Where a function may be several ops (``interpolate``), the kernels tell which; where the table has
+    no such function (``add_``), a single kernel does.
+    """
+    if not kernels:
+        return None
+    candidates = _spellings().get(func, ())
+    for op in candidates if len(candidates) > 1 else ():
+        if any(ran.name in oplists.ops()[op].names.get("aten", ()) for ran in kernels):
+            return op
+    if candidates:
+        return candidates[0]
+    alone = _canonical_kernel(kernels[0].name) if len(kernels) == 1 else None
+    return alone or f"torch:{_own_name(func)}"
+
+
+def _own_name(func: Function) -> str:
+    """As ``Policy(deny=["torch:..."])`` takes it: of libraries' ops with the library."""
+    overloads = getattr(func, "overloads", None)  # of torch.ops.my_library.my_op
+    kernel = func if overloads is None else getattr(func, overloads()[0])
+    if isinstance(kernel, torch._ops.OpOverload):
+        return bare_name(kernel)
+    return getattr(func, "__name__", str(func))
+
+
+@cache
+def _spellings() -> Mapping[Function, tuple[str, ...]]:
+    """The canonical ops that each function may be, its owner first."""
+    found: dict[Function, tuple[str, ...]] = {}
+    for namespace in ("torch", "aten"):
+        for spelling, ops in oplists.native_names(namespace).items():
+            for function in functions_named(namespace, spelling):
+                found.setdefault(function, ops)
+    return found
+
+
+def _canonical_kernel(name: str) -> str | None:
+    known = oplists.native_names("aten")
+    ops = known.get(name) or known.get(name.removesuffix("_"))
+    return ops[0] if ops else None
+
+
+# -- functions with a backward of the user's own
+
+
+def _sites() -> Sequence[Site]:
+    """Where each ``torch.autograd.Function`` is applied, also by a name that was bound before."""
+    owner = _private.lookup("_SingleLevelFunction")
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        call, watch = super(owner, cls).apply, _own_functions.active.get()
+        if watch is None or cls is _private.lookup("CheckpointFunction"):  # which shows its parts
+            return call(*args, **kwargs)
+        return watch.run(call, lambda _: f"torch:{cls.__name__}", call, args, kwargs)
+
+    return [Site(owner, "apply", INHERITED, classmethod(apply))]
+
+
+_own_functions: Interception[Watch] = Interception("torch autograd functions", _sites)
+
+
+# -- values on the host
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """See ``Backend.to_numpy``."""
+    values = x.detach() if x.layout is torch.strided else x.detach().to_dense()
+    return (values if values.dtype is torch.float64 else values.float()).cpu().numpy()

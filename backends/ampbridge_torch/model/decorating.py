@@ -1,0 +1,347 @@
+"""Fitting a model and its optimizer to a policy.
+
+The parts, each in a module of its own: what happens around calls (``model_calls.py``), weights in low
+precision (``low_weights.py``), and the optimizer's masters (``master_weights.py``). A decorated model
+knows its decoration by its ``forward``.
+
+With DistributedDataParallel: decorate first, and start from equal weights on all ranks, since what it
+sends to them is rounded. It takes gradients in the parameters' dtype alone, so no ``master_grad``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.casting import DTYPES, devices_of
+from ampbridge_torch.autocast.rules import rules_for
+from ampbridge_torch.model import master_weights
+from ampbridge_torch.model.low_weights import (
+    NORMALIZATIONS,
+    LowWeights,
+    follow_loaded_state,
+    save_in,
+    to_be_cast,
+)
+from ampbridge_torch.model.model_calls import (
+    ModelCall,
+    installed_call,
+    model_call,
+    overlapping_calls,
+)
+
+
+def layers(model: nn.Module) -> list[Layer]:
+    """See ``Backend.layers``. Parameters of lazy layers that have no shape yet are left out."""
+    return [
+        Layer(
+            name,
+            type(module).__name__,
+            module,
+            {
+                key: tuple(p.shape)
+                for key, p in module.named_parameters(recurse=False)
+                if not nn.parameter.is_lazy(p)
+            },
+        )
+        for name, module in unwrapped(model).named_modules()
+    ]
+
+
+def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
+    """See ``Backend.decoration``. Called before every step."""
+    call = installed_call(unwrapped(model))
+    if call is None:
+        return None
+    present: Decoration = call.decoration
+    if optimizer is None or not _has_masters(present):
+        return present
+    return present if master_weights.updates_of(optimizer) is not None else None
+
+
+def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: Decoration) -> None:
+    """See ``Backend.decorate``.
+
+    Raises:
+        UnsupportedError: for a policy that there are no rules for; at O2 for models whose parameters
+            cannot be cast in place (sharded, wrapped for data parallelism, scripted, lazy), and for
+            optimizers around other optimizers.
+    """
+    policy = decoration.policy
+    rules_for(policy, devices_of(model))  # refuses what there are no rules for
+    at_o2 = policy.level == "O2"
+    if at_o2:
+        _check_wrapper(model, "amp.decorate(model, optimizer), then DistributedDataParallel(model)")
+    model = unwrapped(model)
+    overlapping = overlapping_calls(model)
+    _check_overlap(policy, overlapping)
+    kept = list(_called_layers(decoration.kept))
+    _check_kept(model, kept)
+    weights = None
+    if at_o2:
+        _check_model(model)
+        _check_optimizer(optimizer)
+        if decoration.master_grad:
+            _private.check_gradient_dtypes()
+        gradients = "float32" if decoration.master_grad else policy.dtype
+        wide = _wide_parameters(model, kept)
+        weights = LowWeights(
+            model, wide, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]
+        )
+    handles = _state_dict_hooks(model, decoration)
+    for call in overlapping:
+        # Steps of a model and of its part take turns: each runs under its own policy alone.
+        if not (call.decoration.standalone or decoration.standalone):
+            call.remove()
+    model_call(model, decoration, kept).install_with(weights, handles)
+    if optimizer is not None and weights is not None:
+        if policy.master_weights:
+            master_weights.attach(optimizer)
+        else:
+            master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
+
+
+def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
+    """See ``Backend.undecorate``.
+
+    Raises:
+        UnsupportedError: at O2 for a model in a DistributedDataParallel, whose gradients would not be
+            reduced any more.
+    """
+    call = installed_call(unwrapped(model))
+    weights = call.weights if call is not None else None
+    if weights is not None:
+        _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
+        weights.restore()
+    if optimizer is not None:
+        master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
+        if weights is not None and not weights.masters:
+            low = DTYPES[call.decoration.policy.dtype]
+            master_weights.fit_slots(optimizer, weights.parameters, low)
+    if call is not None:
+        call.remove()
+
+
+def has_masters(model: nn.Module) -> bool:
+    """Whether there are float32 masters of its parameters."""
+    call = installed_call(unwrapped(model))
+    return call is not None and call.weights is not None and bool(call.weights.masters)
+
+
+@contextmanager
+def masters_in(model: nn.Module) -> Iterator[None]:
+    """``model`` undecorated, its masters as its parameters, and as those of its optimizers.
+
+    Nothing is copied. The low parameters are set aside as they are, with what hooks on them (the
+    reduction of DistributedDataParallel).
+    """
+    inner = unwrapped(model)
+    call = installed_call(inner)
+    weights, present = call.weights, call.decoration
+    call.remove()
+    with ExitStack() as afterwards:
+        afterwards.callback(lambda: call.install_with(weights, _state_dict_hooks(inner, present)))
+        afterwards.enter_context(weights.masters_in(inner))
+        afterwards.enter_context(master_weights.masters_in_optimizers(weights.masters))
+        afterwards.callback(undecorate, inner, None)  # what was decorated inside
+        yield
+
+
+def copied(
+    model: nn.Module, optimizer: optim.Optimizer, memo: dict[int, Any]
+) -> tuple[nn.Module, optim.Optimizer]:
+    """See ``Backend.copied``. A copy of a model at O2 is decorated, and warns of its use for averages."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "A copy of a model at O2", AmpBridgeWarning)
+        return copy.deepcopy((model, optimizer), memo)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model in what ``torch.compile`` or DistributedDataParallel made of it."""
+    model = _uncompiled(model)
+    return unwrapped(model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def _uncompiled(model: Any) -> Any:
+    return model._orig_mod if "_orig_mod" in model._modules else model
+
+
+def _state_dict_hooks(model: nn.Module, decoration: Decoration) -> list[RemovableHandle]:
+    hooks = follow_loaded_state(model) if decoration.policy.level == "O2" else []
+    if decoration.save_dtype is not None:
+        hooks += save_in(model, DTYPES[decoration.save_dtype])
+    return hooks
+
+
+def _has_masters(present: Decoration) -> bool:
+    return present.policy.level == "O2" and present.policy.master_weights
+
+
+def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """Those that stay float32 at O2."""
+    for layer in kept:
+        yield from layer.parameters()
+    for each in layers(model):
+        if is_normalization(each, NORMALIZATIONS):
+            yield from each.layer.parameters(recurse=False)
+
+
+@torch.no_grad()
+def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``. Without tensors of other kinds: sharded, fake, on "meta"."""
+    low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
+    held: dict[int, tuple[Layer, str, nn.Parameter]] = {}
+    for layer in layers(model):
+        for name, parameter in layer.layer.named_parameters(recurse=False):
+            if id(parameter) in low and _has_plain_values(parameter):
+                held.setdefault(id(parameter), (layer, name, parameter))
+    norms = [torch.linalg.vector_norm(parameter, math.inf) for _, _, parameter in held.values()]
+    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist() if norms else []
+    return [Magnitude(*each[:2], norm) for each, norm in zip(held.values(), largest, strict=True)]
+
+
+def _has_plain_values(parameter: nn.Parameter) -> bool:
+    if nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.layout != torch.strided:
+        return False
+    return type(parameter.data) is torch.Tensor and parameter.numel() > 0
+
+
+def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """Kept layers, those of containers that are never called (ModuleList) in their places."""
+    seen: set[int] = set()
+    queue = list(kept)
+    while queue:
+        layer = queue.pop(0)
+        if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
+            queue.extend(layer.children())
+        elif id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
+
+
+# -- what is refused
+
+
+def shares_low_weights(model: nn.Module) -> bool:
+    """Whether a part of ``model``, or what it is a part of, is decorated at O2: its weights are low."""
+    return any(call.weights is not None for call in overlapping_calls(model))
+
+
+def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:
+    """Parameters have one dtype. Below O2 a model and its part may be decorated one by one."""
+    for call in overlapping:
+        if "O2" in (policy.level, call.decoration.policy.level):
+            msg = (
+                f"A part of the model, or one that it is a part of, is decorated already: a "
+                f"{type(call.model).__name__}, with {call.decoration.policy!r}.\n"
+                "Hint: amp.undecorate it, then amp.decorate(model, optimizer)."
+            )
+            raise UnsupportedError(msg)
+
+
+def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
+    """A layer whose weights another one reads, without calling it, cannot run in float32 alone."""
+    below_kept = {id(module) for layer in kept for module in layer.modules()}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.MultiheadAttention) or id(module) in below_kept:
+            continue
+        if id(module.out_proj) in below_kept:
+            projection = f"{name}.out_proj" if name else "out_proj"
+            msg = (
+                f"keep names {projection!r}, which nn.MultiheadAttention does not call: it reads the "
+                f"weights.\nHint: keep=[{name or type(module).__name__!r}]"
+            )
+            raise UnsupportedError(msg)
+
+
+def _check_wrapper(model: nn.Module, hint: str) -> None:
+    """DistributedDataParallel has hooked its reduction to the parameters as they are."""
+    if isinstance(_uncompiled(model), DistributedDataParallel):
+        msg = (
+            "The parameters of a model in DistributedDataParallel cannot change their dtype: their "
+            f"gradients would not be reduced any more.\nHint: {hint}"
+        )
+        raise UnsupportedError(msg)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Parameters have to be whole tensors, of which there are no copies, and modules Python."""
+    sharding = _loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
+    for name, module in model.named_modules():
+        if isinstance(module, sharding):
+            msg = (
+                f"{_shown(name, module)} is sharded by FSDP, which keeps float32 masters by itself.\n"
+                "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
+                "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
+            )
+        elif isinstance(module, nn.DataParallel):
+            msg = (
+                f"{_shown(name, module)} calls copies of its module, which masters do not follow.\n"
+                "Hint: amp.decorate(model, optimizer, policy), then DistributedDataParallel(model)."
+            )
+        elif isinstance(module, torch.jit.ScriptModule):
+            msg = (
+                f"{_shown(name, module)} is TorchScript, whose types are fixed.\n"
+                "Hint: policy='O1'; or amp.decorate what it was made from."
+            )
+        else:
+            continue
+        raise UnsupportedError(msg)
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            msg = (
+                f"The parameter {name!r} has no shape yet.\n"
+                "Hint: call the model with a batch before amp.decorate(model, optimizer)."
+            )
+        elif _private.is_sharded(parameter):
+            msg = (
+                f"The parameter {name!r} is a DTensor; O2 casts whole tensors.\n"
+                "Hint: policy='O1:bfloat16'"
+            )
+        else:
+            continue
+        raise UnsupportedError(msg)
+
+
+def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
+    """An optimizer around another would hide from it the masters that it is given."""
+    if optimizer is not None and not _private.has_hooks(optimizer):
+        inner = next((x for x in vars(optimizer).values() if isinstance(x, optim.Optimizer)), None)
+        what = "has none" if inner is None else f"is around a {type(inner).__name__}, and has none"
+        msg = (
+            f"O2 puts masters into an optimizer by its hooks; this {type(optimizer).__name__} {what}.\n"
+            "Hint: decorate first, then prepare or wrap: model, optimizer = amp.decorate(model, "
+            "optimizer, policy); model, optimizer = accelerator.prepare(model, optimizer)"
+        )
+        raise UnsupportedError(msg)
+    wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
+    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
+        msg = (
+            f"{type(optimizer).__name__} steps another optimizer, which masters would not reach.\n"
+            "Hint: an optimizer of torch.optim; or policy='O1'."
+        )
+        raise UnsupportedError(msg)
+
+
+def _shown(name: str, module: object) -> str:
+    return f"{repr(name) if name else 'The model'} ({type(module).__name__})"
+
+
+def _loaded(module: str, *names: str) -> tuple[type, ...]:
+    """The classes of those names, if anybody has imported that module."""
+    found = (getattr(sys.modules.get(module), name, None) for name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))

@@ -1,0 +1,199 @@
+"""A model's parameters in low precision, in place, and back.
+
+Parameters stay the objects that they are, so optimizers, tied layers and the user's own references
+follow. The float32 master takes over the storage; the low-precision copy is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ampbridge.errors import UnsupportedError
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.simulation import CASTABLE
+from ampbridge_torch.model.master_weights import Master, master_of, round_all
+
+NORMALIZATIONS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+"""Torch's own normalizations, whose parameters stay float32 at O2."""
+
+
+class LowWeights:
+    """The parameters of one model that were cast.
+
+    Args:
+        model: of which all float32 parameters are cast, but for those that are ``wide``.
+        with_masters: whether parameters get float32 masters. Without, what rounding them lost is
+            lost.
+        gradients: the dtype in which autograd leaves the gradients of the parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wide: Iterable[Tensor],
+        dtype: torch.dtype,
+        with_masters: bool,
+        gradients: torch.dtype,
+    ) -> None:
+        self.parameters = to_be_cast(model, wide)
+        rounded = [p.detach().to(dtype) for p in self.parameters]  # memory may run out here
+        originals = [nn.Parameter(p.data) for p in self.parameters]
+        for parameter, low in zip(self.parameters, rounded, strict=True):
+            _set_data(parameter, low)
+        pairs = zip(self.parameters, originals, strict=True)
+        self.masters = [Master(*pair) for pair in pairs] if with_masters else []
+        self._gradients = gradients
+        self._set_gradient_dtype()
+        _flatten_recurrent(model)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_gradient_dtype()  # which torch does not copy
+
+    def _set_gradient_dtype(self) -> None:
+        for parameter in self.parameters:
+            if parameter.requires_grad and parameter.dtype is not self._gradients:
+                _private.set_gradient_dtype(parameter, self._gradients)
+
+    @contextmanager
+    def masters_in(self, model: nn.Module) -> Iterator[None]:
+        """``model`` holds masters where it holds their parameters; what is written to them is kept."""
+        for master in self.masters:
+            master.adopt()
+            master.wide.requires_grad_(master.low.requires_grad)
+        held = [
+            (module, name, master)
+            for module in model.modules()
+            for name, parameter in _named_parameters(module)
+            if (master := master_of(parameter)) is not None
+        ]
+        for module, name, master in held:
+            setattr(module, name, master.wide)
+        try:
+            yield
+        finally:
+            for module, name, master in held:
+                setattr(module, name, master.low)
+            round_all(self.masters)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """The parameters in float32 again, at their masters' values."""
+        for parameter in self.parameters:
+            if master_of(parameter) is None:
+                _set_data(parameter, parameter.detach().float())
+        for master in self.masters:
+            master.adopt()
+            master.forget()
+            _set_data(master.low, master.wide.data)
+
+
+def to_be_cast(model: nn.Module, wide: Iterable[Tensor]) -> list[nn.Parameter]:
+    """The float32 parameters of ``model`` that are not ``wide``."""
+    ids = set(map(id, wide))
+    return [p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in ids]
+
+
+def _set_data(tensor: Tensor, data: Tensor) -> None:
+    """Let ``tensor`` be of ``data``'s dtype; its gradient, and their dtype, follow."""
+    grad, tensor.grad = tensor.grad, None
+    tensor.data = data
+    _private.set_gradient_dtype(tensor, data.dtype)
+    if grad is not None:
+        tensor.grad = grad.to(data.dtype)
+
+
+def _flatten_recurrent(model: nn.Module) -> None:
+    """On CUDA the weights of a recurrent layer have to lie in one piece."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+# -- state dicts
+
+
+def follow_loaded_state(model: nn.Module) -> list[RemovableHandle]:
+    """Let ``load_state_dict`` of ``model``, of its parts and of models around it set masters exactly."""
+    handles = [model.register_load_state_dict_pre_hook(load_masters)]
+    for module in model.modules():
+        has_masters = any(master_of(p) is not None for _, p in _named_parameters(module))
+        if module is not model and has_masters:
+            handles.append(module.register_load_state_dict_pre_hook(load_masters))
+    return handles
+
+
+def save_in(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
+    """Let ``state_dict`` of ``model``, and of its parts, give floating-point parameters in ``dtype``."""
+    hook = SaveIn(dtype)
+    return [module.register_state_dict_post_hook(hook) for module in model.modules()]
+
+
+@torch.no_grad()
+def load_masters(
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any],
+    *_: Any,
+) -> None:
+    """Load hook: masters take what is wider than their low tensors. (The rest they adopt.)
+
+    Raises:
+        UnsupportedError: for ``assign=True``.
+    """
+    if local_metadata.get("assign_to_params_buffers", False):
+        msg = (
+            "load_state_dict(assign=True) would put other parameters in the place of those whose "
+            "masters the optimizer updates.\nHint: model.load_state_dict(state_dict)"
+        )
+        raise UnsupportedError(msg)
+    for name, tensor in _named_parameters(module):
+        master, value = master_of(tensor), state_dict.get(prefix + name)
+        if master is None or not isinstance(value, Tensor) or value.shape != tensor.shape:
+            continue
+        if value.dtype in (torch.float32, torch.float64):
+            master.wide.copy_(value)
+            state_dict[prefix + name] = master.wide.detach()
+
+
+class SaveIn:
+    """State-dict hook: a module's own parameters in ``dtype``, from their masters."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def __call__(
+        self, module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
+    ) -> None:
+        for name, tensor in _named_parameters(module):
+            value, master = state_dict.get(prefix + name), master_of(tensor)
+            if value is None or value is tensor or value.dtype not in CASTABLE:
+                continue  # not saved, or `keep_vars=True`
+            if master is not None:
+                master.adopt()
+                value = master.wide.detach()
+            state_dict[prefix + name] = value.to(self._dtype)
+
+
+def _named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A module's own."""
+    return module.named_parameters(recurse=False, remove_duplicate=False)

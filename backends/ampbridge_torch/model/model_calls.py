@@ -1,0 +1,314 @@
+"""What happens around the calls of a decorated model and of its kept layers.
+
+Both are instance attributes named ``forward``, through which every way to call a module goes: hooks,
+``torch.compile``, tracing. They are copied and pickled with their module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from inspect import Signature, signature
+from typing import Any, NoReturn, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
+
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import devices
+from ampbridge_torch.autocast.casting import DTYPES, region
+from ampbridge_torch.autocast.mode import active_mode
+from ampbridge_torch.autocast.rules import rules_for
+from ampbridge_torch.autocast.simulation import CASTABLE
+from ampbridge_torch.devices import DeviceType
+from ampbridge_torch.model.low_weights import LowWeights
+
+FLOAT32_REGION = Policy("O0")
+
+
+class NoCodeError(UnsupportedError, AttributeError):
+    """The call of a decorated layer is no function; ``hasattr`` sees an attribute that there is not."""
+
+
+class Call:
+    """A replacement of ``module.forward``, while it is installed.
+
+    ``torch.compile`` guards on the object: the same one serves each time that a model is decorated in
+    the same way, so that it is traced once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Callable[[], Any] = ref(
+            module
+        )  # which would else live until the garbage collector's next run
+        self._replaced: Callable[..., Any] | None = None
+        self._handles: list[RemovableHandle] = []
+
+    def install(self) -> None:
+        module = self._module()
+        self._replaced = vars(module).get("forward")
+        module.forward = self
+
+    def remove(self) -> None:
+        """Put back what was there, also from below another call's replacement."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        module = self._module()
+        above = None
+        for call in calls_of(module):
+            if call is self and above is not None:
+                above._replaced = self._replaced
+            elif call is self:
+                del module.forward
+                if self._replaced is not None:
+                    module.forward = self._replaced
+            above = call
+        self._replaced = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_module": self._module()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _module=ref(state["_module"]))
+
+    @property
+    def __signature__(self) -> Signature:
+        """That of the module's own ``forward``, which trainers look at."""
+        module = self._module()
+        return signature(self._replaced or type(module).forward.__get__(module))
+
+    @property
+    def __code__(self) -> NoReturn:
+        """What ``torch.export`` looks for first."""
+        kind = type(self._module()).__name__
+        msg = (
+            f"This {kind} is decorated: what exporters read is a forward that casts around the model's "
+            "own.\nHint: with amp.undecorated(model): program = torch.export.export(model, inputs)"
+        )
+        raise NoCodeError(msg)
+
+    def _forward(self, args: Sequence[Any], kwargs: Any) -> Any:
+        if self._replaced is not None:
+            return self._replaced(*args, **kwargs)
+        module = self._module()
+        if isinstance(module, torch.jit.ScriptModule):  # whose class has no function to call
+            return module.__getattr__("forward")(*args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
+
+
+def calls_of(module: nn.Module) -> list[Call]:
+    """The calls that are installed in ``module``, the outermost first."""
+    found = []
+    forward = vars(module).get("forward")
+    while isinstance(forward, Call):
+        found.append(forward)
+        forward = forward._replaced
+    return found
+
+
+class ModelCall(Call):
+    """The ``forward`` of a decorated model: inputs are cast, a region is opened, outputs are cast.
+
+    Args:
+        kept: the layers in ``decoration.kept`` that are called.
+
+    Attributes:
+        decoration: what the model is decorated with.
+        weights: those in low precision, at O2; None elsewhere.
+    """
+
+    def __init__(self, model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> None:
+        super().__init__(model)
+        policy = decoration.policy
+        at_o2 = policy.level == "O2"
+        self.decoration = decoration
+        self.weights: LowWeights | None = None
+        self._kept_calls = [KeptCall(layer, everywhere=at_o2) for layer in kept]
+        self._opens_region = decoration.standalone
+        casts_inputs = at_o2 and not any(layer is model for layer in kept)
+        self._input_dtype = DTYPES[policy.dtype] if casts_inputs else None
+        self._output_dtype = DTYPES[policy.output_dtype]
+        parameters = list(model.parameters())
+        one_device = len({parameter.device.type for parameter in parameters}) == 1
+        self._sample = parameters[0] if one_device else None
+
+    def install_with(self, weights: LowWeights | None, handles: Sequence[RemovableHandle]) -> None:
+        """``handles``: of other hooks, that go with this one."""
+        for call in self._kept_calls:
+            call.install()
+        self.install()
+        self.weights = weights
+        self._handles.extend(handles)
+        _installed.add(self)
+
+    def remove(self) -> None:
+        super().remove()
+        for call in self._kept_calls:
+            call.remove()
+        self.weights = None
+        _installed.discard(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _installed.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
+        """Warns at O2: what copies a model most often averages its weights in the copy."""
+        if self.weights is not None and self.weights.masters:
+            dtype = self.decoration.policy.dtype
+            msg = (
+                f"A copy of a model at O2 has parameters in {dtype}, in which an average of weights "
+                "stands still.\n"
+                "Hint: with amp.undecorated(model): averaged = AveragedModel(model), or "
+                "copy.deepcopy(model); and averaged.update_parameters(model) in such a block."
+            )
+            warn(msg)
+        copied = memo[id(self)] = ModelCall.__new__(ModelCall)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    @property
+    def model(self) -> Any:
+        """The decorated model; None once it is gone."""
+        return self._module()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._opens_region:
+            policy, device_types = self.decoration.policy, self._device_types()
+            if not in_force(policy, device_types):
+                with region(policy, device_types):
+                    return self._called(args, kwargs)
+        elif not casts_here():
+            return self._forward(args, kwargs)
+        return self._called(args, kwargs)
+
+    def _called(self, args: Sequence[Any], kwargs: Any) -> Any:
+        if self._input_dtype is not None:
+            args = [cast_nested(value, self._input_dtype) for value in args]
+            kwargs = {name: cast_nested(kwargs[name], self._input_dtype) for name in kwargs}
+        return cast_nested(self._forward(args, kwargs), self._output_dtype)
+
+    def _device_types(self) -> tuple[DeviceType, ...]:
+        """Those of the model, wherever it has been moved to; all that are in use if it has several."""
+        if self._sample is None:
+            return devices.in_use()
+        if self._sample.is_cpu or self._sample.is_meta:
+            return ("cpu",)
+        return (self._sample.device.type,)
+
+
+class KeptCall(Call):
+    """The ``forward`` of a kept layer: a region of float32, in which its inputs are float32.
+
+    Args:
+        everywhere: whether it is one outside of regions too, where inputs may be low all the same.
+    """
+
+    def __init__(self, layer: nn.Module, everywhere: bool) -> None:
+        super().__init__(layer)
+        self._everywhere = everywhere
+
+    def install(self) -> None:
+        super().install()
+        # A hook, and not ``forward`` alone: torch's fused transformer layers, which run past their
+        # parts' ``forward``, look for hooks.
+        hook = self._module().register_forward_pre_hook(self._raised, with_kwargs=True)
+        self._handles.append(hook)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not casts_here():
+            return self._forward(args, kwargs)
+        with region(FLOAT32_REGION):
+            return self._forward(args, kwargs)
+
+    def _raised(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if not (self._everywhere or casts_here()):
+            return None
+        raised = {name: cast_nested(value, torch.float32) for name, value in kwargs.items()}
+        return tuple(cast_nested(value, torch.float32) for value in args), raised
+
+
+_Key: TypeAlias = tuple[Policy, bool, tuple[int, ...]]
+
+_model_calls: WeakKeyDictionary[nn.Module, dict[_Key, ModelCall]] = WeakKeyDictionary()
+_installed: WeakSet[ModelCall] = WeakSet()
+
+
+def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> ModelCall:
+    """The call of ``model`` under ``decoration``, made once."""
+    if any(layer is model for layer in kept):  # it would keep the model, and so itself, alive
+        return ModelCall(model, decoration, kept)
+    key = decoration.policy, decoration.standalone, tuple(id(layer) for layer in kept)
+    known = _model_calls.setdefault(model, {})
+    call = known.get(key)
+    if call is None:
+        call = known[key] = ModelCall(model, decoration, kept)
+    call.decoration = decoration
+    return call
+
+
+def installed_call(model: nn.Module) -> ModelCall | None:
+    """That of a decorated model. It may be a kept layer of another one besides."""
+    forward = vars(model).get("forward")
+    if forward is None or type(forward) is ModelCall:
+        return forward
+    return next((call for call in calls_of(model) if type(call) is ModelCall), None)
+
+
+def overlapping_calls(model: nn.Module) -> list[ModelCall]:
+    """Those of other decorated models that are parts of ``model``, or that it is a part of."""
+    parts = set(map(id, model.modules()))
+    return [
+        call
+        for call in list(_installed)
+        # Held while it is looked at: the garbage collector may run in between.
+        if (other := call.model) is not None
+        and other is not model
+        and (id(other) in parts or any(part is model for part in other.modules()))
+    ]
+
+
+# -- regions
+
+
+def casts_here() -> bool:
+    """Whether a region of low precision is open in this thread."""
+    return any(torch.is_autocast_enabled(device_type) for device_type in devices.in_use())
+
+
+def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
+    """Whether the innermost region is one of ``policy`` for these devices."""
+    for device_type in device_types:
+        if not torch.is_autocast_enabled(device_type):
+            return False
+        if torch.get_autocast_dtype(device_type) != DTYPES[policy.dtype]:
+            return False
+    mode = active_mode()
+    if mode is None:
+        return rules_for(policy, device_types).is_empty
+    # A region that nobody told of devices has the rules for all.
+    return any(mode.rules is rules_for(policy, types) for types in (device_types, devices.in_use()))
+
+
+# -- nested values
+
+
+def cast_nested(value: Any, dtype: torch.dtype) -> Any:
+    """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
+
+    def cast(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(dtype) if leaf.dtype in CASTABLE else leaf
+        if isinstance(leaf, PackedSequence):
+            return leaf.to(dtype) if leaf.data.dtype in CASTABLE else leaf
+        return leaf
+
+    return map_leaves(cast, value, leaf=(Tensor, PackedSequence))

@@ -1,0 +1,46 @@
+"""A policy as a ``torch.autocast`` region, and back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.policies.policy import LOW_DTYPES, Level, Policy
+from ampbridge_torch import devices
+from ampbridge_torch.autocast.casting import DTYPES
+from ampbridge_torch.autocast.rules import has_lists_of_cuda
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name in LOW_DTYPES}
+
+
+def native_policy(policy: Policy) -> torch.autocast:
+    """See ``Backend.native_policy``: a region that has not been entered."""
+    device = devices.available() or "cpu"
+    if policy.level == "O0":
+        return torch.autocast(device, enabled=False)
+    if policy.lists != "native" and not has_lists_of_cuda(device):
+        on = "CPUs" if device == "cpu" else device
+        msg = (
+            f"torch.autocast has lists of its own for {on}; those of {policy!r} are CUDA's, and there "
+            f"is no CUDA here.\nHint: amp.autocast(policy) follows them on {on} too."
+        )
+        warn(msg)
+    return torch.autocast(device, dtype=DTYPES[policy.compute_dtype])
+
+
+def policy_of_native(native: Any) -> Policy:
+    """See ``Backend.policy_of_native``. The lists are CUDA's, or for other devices whatever they have."""
+    if not isinstance(native, torch.autocast):
+        msg = f"{type(native).__name__} is no torch.autocast.\n"
+        raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
+    if not native._enabled:
+        return Policy("O0")
+    dtype = native.fast_dtype
+    if dtype not in _NAMES:
+        msg = f"A policy has no O1 in {dtype}.\nHint: torch.autocast('cuda', dtype=torch.float16)"
+        raise UnsupportedError(msg)
+    lists = "torch" if has_lists_of_cuda(native.device) else "native"
+    return Policy(cast(Level, "O1"), _NAMES[dtype], lists=lists)

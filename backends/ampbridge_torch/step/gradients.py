@@ -1,0 +1,238 @@
+"""Parameters, and the gradients of a loss with respect to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+
+from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.backend import LossFn, Scalar
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.errors import ArgumentError, UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.casting import cast, region
+from ampbridge_torch.autocast.simulation import LOW_DTYPES
+from ampbridge_torch.devices import DeviceType, types_of
+
+
+def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
+    """The trainable parameters of a model or an optimizer, in its own order."""
+    if isinstance(owner, optim.Optimizer):
+        return [p for group in owner.param_groups for p in group["params"] if p.requires_grad]
+    return _private.trainable_parameters(owner)
+
+
+def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
+    """``.grad`` of the optimizer's parameters, 16-bit ones in float32 from now on.
+
+    So what the caller unscales and clips in place is what steps. In float16 unscaled gradients under
+    6e-8 would be zero.
+
+    Raises:
+        UnsupportedError: for low gradients, if torch cannot hold them in float32.
+    """
+    owners = parameters(optimizer)
+    for parameter in owners:
+        grad = parameter.grad
+        if grad is not None and grad.dtype in LOW_DTYPES:
+            _private.check_gradient_dtypes()  # ahead of taking the gradient away
+            parameter.grad = None
+            _private.set_gradient_dtype(parameter, None)
+            parameter.grad = grad.float()
+    return [p.grad for p in owners]
+
+
+def gradients(
+    loss_fn: LossFn,
+    model: nn.Module,
+    batch: Sequence[Any],
+    policy: Policy,
+    factor: Scalar,
+    total: Sequence[Tensor | None] | None,
+    optimizer: optim.Optimizer | None = None,
+) -> tuple[Tensor, Any, list[Tensor | None]]:
+    """The loss, aux and gradients: see ``ampbridge.backend.Backend.gradients``.
+
+    Runs ``backward``, so that hooks and DistributedDataParallel work, but for the wanted parameters
+    alone: others that the loss depends on get no gradient, unless the model is sharded (and
+    reentrant checkpoints, which torch refuses then, have to be non-reentrant ones). ``.grad`` is as
+    before.
+
+    Raises:
+        ArgumentError: if the model has no trainable parameters or the loss depends on none.
+        UnsupportedError: if the model is on a device that torch has no autocast for.
+    """
+    wanted = parameters(model if optimizer is None else optimizer)
+    device_types = _device_types(wanted)
+    inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
+    with region(policy, device_types):
+        try:
+            loss, aux = loss_fn(model, *inputs)
+        except RuntimeError as error:
+            _explain_number_that_overflows(error)
+            raise
+    loss = cast(loss, "float32")
+    scaled = loss if factor is None else loss * factor
+    grads = _backward(scaled, wanted, _reached(model, wanted))
+    check_dependence(grads)
+    if _lends_gradients(model):
+        grads = [g if g is None else g.clone() for g in grads]
+    if total is not None:
+        grads = _with_total(grads, total)
+    return loss.detach(), map_leaves(_detached, aux, leaf=Tensor), grads
+
+
+def _explain_number_that_overflows(error: RuntimeError) -> None:
+    """Models that fill a low tensor with float32's least number fail under torch.autocast as well."""
+    if "without overflow" in str(error) and hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(
+            "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
+            "of float32's range, such as torch.finfo(torch.float32).min."
+        )
+
+
+def _reached(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """Whose ``.grad`` the backward pass sets: where ranks train a model together, all of it.
+
+    They reduce gradients in groups, and wait for each one of a group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return list(wanted)
+    return list({id(p): p for p in (*wanted, *parameters(model))}.values())
+
+
+def _lends_gradients(model: nn.Module) -> bool:
+    """Whether gradients lie in buckets of DistributedDataParallel, which the next pass overwrites."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    return any(getattr(part, "gradient_as_bucket_view", False) for part in model.modules())
+
+
+def _backward(
+    loss: Tensor, wanted: Sequence[Tensor], reached: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of ``loss``, 16-bit ones in float32; what ``.grad`` held is put back.
+
+    ``.grad`` is empty meanwhile: autograd adds in place to what it finds there, and a pass that is
+    cut short would leave some of it added to.
+    """
+    if not loss.requires_grad:
+        return [None] * len(wanted)
+    before = [(p, p.grad) for p in reached]
+    try:
+        store((p, None) for p in reached)
+        # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
+        loss.backward(inputs=None if any(map(_private.is_sharded, reached)) else reached)
+        grads = [p.grad for p in wanted]
+        store(before)
+    except BaseException:
+        store(before)  # no ``finally``: an interrupt of the line above would leave it half done
+        raise
+    if any(grad is None for grad in grads):
+        _refuse_reentrant_checkpoints(loss)
+    return [
+        g if g is None or p.dtype not in LOW_DTYPES else g.float()
+        for g, p in zip(grads, wanted, strict=True)
+    ]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+@torch.no_grad()
+def _with_total(
+    grads: Sequence[Tensor | None], total: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """``add(total, grads)`` in the memory of ``grads``, which are new; ``total`` stays what it is."""
+    sums = list(grads)
+    new, earlier = [], []
+    for place, (grad, present) in enumerate(zip(grads, total, strict=True)):
+        if grad is None or present is None or grad.is_sparse or present.is_sparse:
+            sums[place] = _sum(present, grad)
+        else:
+            new.append(grad)
+            earlier.append(present)
+    if new:
+        _private.lookup("_foreach_add_")(new, earlier)
+    return sums
+
+
+@torch.no_grad()
+def add(total: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """See ``Backend.add``."""
+    return [_sum(*pair) for pair in zip(total, grads, strict=True)]
+
+
+def _sum(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """Never ``total`` itself: what a sum becomes is unscaled and clipped in place."""
+    if total is None:
+        return grad
+    if grad is None:
+        return total.clone()
+    # Torch adds a sparse gradient to a dense one, and not the other way round.
+    return grad + total if total.is_sparse else total + grad
+
+
+def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Raise if the loss came through one: its inner parameters would silently have no gradient.
+
+    ``backward`` for given parameters does not enter a checkpoint that hides them from the graph.
+    Where it has to go through one to others, torch itself raises.
+    """
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            msg = (
+                "The loss came through a reentrant checkpoint, whose parameters got no gradient.\n"
+                "Hint: torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False)"
+            )
+            raise UnsupportedError(msg)
+        nodes.extend(parent for parent, _ in node.next_functions)
+
+
+def store(grads: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Set ``.grad`` of each parameter."""
+    for parameter, grad in grads:
+        parameter.grad = grad
+
+
+def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
+    if trainable and all(p.is_cpu for p in trainable):
+        return ("cpu",)
+    if not trainable:
+        msg = (
+            "The model has no trainable parameters.\n"
+            "Hint: give the model that the optimizer trains, with requires_grad=True."
+        )
+        raise ArgumentError(msg)
+    return types_of(trainable)
+
+
+def _native(value: Any, like: Tensor) -> Any:
+    """A NumPy array as a tensor on the model's device; anything else as it is.
+
+    Float64 arrays, NumPy's default, become float32 for a float32 model, which would refuse them.
+    """
+    return _from_numpy(value, like) if isinstance(value, np.ndarray) else value
+
+
+def _from_numpy(array: np.ndarray, like: Tensor) -> Tensor:
+    if array.dtype == np.float64 and like.dtype != torch.float64:
+        array = array.astype(np.float32)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch shares the memory, and can share neither
+    if array.dtype.name == "bfloat16":  # ml_dtypes', which torch does not know
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(like.device)
+    return torch.from_numpy(array).to(like.device)

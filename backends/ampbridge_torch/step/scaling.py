@@ -1,0 +1,314 @@
+"""Unscale, check, clip, step or skip; and the loss scale on a device."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from ampbridge.adapters.backend import FINITE, INF, NAN, Scalar, ScaleStore, worst_on_host
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.simulation import LOW_DTYPES
+from ampbridge_torch.model.master_weights import master_of, updates_of
+from ampbridge_torch.step.gradients import parameters, store
+
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
+
+# -- unscale and check
+
+
+@torch.no_grad()
+def unscale(
+    grads: Sequence[Tensor | None], scale: Scalar, *, waits: bool = False
+) -> tuple[list[Tensor | None], Scalar]:
+    """The gradients over ``scale`` and FINITE, INF or NAN.
+
+    In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
+    widened to new float32 tensors first.
+
+    Args:
+        waits: read what was found, once where all is finite. Then it is an int, and inf is told from
+            NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
+            and telling them takes four more kernels, each over all gradients.
+    """
+    wide = [_widened(grad) for grad in grads]
+    found = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
+    return wide, worst(found)
+
+
+def unscale_for(
+    optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
+) -> tuple[list[Tensor | None], Scalar]:
+    """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
+    return unscale(grads, scale, waits=not _private.decides_by_itself(optimizer))
+
+
+def _widened(grad: Tensor | None) -> Tensor | None:
+    if grad is None:
+        return None
+    return grad.float() if grad.dtype in LOW_DTYPES else grad.resolve_conj()
+
+
+def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for grad in grads:
+        if grad is not None:
+            values = _private.sparse_values(grad) if grad.is_sparse else grad
+            values = torch.view_as_real(values) if values.is_complex() else values
+            groups[values.device, values.dtype].append(values)
+    return groups.values()
+
+
+def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
+    device = grads[0].device
+    if scale is None and device.type == "cpu" and _have_finite_sum(grads):
+        return FINITE
+    not_finite = torch.zeros((), device=device)
+    if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
+        inverse = _widest(scale.to(device)).reciprocal().float()
+    else:
+        inverse = torch.full((), 1.0 if scale is None else 1.0 / scale, device=device)
+    _check_and_unscale(grads, not_finite, inverse)
+    if device.type != "cpu" and not waits:
+        kind = torch.where(_has_inf(grads), INF, NAN)
+        return torch.where(not_finite > 0, kind, FINITE)
+    if not not_finite.item():
+        return FINITE
+    if device.type != "cpu":
+        return INF if _has_inf(grads) else NAN
+    # Each of them, whatever the first ones say: ranks that hold shards have to ask alike.
+    has_inf = [bool(_on_all_ranks(grad.isinf().any())) for grad in grads]
+    return INF if any(has_inf) else NAN
+
+
+def _check_and_unscale(grads: list[Tensor], not_finite: Tensor, inverse: Tensor) -> None:
+    """Torch's kernel for ``GradScaler``; on an extension's device that lacks it, ops that all have."""
+    try:
+        _private.lookup("_amp_foreach_non_finite_check_and_unscale_")(grads, not_finite, inverse)
+    except NotImplementedError:
+        for grad in grads:
+            not_finite.logical_or_(grad.isfinite().all().logical_not())
+            grad.mul_(inverse)
+
+
+def _widest(value: Tensor) -> Tensor:
+    """In float64, where the device has it (MPS has not)."""
+    return value.double() if _has_float64(value.device.type) else value
+
+
+@cache
+def _has_float64(device_type: str) -> bool:
+    try:
+        torch.zeros((), dtype=torch.float64, device=device_type)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def _have_finite_sum(grads: list[Tensor]) -> bool:
+    """Whether all are finite for sure: each sum is read in two thirds of the kernel's time.
+
+    A sum may overflow where no gradient does. Sharded gradients would be summed by all ranks.
+    """
+    return all(type(grad) is Tensor and math.isfinite(grad.sum().item()) for grad in grads)
+
+
+def _has_inf(grads: list[Tensor]) -> Tensor:
+    """Whether any element is inf, NaN beside it or not, without waiting for the device.
+
+    Of ``|x| - largest`` the sign is 1 for inf alone: it is 0 for NaN, unlike a norm or a maximum.
+    """
+    excess = _private.lookup("_foreach_abs")(grads)
+    _private.lookup("_foreach_sub_")(excess, _LARGEST_FLOAT32)
+    _private.lookup("_foreach_sign_")(excess)
+    return _on_all_ranks(torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0)
+
+
+def _on_all_ranks(flag: Tensor) -> Tensor:
+    """Whether it is set on any rank, where gradients are sharded. (Torch does so for its own check.)"""
+    return flag.full_tensor() if _private.is_sharded(flag) else flag
+
+
+def worst(found: Sequence[Scalar]) -> Scalar:
+    """What was found on all devices together; see ``Backend.worst``."""
+    if len(found) == 1:
+        return found[0]
+    on_device = [kind for kind in found if isinstance(kind, Tensor)]
+    if not on_device:
+        return worst_on_host(found)
+    device = on_device[0].device
+    kinds = torch.stack([torch.as_tensor(kind, device=device) for kind in found])
+    kind = torch.where((kinds == INF).any(), INF, NAN)
+    return torch.where((kinds != FINITE).any(), kind, FINITE)
+
+
+# -- clip
+
+
+@torch.no_grad()
+def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor | None], Tensor]:
+    """``torch.nn.utils.clip_grad_norm_`` on values, in place. Does not wait for a device.
+
+    Sparse ones are coalesced first (torch's own function refuses them): of an index that occurs twice,
+    the norm is that of the sum.
+    """
+    clipped = [g.coalesce() if g is not None and g.is_sparse else g for g in grads]
+    present = [_private.sparse_values(g) if g.is_sparse else g for g in clipped if g is not None]
+    norm = nn.utils.get_total_norm(present)
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for group in _by_device_and_dtype(present):
+        _private.lookup("_foreach_mul_")(group, factor.to(group[0].device))
+    return clipped, norm
+
+
+# -- step or skip
+
+
+def apply(
+    optimizer: optim.Optimizer,
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    found: Scalar,
+) -> Scalar:
+    """Step ``optimizer`` with ``grads`` unless ``found`` says INF or NAN; ``.grad`` is as before.
+
+    Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
+    """
+    if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
+        return _step_unless(optimizer, parameters, grads, found)
+    if found is not None and int(found) != FINITE:
+        return False
+    _step(optimizer, parameters, grads)
+    return True
+
+
+def _step(
+    optimizer: optim.Optimizer, owners: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> None:
+    """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
+    updates = updates_of(optimizer)
+    given, lent = {}, []
+    for owner, grad in zip(owners, grads, strict=True):
+        if updates is not None and master_of(owner) is not None:
+            given[id(owner)] = grad
+        elif grad is not owner.grad or (grad is not None and grad.dtype != owner.dtype):
+            lent.append((owner, grad if grad is None else grad.to(owner.dtype)))
+    before = [(owner, owner.grad) for owner, _ in lent]
+    store(lent)
+    try:
+        if updates is None:
+            optimizer.step()
+        else:
+            updates.step(optimizer, given)
+    finally:
+        store(before)
+
+
+def _step_unless(
+    optimizer: Any, owners: Sequence[Tensor], grads: Sequence[Tensor | None], found: Tensor
+) -> Tensor:
+    """Torch's contract with its fused optimizers: they read these attributes during ``step``."""
+    optimizer.grad_scale, optimizer.found_inf = None, (found != FINITE).float()
+    try:
+        _step(optimizer, owners, grads)
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+    return found == FINITE
+
+
+# -- the scale on a device
+
+
+def scale_store(state: ScaleState, like: Any) -> ScaleStore:
+    """On the host for a model, optimizer or tensor on the CPU; on its device otherwise."""
+    if isinstance(like, (nn.Module, optim.Optimizer)):
+        like = next(iter(parameters(like)), None)
+    if like is None or like.device.type == "cpu":
+        return HostStore(state)
+    return DeviceStore(state, like.device)
+
+
+class _DeviceState(ScaleState):
+    """One that the host reads at once."""
+
+    __slots__ = ()
+
+    def on_host(self) -> ScaleState:
+        bits = [self.scale.view(torch.int32), *(count.int() for count in self[1:])]
+        scale, *counts = torch.stack(bits).cpu()
+        return ScaleState(scale.view(torch.float32).item(), *(count.item() for count in counts))
+
+
+class DeviceStore:
+    """The scaler's state in tensors that are replaced, never changed: what was read stays so."""
+
+    def __init__(self, state: ScaleState, device: torch.device) -> None:
+        self._device = device
+        self.write(state)
+
+    def read(self) -> ScaleState:
+        return self._state
+
+    def write(self, state: ScaleState) -> None:
+        counts = (torch.tensor(int(n), dtype=torch.int32, device=self._device) for n in state[1:])
+        scale = torch.tensor(float(state.scale), dtype=torch.float32, device=self._device)
+        self._state = _DeviceState(scale, *counts)
+
+    @torch.no_grad()
+    def update(self, found: Scalar, config: ScalerConfig) -> None:
+        if not isinstance(found, Tensor):
+            found = torch.full((), int(found), device=self._device)  # torch.tensor would wait
+        if _kernel_follows(config):
+            try:
+                self._state = _next_by_kernel(self._state, found, config)
+            except NotImplementedError:  # an extension's device, which has no kernel
+                pass
+            else:
+                return
+        # In double and rounded once, as on the host.
+        state = self._state._replace(scale=_widest(self._state.scale))
+        state = next_state(state, found, config, torch.where)
+        self._state = state._replace(scale=state.scale.float())
+
+
+def _kernel_follows(config: ScalerConfig) -> bool:
+    """Whether torch's kernel, with the bounds put behind it, is the rule.
+
+    It backs off at each overflow, counts each finite step, and keeps a scale that would grow beyond
+    float32: which is not what one that is to be clamped does.
+    """
+    return (
+        config.dynamic
+        and config.backoff_interval == 1  # then all ways to count overflows are one
+        and config.growth_delay == 0
+        and (
+            config.at_max_scale == "keep"
+            or config.max_scale * config.growth_factor <= _LARGEST_FLOAT32
+        )
+        and _private.lookup("_amp_update_scale_") is not None
+    )
+
+
+def _next_by_kernel(state: ScaleState, found: Tensor, config: ScalerConfig) -> ScaleState:
+    scale, good = state.scale.clone(), state.good.clone()
+    _private.lookup("_amp_update_scale_")(
+        scale,
+        good,
+        found.float(),
+        config.growth_factor,
+        config.backoff_factor,
+        config.growth_interval,
+    )
+    if config.at_max_scale == "keep":
+        scale = torch.where(scale > config.max_scale, state.scale, scale)
+        scale.clamp_(min=config.min_scale)
+    else:
+        scale.clamp_(config.min_scale, config.max_scale)
+    return counted(state, found, config, torch.where)._replace(scale=scale, good=good)
