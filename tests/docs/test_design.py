@@ -39,16 +39,30 @@ def test_the_layers_are_those_that_are_checked() -> None:
     assert re.findall(r"^    (.+)$", below.partition("\nThe order")[0], re.M) == checked
 
 
-def test_the_adapters_have_the_files_that_they_are_said_to_share() -> None:
-    _, _, below = section(2).partition("The four adapters share these files")
-    all_four, _, of_frameworks = below.partition("Where\nthe framework has")
-    of_frameworks, _, _ = of_frameworks.partition("\n\n")
-    for adapter in ("numpy", "torch", "tensorflow", "paddle"):
-        folder = ROOT / "backends" / f"ampbridge_{adapter}"
-        for name in re.findall(r"`(\w+\.py)`", all_four):
-            assert (folder / name).is_file(), f"{adapter}: {name}"
-        for name in re.findall(r"`(\w+\.py)`", of_frameworks):
-            assert (folder / name).is_file() is (adapter != "numpy"), f"{adapter}: {name}"
+def test_the_adapters_have_the_rooms_and_files_that_they_are_said_to_share() -> None:
+    _, _, below = section(2).partition("    ampbridge_X/\n")
+    layout, _, _ = below.partition("\n\n")
+    rows = re.findall(r"^( +)(\w+(?:/|\.py)) +(.*)$", layout, re.M)
+    assert len(rows) == len(layout.splitlines()) > 20
+    room, who_has_it = "", ""
+    for indent, name, what in rows:
+        if name.endswith("/"):
+            room, who_has_it = name, _who_has(what)
+        inside = len(indent) > 6
+        expected = who_has_it if inside and who_has_it != ALL else _who_has(what)
+        path = room + name if inside else name
+        have = [a for a in ALL if (ROOT / "backends" / f"ampbridge_{a}" / path).exists()]
+        assert have == list(expected), path
+
+
+ALL = ("numpy", "torch", "tensorflow", "paddle")
+
+
+def _who_has(what: str) -> tuple[str, ...]:
+    """The adapters that a row of the layout speaks of: those in brackets, or all."""
+    _, _, named = what.lower().rpartition("(")
+    names = tuple(adapter for adapter in ALL if f"{adapter}'s" in named and what.endswith(")"))
+    return tuple(each for each in ALL if each not in names) if "not " in named else names or ALL
 
 
 def test_the_table_has_every_method_of_the_protocol() -> None:
