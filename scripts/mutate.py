@@ -82,7 +82,8 @@ GROUPS = {
     ),
     "torch": _adapter(
         "torch",
-        """model/decorating model/low_weights model/master_weights step/gradients step/scaling training_state""",
+        """model/decorating model/low_weights model/master_weights step/gradients step/scaling
+        training_state""",
         """conformance decorate gradients master_weights native_scaler regions scaler schedule
         training_state undecorated updates what_is_trained""",
         "torch",

@@ -42,22 +42,22 @@ Program: TypeAlias = Callable[..., "StepOutput"]
 
 Kind: TypeAlias = Literal["model", "optimizer", "loss", "scheduler"]
 
-# What a finiteness check found, as a number so that it also travels through traced code.
+# The kind of an overflow, as a number so that it also travels through traced code.
 # INF wins over NAN: an overflow makes both, and only NaN alone is beyond the scaler's reach.
 FINITE, INF, NAN = 0, 1, 2
 
 
-def worst_on_host(found: Iterable[int]) -> int:
+def worst_on_host(kinds: Iterable[int]) -> int:
     """INF before NAN before FINITE."""
-    return min((kind for kind in found if kind != FINITE), default=FINITE)
+    return min((kind for kind in kinds if kind != FINITE), default=FINITE)
 
 
 class StepOutput(NamedTuple):
     """What one traced or eager step hands back, all native.
 
     ``grads`` are the gradients so far, where they are to be added to. ``scale`` is what the loss was
-    multiplied by, ``after`` the scaler's state at the end; ``kinds`` what was found in each gradient,
-    on request.
+    multiplied by, ``after`` the scaler's state at the end; ``overflow`` is FINITE, INF or NAN;
+    ``kinds`` is the same of each gradient, on request.
     """
 
     loss: Array
@@ -65,7 +65,7 @@ class StepOutput(NamedTuple):
     grads: Sequence[Array] | None = None
     scale: Scalar = None
     after: ScaleState | None = None
-    found: Scalar = None
+    overflow: Scalar = None
     applied: Scalar = None
     grad_norm: Scalar = None
     kinds: Sequence[Scalar] | None = None
@@ -222,8 +222,8 @@ class ScaleStore(Protocol):
         """Set the state from Python numbers."""
 
     @abstractmethod
-    def update(self, found: Scalar, config: ScalerConfig) -> None:
-        """State <- next_state(state, found). Does not wait for a device."""
+    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+        """State <- next_state(state, overflow). Does not wait for a device."""
 
 
 class Backend(Protocol):
@@ -420,30 +420,30 @@ class Backend(Protocol):
     ) -> tuple[list[Array], Scalar]:
         """``unscale`` of the gradients that ``optimizer`` is to be stepped with.
 
-        What was found may be read here, and is an int then, where the decision to step would wait
+        The overflow may be read here, and is an int then, where the decision to step would wait
         for it anyway. By default it is ``unscale``.
         """
         del optimizer
         return self.unscale(grads, scale)
 
-    def worst(self, found: Sequence[Scalar]) -> Scalar:
-        """What was found in several lots of gradients together: INF before NAN before FINITE.
+    def worst(self, kinds: Sequence[Scalar]) -> Scalar:
+        """The overflow of several lots of gradients together: INF before NAN before FINITE.
 
         By default, of Python numbers.
         """
-        return worst_on_host(found)
+        return worst_on_host(kinds)
 
-    def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
-        """What any rank found, INF before NAN, where the ranks of an engine see different gradients.
+    def agree(self, overflow: Scalar, optimizer: Optimizer | None) -> Scalar:
+        """The overflow on any rank, INF before NAN, where the ranks of an engine see different gradients.
 
-        Every rank calls it once a step, whatever it found. By default there is but one rank, or the
-        gradients have been reduced already, and what was found with them.
+        Every rank calls it once a step, overflow or not. By default there is but one rank, or the
+        gradients have been reduced already, and with them the overflow.
 
         Args:
             optimizer: whose gradients were checked; None where they came as values.
         """
         del optimizer
-        return found
+        return overflow
 
     def mean_loss(self, loss: Array, model: Model) -> Array:
         """The mean of the losses of the ranks that train ``model`` together; each of them calls it.
@@ -467,9 +467,9 @@ class Backend(Protocol):
         optimizer: Optimizer,
         parameters: Sequence[Array],
         grads: Sequence[Array],
-        found: Scalar,
+        overflow: Scalar,
     ) -> Scalar:
-        """Step ``optimizer`` unless ``found`` says INF or NAN; None means unchecked.
+        """Step ``optimizer`` unless ``overflow`` says INF or NAN; None means unchecked.
 
         A skipped step changes no parameter, no slot and no counter of the optimizer. Where
         ``parameters`` are low-precision copies of an optimizer's masters, ``grads`` step these.

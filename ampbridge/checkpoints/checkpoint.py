@@ -144,7 +144,7 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
     """What ``state.json`` holds, undamaged.
 
     Raises:
-        StateError: if it is not, or is of another program or a later version.
+        StateError: if it is not, or was not written by ampbridge, or by a later version.
     """
     file = folder / STATE_FILE
     try:
@@ -154,7 +154,7 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError too
         raise StateError(f"{str(file)!r} is no JSON file: {error!s:.200}.\n{_HINT}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise StateError(f"{str(file)!r} is of another program.\n{_HINT}")
+        raise StateError(f"{str(file)!r} was not written by ampbridge.\n{_HINT}")
     version = document.get("version")
     if type(version) is not int or version not in _KEYS:
         msg = (

@@ -185,10 +185,11 @@ def _other_model(present: list[Weight], saved: list[Weight]) -> str:
     absent = sorted({w.name for w in saved} - {w.name for w in present})[:4]
     new = sorted({w.name for w in present} - {w.name for w in saved})[:4]
     other = sorted({w.name for w in set(present) ^ set(saved)} - set(absent) - set(new))[:4]
+    differences = {"missing": absent, "unexpected": new, "of another shape": other}
+    told = ", ".join(f"{what} {names}" for what, names in differences.items() if names)
     return (
-        f"The checkpoint is of another model: without {absent}, with {new} besides, of other shapes "
-        f"{other}.\nHint: amp.load_weights(path, model) takes the weights alone, with a mapping= "
-        "where names differ."
+        f"The checkpoint belongs to another model: {told}.\n"
+        "Hint: amp.load_weights(path, model) takes the weights alone, with a mapping= where names differ."
     )
 
 

@@ -73,7 +73,7 @@ def _without(policy: Policy, framework: str, drop: Sequence[str]) -> Policy:
 
 
 def _beyond(policy: Policy, framework: str) -> Iterator[str]:
-    """The fields of ``policy`` that ``framework`` has nothing to say with."""
+    """The fields of ``policy`` that ``framework`` cannot express."""
     if _level_beyond(policy, framework):
         yield "level"
     if policy.level != "O0" and policy.lists != "native":

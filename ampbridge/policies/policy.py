@@ -235,8 +235,8 @@ class Policy:
         ``"O1:bfloat16"`` on TPUs, NPUs and the like, on GPUs of compute capability 8 and above, and
         on CPUs with AMX or AVX512-BF16; ``"O1"`` in float16 on 7.x; ``"O0"`` elsewhere, and where the
         framework fails to run a small product in that dtype. A policy does not carry the reason: it
-        is logged (logger "ampbridge", INFO), and ``doctor()`` shows it. The product runs on the
-        device, which is initialised by it: settings that must come before that go first.
+        is logged (logger "ampbridge", INFO), and ``doctor()`` shows it. The product initialises
+        the device; configure it beforehand.
 
         Args:
             device: ``"cpu"``, ``"cuda"``, ``"gpu:1"``, ``"tpu"``, ``"xpu"`` or a torch.device; without it

@@ -151,7 +151,7 @@ class Difference:
 
     def __post_init__(self) -> None:
         if len(self.lists) < 2:
-            msg = f"A difference is one of several lists, not of {len(self.lists)}.\n"
+            msg = f"A difference needs at least two list sets; got {len(self.lists)}.\n"
             raise ArgumentError(msg + "Hint: ampbridge lists diff torch paddle:O1")
 
     def ops(self) -> list[str]:

@@ -158,20 +158,22 @@ class ScalerConfig:
         raise ArgumentError(msg)
 
 
-def next_state(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
-    """The state after a step whose gradients were found FINITE (0), INF or NAN (not 0).
+def next_state(
+    state: ScaleState, overflow: Scalar, config: ScalerConfig, where: Where
+) -> ScaleState:
+    """The state after a step whose gradients are FINITE (0), INF or NAN (not 0).
 
     Only arithmetic, comparison and ``where``: it runs on Python numbers and, branch-free, on
     device tensors and under a tracer. Does not wait for a device.
     """
-    counting = counted(state, found, config, where)
+    counting = counted(state, overflow, config, where)
     if not config.dynamic:
         return counting
-    overflow = found > FINITE
-    good = where(overflow, -config.growth_delay, state.good + 1)
+    overflowed = overflow > FINITE
+    good = where(overflowed, -config.growth_delay, state.good + 1)
     grow = good == config.growth_interval
-    bad = where(overflow, state.bad + 1, _overflows_after_finite(state.bad, grow, config, where))
-    back_off = where(overflow, bad >= config.backoff_interval, False)
+    bad = where(overflowed, state.bad + 1, _overflows_after_finite(state.bad, grow, config, where))
+    back_off = where(overflowed, bad >= config.backoff_interval, False)
     scale = where(back_off, _smaller(state.scale, config, where), state.scale)
     scale = where(grow, _larger(state.scale, config, where), scale)
     return counting._replace(
@@ -181,11 +183,11 @@ def next_state(state: ScaleState, found: Scalar, config: ScalerConfig, where: Wh
     )
 
 
-def counted(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
+def counted(state: ScaleState, overflow: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
     """``state`` with the step counted for the alarms; the scale, and what moves it, stays."""
-    overflow = found > FINITE
-    skips = where(overflow, state.consecutive_skips + 1, 0)
-    nans = where(found == NAN, state.consecutive_nans + 1, 0)
+    overflowed = overflow > FINITE
+    skips = where(overflowed, state.consecutive_skips + 1, 0)
+    nans = where(overflow == NAN, state.consecutive_nans + 1, 0)
     warn, most = config.warn_after_skips, config.max_consecutive_skips
 
     def one_more(count: Scalar, due: Scalar) -> Scalar:
@@ -200,7 +202,7 @@ def counted(state: ScaleState, found: Scalar, config: ScalerConfig, where: Where
     if most is not None:
         counting = counting._replace(stuck_steps=one_more(state.stuck_steps, skips >= most))
     if config.at_min_scale == "raise" and config.dynamic:
-        lowers = where(overflow, state.bad + 1 >= config.backoff_interval, False)
+        lowers = where(overflowed, state.bad + 1 >= config.backoff_interval, False)
         at_floor = where(lowers, state.scale == config.min_scale, False)
         counting = counting._replace(floor_steps=one_more(state.floor_steps, at_floor))
     return counting
@@ -248,8 +250,8 @@ class HostStore:
     def write(self, state: ScaleState) -> None:
         self._state = state._replace(scale=float(np.float32(state.scale)))
 
-    def update(self, found: Scalar, config: ScalerConfig) -> None:
-        state = next_state(self._state, found, config, where_on_host)
+    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+        state = next_state(self._state, overflow, config, where_on_host)
         if state.scale == self._state.scale:  # as after most steps: rounded already
             self._state = state
         else:

@@ -32,7 +32,7 @@ from ampbridge.scaling.skip_alarm import Told, sound
 class Gradients(Sequence[Array]):
     """Gradients as values, with the parameters they belong to.
 
-    ``found`` is None until they have been unscaled, then what the check found.
+    ``found`` is None until they have been unscaled, then FINITE, INF or NAN.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class _Checked:
     optimizer: Optimizer
     stage: _Stage
     gradients: Gradients
-    found: Scalar
+    overflow: Scalar
     applied: Scalar = None
 
     @property
     def skipped_on_host(self) -> bool:
         """Whether the host knows, without waiting, that the gradients overflowed."""
-        known = isinstance(self.found, int) and self.found != FINITE
+        known = isinstance(self.overflow, int) and self.overflow != FINITE
         return known or self.applied is False
 
 
@@ -281,9 +281,9 @@ class GradScaler:
             )
             raise CallOrderError(msg)
         self._records.clear()
-        found = [record.found for record in records if record.found is not None]
-        if self.enabled and found:
-            self._store.update(self._bound_to(records[0].optimizer).worst(found), self.config)
+        kinds = [record.overflow for record in records if record.overflow is not None]
+        if self.enabled and kinds:
+            self._store.update(self._bound_to(records[0].optimizer).worst(kinds), self.config)
             if any(record.skipped_on_host for record in records):
                 self.sound_alarms()
 
@@ -330,7 +330,7 @@ class GradScaler:
                 "Hint: scaler.unscale(optimizer) checks them."
             )
             raise CallOrderError(msg)
-        return record.found is not None and int(record.found) > 0
+        return record.overflow is not None and int(record.overflow) > 0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values, the same keys on every backend. Waits for the device.
@@ -472,10 +472,10 @@ class GradScaler:
             raise CallOrderError(_NO_GRADIENTS)
         scale = self._store.read().scale
         if optimizer is None:
-            values, found = backend.unscale(grads.values, scale)
+            values, overflow = backend.unscale(grads.values, scale)
         else:
-            values, found = backend.unscale_for(optimizer, grads.values, scale)
-        return Gradients(values, grads.parameters, backend.agree(found, optimizer))
+            values, overflow = backend.unscale_for(optimizer, grads.values, scale)
+        return Gradients(values, grads.parameters, backend.agree(overflow, optimizer))
 
     def _gradients_for(
         self, optimizer: Optimizer, grads: Sequence[Array] | None, record: _Checked | None
@@ -493,7 +493,7 @@ class GradScaler:
     def _present(self, record: _Checked) -> Gradients:
         """The unscaled gradients of ``record`` as they are now: the caller may have put others there."""
         present = self._bound_to(record.optimizer).stored_gradients(record.optimizer)
-        return Gradients(present, record.gradients.parameters, record.found)
+        return Gradients(present, record.gradients.parameters, record.overflow)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles.

@@ -65,7 +65,7 @@ class StepResult:
         """Why it was not applied: "inf", "nan" (NaN and no inf), "accumulating"; None if it was."""
         if self._reason is None:
             self._raise_alarm()
-            self._reason = REASONS[int(self._output.found)]
+            self._reason = REASONS[int(self._output.overflow)]
         return self._reason
 
     @property
@@ -84,12 +84,12 @@ class StepResult:
         """
         if self._output.kinds is None:
             msg = (
-                "This step did not look which parameters' gradients overflowed.\n"
+                "Overflowing parameters were not recorded for this step.\n"
                 "Hint: amp.train_step(..., name_overflows=True)"
             )
             raise CallOrderError(msg)
         kinds = zip(self._names, self._output.kinds, strict=True)
-        return {name: kind for name, found in kinds if (kind := REASONS[int(found)])}
+        return {name: reason for name, kind in kinds if (reason := REASONS[int(kind)])}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as numbers of the host, but for ``aux``; waits for the device."""
@@ -99,7 +99,7 @@ class StepResult:
             grads=None,
             scale=None if output.scale is None else self.scale,
             after=None if output.after is None else output.after.on_host(),
-            found=None if output.found is None else int(output.found),
+            overflow=None if output.overflow is None else int(output.overflow),
             applied=applied,
             grad_norm=self.grad_norm,
             kinds=None if output.kinds is None else [int(kind) for kind in output.kinds],

@@ -151,7 +151,7 @@ class TrainStep:
             policy = self.policy
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
             output = self._present_program()(policy, final, self._total, (batch, named))
-            if self.on_overflow == "drop_microbatch" and int(output.found) != FINITE:
+            if self.on_overflow == "drop_microbatch" and int(output.overflow) != FINITE:
                 return self._result(output, policy)
             if not final:
                 self._micro_steps, self._total = self._micro_steps + 1, output.grads
@@ -196,7 +196,7 @@ class TrainStep:
         names = self._parameter_names() if self.name_overflows else ()
         result = StepResult(output, self._steps, alarm=alarm, names=names)
         costs_nothing = output.after is not None and output.after.is_on_host
-        if costs_nothing or (isinstance(output.found, int) and output.found != FINITE):
+        if costs_nothing or (isinstance(output.overflow, int) and output.overflow != FINITE):
             result._raise_alarm()
         return result
 
@@ -396,8 +396,8 @@ def train_step(
 
     Steps without loss scaling are checked and skipped likewise.
 
-    At O2, and wherever layers are kept, each step sees to it that model and optimizer are decorated
-    for its policy; ``amp.undecorate`` takes that back after the last one.
+    At O2, and wherever layers are kept, each step first decorates model and optimizer for its policy;
+    ``amp.undecorate`` takes that back after the last one.
 
     Raises:
         AmpBridgeError: for arguments that cannot work together.

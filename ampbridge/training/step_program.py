@@ -75,36 +75,36 @@ class StepProgram:
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads
-            grads, found = backend.unscale_for(self.optimizer, scaled, scale)
-            kinds = self._kinds(scaled, found)
-            found = backend.agree(found, self.optimizer)
+            grads, overflow = backend.unscale_for(self.optimizer, scaled, scale)
+            kinds = self._kinds(scaled, overflow)
+            overflow = backend.agree(overflow, self.optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
             if not final:
                 hold_interrupts()
-                counting.store.update(found, counting.config)
+                counting.store.update(overflow, counting.config)
                 after = counting.store.read()
-                return StepOutput(loss, aux, grads, scale, after, found, kinds=kinds)
+                return StepOutput(loss, aux, grads, scale, after, overflow, kinds=kinds)
             norm = None
             if clip_norm is not None:
                 grads, norm = backend.clip(grads, clip_norm)
             parameters = backend.parameters(self.optimizer)
             hold_interrupts()  # up to here nothing has changed that would stay
-            applied = backend.apply(self.optimizer, parameters, grads, found)
-            counting.store.update(found, counting.config)  # last: what raises moves no scale
+            applied = backend.apply(self.optimizer, parameters, grads, overflow)
+            counting.store.update(overflow, counting.config)  # last: what raises moves no scale
             after = counting.store.read()
-            return StepOutput(loss, aux, None, scale, after, found, applied, norm, kinds)
+            return StepOutput(loss, aux, None, scale, after, overflow, applied, norm, kinds)
 
         return program
 
-    def _kinds(self, grads: Sequence[Array], found: Scalar) -> Sequence[Scalar] | None:
+    def _kinds(self, grads: Sequence[Array], overflow: Scalar) -> Sequence[Scalar] | None:
         """What is in each gradient, on request: a pass of its own, if it is not known yet.
 
         Gradients that were unscaled in place will do: what was not finite is not finite now.
         """
         if not self.name_overflows:
             return None
-        if isinstance(found, int) and found == FINITE:
+        if isinstance(overflow, int) and overflow == FINITE:
             return [FINITE] * len(grads)
         return [self.backend.unscale([grad], None)[1] for grad in grads]
 

@@ -232,7 +232,11 @@ MISTAKES = {
         "'paddle:O2'",
     ),
     "another device": (["show", "paddle:cuda"], "'cuda' is no level", "'paddle:O1:float16'"),
-    "one lists": (["diff", "torch"], "not of 1", "ampbridge lists diff torch paddle:O1"),
+    "one lists": (
+        ["diff", "torch"],
+        "needs at least two list sets; got 1",
+        "ampbridge lists diff torch paddle:O1",
+    ),
     "an op": (["why", "softmux"], "Unknown op 'softmux'", "did you mean 'softmax'"),
     "a framework": (
         ["translate", "--from", "paddel", "--to", "tf", "sum"],

@@ -733,7 +733,7 @@ def test_kept_layers(toy):
 def test_overflows_of_a_step_that_did_not_look(parts):
     with reads(
         amp.CallOrderError,
-        "This step did not look which parameters' gradients overflowed.\n"
+        "Overflowing parameters were not recorded for this step.\n"
         "Hint: amp.train_step(..., name_overflows=True)",
     ):
         _ = amp.train_step(loss_fn, parts.model, parts.optimizer)().overflows

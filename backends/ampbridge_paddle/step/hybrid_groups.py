@@ -2,7 +2,7 @@
 
 In the data-parallel mode the backward pass averages gradients over all ranks, inf and NaN with them.
 In the others a rank has gradients of its own: of its data, which the optimizer's ``step`` is to
-average, or of its parts of weights. There the ranks agree on what was found before anybody steps, as
+average, or of its parts of weights. There the ranks agree on the overflow before anybody steps, as
 ``fleet.distributed_scaler`` does for Paddle's own scaler.
 """
 
@@ -51,7 +51,7 @@ def gradients_differ() -> bool:
     return mode() not in (None, DATA)
 
 
-def agree(found: int, optimizer: Optimizer | None) -> int:
+def agree(overflow: int, optimizer: Optimizer | None) -> int:
     """See ``Backend.agree``: one int32, reduced with MAX over all ranks. Reads from the device.
 
     All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
@@ -62,8 +62,8 @@ def agree(found: int, optimizer: Optimizer | None) -> int:
     """
     _check_optimizer(optimizer)
     if not gradients_differ():
-        return found
-    place = paddle.to_tensor([_PRECEDENCE.index(found)], dtype="int32")
+        return overflow
+    place = paddle.to_tensor([_PRECEDENCE.index(overflow)], dtype="int32")
     paddle.distributed.all_reduce(place, op=paddle.distributed.ReduceOp.MAX)
     return _PRECEDENCE[int(place.item())]
 

@@ -45,9 +45,9 @@ def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
     On CPU it turns inf into NaN and sets later gradients to 0, so that afterwards nobody can tell
     what it was. The look is one fast reduction; only if that is not finite does the exact one follow.
     """
-    found = _look(values)
-    if found != FINITE or scale is None:
-        return found
+    overflow = _look(values)
+    if overflow != FINITE or scale is None:
+        return overflow
     _divide(values, scale)
     # What was finite may not stay so: a scale under 1 makes it larger.
     return _look(values) if scale < 1.0 else FINITE
@@ -116,14 +116,14 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
 
 
 def apply(
-    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], found: int | None
+    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], overflow: int | None
 ) -> bool:
-    """Step ``optimizer`` on ``grads`` unless ``found`` says otherwise; whether it was stepped.
+    """Step ``optimizer`` on ``grads`` unless ``overflow`` says otherwise; whether it was stepped.
 
     A skipped step does not reach the optimizer, so nothing of it can change. ``.grad`` is set for
     the step alone.
     """
-    if found is not None and int(found) != FINITE:
+    if overflow is not None and int(overflow) != FINITE:
         return False
     pairs = zip(parameters, grads, strict=True)
     given = {id(p): gradient_for(optimizer, p, g) for p, g in pairs}

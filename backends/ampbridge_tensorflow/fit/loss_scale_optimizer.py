@@ -176,8 +176,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
     def _stateful_handle_non_finite_grads(self) -> None:
         self._adapt(self._found)
 
-    def _adapt(self, found: Scalar) -> None:
-        self.scaler.store.update(found, self.scaler.config)
+    def _adapt(self, overflow: Scalar) -> None:
+        self.scaler.store.update(overflow, self.scaler.config)
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Called by ``fit`` at its end.

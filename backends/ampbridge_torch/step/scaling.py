@@ -34,13 +34,13 @@ def unscale(
     widened to new float32 tensors first.
 
     Args:
-        waits: read what was found, once where all is finite. Then it is an int, and inf is told from
+        waits: read the overflow, once where all is finite. Then it is an int, and inf is told from
             NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
             and telling them takes four more kernels, each over all gradients.
     """
     wide = [_widened(grad) for grad in grads]
-    found = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
-    return wide, worst(found)
+    kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
+    return wide, worst(kinds)
 
 
 def unscale_for(
@@ -136,17 +136,17 @@ def _on_all_ranks(flag: Tensor) -> Tensor:
     return flag.full_tensor() if _private.is_sharded(flag) else flag
 
 
-def worst(found: Sequence[Scalar]) -> Scalar:
-    """What was found on all devices together; see ``Backend.worst``."""
-    if len(found) == 1:
-        return found[0]
-    on_device = [kind for kind in found if isinstance(kind, Tensor)]
+def worst(kinds: Sequence[Scalar]) -> Scalar:
+    """The overflow on all devices together; see ``Backend.worst``."""
+    if len(kinds) == 1:
+        return kinds[0]
+    on_device = [kind for kind in kinds if isinstance(kind, Tensor)]
     if not on_device:
-        return worst_on_host(found)
+        return worst_on_host(kinds)
     device = on_device[0].device
-    kinds = torch.stack([torch.as_tensor(kind, device=device) for kind in found])
-    kind = torch.where((kinds == INF).any(), INF, NAN)
-    return torch.where((kinds != FINITE).any(), kind, FINITE)
+    stacked = torch.stack([torch.as_tensor(kind, device=device) for kind in kinds])
+    kind = torch.where((stacked == INF).any(), INF, NAN)
+    return torch.where((stacked != FINITE).any(), kind, FINITE)
 
 
 # -- clip
@@ -175,15 +175,15 @@ def apply(
     optimizer: optim.Optimizer,
     parameters: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    found: Scalar,
+    overflow: Scalar,
 ) -> Scalar:
-    """Step ``optimizer`` with ``grads`` unless ``found`` says INF or NAN; ``.grad`` is as before.
+    """Step ``optimizer`` with ``grads`` unless ``overflow`` says INF or NAN; ``.grad`` is as before.
 
-    Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
+    Waits for the device if ``overflow`` is there, unless torch's fused kernel takes the decision.
     """
-    if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
-        return _step_unless(optimizer, parameters, grads, found)
-    if found is not None and int(found) != FINITE:
+    if isinstance(overflow, Tensor) and _private.decides_by_itself(optimizer):
+        return _step_unless(optimizer, parameters, grads, overflow)
+    if overflow is not None and int(overflow) != FINITE:
         return False
     _step(optimizer, parameters, grads)
     return True
@@ -212,15 +212,15 @@ def _step(
 
 
 def _step_unless(
-    optimizer: Any, owners: Sequence[Tensor], grads: Sequence[Tensor | None], found: Tensor
+    optimizer: Any, owners: Sequence[Tensor], grads: Sequence[Tensor | None], overflow: Tensor
 ) -> Tensor:
     """Torch's contract with its fused optimizers: they read these attributes during ``step``."""
-    optimizer.grad_scale, optimizer.found_inf = None, (found != FINITE).float()
+    optimizer.grad_scale, optimizer.found_inf = None, (overflow != FINITE).float()
     try:
         _step(optimizer, owners, grads)
     finally:
         del optimizer.grad_scale, optimizer.found_inf
-    return found == FINITE
+    return overflow == FINITE
 
 
 # -- the scale on a device
@@ -262,19 +262,19 @@ class DeviceStore:
         self._state = _DeviceState(scale, *counts)
 
     @torch.no_grad()
-    def update(self, found: Scalar, config: ScalerConfig) -> None:
-        if not isinstance(found, Tensor):
-            found = torch.full((), int(found), device=self._device)  # torch.tensor would wait
+    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+        if not isinstance(overflow, Tensor):
+            overflow = torch.full((), int(overflow), device=self._device)  # torch.tensor would wait
         if _kernel_follows(config):
             try:
-                self._state = _next_by_kernel(self._state, found, config)
+                self._state = _next_by_kernel(self._state, overflow, config)
             except NotImplementedError:  # an extension's device, which has no kernel
                 pass
             else:
                 return
         # In double and rounded once, as on the host.
         state = self._state._replace(scale=_widest(self._state.scale))
-        state = next_state(state, found, config, torch.where)
+        state = next_state(state, overflow, config, torch.where)
         self._state = state._replace(scale=state.scale.float())
 
 
@@ -296,12 +296,12 @@ def _kernel_follows(config: ScalerConfig) -> bool:
     )
 
 
-def _next_by_kernel(state: ScaleState, found: Tensor, config: ScalerConfig) -> ScaleState:
+def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -> ScaleState:
     scale, good = state.scale.clone(), state.good.clone()
     _private.lookup("_amp_update_scale_")(
         scale,
         good,
-        found.float(),
+        overflow.float(),
         config.growth_factor,
         config.backoff_factor,
         config.growth_interval,
@@ -311,4 +311,4 @@ def _next_by_kernel(state: ScaleState, found: Tensor, config: ScalerConfig) -> S
         scale.clamp_(min=config.min_scale)
     else:
         scale.clamp_(config.min_scale, config.max_scale)
-    return counted(state, found, config, torch.where)._replace(scale=scale, good=good)
+    return counted(state, overflow, config, torch.where)._replace(scale=scale, good=good)
