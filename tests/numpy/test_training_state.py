@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,29 @@ class ForHeads(nn.Linear):
 def test_an_array_of_other_axes_than_its_class_has_is_of_no_role() -> None:
     described = {each.name: (each.role, each.axes) for each in BACKEND.weights(ForHeads())}
     assert described == {"weight": ("other.weight", "abc"), "bias": ("dense.bias", "o")}
+
+
+@pytest.mark.parametrize(
+    ("features", "bias", "difference"),
+    [
+        (3, False, "unexpected ['bias']"),
+        (4, True, "of another shape ['weight']"),
+        (4, False, "unexpected ['bias'], of another shape ['weight']"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_told_by_what_differs(
+    tmp_path: Path, features: int, bias: bool, difference: str
+) -> None:
+    saved_in = nn.Linear(features, 2, bias=bias, rng=0)
+    step_of(saved_in).save(tmp_path / "run")
+    with pytest.raises(amp.StateError) as caught:
+        step_of(nn.Linear(3, 2, rng=0)).load(tmp_path / "run")
+    assert str(caught.value) == (
+        f"The checkpoint belongs to another model: {difference}.\n"
+        "Hint: amp.load_weights(path, model) takes the weights alone, with a mapping= where names differ."
+    )
+
+
+def step_of(model: nn.Module) -> amp.TrainStep:
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    return amp.train_step(lambda model, x: model(x).mean(), model, optimizer, policy="O0")
