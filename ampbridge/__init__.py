@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ampbridge import moved
 from ampbridge.adapters.backend import Backend
@@ -38,6 +39,10 @@ from ampbridge.training.recipe import Recipe, Scaling
 from ampbridge.training.result import StepResult
 from ampbridge.training.step import TrainStep, train_step
 from ampbridge.version import __version__ as __version__
+
+if TYPE_CHECKING:  # loaded when they are used
+    from ampbridge import lens as lens
+    from ampbridge import port as port
 
 __all__ = [
     "AmpBridgeError",

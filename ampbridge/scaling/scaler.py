@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.arguments import check_optimizer, check_that_it_holds_some
@@ -27,6 +27,8 @@ from ampbridge.scaling.scale_rule import (
 )
 from ampbridge.scaling.scaler_state import LoadedState, read_state, write_state
 from ampbridge.scaling.skip_alarm import Told, sound
+
+_Loss = TypeVar("_Loss")
 
 
 class Gradients(Sequence[Array]):
@@ -177,17 +179,21 @@ class GradScaler:
     # -- the four calls of a training loop
 
     @called_as_it_is
-    def scale(self, loss: Any) -> Any:
+    def scale(self, loss: _Loss) -> _Loss:
         """``loss`` in float32 times the scale; lists, tuples and dicts of losses likewise.
 
         Does not wait for a device.
         """
         if not self.enabled:
             return loss
+        scaled: _Loss = self._scaled(loss)
+        return scaled
+
+    def _scaled(self, loss: Any) -> Any:
         if isinstance(loss, Mapping):
-            return {name: self.scale(value) for name, value in loss.items()}
+            return {name: self._scaled(value) for name, value in loss.items()}
         if isinstance(loss, (list, tuple)):
-            return type(loss)(self.scale(value) for value in loss)
+            return type(loss)(self._scaled(value) for value in loss)
         backend = self._bound_to(loss)
         return backend.cast(loss, "float32") * self.factor(backend, loss)
 

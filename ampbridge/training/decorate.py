@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_decorated
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
@@ -17,8 +17,33 @@ from ampbridge.errors.flags import checked_flag
 from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
 from ampbridge.policies.schedule import single
 
+_Model = TypeVar("_Model")
+_Optimizer = TypeVar("_Optimizer")
+
 _FLOAT16_ROUNDS_TO_INF = 65520
 """From here on: halfway between its largest number, 65504, and the next power of two."""
+
+
+@overload
+def decorate(
+    model: _Model,
+    optimizer: None = None,
+    policy: str | Policy = "O2",
+    *,
+    save_dtype: str | None = None,
+    master_grad: bool = False,
+) -> _Model: ...
+
+
+@overload
+def decorate(
+    model: _Model,
+    optimizer: _Optimizer,
+    policy: str | Policy = "O2",
+    *,
+    save_dtype: str | None = None,
+    master_grad: bool = False,
+) -> tuple[_Model, _Optimizer]: ...
 
 
 def decorate(
@@ -85,6 +110,14 @@ def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master
             "Hint: master_grad=False, or policy='O2'."
         )
         raise ArgumentError(msg)
+
+
+@overload
+def undecorate(model: _Model, optimizer: None = None) -> _Model: ...
+
+
+@overload
+def undecorate(model: _Model, optimizer: _Optimizer) -> tuple[_Model, _Optimizer]: ...
 
 
 def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:

@@ -306,10 +306,12 @@ ENDING = """
 import os
 import sys
 import time
+from pathlib import Path
 import keras
 import tensorflow as tf
 import ampbridge as amp
 
+how, other_has_stepped = sys.argv[1], Path(sys.argv[2])
 options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=25.0)  # on a busy machine
 strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 rank = strategy.cluster_resolver.task_id
@@ -333,11 +335,15 @@ def written_together():
 
 for number in range(5):
     if number == 2 and rank == 1:
-        os._exit(7) if sys.argv[1] == "dies" else time.sleep(600)
+        while not other_has_stepped.exists():  # else the other's step 1 may be what fails
+            time.sleep(0.1)
+        os._exit(7) if how == "dies" else time.sleep(600)
     step(tf.ones((2, 4))).applied
     print("step", number, flush=True)
     if number == 0:
         written_together()
+    if number == 1 and rank == 0:
+        other_has_stepped.touch()
 """
 
 
@@ -349,7 +355,7 @@ def test_a_worker_that_dies_or_stands_still_is_an_error_on_the_other_one(tmp_pat
         "dies": "Connection reset by peer|Socket closed|Connection refused|Broken pipe|Mutex corrupt",
         "stands still": "Collective has timed out|Mutex corrupt",
     }
-    started = {end: start_workers(2, script, end) for end in messages}
+    started = {end: start_workers(2, script, end, str(tmp_path / end)) for end in messages}
     try:
         said = {end: ranks[0].communicate(timeout=TIMEOUT) for end, ranks in started.items()}
     finally:
