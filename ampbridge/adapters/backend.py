@@ -426,14 +426,14 @@ class Backend(Protocol):
         del optimizer
         return self.unscale(grads, scale)
 
-    def worst(self, kinds: Sequence[Scalar]) -> Scalar:
+    def worst(self, found: Sequence[Scalar]) -> Scalar:
         """The overflow of several lots of gradients together: INF before NAN before FINITE.
 
         By default, of Python numbers.
         """
-        return worst_on_host(kinds)
+        return worst_on_host(found)
 
-    def agree(self, overflow: Scalar, optimizer: Optimizer | None) -> Scalar:
+    def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
         """The overflow on any rank, INF before NAN, where the ranks of an engine see different gradients.
 
         Every rank calls it once a step, overflow or not. By default there is but one rank, or the
@@ -443,7 +443,7 @@ class Backend(Protocol):
             optimizer: whose gradients were checked; None where they came as values.
         """
         del optimizer
-        return overflow
+        return found
 
     def mean_loss(self, loss: Array, model: Model) -> Array:
         """The mean of the losses of the ranks that train ``model`` together; each of them calls it.
@@ -467,9 +467,9 @@ class Backend(Protocol):
         optimizer: Optimizer,
         parameters: Sequence[Array],
         grads: Sequence[Array],
-        overflow: Scalar,
+        found: Scalar,
     ) -> Scalar:
-        """Step ``optimizer`` unless ``overflow`` says INF or NAN; None means unchecked.
+        """Step ``optimizer`` unless ``found`` says INF or NAN; None means unchecked.
 
         A skipped step changes no parameter, no slot and no counter of the optimizer. Where
         ``parameters`` are low-precision copies of an optimizer's masters, ``grads`` step these.

@@ -49,8 +49,8 @@ class AdapterConformance:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_a_method_takes_the_arguments_of_the_protocol(self, method: str) -> None:
-        expected = arguments_of(getattr(Backend, method))
-        assert arguments_of(getattr(type(self.harness.backend), method)) == expected
+        _, *expected = arguments_of(getattr(Backend, method))  # but for self
+        assert arguments_of(getattr(self.harness.backend, method)) == expected
 
     def test_the_name_is_the_framework_s_root_module(self) -> None:
         assert self.harness.backend.name == self.harness.frameworks[0]

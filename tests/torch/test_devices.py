@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ampbridge as amp
 from ampbridge_torch import devices
-from ampbridge_torch.autocast.casting import region
+from ampbridge_torch.autocast.casting import region_on
 from ampbridge_torch.autocast.rules import has_lists_of_cuda, native_list, rules_for
 
 # With the category that ATen/autocast_mode.h of torch gives each for CUDA; None: it has none.
@@ -63,12 +63,12 @@ def test_a_region_follows_cudas_lists(device_type: str, name: str, arrives: torc
         x = torch.empty(4, 4, device=device_type, dtype=arrives)
         with torch.autocast(device_type, dtype=LOW):
             assert op(x).dtype == expected(own, arrives)
-        with region(POLICY, (device_type,)):
+        with region_on((device_type,), POLICY):
             assert op(x).dtype == expected(cudas, arrives)
-        with region(POLICY, ("cpu", device_type)):
+        with region_on(("cpu", device_type), POLICY):
             assert op(x).dtype == expected(cudas, arrives)
             assert (torch.empty(2, 2) @ torch.empty(2, 2)).dtype == LOW
-        with region(POLICY.replace(lists="native"), (device_type,)):
+        with region_on((device_type,), POLICY.replace(lists="native")):
             assert op(x).dtype == expected(own, arrives)
 
 

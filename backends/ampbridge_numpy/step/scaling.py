@@ -41,10 +41,10 @@ def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], float]:
 
 
 def apply(
-    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], overflow: Scalar
+    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
 ) -> bool:
     """See ``Backend.apply``. A gradient goes to the parameter it was taken for, in any order."""
-    if overflow:
+    if found:
         return False
     by_parameter = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     optimizer.step([by_parameter.get(id(p)) for p in parameters_of(optimizer)])

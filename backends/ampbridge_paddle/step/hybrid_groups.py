@@ -51,7 +51,7 @@ def gradients_differ() -> bool:
     return mode() not in (None, DATA)
 
 
-def agree(overflow: int, optimizer: Optimizer | None) -> int:
+def agree(found: int, optimizer: Optimizer | None) -> int:
     """See ``Backend.agree``: one int32, reduced with MAX over all ranks. Reads from the device.
 
     All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
@@ -62,8 +62,8 @@ def agree(overflow: int, optimizer: Optimizer | None) -> int:
     """
     _check_optimizer(optimizer)
     if not gradients_differ():
-        return overflow
-    place = paddle.to_tensor([_PRECEDENCE.index(overflow)], dtype="int32")
+        return found
+    place = paddle.to_tensor([_PRECEDENCE.index(found)], dtype="int32")
     paddle.distributed.all_reduce(place, op=paddle.distributed.ReduceOp.MAX)
     return _PRECEDENCE[int(place.item())]
 

@@ -116,14 +116,14 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
 
 
 def apply(
-    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], overflow: int | None
+    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], found: int | None
 ) -> bool:
-    """Step ``optimizer`` on ``grads`` unless ``overflow`` says otherwise; whether it was stepped.
+    """Step ``optimizer`` on ``grads`` unless ``found`` says otherwise; whether it was stepped.
 
     A skipped step does not reach the optimizer, so nothing of it can change. ``.grad`` is set for
     the step alone.
     """
-    if overflow is not None and int(overflow) != FINITE:
+    if found is not None and int(found) != FINITE:
         return False
     pairs = zip(parameters, grads, strict=True)
     given = {id(p): gradient_for(optimizer, p, g) for p, g in pairs}

@@ -53,9 +53,9 @@ def _found(values: Sequence[Array]) -> Scalar:
 
 
 @outside_of_regions
-def worst(kinds: Sequence[Scalar]) -> Scalar:
+def worst(found: Sequence[Scalar]) -> Scalar:
     """See ``Backend.worst``."""
-    stacked = tf.stack(list(kinds))
+    stacked = tf.stack(list(found))
     kind = tf.where(tf.reduce_any(stacked == INF), INF, NAN)
     return tf.where(tf.reduce_any(stacked != FINITE), kind, FINITE)
 
@@ -87,7 +87,7 @@ def _full(values: Array) -> Array:
 
 @outside_of_regions
 def apply(
-    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], overflow: Scalar
+    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
 ) -> Scalar:
     """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``. Eager, the answer is on the host.
 
@@ -106,14 +106,14 @@ def apply(
         with ranks.gradients_are_reduced():
             optimizer.apply(grads, trained)
 
-    if overflow is None:
+    if found is None:
         present = ranks.averaged(present)
         # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
         # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
         with tf.control_dependencies([values_of(g) for g in present]):
             step(present)
         return tf.constant(True)
-    applied = ranks.step_if(tf.equal(overflow, FINITE), step, present)
+    applied = ranks.step_if(tf.equal(found, FINITE), step, present)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

@@ -39,20 +39,25 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return x if x.dtype is wanted or x.dtype not in CASTABLE else x.to(wanted)
 
 
-def region(
-    policy: Policy, device_types: tuple[DeviceType, ...] | None = None
-) -> AbstractContextManager[Any]:
-    """Run what is inside as ``policy`` says, on tensors of ``device_types``.
+def region(policy: Policy) -> AbstractContextManager[Any]:
+    """Run what is inside as ``policy`` says, on the devices in use.
 
-    Without ``device_types`` those in use: the CPU, and the accelerator once this process has
-    initialised it. There the mode that the CPU's lists need sees CUDA's calls too, at about 2 us each;
-    ``train_step`` and ``value_and_grad`` know the model's devices and save that.
+    They are the CPU, and the accelerator once this process has initialised it. There the mode that
+    the CPU's lists need sees CUDA's calls too, at about 2 us each; ``train_step`` and
+    ``value_and_grad`` know the model's devices and save that.
+
+    Raises: as ``region_on``.
+    """
+    return region_on(devices.in_use(), policy)
+
+
+def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextManager[Any]:
+    """Run what is inside as ``policy`` says, on tensors of devices of ``types``.
 
     Raises:
         UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
             ``lists="native"``.
     """
-    types = devices.in_use() if device_types is None else device_types
     rules = rules_for(policy, types)
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):

@@ -23,7 +23,7 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices
-from ampbridge_torch.autocast.casting import DTYPES, region
+from ampbridge_torch.autocast.casting import DTYPES, region, region_on
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.rules import rules_for
 from ampbridge_torch.autocast.simulation import CASTABLE
@@ -184,7 +184,7 @@ class ModelCall(Call):
         if self._opens_region:
             policy, device_types = self.decoration.policy, self._device_types()
             if not in_force(policy, device_types):
-                with region(policy, device_types):
+                with region_on(device_types, policy):
                     return self._called(args, kwargs)
         elif not casts_here():
             return self._forward(args, kwargs)

@@ -17,7 +17,7 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.casting import cast, region
+from ampbridge_torch.autocast.casting import cast, region_on
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType, types_of
 
@@ -72,7 +72,7 @@ def gradients(
     wanted = parameters(model if optimizer is None else optimizer)
     device_types = _device_types(wanted)
     inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
-    with region(policy, device_types):
+    with region_on(device_types, policy):
         try:
             loss, aux = loss_fn(model, *inputs)
         except RuntimeError as error:

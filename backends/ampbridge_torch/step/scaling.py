@@ -24,14 +24,27 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 # -- unscale and check
 
 
-@torch.no_grad()
-def unscale(
-    grads: Sequence[Tensor | None], scale: Scalar, *, waits: bool = False
-) -> tuple[list[Tensor | None], Scalar]:
+def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor | None], Scalar]:
     """The gradients over ``scale`` and FINITE, INF or NAN.
 
     In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
     widened to new float32 tensors first.
+    """
+    return _unscale(grads, scale, waits=False)
+
+
+def unscale_for(
+    optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
+) -> tuple[list[Tensor | None], Scalar]:
+    """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
+    return _unscale(grads, scale, waits=not _private.decides_by_itself(optimizer))
+
+
+@torch.no_grad()
+def _unscale(
+    grads: Sequence[Tensor | None], scale: Scalar, *, waits: bool
+) -> tuple[list[Tensor | None], Scalar]:
+    """See ``unscale``.
 
     Args:
         waits: read the overflow, once where all is finite. Then it is an int, and inf is told from
@@ -41,13 +54,6 @@ def unscale(
     wide = [_widened(grad) for grad in grads]
     kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
     return wide, worst(kinds)
-
-
-def unscale_for(
-    optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
-) -> tuple[list[Tensor | None], Scalar]:
-    """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
-    return unscale(grads, scale, waits=not _private.decides_by_itself(optimizer))
 
 
 def _widened(grad: Tensor | None) -> Tensor | None:
@@ -136,15 +142,15 @@ def _on_all_ranks(flag: Tensor) -> Tensor:
     return flag.full_tensor() if _private.is_sharded(flag) else flag
 
 
-def worst(kinds: Sequence[Scalar]) -> Scalar:
+def worst(found: Sequence[Scalar]) -> Scalar:
     """The overflow on all devices together; see ``Backend.worst``."""
-    if len(kinds) == 1:
-        return kinds[0]
-    on_device = [kind for kind in kinds if isinstance(kind, Tensor)]
+    if len(found) == 1:
+        return found[0]
+    on_device = [kind for kind in found if isinstance(kind, Tensor)]
     if not on_device:
-        return worst_on_host(kinds)
+        return worst_on_host(found)
     device = on_device[0].device
-    stacked = torch.stack([torch.as_tensor(kind, device=device) for kind in kinds])
+    stacked = torch.stack([torch.as_tensor(kind, device=device) for kind in found])
     kind = torch.where((stacked == INF).any(), INF, NAN)
     return torch.where((stacked != FINITE).any(), kind, FINITE)
 
@@ -175,15 +181,15 @@ def apply(
     optimizer: optim.Optimizer,
     parameters: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    overflow: Scalar,
+    found: Scalar,
 ) -> Scalar:
-    """Step ``optimizer`` with ``grads`` unless ``overflow`` says INF or NAN; ``.grad`` is as before.
+    """Step ``optimizer`` with ``grads`` unless ``found`` says INF or NAN; ``.grad`` is as before.
 
-    Waits for the device if ``overflow`` is there, unless torch's fused kernel takes the decision.
+    Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
     """
-    if isinstance(overflow, Tensor) and _private.decides_by_itself(optimizer):
-        return _step_unless(optimizer, parameters, grads, overflow)
-    if overflow is not None and int(overflow) != FINITE:
+    if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
+        return _step_unless(optimizer, parameters, grads, found)
+    if found is not None and int(found) != FINITE:
         return False
     _step(optimizer, parameters, grads)
     return True
