@@ -63,6 +63,16 @@ def test_steps_hold_no_more_tensors(policy: str, loss: Any) -> None:
     keeps_nothing(lambda: step(X, Y).applied)
 
 
+def test_ops_whose_results_are_rounded_in_place_leave_nothing() -> None:
+    """What Paddle calls without a gradient of its own: mobile nets' relu6, gates, normalizations."""
+    parts = [nn.Conv2D(2, 8, 3), nn.BatchNorm2D(8), nn.ReLU6(), nn.Hardswish(), nn.Sigmoid()]
+    model = nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 4 * 4, 16))
+    optimizer = paddle.optimizer.SGD(1e-3, model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy="O1")
+    images = RNG.standard_normal((4, 2, 6, 6)).astype(np.float32)
+    keeps_nothing(lambda: step(images, Y[:4]).applied)
+
+
 @pytest.mark.parametrize("report", [lens.census, lens.ranges])
 def test_reports_leave_nothing(report: Any) -> None:
     """But for the list that ``paddle.to_tensor`` leaks (3.3.1), here of each weight that is put back."""
