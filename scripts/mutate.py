@@ -405,8 +405,12 @@ def footprints(group: Group, files: Sequence[Path]) -> Footprints:
 
 
 def test_files(group: Group) -> list[str]:
-    found = [str(path) for pattern in group.tests for path in sorted(ROOT.glob(pattern))]
-    return [path for path in found if "kill" not in path and "growth" not in path]
+    found = {pattern: sorted(ROOT.glob(pattern)) for pattern in group.tests}
+    missing = [pattern for pattern, paths in found.items() if not paths]
+    if missing:
+        raise SystemExit(f"There are no tests {', '.join(missing)}.")
+    files = [str(path) for paths in found.values() for path in paths]
+    return [path for path in files if "kill" not in path and "growth" not in path]
 
 
 def survives(mutant: Mutant, tests: Footprints) -> bool:
@@ -430,7 +434,7 @@ def survives(mutant: Mutant, tests: Footprints) -> bool:
 def run_here(name: str, options: argparse.Namespace) -> int:
     """Try one group in this process; the number of survivors that nobody has explained."""
     group = GROUPS[name]
-    files = [ROOT / module for module in group.modules if (ROOT / module).exists()]
+    files = [ROOT / module for module in group.modules]
     files = [file for file in files if options.only in (None, file.name)]
     for module in ("pytest", *group.imports):
         importlib.import_module(module)
