@@ -68,20 +68,20 @@ def _sum_windows(windows: np.ndarray, shape: tuple[int, ...], stride: int) -> np
 
 
 @primitive
-def _conv2d(x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
+def _conv2d(x: np.ndarray, weight: np.ndarray, stride: int) -> Array:
     """One matrix product over all windows (im2col)."""
     windows = _windows(x, weight.shape[2:], stride)
     return np.moveaxis(np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))), -1, 1)
 
 
 @primitive
-def _conv2d_to_x(g: np.ndarray, x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
+def _conv2d_to_x(g: np.ndarray, x: np.ndarray, weight: np.ndarray, stride: int) -> Array:
     windows = np.moveaxis(np.tensordot(g, weight, axes=(1, 0)), 3, 1)
     return _sum_windows(windows, x.shape, stride)
 
 
 @primitive
-def _conv2d_to_weight(g: np.ndarray, x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
+def _conv2d_to_weight(g: np.ndarray, x: np.ndarray, weight: np.ndarray, stride: int) -> Array:
     return np.tensordot(g, _windows(x, weight.shape[2:], stride), axes=((0, 2, 3), (0, 2, 3)))
 
 
@@ -109,7 +109,7 @@ def scaled_dot_product_attention(
     """
     scores = anp.matmul(query, anp.swapaxes(key, -1, -2)) * (query.shape[-1] ** -0.5)
     if is_causal:
-        causal = np.tri(*scores.shape[-2:], dtype=bool)
+        causal = np.tri(*scores.shape[-2:], dtype=np.bool_)
         mask = causal if mask is None else causal & mask
     if mask is not None:
         scores = scores + np.where(mask, np.float32(0), np.float32(-np.inf))
@@ -135,8 +135,8 @@ def multi_head_attention(
         projections: the linear maps of query, key, value and output, such as ``nn.Linear`` layers.
     """
     to_heads = zip((query, key, value), projections[:3], strict=True)
-    split = [_split_heads(projection(x), heads) for x, projection in to_heads]
-    attended = scaled_dot_product_attention(*split, mask, is_causal=is_causal)
+    q, k, v = (_split_heads(projection(x), heads) for x, projection in to_heads)
+    attended = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
     merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
     return projections[3](merged)
 
@@ -157,12 +157,12 @@ def embedding(indices: np.ndarray, weight: Array) -> Array:
 
 
 @primitive
-def _rows(weight: np.ndarray, indices: np.ndarray) -> np.ndarray:
+def _rows(weight: np.ndarray, indices: np.ndarray) -> Array:
     return weight[indices]
 
 
 @primitive
-def _add_rows(g: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _add_rows(g: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -> Array:
     total = np.zeros(shape, np.result_type(g.dtype, np.float32))
     np.add.at(total, indices, g)
     return total.astype(g.dtype)
@@ -188,12 +188,12 @@ def max_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
 
 
 @primitive
-def _max_pool2d(x: np.ndarray, size: int, stride: int) -> np.ndarray:
+def _max_pool2d(x: np.ndarray, size: int, stride: int) -> Array:
     return _windows(x, (size, size), stride).max(axis=(4, 5))
 
 
 @primitive
-def _max_pool2d_to_x(g: np.ndarray, x: np.ndarray, size: int, stride: int) -> np.ndarray:
+def _max_pool2d_to_x(g: np.ndarray, x: np.ndarray, size: int, stride: int) -> Array:
     windows = _windows(x, (size, size), stride)
     first = windows.reshape(*windows.shape[:4], -1).argmax(axis=-1)  # of equals, as torch does
     spread = (np.arange(size * size) == first[..., None]) * g[..., None]
@@ -210,12 +210,12 @@ def avg_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
 
 
 @primitive
-def _avg_pool2d(x: np.ndarray, size: int, stride: int) -> np.ndarray:
+def _avg_pool2d(x: np.ndarray, size: int, stride: int) -> Array:
     return _windows(x, (size, size), stride).mean(axis=(4, 5))
 
 
 @primitive
-def _avg_pool2d_to_x(g: np.ndarray, x: np.ndarray, size: int, stride: int) -> np.ndarray:
+def _avg_pool2d_to_x(g: np.ndarray, x: np.ndarray, size: int, stride: int) -> Array:
     each = (g / size**2)[..., None, None]
     return _sum_windows(np.broadcast_to(each, (*g.shape, size, size)), x.shape, stride)
 
@@ -256,7 +256,7 @@ def batch_norm(
 
 
 @primitive
-def _normalized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
+def _normalized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> Array:
     centred = x - x.mean(axis=axes, keepdims=True)
     return centred / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + eps)
 
@@ -264,7 +264,7 @@ def _normalized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
 @primitive
 def _normalized_to_x(
     g: np.ndarray, normal: np.ndarray, x: np.ndarray, axes: tuple[int, ...], eps: float
-) -> np.ndarray:
+) -> Array:
     """``g`` less its mean and less its part along ``normal``, over the standard deviation."""
     along = (g * normal).mean(axis=axes, keepdims=True)
     deviation = np.sqrt(x.var(axis=axes, keepdims=True) + eps)
@@ -284,12 +284,12 @@ def relu(x: Array) -> Array:
 
 
 @primitive
-def _relu(x: np.ndarray) -> np.ndarray:
+def _relu(x: np.ndarray) -> Array:
     return _where_positive(x, x)
 
 
 @primitive
-def _relu_to_x(g: np.ndarray, result: np.ndarray) -> np.ndarray:
+def _relu_to_x(g: np.ndarray, result: np.ndarray) -> Array:
     return _where_positive(result, g)
 
 
@@ -314,7 +314,7 @@ def sigmoid(x: Array) -> Array:
 
 
 @primitive
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def _sigmoid(x: np.ndarray) -> Array:
     return 0.5 * (np.tanh(0.5 * x) + 1)  # exp(-x) would overflow
 
 
@@ -347,7 +347,7 @@ def gelu(x: Array) -> Array:
 
 
 @primitive
-def _gelu(x: np.ndarray) -> np.ndarray:
+def _gelu(x: np.ndarray) -> Array:
     return x * _normal_distribution(x)
 
 
@@ -373,7 +373,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 @primitive
-def _normal_distribution(x: np.ndarray) -> np.ndarray:
+def _normal_distribution(x: np.ndarray) -> Array:
     """``(1 + erf(x / sqrt(2))) / 2``, to the accuracy of its dtype; NumPy has no erf."""
     if x.dtype == np.float64:  # a reference, for which a call an element will do
         return 0.5 + 0.5 * np.asarray(_erf(x * 0.5**0.5), np.float64)
@@ -405,7 +405,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 
 @primitive
-def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
+def _softmax(x: np.ndarray, axis: int) -> Array:
     exponentials = np.exp(x - x.max(axis=axis, keepdims=True))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
 
@@ -423,7 +423,7 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
 
 
 @primitive
-def _log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
+def _log_softmax(x: np.ndarray, axis: int) -> Array:
     shifted = x - x.max(axis=axis, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
@@ -453,7 +453,7 @@ def cross_entropy(logits: Array, labels: np.ndarray) -> Array:
 
 
 @primitive
-def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> Array:
     return -_log_softmax(logits, -1)[np.arange(len(labels)), labels].mean()
 
 

@@ -216,7 +216,8 @@ class Module:
         return self.train(False)
 
     def _own_parameters(self) -> dict[str, np.ndarray]:
-        return vars(self).setdefault("_parameters", {})
+        own: dict[str, np.ndarray] = vars(self).setdefault("_parameters", {})
+        return own
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self._own_parameters()
@@ -245,6 +246,9 @@ def _uniform(rng: np.random.Generator, bound: float, *shape: int) -> Parameter:
 class Linear(Module):
     """``x @ weight + bias``: ``weight`` (in, out) and ``bias`` (out,), uniform in +-1/sqrt(in)."""
 
+    weight: Array
+    bias: Array
+
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, rng: Rng = None
     ) -> None:
@@ -258,6 +262,9 @@ class Linear(Module):
 
 class Conv2d(Module):
     """Convolution of (batch, in, height, width) with ``weight`` (out, in, size, size)."""
+
+    weight: Array
+    bias: Array
 
     def __init__(
         self,
@@ -282,6 +289,9 @@ class Conv2d(Module):
 class LayerNorm(Module):
     """Normalizes over the last axes, of ``shape``, then scales by ``weight`` and adds ``bias``."""
 
+    weight: Array
+    bias: Array
+
     def __init__(self, shape: int | Sequence[int], eps: float = 1e-5) -> None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.weight, self.bias = Parameter(np.ones(shape, "f")), Parameter(np.zeros(shape, "f"))
@@ -297,6 +307,9 @@ class _BatchNorm(Module):
     In training by the batch's statistics, towards which ``running_mean`` and ``running_var`` move
     by ``momentum``; in evaluation by those.
     """
+
+    weight: Array
+    bias: Array
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         self.weight = Parameter(np.ones(channels, "f"))
@@ -345,6 +358,8 @@ class Dropout(Module):
 
 class Embedding(Module):
     """One row of ``weight`` (count, width), normal, for each integer of the input."""
+
+    weight: Array
 
     def __init__(self, count: int, width: int, *, rng: Rng = None) -> None:
         rng = np.random.default_rng(rng)

@@ -12,7 +12,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ampbridge import Backend
-from ampbridge.adapters.backend import LossFn
+from ampbridge.adapters.backend import Array, LossFn
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
@@ -77,19 +77,19 @@ class NumpyHarness(Harness):
     def numpy(self, x: np.ndarray) -> np.ndarray:
         return np.array(x)
 
-    def dtype_of(self, x: np.ndarray) -> str:
-        return x.dtype.name
+    def dtype_of(self, x: Array) -> str:
+        return str(x.dtype)
 
-    def run(self, op: str, *inputs: np.ndarray) -> np.ndarray:
+    def run(self, op: str, *inputs: Array) -> Array:
         return getattr(anp, {"atan2": "arctan2"}.get(op, op))(*inputs)
 
     def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
         return Perceptron(weights)
 
-    def hidden(self, model: Perceptron, x: np.ndarray) -> np.ndarray:
+    def hidden(self, model: Perceptron, x: Array) -> Array:
         return model.hidden(x)
 
-    def forward(self, model: Perceptron, x: np.ndarray) -> np.ndarray:
+    def forward(self, model: Perceptron, x: Array) -> Array:
         return model(x)
 
     def layered(
@@ -109,7 +109,7 @@ class NumpyHarness(Harness):
     def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
         return loss_fn, lambda: 0
 
-    def mean_squared_error(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+    def mean_squared_error(self, prediction: Array, target: Array) -> Array:
         return nn.mse_loss(prediction, target)
 
     def parameters(self, model: nn.Module) -> list[np.ndarray]:
@@ -138,7 +138,7 @@ class NumpyHarness(Harness):
 
         return list(autograd.grad(scaled_loss)(arrays))
 
-    def on_backward(self, x: np.ndarray, call: Callable[[], None]) -> np.ndarray:
+    def on_backward(self, x: Array, call: Callable[[], None]) -> Array:
         @primitive
         def watched(value: np.ndarray) -> np.ndarray:
             return value

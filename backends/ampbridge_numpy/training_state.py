@@ -109,8 +109,7 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
     """See ``Backend.write_optimizer``. Nothing is changed if it raises."""
     rate = state.settings.get("lr")
-    number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
-    if not number or not 0 <= rate < math.inf:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
         raise StateError(
             f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
         )

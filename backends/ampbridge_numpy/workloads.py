@@ -10,6 +10,7 @@ import numpy as np
 import ampbridge as amp
 from ampbridge.workloads.weights import HEADS, WIDTH, Weights
 from ampbridge_numpy import nn, optim
+from ampbridge_numpy.functional import Array
 
 
 def mlp(weights: Weights) -> nn.Module:
@@ -55,7 +56,7 @@ class Transformer(nn.Module):
         self.norm3 = nn.LayerNorm(WIDTH)
         self.head = linear(weights, "head")
 
-    def forward(self, tokens: np.ndarray) -> np.ndarray:
+    def forward(self, tokens: np.ndarray) -> Array:
         x = self.embedding(tokens)
         x = x + self.attention(self.norm1(x))
         x = x + self.feed_forward(self.norm2(x))
@@ -66,14 +67,14 @@ def optimizer(model: nn.Module, learning_rate: float = 0.1) -> optim.Optimizer:
     return optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
 
-def loss(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def loss(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Array:
     return nn.cross_entropy(model(x), y)
 
 
 def predict(model: nn.Module, x: np.ndarray) -> np.ndarray:
     """The most likely class of each input, with batch norm's running statistics."""
     model.eval()
-    classes = model(x).argmax(axis=1)
+    classes: np.ndarray = model(x).argmax(axis=1)
     model.train()
     return classes
 

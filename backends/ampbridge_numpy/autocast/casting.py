@@ -148,7 +148,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     canonical = {op: op_list.category(op) for op in oplists.ops()}
     return Rules(
         DTYPES[policy.dtype],
-        canonical | policy.native_rules("numpy") | own | dict(functions),
+        {**canonical, **policy.native_rules("numpy"), **own, **dict(functions)},
         "deny" if op_list.unlisted == "full" else "promote",
         dict(functions),
         {

@@ -166,8 +166,9 @@ def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
     call = _call_of(model)
     if call is None:
         return None
-    rounds = call.rounding is None or optimizer is None
-    return call.decoration if rounds or call.rounding in optimizer.after_step else None
+    if call.rounding is None or optimizer is None or call.rounding in optimizer.after_step:
+        return call.decoration
+    return None
 
 
 def _call_of(model: Model) -> ModelCall | None:
