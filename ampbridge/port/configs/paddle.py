@@ -66,7 +66,9 @@ def read_ocr(root: Table, draft: Draft) -> None:
         call(draft, SCALER, section, scaler, init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
         if _value(section, "amp_level", "O2") == "O2":
             decorate = {"level": "amp_level", "dtype": "amp_dtype"}
-            call(draft, DECORATE, section, decorate, level="O2", master_weight=True)
+            call(
+                draft, DECORATE, section, decorate, level="O2", master_weight=True, optimizers=True
+            )
         cast = {
             "level": "amp_level",
             "dtype": "amp_dtype",
@@ -110,7 +112,7 @@ def _read_clas_amp(section: Table, draft: Draft) -> None:
     }
     call(draft, SCALER, section, scaler, init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
     if level == "O2":
-        call(draft, DECORATE, section, {"level": "level"}, save_dtype="float32")
+        call(draft, DECORATE, section, {"level": "level"}, save_dtype="float32", optimizers=True)
         if "use_promote" in section.entries:
             message = "PaddleClas passes use_promote on under Paddle 2.5 alone."
             draft.find("ignored", section.place_of("use_promote"), message)
@@ -172,7 +174,13 @@ def _read_detection(root: Table, amp: bool, draft: Draft) -> None:
 def _read_detection_amp(root: Table, draft: Draft) -> None:
     call(draft, SCALER, root, {"init_loss_scaling": "init_loss_scaling"}, init_loss_scaling=1024.0)
     if _value(root, "amp_level", "O1") == "O2":
-        call(draft, DECORATE, root, {"level": "amp_level", "master_grad": "master_grad"})
+        call(
+            draft,
+            DECORATE,
+            root,
+            {"level": "amp_level", "master_grad": "master_grad"},
+            optimizers=True,
+        )
         if _value(root, "master_grad", False):
             message = "PaddleDetection passes master_grad on under Paddle 2.5 alone."
             draft.find("note", root.place_of("master_grad"), message)
@@ -217,7 +225,7 @@ def _read_seg(root: Table, level: str, draft: Draft) -> None:
         nothing = Table({}, root.place)
         call(draft, SCALER, nothing, {}, init_loss_scaling=1024)
         if level == "O2":
-            call(draft, DECORATE, nothing, {}, level="O2", save_dtype="float32")
+            call(draft, DECORATE, nothing, {}, level="O2", save_dtype="float32", optimizers=True)
         lists = {"custom_white_list": SEG_WHITE, "custom_black_list": SEG_BLACK}
         call(draft, AUTO_CAST, nothing, {}, level=level, enable=True, **lists)
         finish(draft)

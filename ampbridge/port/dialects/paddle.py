@@ -203,9 +203,7 @@ def decorate(call: Call, draft: Draft) -> None:
         if "policy.level" not in draft.unknown:
             draft.set("policy.level", "O2")
         draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
-    draft.take(
-        "policy.master_weights", call, "master_weight", None, lambda value: value is not False
-    )
+    take_masters(call, draft)
     take_save_dtype(call, draft)
     draft.take_flag("decorate.master_grad", call, "master_grad", False)
     take_kept(call, draft)
@@ -216,6 +214,50 @@ def _given(call: Call, argument: str) -> bool:
         return call.value(argument, None) not in (None, False)
     except NotKnown:
         return True
+
+
+def take_masters(call: Call, draft: Draft) -> None:
+    """``decorate`` gives masters to the optimizers that it is passed; without one there are none."""
+    if _given(call, "optimizers"):
+        draft.take(
+            "policy.master_weights", call, "master_weight", None, lambda value: value is not False
+        )
+        draft.seen["decorated with optimizers"] = call.place
+    elif "decorated with optimizers" not in draft.seen:
+        draft.seen["decorated alone"] = call.place
+
+
+def optimizer(call: Call, draft: Draft) -> None:
+    """``multi_precision=True``: an optimizer that has masters of its own accord."""
+    if "multi_precision" not in call.extra:
+        return
+    argument = call.extra["multi_precision"]
+    try:
+        has_masters = bool(argument.evaluate())
+    except NotKnown as error:
+        draft.seen["perhaps masters"] = error.place
+        return
+    if has_masters:
+        draft.seen["own masters"] = argument.place
+
+
+def _settle_masters(draft: Draft) -> None:
+    """Where ``decorate`` was passed models alone, the optimizers say whether there are masters."""
+    seen = draft.seen.keys()
+    if "decorated alone" not in seen or seen & {"decorated with optimizers", "own masters"}:
+        return
+    if "perhaps masters" in draft.seen:
+        draft.unknown["policy.master_weights"] = draft.seen["perhaps masters"]
+        return
+    draft.set("policy.master_weights", False)
+    draft.comments["policy.master_weights"] = "decorate was passed no optimizers"
+    draft.find(
+        "note",
+        draft.seen["decorated alone"],
+        "decorate() was passed no optimizers: Paddle makes float32 masters for those that it is passed, "
+        "and for optimizers with multi_precision=True. Here updates go to the low parameters.",
+        "paddle.amp.decorate(models=model, optimizers=optimizer, level='O2')",
+    )
 
 
 def take_save_dtype(call: Call, draft: Draft) -> None:
@@ -543,6 +585,7 @@ def finish(draft: Draft) -> None:
             draft.set(key, "O0" if key == "policy.level" else None)
         return
     draft.set("policy.lists", "paddle")
+    _settle_masters(draft)
     _tell_of_decoration(draft)
     if settings.get("policy.dtype") == "bfloat16":
         if settings.get("scaler.like") and settings.get("scaler.dynamic", True):
@@ -594,6 +637,13 @@ _SCALER_METHODS: Mapping[str, tuple[str, ...]] = {
     **{f"set_{argument}": (f"new_{argument}",) for argument in NUMBERS},
 }
 _SCALERS = ("paddle.amp.GradScaler", "paddle.amp.AmpScaler")
+_OPTIMIZERS = tuple(
+    f"paddle.optimizer.{name}"
+    for name in (
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Momentum", "NAdam", "RAdam",
+        "RMSProp", "Rprop", "SGD",
+    )
+)  # fmt: skip
 _STRATEGY = "paddle.distributed.fleet.DistributedStrategy"
 _LISTS = "paddle.static.amp.CustomOpLists"
 _BF16_LISTS = "paddle.static.amp.bf16.AutoMixedPrecisionListsBF16"
@@ -607,6 +657,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "paddle.amp.auto_cast": REGION,
     "paddle.amp.autocast": ("device_type", "dtype", "enabled", "cache_enabled"),
     "paddle.amp.decorate": DECORATE,
+    **dict.fromkeys(_OPTIMIZERS, ()),
     **dict.fromkeys(_SCALERS, SCALER),
     **{f"{scaler}.{name}": names for scaler in _SCALERS for name, names in _SCALER_METHODS.items()},
     "paddle.static.amp.decorate": STATIC[:2],
@@ -682,6 +733,7 @@ HANDLERS: Mapping[str, Handler] = {
     "paddle.amp.auto_cast": auto_cast,
     "paddle.amp.autocast": autocast,
     "paddle.amp.decorate": decorate,
+    **dict.fromkeys(_OPTIMIZERS, optimizer),
     "paddle.amp.GradScaler": grad_scaler,
     "paddle.amp.AmpScaler": amp_scaler,
     **{f"{scaler}.set_{each}": setter(each) for scaler in _SCALERS for each in NUMBERS},
