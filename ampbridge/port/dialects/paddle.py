@@ -533,6 +533,8 @@ def strategy_amp_configs(call: Call, draft: Draft) -> None:
     take_lists(configs, draft, static=True)
     scaling.like(draft, "paddle_fleet")
     take_static_scaling(configs, draft)
+    if draft.settings.get("policy.level") == "O2":  # elsewhere it has no effect
+        _tell_of_guard(configs, draft, "use_fp16_guard", usual=True)
 
 
 def gradient_merge(call: Call, draft: Draft) -> None:
