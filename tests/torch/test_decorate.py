@@ -501,13 +501,13 @@ def test_a_region_that_is_open_already_is_not_opened_again(
     low: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    region = model_calls.region
+    region_on = model_calls.region_on
 
-    def counting(*args: Any) -> Any:
-        opened.append(args[0])
-        return region(*args)
+    def counting(types: Any, opened_policy: amp.Policy) -> Any:
+        opened.append(opened_policy)
+        return region_on(types, opened_policy)
 
-    monkeypatch.setattr(model_calls, "region", counting)
+    monkeypatch.setattr(model_calls, "region_on", counting)
     chosen = policy(low, deny=["gelu"])
     x, _ = next(batches(1))
     model = amp.decorate(Net(), None, chosen)
