@@ -73,9 +73,9 @@ class Policy:
     level: Level = "O1"
     dtype: str = "float16"
     lists: str = field(default="torch", kw_only=True)
-    allow: tuple[str, ...] = field(default=(), kw_only=True)
-    deny: tuple[str, ...] = field(default=(), kw_only=True)
-    keep: tuple[str, ...] = field(default=(), kw_only=True)
+    allow: Sequence[str] = field(default=(), kw_only=True)  # lists as well; kept as tuples
+    deny: Sequence[str] = field(default=(), kw_only=True)
+    keep: Sequence[str] = field(default=(), kw_only=True)
     master_weights: bool = field(default=True, kw_only=True)
     output_dtype: str = field(default="float32", kw_only=True)
     execution: Execution = field(default="auto", kw_only=True)

@@ -102,7 +102,7 @@ SCALE = 2.0**16
 figure, axes = plt.subplots(figsize=(5.6, 2.8))
 axes.axvspan(-14, 16, color="#009e73", alpha=0.2, label="float16, normal")
 axes.axvspan(-24, -14, color="#e69f00", alpha=0.2, label="float16, subnormal")
-bins = np.arange(-56, 20)
+bins = range(-56, 20)
 axes.hist(magnitudes(true), bins, color="#555555", label="gradients")
 axes.hist(
     magnitudes(true) + np.log2(SCALE),
@@ -199,18 +199,15 @@ assert "gradients under 6e-8 become zero" in warned[0]
 # Figure: Losses over 60 steps. float32, scaled float16 and bfloat16 fall together to about 0.3.
 # Unscaled float16 does not fall.
 STYLES = {
-    "float32": {"color": "#555555", "linewidth": 5, "alpha": 0.4},
-    "float16, unscaled": {"color": "#d55e00", "linestyle": "--"},
-    "float16, scaled": {"color": "#0072b2"},
-    "bfloat16, unscaled": {
-        "color": "#009e73",
-        "linestyle": ":",
-        "linewidth": 2.5,
-    },
+    "float32": ("#55555566", "-", 5.0),
+    "float16, unscaled": ("#d55e00", "--", 1.5),
+    "float16, scaled": ("#0072b2", "-", 1.5),
+    "bfloat16, unscaled": ("#009e73", ":", 2.5),
 }
 figure, axes = plt.subplots(figsize=(5.6, 2.8))
 for name, results in runs.items():
-    axes.plot(losses(results), label=name, **STYLES[name])
+    color, style, width = STYLES[name]
+    axes.plot(losses(results), style, label=name, color=color, linewidth=width)
 axes.set_xlabel("step")
 axes.set_ylabel("loss (cross-entropy, nats)")
 axes.set_ylim(0, 4)
@@ -230,6 +227,7 @@ assert abs(last["bfloat16, unscaled"] / last["float32"] - 1) < 0.05
 # As large as possible, but no gradient may reach 65504. For one batch the lens has tried it out:
 
 # %%
+assert found.safe_scale is not None
 print(f"the largest safe scale is 2^{np.log2(found.safe_scale):g}")
 print(f"at 2^16, {found.at(SCALE).of('gradient').flushed:.1%} become zero")
 

@@ -29,8 +29,8 @@ bfloat16 = ml_dtypes.bfloat16
 # %%
 low, master = bfloat16(1.0), np.float32(1.0)
 for _ in range(100):
-    low = bfloat16(low - bfloat16(0.001))
-    master = np.float32(master - np.float32(0.001))
+    low = bfloat16(float(low) - 0.001)
+    master = np.float32(float(master) - 0.001)
 print(f"1 - 100 x 0.001 in bfloat16: {float(low):.4f}")
 print(f"1 - 100 x 0.001 in a master: {master:.4f}")
 print(f"what the model reads of it:  {float(bfloat16(master)):.4f}")
@@ -97,7 +97,7 @@ ratios = np.concatenate(
     ]
 )
 figure, axes = plt.subplots(figsize=(5.6, 2.8))
-axes.hist(ratios, np.arange(-30, 1), color="#999999")
+axes.hist(ratios, range(-30, 1), color="#999999")
 for name, unit, colour in (
     ("bfloat16", -8, "#d55e00"),
     ("float16", -11, "#0072b2"),
@@ -158,13 +158,14 @@ for name, (losses, stuck) in runs.items():
 # Figure: Losses over 180 steps. float32 and O2 with masters fall together from 2.3 to 1.4; O2
 # without masters stays above 2.
 STYLES = {
-    "float32": {"color": "#555555", "linewidth": 5, "alpha": 0.4},
-    "O2 with masters": {"color": "#0072b2"},
-    "O2 without masters": {"color": "#d55e00", "linestyle": "--"},
+    "float32": ("#55555566", "-", 5.0),
+    "O2 with masters": ("#0072b2", "-", 1.5),
+    "O2 without masters": ("#d55e00", "--", 1.5),
 }
 figure, axes = plt.subplots(figsize=(5.6, 2.8))
 for name, (losses, _) in runs.items():
-    axes.plot(losses, label=name, **STYLES[name])
+    color, style, width = STYLES[name]
+    axes.plot(losses, style, label=name, color=color, linewidth=width)
 axes.set_xlabel("step")
 axes.set_ylabel("loss (cross-entropy, nats)")
 axes.legend()

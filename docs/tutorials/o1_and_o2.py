@@ -71,7 +71,7 @@ print(o2)
 
 # %%
 def calls_by_dtype(census):
-    counted = Counter()
+    counted: Counter[str] = Counter()
     for row in census.rows:
         counted[row.dtype] += row.calls
     return counted
@@ -184,8 +184,8 @@ for losses in runs.values():
 
 # %%
 digits = new_transformer()
-policy = amp.Policy("O2", keep=["head"])
-kept = lens.census(native.loss, digits.model, x, y, policy=policy)
+head_kept = amp.Policy("O2", keep=["head"])
+kept = lens.census(native.loss, digits.model, x, y, policy=head_kept)
 for row in kept.rows:
     if row.rule == "kept layer":
         print(row.op, "of layer", repr(row.layer), "runs in", row.dtype)

@@ -119,8 +119,8 @@ assert {row.key for row in report.of("changes")} == {
 # %%
 changed = [row for row in report.ops if not row.is_kept]
 print(f"native code: {len(changed)} ops run in another dtype, for example")
-for row in changed[:4]:
-    print(f"    {row.op:12} Paddle: {row.recipe}, here: {row.code}")
+for each in changed[:4]:
+    print(f"    {each.op:12} Paddle: {each.recipe}, here: {each.code}")
 
 exact = amp.port.fidelity(recipe, "tensorflow", native=False)
 print(

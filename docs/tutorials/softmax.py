@@ -102,12 +102,12 @@ assert policies["tensorflow"].category("softmax") == "promote"
 
 # %%
 for name in SETS:
-    (row,) = [
-        row
-        for row in amp.explain(policies[name], BACKEND).ops
-        if row.op == "softmax"
+    (found,) = [
+        each
+        for each in amp.explain(policies[name], BACKEND).ops
+        if each.op == "softmax"
     ]
-    print(f"lists={name!r:13} softmax runs in {row.dtype:8} (by: {row.by})")
+    print(f"lists={name!r:13} softmax runs in {found.dtype:8} (by: {found.by})")
 
 # %% [markdown]
 # ## What can go wrong
@@ -191,9 +191,8 @@ def loss_by_hand(model, x, y):
 # %%
 digits = workloads.find("digits-mlp")(BACKEND, 0)
 step = amp.train_step(native.loss, digits.model, digits.optimizer, policy="O0")
-for x, y in digits.batches:
-    result = step(x, y)
-print(f"trained: loss {float(result.loss):.3f}")
+results = [step(x, y) for x, y in digits.batches]
+print(f"trained: loss {results[-1].loss:.3f}")
 
 x, y = digits.batches[0]
 wrong = (y + 1) % 10

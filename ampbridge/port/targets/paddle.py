@@ -71,7 +71,7 @@ def _is_decorated(recipe: Recipe) -> bool:
     return recipe.schedule is None and recipe.policy.level == "O2"
 
 
-def _kept(policy: Policy) -> tuple[str, ...]:
+def _kept(policy: Policy) -> Sequence[str]:
     return policy.keep if policy.level != "O0" else ()
 
 

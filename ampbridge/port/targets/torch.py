@@ -8,7 +8,7 @@ reach them through the copies. A loss scale that ``torch.amp.GradScaler`` does n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ampbridge.policies import oplists
 from ampbridge.policies.oplists import Category
@@ -97,7 +97,7 @@ def _has_lists(recipe: Recipe) -> bool:
     return any(any(_functions(policy).values()) for policy in recipe.policies)
 
 
-def _kept(policy: Policy) -> tuple[str, ...]:
+def _kept(policy: Policy) -> Sequence[str]:
     return policy.keep if policy.level != "O0" else ()
 
 

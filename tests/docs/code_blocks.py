@@ -1,0 +1,54 @@
+"""The blocks of Python in the documents, and what each takes for granted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,})python\b.*?\n(?P<code>.*?)^(?P=indent)(?P=marks)$", re.S | re.M)  # fmt: skip # noqa: E501
+
+# What a block takes for granted: (document, first line) -> the code before it.
+DIGITS = """
+import ampbridge as amp
+from ampbridge import workloads
+digits = workloads.find("digits-mlp")("numpy", 0)
+model, optimizer, loss_fn = digits.model, digits.optimizer, digits.loss_fn
+batches = digits.first(3)
+"""
+CONTEXTS = {
+    ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
+    ("docs/examples.md", "model = getattr(native, workload)(weights.make(workload, seed))"): """
+import ampbridge as amp
+from ampbridge.workloads import digits, of_backend, weights
+native, workload, seed, policy, scaler, compile = of_backend("numpy"), "mlp", 0, "O1", "auto", "auto"
+(training, _), batch_size, steps, report = digits.load(workload), 128, 3, print
+""",
+    ("docs/porting.md", 'reading = amp.port.read("train.py")            # or source text'): DIGITS
+    + f"""
+from pathlib import Path
+Path("train.py").write_text(Path({str(ROOT / "examples/porting/paddle_guide.py")!r}).read_text())
+""",
+}
+
+
+class Block(NamedTuple):
+    document: str
+    code: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.document, self.code.splitlines()[0]
+
+
+def blocks() -> Iterator[Block]:
+    """Of the README and of every page but the tutorials, which are scripts."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for found in FENCE.finditer(path.read_text()):
+            yield Block(path.relative_to(ROOT).as_posix(), dedent(found["code"]))
+
+
+BLOCKS = list(blocks())

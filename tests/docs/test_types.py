@@ -1,0 +1,92 @@
+"""Type checkers pass the code that users read: the README's blocks, and the tutorials.
+
+mypy runs with ``--strict``, pyright as it comes (its standard mode; basedpyright is the build of it that
+PyPI has). Excluded, and why:
+
+* Functions without annotations are allowed, and calls of them: the README and the tutorials write
+  ``def loss_fn(model, x, y)`` as their readers do. What stands inside is checked.
+* The frameworks, ``autograd`` and ``sklearn`` are ``Any``. Most have no types, or such as pyright finds
+  fault with; and what they say of themselves is not what is under test.
+* pyright's reportRedeclaration: a tutorial defines one function for each framework, under an ``if``.
+* Our own modules are read and not checked again: `make types` does that.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from code_blocks import BLOCKS, CONTEXTS, ROOT
+from processes import run_python
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+OURS = (ROOT, ROOT / "backends")
+UNTYPED = ("torch", "tensorflow", "keras", "paddle", "autograd", "autograd/numpy", "sklearn")
+
+# The block with a line for each of several frameworks; its ... stands for the arguments above it.
+FRAGMENT = """
+from typing import Any
+import ampbridge as amp
+import ampbridge_paddle
+loss_fn: Any = ...
+model: Any = ...
+optimizer: Any = ...
+loss: Any = ...
+data: Any = ...
+paddle_model: Any = ...
+"""
+MYPY = """
+[mypy]
+strict = True
+allow_untyped_defs = True
+allow_incomplete_defs = True
+allow_untyped_calls = True
+python_version = 3.10
+mypy_path = {paths}
+[mypy-ampbridge.*,ampbridge_numpy.*,ampbridge_torch.*,ampbridge_tensorflow.*,ampbridge_paddle.*]
+follow_imports = silent
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The README's blocks as modules, and stubs of the frameworks in which every name is ``Any``."""
+    folder = tmp_path_factory.mktemp("types")
+    (folder / "blocks").mkdir()
+    for number, block in enumerate(block for block in BLOCKS if block.document == "README.md"):
+        is_fragment = "(..., " in block.code
+        context = FRAGMENT if is_fragment else CONTEXTS.get(block.key, "")
+        code = block.code.replace("(..., ", "(loss_fn, model, optimizer, ")
+        (folder / "blocks" / f"readme_{number}.py").write_text(context + code)
+    for package in UNTYPED:
+        stub = folder / "stubs" / package / "__init__.pyi"
+        stub.parent.mkdir(parents=True)
+        stub.write_text("from typing import Any\ndef __getattr__(name: str) -> Any: ...\n")
+    return folder
+
+
+def test_mypy_strict(folder):
+    settings = folder / "mypy.ini"
+    settings.write_text(MYPY.format(paths=":".join(map(str, (*OURS, folder / "stubs")))))
+    kept = ("--cache-dir", ROOT / "build" / "mypy_of_documents")
+    run_python("-m", "mypy", "--config-file", settings, *kept, *checked(folder))
+
+
+def test_pyright(folder):
+    settings = {
+        "include": [str(path) for path in checked(folder)],
+        "typeCheckingMode": "standard",
+        "reportRedeclaration": False,
+        "stubPath": str(folder / "stubs"),
+        "extraPaths": [str(path) for path in OURS],
+        "pythonVersion": "3.10",
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    # The interpreter's path: pyright asks it where packages are.
+    run_python("-m", "basedpyright", "--project", folder, "--pythonpath", sys.executable)
+
+
+def checked(folder: Path) -> list[Path]:
+    found = [*sorted((folder / "blocks").glob("*.py")), *sorted(TUTORIALS.glob("*.py"))]
+    assert len(found) == 3 + 6
+    return found
