@@ -425,3 +425,11 @@ def test_simulated_and_native_are_one_computation() -> None:
     results = [amp.decorate(net(), policy=policy)(X) for policy in asked.values()]
     for result in results:
         np.testing.assert_array_equal(result, results[0])
+
+
+def test_float64_and_nothing_at_all_fit_float16() -> None:
+    """O2 leaves float64 as it is; an array without numbers has no largest one."""
+    model = nn.Linear(2, 2, rng=0)
+    model.weight = nn.Parameter(np.full((2, 2), 1e6))
+    model.bias = nn.Parameter(np.zeros((0,), np.float32))
+    assert NumpyBackend().largest_magnitudes(model, []) == []

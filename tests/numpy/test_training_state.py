@@ -91,3 +91,12 @@ def test_a_checkpoint_of_another_model_is_told_by_what_differs(
 def step_of(model: nn.Module) -> amp.TrainStep:
     optimizer = optim.SGD(model.parameters(), 0.1)
     return amp.train_step(lambda model, x: model(x).mean(), model, optimizer, policy="O0")
+
+
+def test_an_array_that_two_layers_share_is_one_weight() -> None:
+    first, second = nn.Linear(2, 2, rng=0), nn.Linear(2, 2, rng=1)
+    first.weight = second.weight = nn.Parameter(np.eye(2, dtype=np.float32))
+    model = nn.Sequential(first, second)
+    arrays = [id(array) for array in model.parameters()]
+    assert len(set(arrays)) == len(arrays) == 3
+    assert len(BACKEND.weights(model)) == len(BACKEND.read_weights(model)) == 3
