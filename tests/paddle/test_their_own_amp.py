@@ -1,7 +1,7 @@
 """What Paddle's own tests check of its AMP (``test/amp``, ``test_imperative_auto_mixed_precision``), of ours.
 
-Written anew in our names. What differs by design is said in docs/porting.md ("Where our scaler is not
-Paddle's"), and in the tests at the end.
+Rewritten with our names. docs/porting.md ("Where a loop by hand differs") and the tests at the end show
+the differences by design.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What torch's own tests check of ``torch.amp.GradScaler`` (``test_grad_scaling_*``), of ours.
 
-Written anew in our names; where the check is the same, theirs is run beside ours. What differs by
-design is said in docs/porting.md ("Where our scaler is not torch's"), and in the tests at the end.
+Rewritten with our names; where the check is the same, theirs runs beside ours. docs/porting.md ("Where a
+loop by hand differs") and the tests at the end show the differences by design.
 """
 
 from __future__ import annotations
