@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 2. Why losses are scaled
 #
-# `float16` holds nothing between 0 and 6·10⁻⁸. Gradients are often smaller. Here you watch them vanish,
-# see a training fail of it, and mend it with one multiplication.
+# `float16` has no numbers between 0 and 6·10⁻⁸. Gradients are often smaller. Here you watch them vanish,
+# see a training run fail because of it, and fix it with one multiplication.
 #
-# The page runs on NumPy. Any other framework does the same: set `AMPBRIDGE_TUTORIAL_BACKEND` to `torch`,
+# The page runs on NumPy. To run it on another framework, set `AMPBRIDGE_TUTORIAL_BACKEND` to `torch`,
 # `tensorflow` or `paddle`.
 
 # %%
@@ -21,13 +21,13 @@ BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
 native = workloads.of_backend(BACKEND)  # its own models, losses, optimizers
 
 # %% [markdown]
-# ## A loss that is a mean over very much
+# ## A loss that averages over many outputs
 #
-# The model is small: it tells handwritten digits apart, 8 x 8 pixels each, by two hidden layers. Its loss
-# is the mean over a batch of 128. Large models average over much more: a segmentation of 64 images of
-# 512 x 512 pixels has 2²⁴ outputs, and the gradient of each is divided by that number. To meet such
-# gradients here, we divide the loss by the missing 2¹⁷. With a learning rate that is 2¹⁷ times larger,
-# the training is the same, to the last bit but for rounding:
+# The model is small: it classifies handwritten digits of 8 x 8 pixels with two hidden layers. Its loss
+# is the mean over a batch of 128. Large models average over many more outputs. A segmentation of 64 images
+# of 512 x 512 pixels has 2²⁴ outputs, and the gradient of each is divided by that number. To get such
+# gradients here, we divide the loss by the missing factor of 2¹⁷. With a learning rate that is 2¹⁷ times
+# larger, the training is the same, except for rounding:
 
 # %%
 SHRINK = 2.0**-17
@@ -60,8 +60,8 @@ def losses(results):
 # %% [markdown]
 # ## Gradients underflow
 #
-# `amp.value_and_grad` computes loss and gradients under a policy. `"O0"` is `float32` throughout, the
-# truth for now. `"O1"` runs matrix products in `float16`.
+# `amp.value_and_grad` computes loss and gradients under a policy. `"O0"` is `float32` throughout, and
+# serves as the reference here. `"O1"` runs matrix products in `float16`.
 
 # %%
 digits, _ = new_digits()
@@ -86,7 +86,7 @@ for name, share in zip(names, lost, strict=True):
 assert min(lost[:-1]) > 0.5
 
 # %% [markdown]
-# Where do these gradients lie? Nearly all of them under the smallest number that `float16` knows:
+# How large are these gradients? Nearly all of them are below the smallest number of `float16`:
 
 
 # %%
@@ -121,9 +121,9 @@ assert np.mean(magnitudes(true) < -24) > 0.8
 assert np.all(magnitudes(true) + np.log2(SCALE) < 16)
 
 # %% [markdown]
-# The gradients of the parameters are only the end of the way. On the way back, from op to op, there are
-# the gradients of each op's output. `lens.ranges` measures all of them, in `float32`, and says what
-# `float16` would make of them:
+# The gradients of the parameters are only the last results of the backward pass. It also computes the
+# gradient of each op's output. `lens.ranges` measures all of them in `float32`, and shows how many of them
+# `float16` would lose:
 
 # %%
 found = lens.ranges(small_loss, digits.model, x, y, scale=1.0)
@@ -136,16 +136,16 @@ assert all(
 )
 
 # %% [markdown]
-# The rows "output" are the forward pass: nothing is lost there. It is the way back that does not fit: of
-# the gradients that are computed in `float16`, nine in ten are gone at the last layer, and all at the
+# The rows "output" show the forward pass, which loses nothing. The backward pass does not fit: of the
+# gradients that are computed in `float16`, nine in ten are lost at the last layer, and all of them at the
 # first.
 #
 # ## One multiplication moves them all
 #
-# Differentiation is linear: if the loss is multiplied by 2¹⁶, so is every gradient on its way back.
-# Before the optimizer sees them they are divided by 2¹⁶ again, in `float32`. Multiplying by a power of
-# two changes the exponent alone, so nothing is rounded. `amp.GradScaler` multiplies; in a training step
-# it divides as well, here we do.
+# Differentiation is linear: if you multiply the loss by 2¹⁶, every gradient of the backward pass is
+# multiplied by 2¹⁶ too. Before the optimizer uses the gradients, they are divided by 2¹⁶ again, in
+# `float32`. Multiplying by a power of two changes only the exponent, so nothing is rounded.
+# `amp.GradScaler` multiplies. In a training step it also divides; here we divide ourselves.
 
 # %%
 scaled = [
@@ -171,10 +171,10 @@ assert relative_error(scaled) < 0.005
 assert max(left) < 0.01
 
 # %% [markdown]
-# ## What it means for a training
+# ## The effect on training
 #
-# Four trainings from equal weights, on equal batches. `scaler="auto"`, the default, makes a `GradScaler`
-# where the policy needs one; `scaler=None` does without, and is warned of.
+# We train four times from equal weights, on equal batches. `scaler="auto"`, the default, creates a
+# `GradScaler` if the policy needs one. `scaler=None` trains without one, and gives a warning.
 
 # %%
 with warnings.catch_warnings(record=True) as caught:
@@ -224,7 +224,8 @@ assert abs(last["bfloat16, unscaled"] / last["float32"] - 1) < 0.05
 #
 # ## Which scale?
 #
-# As large as possible, but no gradient may reach 65504. For one batch the lens has tried it out:
+# The scale should be as large as possible, but no gradient may exceed 65504. The lens has computed the
+# largest safe scale for one batch:
 
 # %%
 assert found.safe_scale is not None
@@ -232,10 +233,10 @@ print(f"the largest safe scale is 2^{np.log2(found.safe_scale):g}")
 print(f"at 2^16, {found.at(SCALE).of('gradient').flushed:.1%} become zero")
 
 # %% [markdown]
-# But the right scale changes from batch to batch, and while the model learns. So in a training it is
-# found by trying: if a gradient is infinite, the step is *skipped* and the scale halved; after a number
-# of good steps it is doubled. Here it starts far too high, at 2⁴¹, and grows after 15 good steps (the
-# default is 2¹⁶ and 2000 steps).
+# But the right scale changes from batch to batch, and while the model learns. So a training step finds it
+# by trying: if a gradient is infinite, the step is *skipped* and the scale is halved. After a number of
+# good steps the scale is doubled. Here it starts far too high, at 2⁴¹, and grows after 15 good steps (the
+# defaults are 2¹⁶ and 2000 steps).
 
 # %%
 scaler = amp.GradScaler(2.0**41, max_scale=2.0**41, growth_interval=15)
@@ -273,8 +274,8 @@ assert losses(results)[-1] < 0.5 * losses(results)[0]
 # %% [markdown]
 # ## A skipped step changes nothing
 #
-# An infinite gradient must not touch the weights: one step with it, and they are infinite for good. In
-# ampbridge a skipped step changes no weight, no momentum and no schedule. The proof:
+# An infinite gradient must not reach the weights: one step with it would make them infinite for good. In
+# ampbridge a skipped step changes no weight, no momentum and no schedule. Here is the proof:
 
 # %%
 digits, optimizer = new_digits()
@@ -292,10 +293,10 @@ assert not result.applied
 assert all(np.array_equal(before[name], after[name]) for name in before)
 
 # %% [markdown]
-# ## What to take along
+# ## Summary
 #
-# - `float16` turns gradients under 6·10⁻⁸ into zero, and how much of a model's gradient that is, nobody
-#   sees in the loss of a single step.
+# - `float16` turns small gradients (under 6·10⁻⁸) into zero. The loss of a single step does not show how
+#   much of the gradient is lost.
 # - Scaling the loss by a power of two moves all gradients into range and rounds nothing.
 # - Skipped steps are part of the method. A few at the beginning and one now and then are fine; one every
 #   few steps is not, and ampbridge warns after 25 in a row.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 4. Master weights
 #
-# At O2 a model's parameters are 16 bits wide. Its optimizer should not work on those 16 bits. This page
-# shows what is lost if it does, and what is done about it: a second copy of every parameter in
-# `float32`, the *master*, to which the small updates go.
+# At O2 a model's parameters are 16 bits wide. Its optimizer should not update those 16 bits directly. This
+# page shows what is lost if it does, and the remedy: a second copy of every parameter in `float32`, the
+# *master*, which receives the small updates.
 
 # %%
 import os
@@ -23,8 +23,8 @@ bfloat16 = ml_dtypes.bfloat16
 # ## Half a unit in the last place
 #
 # From 1 to 2 the numbers of `bfloat16` are 2⁻⁷ = 0.0078 apart: that is their *unit in the last place*.
-# A sum is rounded to the nearest of them. So an update of less than half a unit is rounded away, and
-# that it is repeated does not help: each one starts from the same weight again.
+# A sum is rounded to the nearest of them. So an update of less than half a unit is rounded away. Repeating
+# it does not help, because each update starts from the same weight again.
 
 # %%
 low, master = bfloat16(1.0), np.float32(1.0)
@@ -42,8 +42,8 @@ assert abs(float(bfloat16(master)) - 0.9) < 2.0**-8
 # %% [markdown]
 # ## How many updates of a real model are that small?
 #
-# The digits' model again, its very first step, a learning rate of 0.01. For each weight we compare the
-# update, learning rate times gradient, with half a unit in the last place of that weight.
+# We take the digits' model again, and its very first step with a learning rate of 0.01. For each weight we
+# compare the update (learning rate times gradient) with half a unit in the last place of that weight.
 
 # %%
 RATE = 0.01
@@ -115,13 +115,13 @@ axes.legend(fontsize="small")
 plt.show()
 
 # %% [markdown]
-# (The line is where half a unit lies for a weight that is a power of two. For others it is up to one
-# power further to the left.)
+# (The line marks half a unit for a weight that is a power of two. For other weights it is up to one power
+# further to the left.)
 #
-# ## Two trainings at O2, and the truth
+# ## Two trainings at O2, and one in float32
 #
-# `master_weights=True` is what `"O2"` means everywhere in ampbridge. `False` lets the optimizer work on
-# the 16 bits themselves. Everything else is equal: start, batches, rate.
+# `"O2"` always means `master_weights=True` in ampbridge. With `False`, the optimizer updates the 16-bit
+# parameters directly. Everything else is equal: initial weights, batches, learning rate.
 
 # %%
 POLICIES = {
@@ -177,9 +177,9 @@ assert last["O2 without masters"] > 1.3 * last["float32"]
 assert runs["O2 without masters"][1] > 2 * runs["O2 with masters"][1]
 
 # %% [markdown]
-# The model without masters is not broken, and nothing is infinite: it learns, too slowly, and nothing
-# says why. With a larger rate the two come closer, until near the end of every training the rate is
-# small again.
+# The model without masters is not broken, and nothing is infinite: it learns too slowly, and no error shows
+# why. With a larger learning rate the two come closer. But most schedules make the rate small again near
+# the end of the training.
 #
 # ## What masters cost
 #
@@ -188,10 +188,10 @@ assert runs["O2 without masters"][1] > 2 * runs["O2 with masters"][1]
 # | the parameter | 4 | 2 | 2 |
 # | its master | | 4 | |
 #
-# Masters make O2's parameters larger than `float32`'s by half. What O2 saves is elsewhere: in activations,
-# and in casts of weights that need not be done in each step. (What your own model and machine make of it,
-# [`lens.worth_it`](../reference/lens.md) measures.) Where there are masters, the optimizer works on them,
-# in `float32`:
+# With masters, each parameter takes 6 bytes at O2, instead of 4 in `float32`. O2 saves memory and time
+# elsewhere: activations are smaller, and weights need no casts in each step.
+# ([`lens.worth_it`](../reference/lens.md) measures your own model on your own machine.) If there are
+# masters, the optimizer updates them, in `float32`:
 
 # %%
 for name, policy in POLICIES.items():
@@ -202,16 +202,16 @@ assert POLICIES["O2 with masters"].variable_dtype == "float32"
 assert POLICIES["O2 without masters"].variable_dtype == "bfloat16"
 
 # %% [markdown]
-# ## What to take along
+# ## Summary
 #
-# - An update under half a unit in the last place of its weight is lost, in each step anew.
-# - At a usual learning rate that holds for most updates in `bfloat16`, and for many in `float16`.
-# - Masters keep them. Whoever leaves masters out should know of something in their place (stochastic
-#   rounding, compensated sums); ampbridge leaves them out only where it is told to.
+# - An update under half a unit in the last place of its weight is lost, in every step.
+# - At a usual learning rate, most updates are lost in `bfloat16`, and many in `float16`.
+# - Masters keep these updates. If you train without masters, use another remedy (stochastic rounding,
+#   compensated sums). ampbridge omits masters only if you set `master_weights=False`.
 #
 # ## Exercises
 #
 # 1. Train without masters at rates of 0.1 and 0.001. Which share of the weights moves at each?
 # 2. Compute `share_lost(7)` for the gradient of a trained model. Is it larger or smaller, and why?
-# 3. Round stochastically: up with a probability that is the remainder, else down. Redo the first cell
-#    of this page so, and look at the mean over 1000 such weights.
+# 3. Round stochastically: up with a probability equal to the remainder, otherwise down. Repeat the first
+#    experiment of this page with it, and look at the mean over 1000 such weights.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 1. Number formats
 #
-# Networks are trained in `float32` by habit. Mixed precision uses two formats of half that size beside
-# it, `float16` and `bfloat16`. Half the bytes travel through the memory, and the matrix units of a GPU
-# multiply them several times as fast. What is lost? Three things, and each will come back in a later
-# tutorial: **range**, **precision**, and **small steps**.
+# Networks are usually trained in `float32`. Mixed precision also uses two formats of half that size,
+# `float16` and `bfloat16`. They move half the bytes through the memory, and the matrix units of a GPU
+# multiply them several times as fast. They lose three things, and later tutorials return to each:
+# **range**, **precision**, and **small steps**.
 #
 # You need NumPy for this page, and `ml_dtypes`, which gives NumPy a `bfloat16`.
 
@@ -45,7 +45,7 @@ for name, dtype in FORMATS.items():
 
 # %% [markdown]
 # `bfloat16` is the upper half of a `float32`, rounded: the same 8 bits of exponent, and 7 bits of fraction.
-# `float16` shares its 16 bits out differently: 5 for the exponent, 10 for the fraction.
+# `float16` divides its 16 bits differently: 5 for the exponent, 10 for the fraction.
 
 # %%
 sign, exponent, fraction = bits(0.1, np.float32)
@@ -56,8 +56,9 @@ assert [len(part) for part in bits(0.1, ml_dtypes.bfloat16)] == [1, 8, 7]
 # %% [markdown]
 # ## Range
 #
-# Above the largest number comes infinity. Below the smallest *normal* number the fraction loses bit
-# after bit (these are the *subnormal* numbers), and below half of the smallest of those there is zero.
+# A number above the largest one becomes infinity. Below the smallest *normal* number the fraction loses
+# bit after bit (these are the *subnormal* numbers). A number below half of the smallest subnormal one
+# becomes zero.
 
 # %%
 print(
@@ -116,9 +117,9 @@ assert FORMATS["bfloat16"](1e-8) > 0
 # %% [markdown]
 # ## Precision
 #
-# Between two neighbouring powers of two the numbers are evenly spaced. Rounding to the nearest is
-# therefore wrong by at most half a spacing: a relative error of 2⁻²⁴ in `float32`, 2⁻¹¹ in `float16`
-# and 2⁻⁸ in `bfloat16`, anywhere in the normal range.
+# Between two neighbouring powers of two the numbers are evenly spaced. Rounding to the nearest number
+# therefore has an error of at most half a spacing. That is a relative error of 2⁻²⁴ in `float32`, 2⁻¹¹ in
+# `float16` and 2⁻⁸ in `bfloat16`, anywhere in the normal range.
 
 # %%
 # Figure: Relative rounding error against magnitude, both logarithmic. float16's points lie
@@ -151,8 +152,8 @@ plt.show()
 #
 # ## Small steps
 #
-# What is added to a number must not be much smaller than that number. From 1 upwards the spacing is
-# 2⁻⁷ in `bfloat16`: adding less than half of that changes nothing, however often it is done.
+# If you add a much smaller number to a number, the sum does not change. From 1 to 2 the spacing is 2⁻⁷ in
+# `bfloat16`: adding less than half of that changes nothing, no matter how often you repeat it.
 
 # %%
 total = {name: dtype(1.0) for name, dtype in FORMATS.items()}
@@ -167,9 +168,10 @@ assert abs(float(total["float16"]) - 2.0) > 0.02
 assert abs(float(total["float32"]) - 2.0) < 1e-3
 
 # %% [markdown]
-# A weight and its updates are just that, which is why O2 keeps *master weights* in `float32`
-# ([tutorial 4](master_weights.md)). A long sum is that too: matrix units multiply 16-bit numbers, but
-# add the products up in `float32` and round once, at the end. ampbridge's NumPy backend does the same.
+# This happens to a weight and its small updates, and is why O2 keeps *master weights* in `float32`
+# ([tutorial 4](master_weights.md)). It also happens in a long sum. Matrix units therefore multiply 16-bit
+# numbers, but add the products in `float32` and round once, at the end. ampbridge's NumPy backend does the
+# same.
 
 # %%
 products = (np.random.default_rng(1).uniform(0, 1, 4096) ** 2).astype(
@@ -187,7 +189,7 @@ assert abs(once - exact) / exact <= 2.0**-11
 assert abs(running - exact) > 10 * abs(once - exact)
 
 # %% [markdown]
-# ## What to take along
+# ## Summary
 #
 # | | float32 | float16 | bfloat16 |
 # |---|---|---|---|
@@ -195,7 +197,7 @@ assert abs(running - exact) > 10 * abs(once - exact)
 # | largest | 3.4e38 | 65504 | 3.4e38 |
 # | smallest normal | 1.2e-38 | 6.1e-5 | 1.2e-38 |
 # | relative rounding error | 6e-8 | 5e-4 | 4e-3 |
-# | its weakness in training | size | small gradients, large sums | small updates |
+# | its weakness in training | memory | small gradients, large sums | small updates |
 #
 # ## Exercises
 #

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 3. O1 against O2
 #
-# `O1` and `O2` are the two usual ways to mix precisions. The names are NVIDIA's, and Paddle has them still;
-# elsewhere they go by other names, or by none. This page looks at what each of them does to one small
-# transformer, op by op, with `ampbridge.lens`.
+# `O1` and `O2` are the two usual ways to mix precisions. The names come from NVIDIA's apex, and Paddle
+# still uses them; other frameworks use other names, or none. This page shows what each of them does to one
+# small transformer, op by op, with `ampbridge.lens`.
 #
 # | | O1 | O2 |
 # |---|---|---|
-# | parameters | `float32` | 16 bits, but for norms, with `float32` masters in the optimizer |
+# | parameters | `float32` | 16 bits, except in norms, with `float32` masters in the optimizer |
 # | matrix products, convolutions | 16 bits | 16 bits |
 # | ops on the deny list | `float32` | `float32` |
-# | all other ops | what arrives, and that is often `float32` | what arrives, and that is mostly 16 bits |
-# | you change | nothing | `amp.decorate`, or a `train_step`, which does it |
+# | all other ops | the dtype of the inputs, often `float32` | the dtype of the inputs, mostly 16 bits |
+# | what prepares the model | nothing | `amp.decorate`, which `train_step` calls for you |
 # | also called | `autocast` (PyTorch), `16-mixed` | nearly `mixed_float16` (Keras), `fp16` (DeepSpeed) |
 
 # %%
@@ -39,8 +39,8 @@ x, y = digits.batches[0]
 # %% [markdown]
 # ## O1, op by op
 #
-# `lens.census` runs the loss once and lists what ran: the op, its layer, how often, in which dtype, and the
-# rule that decided.
+# `lens.census` runs the loss once and lists every op that ran: its layer, how often it ran, its dtype, and
+# the rule that chose the dtype.
 
 # %%
 o1 = lens.census(native.loss, digits.model, x, y, policy="O1")
@@ -52,10 +52,10 @@ assert ("cross_entropy", "O1 deny") in rules
 assert ("add", "promote") in rules
 
 # %% [markdown]
-# Read the column "rule". `O1 allow` stands beside the matrix products: they cost the most, and a GPU is
-# fastest at them in 16 bits. `O1 deny` stands beside the norms and the loss: they sum over many
-# values or exponentiate. `promote` stands beside everything else, and there the *inputs* decide. The sums
-# of the residual connections are `float32`, because one of their two inputs is.
+# Look at the column "rule". The matrix products have `O1 allow`: they cost the most, and a GPU is fastest
+# at them in 16 bits. The norms and the loss have `O1 deny`: they sum over many values or exponentiate. All
+# other ops have `promote`: their *inputs* determine the dtype. The sums of the residual connections are
+# `float32`, because one of their two inputs is.
 #
 # ## O2, op by op
 
@@ -65,8 +65,8 @@ print(o2)
 
 
 # %% [markdown]
-# Nothing became `float16` that is on the deny list. What changed is what arrives: the parameters are
-# `float16` now, the embedding's output is, hence the sums are, and so on down to the loss.
+# The ops on the deny list did not become `float16`. The inputs of the other ops did change: the parameters
+# are `float16` now, and so is the embedding's output, hence the sums are, and so on down to the loss.
 
 
 # %%
@@ -88,7 +88,7 @@ assert o1.dtypes("linear") == o2.dtypes("linear")
 # %% [markdown]
 # ## What it costs in accuracy
 #
-# Against `float32`: how far off is the gradient? The loss is scaled by 1024 where the format needs it
+# How far is the gradient from that of `float32`? The loss is scaled by 1024 where the format needs it
 # ([tutorial 2](loss_scaling.md)).
 
 # %%
@@ -157,9 +157,9 @@ axes.legend(fontsize="small")
 plt.show()
 
 # %% [markdown]
-# The *format* decides: `bfloat16` is eight times as coarse, and so is the gradient. The *level* hardly shows
-# in one gradient. Where it shows is in the long run, over many small updates, and there masters take
-# care of it ([tutorial 4](master_weights.md)).
+# The *format* determines the error: `bfloat16` is eight times as coarse, and so is the gradient. The *level*
+# makes hardly any difference to a single gradient. It would make one over many small updates, and master
+# weights prevent that ([tutorial 4](master_weights.md)).
 
 # %%
 runs = {}
@@ -179,8 +179,8 @@ for losses in runs.values():
 # %% [markdown]
 # ## Layers that stay float32
 #
-# Often one layer is the delicate one, most often the last. `keep` holds it in `float32` as a whole, by its
-# name, by a pattern (`"decoder.*"`), or by its class (`"LayerNorm"`):
+# Often a single layer is sensitive to low precision, most often the last. `keep` holds the whole layer in
+# `float32`. You select it by its name, by a pattern (`"decoder.*"`), or by its class (`"LayerNorm"`):
 
 # %%
 digits = new_transformer()
@@ -198,13 +198,13 @@ assert {row.rule for row in head} == {"kept layer"}
 # %% [markdown]
 # ## Which one?
 #
-# - Start with **O1**. It changes no parameter and no checkpoint, and can be switched off in the next step.
-# - **O2** saves memory for activations and gradients, and the casts of weights in every step; it needs
-#   masters, and more ops compute in 16 bits than a list has vouched for.
-# - **bfloat16** before `float16` wherever the hardware has it: no loss scaling, no skipped steps.
-#   `amp.Policy.auto()` asks the hardware.
-# - Then measure your own model, on your own machine. `lens.worth_it` races the policies against each other
-#   and against `float32` a second time, which shows how much of a difference is noise:
+# - Start with **O1**. It changes no parameter and no checkpoint, and you can switch it off for the next step.
+# - **O2** saves memory for activations and gradients, and needs no casts of weights in every step. But it
+#   needs masters, and ops that are on no list also run in 16 bits.
+# - Prefer **bfloat16** to `float16` if the hardware supports it: it needs no loss scaling and skips no
+#   steps. `amp.Policy.auto()` checks the hardware.
+# - Then measure your own model, on your own machine. `lens.worth_it` compares the times of the policies. It
+#   also measures `float32` a second time, which shows how much of a difference is noise:
 
 
 # %%
@@ -219,12 +219,12 @@ print(race)
 assert [row.name for row in race.rows[:2]] == ["float32", "float32, again"]
 
 # %% [markdown]
-# On a CPU without 16-bit units there is nothing to gain, and rounding costs time. This page was built on a
-# CPU, and its times say nothing of a GPU.
+# On a CPU without 16-bit units nothing becomes faster, and rounding costs time. This page was built on a
+# CPU, and its times do not apply to a GPU.
 #
 # ## Exercises
 #
-# 1. Deny `"add"` at O2: `amp.Policy("O2", deny=["add"])`. Which other ops become `float32` with it, and why?
+# 1. Deny `"add"` at O2: `amp.Policy("O2", deny=["add"])`. Which other ops also become `float32`, and why?
 # 2. Take the census with `lists="tensorflow"` and `lists="paddle"`. Find three ops that run in another
 #    dtype.
 # 3. Keep `"LayerNorm"` (in Keras `"LayerNormalization"`) at O2. What changes in the census, and what does

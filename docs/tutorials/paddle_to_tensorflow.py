@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 5. A Paddle recipe to TensorFlow
 #
-# A model was trained in PaddlePaddle, at O1, with lists and a scaler of its own, and someone is to train
-# it in TensorFlow. The layers are quickly written. The *recipe* is the difficult part: what ran in
-# which precision, how losses were scaled, when the optimizer stepped. `amp.port` reads it out of the
-# script, without running it, and writes it for another framework.
+# A model was trained in PaddlePaddle, at O1, with custom op lists and a custom scaler. Now you want to train
+# it in TensorFlow. The layers are quickly written. The *recipe* is the difficult part: which op ran in
+# which precision, how losses were scaled, when the optimizer stepped. `amp.port` extracts the recipe from
+# the script without running it, and writes it for another framework.
 #
 # It needs `pip install 'ampbridge[port]'`. Neither Paddle nor TensorFlow has to be installed.
 
@@ -25,8 +25,8 @@ native = workloads.of_backend(BACKEND)
 # %% [markdown]
 # ## The script
 #
-# A loop as in Paddle's guide to mixed precision: custom lists, gradients of four batches added up, a
-# scaler that starts at 1024.
+# The script has a loop as in Paddle's guide to mixed precision. It uses custom lists, accumulates the
+# gradients of four batches, and starts the loss scale at 1024.
 
 # %%
 SCRIPT = """
@@ -64,9 +64,10 @@ print(f"framework: {reading.framework}\n")
 print(recipe.to_toml())
 
 # %% [markdown]
-# This is all that a training step needs to know of mixed precision, in a dozen lines that name no
-# framework. Compare: `accumulate = 4` was found in the loop (`loss / 4`, `(i + 1) % 4`), `lists = "paddle"`
-# says that everything else is as Paddle has it, and `like = "paddle"` the same of the scaler.
+# These are all mixed-precision settings of a training step, in a dozen lines that depend on no framework.
+# Compare them with the script. `accumulate = 4` comes from the loop (`loss / 4`, `(i + 1) % 4`).
+# `lists = "paddle"` means that all other ops follow Paddle's lists, and `like = "paddle"` means that the
+# scaler's other settings are Paddle's.
 
 # %%
 assert reading.framework == "paddle"
@@ -88,15 +89,15 @@ assert [finding.kind for finding in reading.findings] == ["ignored"]
 assert recipe.policy.category("matmul") == "allow"
 
 # %% [markdown]
-# Paddle's lists take the op names of its old static graph, where `paddle.matmul` is `matmul_v2`. An entry
-# it does not know it ignores, silently. The author of the script believes that matrix products run in
-# `float32`; they never did. A port that trusted the text would train another model than the one that was
-# trained. What really happened is what the recipe keeps, and the finding is there to be asked about.
+# Paddle's lists take the op names of its old static graph, where `paddle.matmul` is `matmul_v2`. Paddle
+# silently ignores an entry that it does not recognise. The author of the script believes that matrix
+# products run in `float32`; they never did. A port that copied the entry would train differently from the
+# original. The recipe therefore describes what Paddle really did, and the finding tells you about it.
 #
 # ## What would change in TensorFlow?
 #
-# `amp.port.fidelity` holds a recipe against a target: what can be kept exactly, what changes, what is
-# lost.
+# `amp.port.fidelity` compares a recipe with a target framework: which settings it keeps exactly, which
+# change, and which are lost.
 
 # %%
 report = amp.port.fidelity(recipe, "tensorflow")
@@ -112,9 +113,9 @@ assert {row.key for row in report.of("changes")} == {
 }
 
 # %% [markdown]
-# Keras casts layer by layer, Paddle op by op. So a native port is close, not equal, and the report says
-# for which ops. With ampbridge's calls (`native=False`) the same recipe is kept exactly, since it brings
-# the lists along:
+# Keras casts layer by layer, Paddle op by op. So a native port is close, but not equal, and the report
+# lists the ops that differ. With ampbridge's calls (`native=False`) the recipe is kept exactly, because
+# ampbridge supplies Paddle's lists:
 
 # %%
 changed = [row for row in report.ops if not row.is_kept]
@@ -134,8 +135,8 @@ assert not exact.of("changes")
 # %% [markdown]
 # ## Write
 #
-# `amp.port.write` makes a whole program of it, native or with ampbridge, with a small model in the place
-# of yours. Here is the one with ampbridge:
+# `amp.port.write` turns the recipe into a complete program, native or with ampbridge. A small model stands
+# in for yours. Here is the program with ampbridge:
 
 # %%
 program = amp.port.write(recipe, "tensorflow", native=False)
@@ -146,8 +147,8 @@ assert "import keras" in program
 assert "paddle" not in program.replace('"paddle"', "")
 
 # %% [markdown]
-# The native one is longer, because Keras has neither per-op lists nor accumulated scaled gradients, and
-# all of it has to be written out. It needs Keras and TensorFlow alone.
+# The native program is longer. Keras has neither per-op lists nor accumulation of scaled gradients, so the
+# program contains code for both. It needs only Keras and TensorFlow.
 
 # %%
 standalone = amp.port.write(recipe, "tensorflow")
@@ -157,14 +158,14 @@ compile(standalone, "train.py", "exec")
 assert "ampbridge" not in standalone
 
 # %% [markdown]
-# On the command line the same is
+# The same on the command line:
 #
-#     ampbridge port train.py                        # what does it say?
+#     ampbridge port train.py                        # print the recipe
 #     ampbridge port train.py --to tensorflow        # native code, with the report
 #
-# ## Train by the recipe
+# ## Train with the recipe
 #
-# A recipe can also be handed to `train_step`, on any framework: this page uses the one that
+# You can also pass a recipe to `train_step`, on any framework. This page uses the one that
 # `AMPBRIDGE_TUTORIAL_BACKEND` names, or NumPy.
 
 # %%
@@ -202,7 +203,7 @@ assert losses[-1] < 0.5 * losses[0]
 # %% [markdown]
 # ## Why the lists matter
 #
-# A port without the lists would have followed TensorFlow's own. How many ops is that about?
+# A port without the lists would have used TensorFlow's own. How many ops differ between the two?
 
 # %%
 pair = tuple(lists.Lists.parse(name) for name in ("paddle", "tensorflow"))
@@ -217,15 +218,15 @@ assert {"softmax", "logsumexp", "bmm", "conv3d"} <= set(differing)
 # %% [markdown]
 # Softmax is the most famous of them, and [the next page](softmax.md) is about it.
 #
-# ## What to take along
+# ## Summary
 #
-# - Precision, lists, scaling and accumulation make a recipe, and a recipe is a value: print it, save it
-#   (`recipe.save("recipe.toml")`), compare it, hand it to `train_step`.
-# - What a script says and what its framework did with it are two things.
-# - Ask for the fidelity report before you trust a port, ours included.
+# - Precision, lists, scaling and accumulation make a recipe. A recipe is a value: print it, save it
+#   (`recipe.save("recipe.toml")`), compare it, pass it to `train_step`.
+# - A framework does not always do what the script seems to say.
+# - Read the fidelity report before you trust a port, including one by ampbridge.
 #
 # ## Exercises
 #
 # 1. In `SCRIPT`, write `level="O2"` and add a line `paddle.amp.decorate(...)`. What appears in the recipe?
-# 2. Replace `matmul` by `matmul_v2` in the deny list. What becomes of the finding, and of the recipe?
+# 2. Replace `matmul` by `matmul_v2` in the deny list. How do the finding and the recipe change?
 # 3. Port to `"torch"`. Which settings change there, and why only on CPUs?

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 6. Four frameworks disagree on softmax
 #
-# "Mixed precision" is a list: these ops run in 16 bits, those in `float32`, and the others take what
-# arrives. Every framework has a list of its own. This page lays four of them side by side, finds an op on
-# which they differ, and shows what it does to a loss.
+# Mixed precision is defined by lists: some ops run in 16 bits, some in `float32`, and all others in the
+# dtype of their inputs. Every framework has its own lists. This page compares four of them, finds an op on
+# which they differ, and shows how that changes a loss.
 
 # %%
 import os
@@ -26,8 +26,8 @@ SETS = ("torch", "paddle", "tensorflow", "safe")
 # %% [markdown]
 # ## The lists
 #
-# ampbridge carries the lists of the three frameworks as data, each read from the framework's source, and a
-# fourth of its own, `"safe"`. Any of them can be used with any framework:
+# ampbridge contains the lists of the three frameworks as data, taken from each framework's source, and a
+# fourth of its own, `"safe"`. You can use any of them with any framework:
 
 # %%
 for name in SETS:
@@ -94,11 +94,11 @@ assert (
 assert policies["tensorflow"].category("softmax") == "promote"
 
 # %% [markdown]
-# `deny`: `float32`, whatever arrives. `promote`: in the precision that arrives, which behind a linear
-# layer is `float16`. In parentheses stands the rule for ops that the list does not name: Paddle denies
-# softmax at O1, and at O2 has forgotten it.
+# `deny` means `float32` for any input. `promote` means the precision of the inputs, which after a linear
+# layer is `float16`. The rule in parentheses is the one for unlisted ops: Paddle denies softmax at O1, but
+# does not list it at O2.
 #
-# `amp.explain` says what becomes of that on the framework at hand, and who sees to it:
+# `amp.explain` shows the result on one framework, and whether the framework or ampbridge inserts the casts:
 
 # %%
 for name in SETS:
@@ -112,8 +112,8 @@ for name in SETS:
 # %% [markdown]
 # ## What can go wrong
 #
-# Softmax gives probabilities. `float16` has none between 0 and 6·10⁻⁸, and `bfloat16` has 8 bits for
-# those near 1. Take ten classes, and scores a confident model would give:
+# Softmax returns probabilities. `float16` has no numbers between 0 and 6·10⁻⁸, and `bfloat16` has only 8
+# bits for numbers near 1. Take ten classes, and scores that a confident model would return:
 
 # %%
 scores = np.array([0, -2, -4, -6, -8, -10, -12, -14, -16, -18], np.float32)
@@ -128,13 +128,13 @@ assert np.float16(exact[-1]) == 0
 assert np.float16(exact[-3]) > 0
 
 # %% [markdown]
-# If the last class happens to be the right one, because the model is wrong or the label is, a loss
-# computed from a `float16` probability is infinite. With softmax in `float32` it is 18, a fine gradient.
+# Suppose that the last class is the right one, because the model is wrong or the label is. A loss computed
+# from a `float16` probability is then infinite. With softmax in `float32` the loss is 18, with a useful
+# gradient.
 #
 # ## What it changes in a model
 #
-# A loss that is written by hand, softmax first and a logarithm after it. The few ops that it takes, in
-# each framework's words:
+# We write a loss by hand: first softmax, then a logarithm. These are its few ops in each framework:
 
 # %%
 if BACKEND == "numpy":
@@ -183,10 +183,10 @@ def loss_by_hand(model, x, y):
 
 
 # %% [markdown]
-# We train the digits' model in `float32`, then show it a batch whose labels are all wrong, as a bad
-# shard of a data set may have them. What is the loss under each framework's lists? (A model of ampbridge's
-# returns `float32` unless told otherwise, which would hide the difference; `output_dtype="float16"`
-# leaves its logits as a plain `float16` layer would.)
+# We train the digits' model in `float32`. Then we give it a batch whose labels are all wrong, as in a bad
+# shard of a data set. What is the loss under each framework's lists? (By default, a model returns `float32`
+# under ampbridge, which would hide the difference. `output_dtype="float16"` returns the logits as a plain
+# `float16` layer would.)
 
 # %%
 digits = workloads.find("digits-mlp")(BACKEND, 0)
@@ -246,9 +246,9 @@ assert finding.op == "log"
 assert finding.cured_policy.category("softmax") == "deny"
 
 # %% [markdown]
-# The logarithm is where infinity appears, and softmax is where the number was lost: denying softmax cures
-# it, and the lens has tried that. Another way to ask: which ops have to be kept in
-# `float32`, so that loss and gradients are within 1 % of `float32`'s?
+# Infinity appears at the logarithm, but the number was lost at softmax. Denying softmax cures it; the lens
+# has tried that. You can also ask which ops have to stay in `float32`, so that loss and gradients are
+# within 1 % of those of `float32`:
 
 # %%
 with warnings.catch_warnings():
@@ -261,9 +261,9 @@ print(kept)
 assert kept.policy.deny == ("softmax",)
 
 # %% [markdown]
-# It is no fault of TensorFlow's. Its guide tells its users to give the last layer `dtype="float32"`, and
-# its fused losses take logits. It is a *convention*, and conventions do not travel with a model from one
-# framework to the next. Four ways to be safe, each a line:
+# This is not a bug in TensorFlow. Its guide tells users to give the last layer `dtype="float32"`, and its
+# fused losses take logits. That is a *convention*, and a ported model does not bring the conventions of its
+# framework along. There are four ways to be safe, one line each:
 
 # %%
 cures = {
@@ -284,17 +284,17 @@ for text, policy in cures.items():
 assert all(policies[name].category("cross_entropy") == "deny" for name in SETS)
 
 # %% [markdown]
-# ## What to take along
+# ## Summary
 #
-# - Which ops are safe in 16 bits is a judgement, and frameworks judge differently, on more than half of
+# - There is no single right answer to which ops are safe in 16 bits. Frameworks differ on more than half of
 #   all ops.
-# - A model that trained under one framework's lists may overflow under another's. `lists=` carries the
-#   lists over: `amp.Policy("O1", lists="paddle")` means the same on each framework.
+# - A model that trained under one framework's lists may overflow under another's. `lists=` selects the
+#   lists: `amp.Policy("O1", lists="paddle")` means the same on each framework.
 # - [All ops, with their names and their place in each list](../ops.md).
 #
 # ## Exercises
 #
 # 1. Find an op, other than softmax, on which the list sets differ, and that your own model uses.
-#    `ampbridge lists why OP` tells why it is listed.
-# 2. `loss_under(amp.Policy("O2", ...))` refuses. What does it ask for, and why is that needed at O2 alone?
+#    `ampbridge lists why OP` shows why it is listed.
+# 2. `loss_under(amp.Policy("O2", ...))` raises an error. What does it ask for, and why only at O2?
 # 3. How large must the score of the wrong class be until `bfloat16` overflows in this loss?
