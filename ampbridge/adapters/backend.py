@@ -299,20 +299,14 @@ class Backend(Protocol):
     def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
         """Take back all that ``decorate`` did; parameters keep their masters' values, bit by bit."""
 
-    @contextmanager
-    def undecorated(self, model: Model, optimizer: Optimizer | None) -> Iterator[None]:
+    def undecorated(
+        self, model: Model, optimizer: Optimizer | None
+    ) -> AbstractContextManager[None]:
         """Take the decoration of ``model``, which has one, back for a while.
 
         By default by ``undecorate`` and ``decorate``.
         """
-        present = self.decoration(model, None)
-        assert present is not None
-        self.undecorate(model, optimizer)
-        try:
-            yield
-        finally:
-            self.undecorate(model, optimizer)  # what was decorated inside
-            self.decorate(model, optimizer, present)
+        return _undecorated(self, model, optimizer)
 
     @abstractmethod
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
@@ -627,8 +621,7 @@ class Backend(Protocol):
         msg = f"{self.name}: this adapter shows no values.\n"
         raise UnsupportedError(msg + "Hint: amp.lens.ranges(...) with a model of another framework")
 
-    @contextmanager
-    def restored(self, model: Model) -> Iterator[None]:
+    def restored(self, model: Model) -> AbstractContextManager[None]:
         """Give back afterwards, also by an exception, what passes of an undecorated model change.
 
         Bit by bit, where it has changed: parameters; buffers of every dtype, saved or not, each the
@@ -636,11 +629,7 @@ class Backend(Protocol):
         framework's own generators and those that layers hold. By default the weights alone. Waits
         for the device.
         """
-        values = self.read_weights(model)
-        try:
-            yield
-        finally:
-            self.write_weights(model, values)
+        return _restored(self, model)
 
     def peak_memory(self, action: Callable[[], None]) -> int | None:
         """Run ``action``; the most bytes of arrays that it held at once beyond what was held before.
@@ -670,3 +659,24 @@ class Backend(Protocol):
         """
         msg = f"{type(native).__name__} of {self.name} says nothing of precision.\n"
         raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
+
+
+@contextmanager
+def _undecorated(backend: Backend, model: Model, optimizer: Optimizer | None) -> Iterator[None]:
+    present = backend.decoration(model, None)
+    assert present is not None
+    backend.undecorate(model, optimizer)
+    try:
+        yield
+    finally:
+        backend.undecorate(model, optimizer)  # what was decorated inside
+        backend.decorate(model, optimizer, present)
+
+
+@contextmanager
+def _restored(backend: Backend, model: Model) -> Iterator[None]:
+    values = backend.read_weights(model)
+    try:
+        yield
+    finally:
+        backend.write_weights(model, values)

@@ -7,16 +7,19 @@ first needed, and only the feature that needs it is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from types import CodeType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
 
 from ampbridge.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Name(NamedTuple):
@@ -140,12 +143,12 @@ def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
 
 def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A module's own buffers that are part of its state; all, if torch does not say which are."""
-    passing = getattr(module, "_non_persistent_buffers_set", frozenset())
+    passing: Collection[str] = getattr(module, "_non_persistent_buffers_set", frozenset())
     own = module.named_buffers(recurse=False)
     return {name: buffer for name, buffer in own if name not in passing}
 
 
-def is_sharded(parameter: torch.Tensor) -> bool:
+def is_sharded(parameter: torch.Tensor) -> TypeGuard[DTensor]:
     """Whether it is a DTensor, without importing what makes them."""
     return type(parameter) is not torch.nn.Parameter and hasattr(parameter, "device_mesh")
 

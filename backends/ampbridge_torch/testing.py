@@ -18,6 +18,11 @@ from ampbridge_torch.backend import TorchBackend
 class Perceptron(torch.nn.Module):
     """One hidden layer, with weights (in, out) as the suite has them."""
 
+    w1: torch.Tensor
+    b1: torch.Tensor
+    w2: torch.Tensor
+    b2: torch.Tensor
+
     def __init__(self, weights: Sequence[np.ndarray], device: str) -> None:
         super().__init__()
         for name, value in zip(("w1", "b1", "w2", "b2"), weights, strict=True):
@@ -80,13 +85,15 @@ class TorchHarness(Harness):
 
     def numpy(self, x: torch.Tensor) -> np.ndarray:
         wide = x.detach().float() if x.dtype == torch.bfloat16 else x.detach()
-        return wide.cpu().numpy().copy()
+        values: np.ndarray = wide.cpu().numpy().copy()
+        return values
 
     def dtype_of(self, x: torch.Tensor) -> str:
         return str(x.dtype).removeprefix("torch.")
 
     def run(self, op: str, *inputs: torch.Tensor) -> torch.Tensor:
-        return getattr(torch, op)(*inputs)
+        result: torch.Tensor = getattr(torch, op)(*inputs)
+        return result
 
     def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
         return Perceptron(weights, self.device)
@@ -95,7 +102,8 @@ class TorchHarness(Harness):
         return model.hidden(x)
 
     def forward(self, model: Perceptron, x: torch.Tensor) -> torch.Tensor:
-        return model(x)
+        result: torch.Tensor = model(x)
+        return result
 
     def layered(
         self,
@@ -158,7 +166,7 @@ class TorchHarness(Harness):
 
     def native_gradients(
         self, model: torch.nn.Module, loss_fn: Any, batch: Sequence[torch.Tensor], scale: Any
-    ) -> list[torch.Tensor]:
+    ) -> list[torch.Tensor | None]:
         model.zero_grad()
         scale(loss_fn(model, *batch)).backward()
         return [parameter.grad for parameter in model.parameters()]

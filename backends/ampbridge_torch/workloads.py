@@ -59,7 +59,8 @@ class Transformer(nn.Module):
         y = self.norm1(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         x = x + self.feed_forward(self.norm2(x))
-        return self.head(self.norm3(x.mean(dim=1)))
+        logits: Tensor = self.head(self.norm3(x.mean(dim=1)))
+        return logits
 
 
 def optimizer(model: nn.Module, learning_rate: float = 0.1) -> torch.optim.Optimizer:
@@ -74,9 +75,9 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def predict(model: nn.Module, x: np.ndarray) -> np.ndarray:
     """The most likely class of each input, with batch norm's running statistics."""
     model.eval()
-    classes = model(torch.from_numpy(x)).argmax(dim=1)
+    classes: np.ndarray = model(torch.from_numpy(x)).argmax(dim=1).numpy()
     model.train()
-    return classes.numpy()
+    return classes
 
 
 def linear(weights: Weights, name: str) -> nn.Linear:
@@ -86,10 +87,10 @@ def linear(weights: Weights, name: str) -> nn.Linear:
     return layer
 
 
-def conv2d(weights: Weights, name: str, **geometry: int) -> nn.Conv2d:
+def conv2d(weights: Weights, name: str, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
     weight = weights[f"{name}.weight"]
     outputs, inputs, *kernel = weight.shape
-    layer = nn.Conv2d(inputs, outputs, tuple(kernel), bias=False, **geometry)
+    layer = nn.Conv2d(inputs, outputs, tuple(kernel), stride, padding, bias=False)
     layer.load_state_dict({"weight": tensor(weight)})
     return layer
 

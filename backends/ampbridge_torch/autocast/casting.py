@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices
 from ampbridge_torch.autocast import simulation
-from ampbridge_torch.autocast.mode import CASTABLE, OpListMode, active_mode, listed
+from ampbridge_torch.autocast.mode import OpListMode, active_mode, listed
 from ampbridge_torch.autocast.recomputing import checkpoints_follow
 from ampbridge_torch.autocast.rules import Rules, rules_for
+from ampbridge_torch.autocast.simulation import CASTABLE
 from ampbridge_torch.devices import DeviceType
 
 DTYPES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ def by_parts() -> dict[Function, tuple[tuple[str, ...], FunctionType]]:
     """Each composite as it stands here, with the canonical ops that it is and is made of."""
     losses = ("cross_entropy", "log_softmax", "nll_loss")
     return {
-        function: (ops, run)
+        function: (ops, cast(FunctionType, run))  # which mypy does not take a function for
         for aten_name, ops, run in (
             ("cross_entropy_loss", losses, _cross_entropy_loss),
             ("pairwise_distance", ("pairwise_distance",), _pairwise_distance),
@@ -54,7 +55,8 @@ def _cross_entropy_loss(
         if reduction == _MEAN:
             return -products.sum() / (logs.numel() // classes)
         return -(products.sum() if reduction == _SUM else products.sum(dim))
-    loss = torch._C._nn.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+    nll_loss_nd: Any = torch._C._nn.nll_loss_nd  # whose stub takes words for reductions
+    loss: Tensor = nll_loss_nd(logs, target, weight, reduction, ignore_index)
     if label_smoothing == 0.0:
         return loss
     weighted = logs if weight is None else logs * weight.view(shape)
@@ -72,10 +74,13 @@ def _log_softmax(x: Tensor, dim: int) -> Tensor:
     low = simulation.followed([x])
     if low is None:
         return torch.log_softmax(x, dim)
-    return simulation.rounded_as_saved(torch.log_softmax(x.to(torch.float32), dim), low)
+    wide = torch.log_softmax(x.to(torch.float32), dim)
+    logs: Tensor = simulation.rounded_as_saved(wide, low)
+    return logs
 
 
 def _pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
-    return torch.norm(x1 - x2 + eps, p, -1, keepdim)
+    norm: Tensor = torch.norm(x1 - x2 + eps, p, -1, keepdim)
+    return norm

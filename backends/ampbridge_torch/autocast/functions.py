@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ def _by_aten_name() -> dict[str, tuple[Function, ...]]:
     return {name: tuple(dict.fromkeys(functions)) for name, functions in found.items()}
 
 
-def _is_function(obj: object) -> bool:
+def _is_function(obj: object) -> TypeGuard[Function]:
     return isinstance(obj, (FunctionType, BuiltinFunctionType, MethodDescriptorType))
 
 

@@ -8,6 +8,7 @@ while a region has lists, both remember them. (``torch.compile`` is served by th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -69,6 +70,6 @@ def _sites() -> Sequence[Site]:
 _interception: Interception[None] = Interception("torch checkpoints", _sites)
 
 
-def checkpoints_follow() -> Any:
+def checkpoints_follow() -> AbstractContextManager[None]:
     """A context in which torch's own ``checkpoint`` remembers the lists that it is called under."""
     return _interception.region(None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -188,8 +187,8 @@ def _leavings(edges: Sequence[Edge]) -> dict[Node, dict[int, Leaving]]:
     found: dict[Node, dict[int, Leaving]] = {}
     for places in dict.fromkeys(edge.places for edge in edges):
         sharing = [edge for edge in edges if edge.places == places]
-        in_turn = places if len(sharing) == len(places) else ()
-        for edge, place in zip_longest(sharing, in_turn, fillvalue=places[0]):
+        in_turn = places if len(sharing) == len(places) else places[:1] * len(sharing)
+        for edge, place in zip(sharing, in_turn, strict=True):
             found.setdefault(edge.node, {})[edge.position] = Leaving(place, edge.casts)
     return found
 

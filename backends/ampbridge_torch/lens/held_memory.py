@@ -29,7 +29,8 @@ def peak_memory(action: Callable[[], None]) -> int | None:
     before = sum(module.memory_allocated(index) for index in used)
     with Held() as held:
         action()
-    return sum(module.max_memory_allocated(index) for index in used) - before or held.peak
+    peak: int = sum(module.max_memory_allocated(index) for index in used) - before
+    return peak or held.peak
 
 
 def _telling_module() -> Any:
@@ -51,7 +52,7 @@ class Held(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self.peak = 0
         self._now = 0
         self._alive: dict[int, Any] = {}

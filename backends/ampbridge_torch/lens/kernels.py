@@ -50,7 +50,7 @@ class Kernels(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, alone: Run) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self._alone = alone
         self._op: Collected | None = None
 

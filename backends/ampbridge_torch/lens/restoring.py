@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +67,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    values: Any = tensor.detach()
-    return values.to_local() if _private.is_sharded(tensor) else values
+    values = tensor.detach()
+    return values.to_local() if _private.is_sharded(values) else values
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -129,7 +129,7 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         weights.restore()
     if optimizer is not None:
         master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
-        if weights is not None and not weights.masters:
+        if call is not None and weights is not None and not weights.masters:
             low = DTYPES[call.decoration.policy.dtype]
             master_weights.fit_slots(optimizer, weights.parameters, low)
     if call is not None:
@@ -151,7 +151,9 @@ def masters_in(model: nn.Module) -> Iterator[None]:
     """
     inner = unwrapped(model)
     call = installed_call(inner)
+    assert call is not None
     weights, present = call.weights, call.decoration
+    assert weights is not None
     call.remove()
     with ExitStack() as afterwards:
         afterwards.callback(lambda: call.install_with(weights, _state_dict_hooks(inner, present)))

@@ -79,10 +79,10 @@ class LowWeights:
             master.adopt()
             master.wide.requires_grad_(master.low.requires_grad)
         held = [
-            (module, name, master)
+            (module, name, own)
             for module in model.modules()
             for name, parameter in _named_parameters(module)
-            if (master := master_of(parameter)) is not None
+            if (own := master_of(parameter)) is not None
         ]
         for module, name, master in held:
             setattr(module, name, master.wide)

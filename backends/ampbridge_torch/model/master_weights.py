@@ -128,13 +128,15 @@ class MasterUpdates:
         )
 
         self._calling = False
-        for name, method in _methods_of_its_own(type(optimizer)).items():
+        kind: type = type(optimizer)
+        for name, method in _methods_of_its_own(kind).items():
             setattr(optimizer, name, partial(self._call, ref(optimizer), method))
 
     def remove(self, optimizer: optim.Optimizer) -> None:
         for handle in self._handles:
             handle.remove()
-        for name in _methods_of_its_own(type(optimizer)):
+        kind: type = type(optimizer)
+        for name in _methods_of_its_own(kind):
             delattr(optimizer, name)
 
     # -- the exchange
@@ -258,6 +260,7 @@ class MasterUpdates:
     ) -> Any:
         """``optimizer.train()`` and the like: what it reads and writes are masters and their gradients."""
         present = optimizer()
+        assert present is not None  # its own method is being called
         if self._calling or _private.steps_under_way(present):  # called by the optimizer itself
             return method(present, *args, **kwargs)
         self._calling = True

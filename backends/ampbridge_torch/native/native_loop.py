@@ -31,7 +31,7 @@ class NativeLoop:
         self._device = next(self.workload.model.parameters()).device
         policy, scaling = recipe.policy, recipe.scaler
         self._dtype = None if policy.level == "O0" else getattr(torch, policy.dtype)
-        settings = {}
+        settings: dict[str, Any] = {}
         if scaling is not None:
             settings = {
                 "init_scale": scaling.init_scale,
@@ -72,4 +72,5 @@ class NativeLoop:
         tensors = [torch.as_tensor(each, device=self._device) for each in batch]
         low = self._dtype is not None
         with torch.autocast(self._device.type, self._dtype or torch.bfloat16, enabled=low):
-            return self.workload.loss_fn(self.workload.model, *tensors)
+            loss: torch.Tensor = self.workload.loss_fn(self.workload.model, *tensors)
+            return loss

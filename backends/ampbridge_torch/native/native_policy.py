@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policies.policy import LOW_DTYPES, Level, Policy
+from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge_torch import devices
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.rules import has_lists_of_cuda
@@ -43,4 +43,4 @@ def policy_of_native(native: Any) -> Policy:
         msg = f"A policy has no O1 in {dtype}.\nHint: torch.autocast('cuda', dtype=torch.float16)"
         raise UnsupportedError(msg)
     lists = "torch" if has_lists_of_cuda(native.device) else "native"
-    return Policy(cast(Level, "O1"), _NAMES[dtype], lists=lists)
+    return Policy("O1", _NAMES[dtype], lists=lists)

@@ -33,7 +33,8 @@ def whole(tensor: Tensor) -> Tensor:
     if not _private.is_sharded(tensor):
         return tensor
     sharded: Any = tensor.detach()
-    return sharded.to(sharded.device_mesh.device_type).full_tensor()
+    values: Tensor = sharded.to(sharded.device_mesh.device_type).full_tensor()
+    return values
 
 
 def shard_of(values: Tensor, like: Tensor) -> Tensor:

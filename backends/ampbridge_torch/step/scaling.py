@@ -265,7 +265,7 @@ class DeviceStore:
     def write(self, state: ScaleState) -> None:
         counts = (torch.tensor(int(n), dtype=torch.int32, device=self._device) for n in state[1:])
         scale = torch.tensor(float(state.scale), dtype=torch.float32, device=self._device)
-        self._state = _DeviceState(scale, *counts)
+        self._state: ScaleState = _DeviceState(scale, *counts)
 
     @torch.no_grad()
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:

@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
     op: str
     dtypes: tuple[str, ...]
-    count: int
+    count: int  # type: ignore[assignment]  # stands for tuple.count
 
 
 class Wait(NamedTuple):
@@ -50,7 +50,7 @@ class Wait(NamedTuple):
 
     kind: str
     op: str
-    count: int
+    count: int  # type: ignore[assignment]  # stands for tuple.count
 
 
 _ToldWait = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)

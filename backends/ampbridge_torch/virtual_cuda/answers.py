@@ -66,7 +66,8 @@ PROPERTIES = SimpleNamespace(
 def _new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     """``torch.UntypedStorage``, whose C++ part knows the devices that it was built for."""
     if device is None or torch.device(device).type != "cuda":
-        return torch._C.StorageBase.__new__(cls, *args, device=device, **kwargs)
+        new: Any = torch._C.StorageBase.__new__  # its stub takes no arguments
+        return new(cls, *args, device=device, **kwargs)
     size = args[0] if args else 0
     return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
@@ -107,7 +108,8 @@ _peaks = [0]  # the largest of those that were forgotten
 
 def peak_memory() -> int:
     """The most bytes that were allocated at a time, whatever was forgotten since."""
-    return max(_peaks[0], _device().memory()[_PEAK])
+    present: int = _device().memory()[_PEAK]
+    return max(_peaks[0], present)
 
 
 def _forget_peak(device: int) -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 DEVICE_TYPE = "virtual"
 NAME = "ampbridge's virtual accelerator"
@@ -17,11 +18,11 @@ NAME = "ampbridge's virtual accelerator"
 
 def give() -> None:
     """Let torch find the device under its name, with ``.virtual()`` and ``is_virtual`` of tensors."""
-    torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
+    backend_registration.rename_privateuse1_backend(DEVICE_TYPE)
     module = ModuleType(f"torch.{DEVICE_TYPE}", __doc__)
     vars(module).update(_ANSWERS)
     torch._register_device_module(DEVICE_TYPE, module)
-    torch.utils.generate_methods_for_privateuse1_backend(
+    backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_storage=True
     )
 
