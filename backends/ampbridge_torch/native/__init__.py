@@ -1,1 +1,1 @@
-"""The framework's own mixed precision: its scaler, its policy, its loop by hand."""
+"""The framework's own mixed precision: its scaler and its policy."""
