@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,10 @@ class NativeLoop:
             warnings.simplefilter("ignore")  # that it does nothing on a CPU: said in the notes
             self._scaler = paddle.amp.GradScaler(enable=scaling is not None, **settings)
             if policy.level == "O2":
-                self.workload.model, self._optimizer = paddle.amp.decorate(
+                model, self._optimizer = paddle.amp.decorate(
                     self.workload.model, self._optimizer, level="O2", dtype=policy.dtype
                 )
+                self.workload = replace(self.workload, model=model)
         self.execution = "none" if on_cpu or policy.level == "O0" else "native"
         self.described = (
             f"paddle.amp.auto_cast(level={self._casting['level']!r}, "
