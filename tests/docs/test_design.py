@@ -35,7 +35,7 @@ def test_the_layers_are_those_that_are_checked() -> None:
     settings = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8")).unwrap()
     (contract,) = settings["tool"]["importlinter"]["contracts"]
     checked = [layer.replace(" | ", ", ") for layer in contract["layers"] if layer != "__main__"]
-    _, _, below = section(2).partition("imports from those below it alone")
+    _, _, below = section(2).partition("imports only from the folders below it")
     assert re.findall(r"^    (.+)$", below.partition("\nThe order")[0], re.M) == checked
 
 
