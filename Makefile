@@ -36,7 +36,7 @@ lint: $(VENV)/.test ## ruff, formatting included, and the layers of the core
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-types: $(VENV)/.test ## mypy, strict on the core
+types: $(VENV)/.test ## mypy, strict on the core and on the adapters
 	$(BIN)/mypy
 
 test-core: $(VENV)/.test ## the core alone, no framework loaded

@@ -121,7 +121,7 @@ class PaddleHarness(Harness):
         return paddle.nn.functional.mse_loss(prediction, target)
 
     def parameters(self, model: paddle.nn.Layer) -> list[paddle.Tensor]:
-        return model.parameters()
+        return list(model.parameters())
 
     def optimizer(
         self, model: paddle.nn.Layer, kind: str, rate: float, *others: paddle.nn.Layer

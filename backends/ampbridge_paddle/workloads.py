@@ -73,9 +73,9 @@ def loss(model: nn.Layer, x: Tensor, y: Tensor) -> Tensor:
 def predict(model: nn.Layer, x: np.ndarray) -> np.ndarray:
     """The most likely class of each input, with batch norm's running statistics."""
     model.eval()
-    classes = model(paddle.to_tensor(x)).argmax(axis=1)
+    classes: np.ndarray = model(paddle.to_tensor(x)).argmax(axis=1).numpy()
     model.train()
-    return classes.numpy()
+    return classes
 
 
 def linear(weights: Weights, name: str) -> nn.Linear:

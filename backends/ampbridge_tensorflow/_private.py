@@ -465,7 +465,8 @@ def _keras_variable() -> type:
 
     bases = keras.Variable.__mro__
     module = "keras.src.backend.common.variables"
-    return next((base for base in bases if base.__module__ == module), keras.Variable)
+    kind: type = next((base for base in bases if base.__module__ == module), keras.Variable)
+    return kind
 
 
 def is_autocast(variable: Any) -> bool:

@@ -24,10 +24,10 @@ from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, named_functions
 from ampbridge_tensorflow.autocast.rules import Rules, is_defined
 from ampbridge_tensorflow.model import decorating
-from ampbridge_tensorflow.step.scaling import outside_of_regions
 
 # -- devices
 
@@ -79,7 +79,7 @@ def _failure(dtype: str) -> str | None:
         gradient = tape.gradient(product, x)
         right = tf.reduce_all(product == 16) and tf.reduce_all(gradient == 32)
     except tf.errors.OpError as error:
-        return error.message.partition("\n")[0]
+        return str(error.message).partition("\n")[0]
     return verdict(dtype, bool(right), {product.dtype.name, gradient.dtype.name})
 
 
@@ -169,7 +169,9 @@ def _treatment(
         for name in op.names.get(namespace, ())
         if name in run_as_one_op and _owner(namespace, name) == op.name
     ]
-    layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
+    layers: list[Any] = [
+        getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())
+    ]
     if policy.level == "O0" and (raw or functions or any(layers)):
         return OpTreatment("native", "deny", "float32")
     if functions and not own:

@@ -66,7 +66,7 @@ class TensorFlowHarness(Harness):
         return np.array(tf.convert_to_tensor(x).numpy())
 
     def dtype_of(self, x: tf.Tensor) -> str:
-        return tf.as_dtype(x.dtype).name
+        return str(tf.as_dtype(x.dtype).name)
 
     def run(self, op: str, *inputs: tf.Tensor) -> tf.Tensor:
         ops = {"matmul": tf.matmul, "exp": tf.exp, "add": tf.add, "atan2": tf.atan2}
@@ -137,7 +137,7 @@ class TensorFlowHarness(Harness):
     ) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             scaled = scale(loss_fn(model, *batch))
-        return tape.gradient(scaled, model.trainable_variables)
+        return list(tape.gradient(scaled, model.trainable_variables))
 
     def on_backward(self, x: tf.Tensor, call: Callable[[], None]) -> tf.Tensor:
         @tf.custom_gradient

@@ -78,7 +78,8 @@ def loss(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def predict(model: keras.Model, x: np.ndarray) -> np.ndarray:
     """The most likely class of each input, with batch norm's running statistics."""
-    return np.argmax(model(x, training=False), axis=1)
+    classes: np.ndarray = np.argmax(model(x, training=False), axis=1)
+    return classes
 
 
 def built(model: keras.Model, weights: Weights) -> keras.Model:
@@ -98,7 +99,8 @@ def built(model: keras.Model, weights: Weights) -> keras.Model:
 
 def attention_weights(weights: Weights) -> list[np.ndarray]:
     """Keras keeps heads apart: (width, heads, size) for the inputs, (heads, size, width) after."""
-    heads, values = (HEADS, WIDTH // HEADS), []
+    heads = (HEADS, WIDTH // HEADS)
+    values: list[np.ndarray] = []
     for name in ("query", "key", "value"):
         values.append(weights[f"{name}.weight"].reshape(WIDTH, *heads))
         values.append(weights[f"{name}.bias"].reshape(heads))

@@ -70,7 +70,8 @@ _CASTABLE = frozenset(_CASTABLE_BY_NAME.values())
 
 def on_cpu() -> bool:
     """Whether Paddle's present device is the CPU, where low precision is simulated."""
-    return paddle.device.get_device() == "cpu"
+    device: str = paddle.device.get_device()
+    return device == "cpu"
 
 
 def execution(policy: Policy) -> Literal["native", "simulated"]:

@@ -55,7 +55,9 @@ CONVOLUTIONS = (
 class FunctionRegion(Protocol):
     """What an open region, simulated or native, does with functions."""
 
-    bias_follows: bool
+    @property
+    def bias_follows(self) -> bool:
+        """Whether a convolution's bias is in the precision of its result."""
 
     @property
     def rules(self) -> Rules:

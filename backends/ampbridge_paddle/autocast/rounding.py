@@ -77,7 +77,7 @@ _to_float16 = _exact(_through_float16, "float16")
 _to_bfloat16 = _exact(_through_bfloat16, "bfloat16")
 
 
-class _RoundFloat16(PyLayer):  # type: ignore[misc]
+class _RoundFloat16(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return _to_float16(x)
@@ -87,7 +87,7 @@ class _RoundFloat16(PyLayer):  # type: ignore[misc]
         return _to_float16(grad)
 
 
-class _RoundBfloat16(PyLayer):  # type: ignore[misc]
+class _RoundBfloat16(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return _to_bfloat16(x)

@@ -37,7 +37,7 @@ from ampbridge_paddle.autocast.rounding import round_in_place, round_to, round_t
 from ampbridge_paddle.autocast.rules import Rules, is_op
 from ampbridge_paddle.model.low_weights import low_dtype_by_name, low_dtype_of
 
-Tensor: type = private("paddle.base.core.eager.Tensor")
+Tensor: type[Any] = private("paddle.base.core.eager.Tensor")
 Value = paddle.pir.Value
 _C_ops = private("paddle._C_ops")
 _assign = private("paddle._C_ops.assign")
@@ -73,7 +73,7 @@ class Region:
         category = self.rules.category(kernel) if kernel else self.rules.functions.get(name)
         if category is None:
             return function(*args, **kwargs)
-        needs = _Needs(results=RESULTS.get(kernel))
+        needs = _Needs(results=RESULTS.get(kernel) if kernel else None)
         return self.call_whole(category, function, args, kwargs, needs)
 
     def call_whole(

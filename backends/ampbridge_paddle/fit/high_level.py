@@ -46,7 +46,7 @@ def prepare(
     model._scaler = scaler  # here Paddle's save() and load() look for it
 
 
-class _ScalingAdapter(_NativeAdapter):  # type: ignore[misc]
+class _ScalingAdapter(_NativeAdapter):
     """Paddle's adapter, with our scaler on a decorated network."""
 
     def prepare(self) -> None:

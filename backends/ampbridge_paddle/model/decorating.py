@@ -147,7 +147,8 @@ def _has_values(parameter: Tensor) -> bool:
 
 
 def _own_parameters(layer: Layer) -> list[Tensor]:
-    return layer.parameters(include_sublayers=False)
+    own: list[Tensor] = layer.parameters(include_sublayers=False)
+    return own
 
 
 def shares_low_weights(model: Layer) -> bool:

@@ -50,7 +50,7 @@ def make_low(tensors: Iterable[Tensor], dtype: str, has_master: bool) -> None:
 def make_full(tensors: Iterable[Tensor]) -> None:
     """Take ``make_low`` back; values stay as they are."""
     for x in tensors:
-        low = vars(x).pop(_LOW, None)
+        low = x.__dict__.pop(_LOW, None)
         if low is not None and low.hook is not None:
             gradient_hooks.remove(x, low.hook)
 

@@ -135,12 +135,12 @@ def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
     """``layers`` without their buffers, which Paddle would cast with the parameters."""
     held = [(layer, method("Layer", layer, "_buffers")) for layer in layers]
     for layer, buffers in held:
-        vars(layer)["_buffers"] = type(buffers)()
+        layer.__dict__["_buffers"] = type(buffers)()
     try:
         yield
     finally:
         for layer, buffers in held:
-            vars(layer)["_buffers"] = buffers
+            layer.__dict__["_buffers"] = buffers
 
 
 class _LayerBefore:

@@ -26,7 +26,8 @@ class Mixin:
 def mix_in(mixin: type[Mixin], obj: object) -> None:
     """Put the methods of ``mixin`` ahead of those of ``obj``; once is enough."""
     if not isinstance(obj, mixin):
-        object.__setattr__(obj, "__class__", _subclass(mixin, type(obj)))
+        bases: tuple[type, type] = (mixin, type(obj))
+        object.__setattr__(obj, "__class__", _subclass(*bases))
 
 
 def take_out(mixin: type[Mixin], obj: object) -> None:
@@ -36,13 +37,13 @@ def take_out(mixin: type[Mixin], obj: object) -> None:
 
 
 @cache
-def _subclass(mixin: type[Mixin], own_class: type) -> type:
+def _subclass(mixin: type, own_class: type) -> type:
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(own_class, name) for name in names}
     members = {**attributes, "_mixin": mixin, "_own_class": own_class}
     return type(own_class.__name__, (mixin, own_class), members)
 
 
-def _new(mixin: type[Mixin], own_class: type) -> Any:
-    kind = _subclass(mixin, own_class)
+def _new(mixin: type, own_class: type) -> Any:
+    kind: Any = _subclass(mixin, own_class)
     return kind.__new__(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -118,7 +118,7 @@ def _kept(excluded: Any) -> list[str]:
     return [layer.__name__ for layer in layers]
 
 
-def _read(region: Mapping[str, Any], argument: PaddleList) -> Iterable[str]:
+def _read(region: Mapping[str, Any], argument: PaddleList) -> Sequence[str]:
     reading = paddle_list(region[argument] or (), argument)
     for remark in (*reading.ignored.values(), *reading.notes.values()):
         warn(f"{remark.message}\nHint: {remark.hint}")

@@ -85,7 +85,8 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> 
     # Paddle would translate the Python of these to graph code.
     paddle.jit.ignore_module([casting, nested, sys.modules[__name__]])
     # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
-    return paddle.jit.to_static(loss, full_graph=True)
+    compiled: LossFn = paddle.jit.to_static(loss, full_graph=True)
+    return compiled
 
 
 def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:

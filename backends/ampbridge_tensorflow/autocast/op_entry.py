@@ -41,8 +41,10 @@ def replace_eager_op(original: Any, regions: Regions) -> Any:
 
     def eager_op(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
         rules = active()
-        plan = rules.plan(op) if rules is not None else None
-        if rules is not None and fitted.some_variables_are_low():
+        if rules is None:
+            return original(context, op, name, *arguments)
+        plan = rules.plan(op)
+        if fitted.some_variables_are_low():
             arguments = tuple(map(fitted.low_value, arguments))
         if plan is None:
             return original(context, op, name, *arguments)
@@ -63,8 +65,10 @@ def replace_graph_op(original: Any, regions: Regions) -> Any:
 
     def graph_op(op_type_name: str, name: str | None = None, **keywords: Any) -> Any:
         rules = regions.active.get()
-        plan = rules.plan(op_type_name) if rules is not None else None
-        if rules is not None and fitted.some_variables_are_low():
+        if rules is None:
+            return original(op_type_name, name, **keywords)
+        plan = rules.plan(op_type_name)
+        if fitted.some_variables_are_low():
             keywords = {key: fitted.low_value(value) for key, value in keywords.items()}
         if plan is None:
             return original(op_type_name, name, **keywords)
@@ -188,7 +192,7 @@ def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
 def replace_global_dispatchers(original: list[Any], regions: Regions) -> Any:
     """The dispatchers that TensorFlow asks when a function raised: one more, the last resort."""
 
-    class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):  # type: ignore[misc]
+    class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):
         """Retries in float32 what a comparison of dtypes in Python has refused."""
 
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:

@@ -389,6 +389,7 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
         The low dtype to which each simulated group's results are rounded, by its attribute.
     """
     lows: dict[str, tf.DType] = {}
+    cast: Callable[[Any, Any], Any]
     for group in groups:
         found = [(member, _found(values, member)) for member in group.members]
         dtypes = {d for _, ds in found for d in ds if d is not None}

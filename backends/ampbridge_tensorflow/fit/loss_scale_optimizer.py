@@ -15,13 +15,14 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, U
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.fit.unscaled_updates import scaled
 from ampbridge_tensorflow.native_values import values_of
-from ampbridge_tensorflow.step.scaling import VariableStore, divided, outside_of_regions
+from ampbridge_tensorflow.step.scaling import VariableStore, divided
 
 
 @keras.saving.register_keras_serializable("ampbridge")
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """A Keras optimizer whose loss is scaled by the rule of an ``ampbridge.GradScaler``.
 
         scaler = amp.GradScaler(growth_interval=500)
@@ -229,7 +230,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
         scaler = GradScaler()
         scaler.load_state_dict(config.pop("scaler"))
         waits = config.pop("waits", False)
-        made = super().from_config({**config, "scaler": scaler}, custom_objects)
+        made: LossScaleOptimizer = super().from_config({**config, "scaler": scaler}, custom_objects)
         made.waits = waits
         return made
 

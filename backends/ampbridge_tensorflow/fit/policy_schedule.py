@@ -17,7 +17,7 @@ from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.fit.scaled_fit import scales_by_itself, wrapped
 
 
-class PolicySchedule(keras.callbacks.Callback):  # type: ignore[misc]
+class PolicySchedule(keras.callbacks.Callback):
     """Decorates the model that is being fitted for the policy of each step.
 
         schedule = amp.Schedule([(0, "O0"), (200, "O1"), (1000, "O2:bfloat16")])

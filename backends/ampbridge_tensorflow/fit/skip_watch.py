@@ -10,7 +10,7 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 
 
-class SkipWatch(keras.callbacks.Callback):  # type: ignore[misc]
+class SkipWatch(keras.callbacks.Callback):
     """Says while ``fit`` runs what a ``LossScaleOptimizer`` has to say of skipped steps.
 
         model.fit(x, y, callbacks=[SkipWatch()])

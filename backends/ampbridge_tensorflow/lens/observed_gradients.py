@@ -43,7 +43,9 @@ def is_differentiable(x: Any) -> bool:
     """Whether it is a tensor that may have a gradient, or the handle of a variable."""
     if not isinstance(x, tf.Tensor):
         return False
-    return x.dtype.is_floating or x.dtype.is_complex or x.dtype == tf.resource
+    dtype: Any = x.dtype
+    differentiable: bool = dtype.is_floating or dtype.is_complex or dtype == tf.resource
+    return differentiable
 
 
 def recorded_on_a_tape(

@@ -66,7 +66,8 @@ def of_function(spelling: str) -> str | None:
 
 def of_layer(layer: keras.Layer) -> str | None:
     """The op that a layer is as a whole; None if its ops are reported one by one."""
-    kind, op = _in_the_table(type(layer))
+    own: type = type(layer)
+    kind, op = _in_the_table(own)
     whole = op is not None and (owner_family(op) in _FAMILIES_OF_LAYERS or op in _OTHER_LAYERS)
     # A subclass may do more in its call.
     return op if whole and type(layer).call is kind.call else None
@@ -74,12 +75,13 @@ def of_layer(layer: keras.Layer) -> str | None:
 
 def of_product_in(layer: Any) -> str | None:
     """The op that the product in a layer is, with its bias; None of other layers."""
-    _, op = _in_the_table(type(layer))
+    own: type = type(layer)
+    _, op = _in_the_table(own)
     return op if op is not None and owner_family(op) in PRODUCTS and op not in LOOKED_INTO else None
 
 
 @cache
-def _in_the_table(kind: type) -> tuple[type, str | None]:
+def _in_the_table(kind: type) -> tuple[Any, str | None]:
     """The nearest class of Keras that the table has, and the op that it is."""
     names = oplists.native_names("keras_layers")
     for base in kind.__mro__:

@@ -37,6 +37,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.fit import scaled_fit, unscaled_updates
@@ -44,7 +45,6 @@ from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
 from ampbridge_tensorflow.native_values import copies, native_variable
-from ampbridge_tensorflow.step.scaling import outside_of_regions
 
 __all__ = ["decorate", "decoration", "layers", "undecorate"]
 
@@ -70,8 +70,9 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         _check_free(found)
         if not policy.master_weights:
             _check_built(found.layers, policy)
-    for_scaling = [scaled_fit.compiling(), unscaled_updates.updates()] if found.scales else []
-    others = [casting.regions, _configurations(), *for_scaling]
+    others: list[Interception[Any]] = [casting.regions, _configurations()]
+    if found.scales:
+        others += [scaled_fit.compiling(), unscaled_updates.updates()]
     found.release = model_calls.install(model, found, others)
     found.mark(model)
     if found.scales:
@@ -187,7 +188,7 @@ def _autocast_variables(kept: Sequence[Any]) -> Iterator[keras.Variable]:
 # -- without masters
 
 
-class Rounded(keras.constraints.Constraint):  # type: ignore[misc]
+class Rounded(keras.constraints.Constraint):
     """Keeps a variable at values of ``dtype``, after the constraint that it had before."""
 
     def __init__(self, dtype: str, before: Any) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +31,7 @@ from ampbridge_tensorflow.native_values import made_under, on_values
 
 STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
-Strategy = tf.distribute.Strategy
+Strategy: TypeAlias = tf.distribute.Strategy
 
 
 def strategy_of(owner: Any) -> Strategy | None:
