@@ -22,7 +22,7 @@ _ROOMS = {
     ),
     "policies": "policy schedule oplists function_ops hardware native_lists native_policy",
     "scaling": "scaler scale_rule scaler_state presets skip_alarm native_scaler",
-    "checkpoints": "checkpoint training_state weights tensor_file whole_files locking remembering",
+    "checkpoints": "checkpoint training_state weights outside tensor_file whole_files locking remembering",
     "training": "step step_program step_settings decorate autocast recipe recipe_file",
     "reports": "doctor diagnosis explain lists tables printing",
     "errors": "flags foreign_names",
