@@ -1,13 +1,14 @@
 """The one interface between the core and a framework.
 
-An adapter does what pure Python cannot: cast ops, take gradients, check and step. It decides
-nothing. What is common (the scale rule, when to skip, what a step returns) lives in the core and
-takes a backend. An adapter holds no training state and is made without arguments; the core finds it
-by entry point (group ``ampbridge.backends``), whose name is the framework's root module.
+An adapter does what needs the framework: it casts ops, computes gradients, checks them and steps.
+It decides nothing. What all frameworks share (the scale rule, when to skip, the result of a step) is
+in the core, as functions that take a backend. An adapter holds no training state, and its class
+takes no arguments. The core finds it by entry point (group ``ampbridge.backends``); the name of the
+entry is the framework's root module.
 
-Native values (arrays, scalars, models, optimizers) pass through the core untouched: it never asks
-what they are. A native scalar is whatever the framework can branch on later: a Python number where
-the value is already on the host, a device tensor where reading it would wait for the device, a
+Native values (arrays, scalars, models, optimizers) pass through the core unchanged: it never asks
+for their types. A native scalar is a value on which the framework can branch later: a Python number
+if the value is already on the host, a device tensor if reading it would wait for the device, or a
 symbolic tensor while a step is being traced.
 """
 
@@ -53,11 +54,11 @@ def worst_on_host(kinds: Iterable[int]) -> int:
 
 
 class StepOutput(NamedTuple):
-    """What one traced or eager step hands back, all native.
+    """The native results of one traced or eager step.
 
-    ``grads`` are the gradients so far, where they are to be added to. ``scale`` is what the loss was
-    multiplied by, ``after`` the scaler's state at the end; ``overflow`` is FINITE, INF or NAN;
-    ``kinds`` is the same of each gradient, on request.
+    ``grads`` are the accumulated gradients, if more micro-batches follow. ``scale`` is the factor of
+    the loss, and ``after`` the scaler's state at the end. ``overflow`` is FINITE, INF or NAN;
+    ``kinds``, on request, has the same for each gradient.
     """
 
     loss: Array
@@ -72,10 +73,10 @@ class StepOutput(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer of a model: what the user calls it, and what it is.
+    """A layer of a model.
 
-    ``name`` is dotted, from the model downwards, and empty for the model itself. ``shapes`` are those
-    of the parameters that it holds itself, not of its parts'.
+    ``name`` is the user's dotted name, from the model downwards; it is empty for the model itself.
+    ``shapes`` are those of the layer's own parameters, without the parameters of its sublayers.
     """
 
     name: str
@@ -85,10 +86,11 @@ class Layer(NamedTuple):
 
 
 def is_normalization(layer: Layer, known: tuple[type, ...] = ()) -> bool:
-    """Whether the parameters that ``layer`` holds itself stay float32 at O2, as a normalization's do.
+    """Whether the own parameters of ``layer`` stay float32 at O2, as those of a normalization do.
 
-    It is of a class of the framework's own (``known``); or its class is called one ("LlamaRMSNorm",
-    "LayerNorm2d") and it holds vectors alone: of no parameter is more than one axis longer than 1.
+    This is so if its class is one of the framework's normalizations (``known``). It is also so if its
+    class name contains "norm" ("LlamaRMSNorm", "LayerNorm2d") and its parameters are all vectors: none
+    has more than one axis longer than 1.
     """
     if isinstance(layer.layer, known):
         return True
@@ -97,7 +99,7 @@ def is_normalization(layer: Layer, known: tuple[type, ...] = ()) -> bool:
 
 
 class Magnitude(NamedTuple):
-    """The largest magnitude among the values of a parameter, which ``layer`` holds itself."""
+    """The largest magnitude among the values of one of ``layer``'s own parameters."""
 
     layer: Layer
     parameter: str
@@ -105,17 +107,18 @@ class Magnitude(NamedTuple):
 
 
 class Decoration(NamedTuple):
-    """How a model is fitted to a policy.
+    """How a model is decorated for a policy.
 
     Attributes:
         policy: O1 or O2.
-        kept: native layers that run in float32 as a whole, with all that is below them, and whose
+        kept: native layers that run completely in float32, including their sublayers, and whose
             parameters stay float32.
-        standalone: whether the model runs under the policy wherever it is called, and opens a
-            region itself; else only inside of the caller's regions. Always at O2.
-        save_dtype: the dtype of floating parameters in the model's own ``state_dict``; None for
-            that in which the framework holds them.
-        master_grad: whether gradients of low-precision parameters are held in float32.
+        standalone: whether the model opens a region itself and so runs under the policy wherever it
+            is called. Otherwise it follows the policy only inside of the caller's regions. Always
+            true at O2.
+        save_dtype: the dtype of floating parameters in the model's own ``state_dict``; None for the
+            dtype in which the framework stores them.
+        master_grad: whether gradients of low-precision parameters are stored in float32.
     """
 
     policy: Policy
@@ -126,7 +129,7 @@ class Decoration(NamedTuple):
 
 
 class OptimizerState(NamedTuple):
-    """What an optimizer remembers: arrays by name, and plain JSON values."""
+    """The state of an optimizer: arrays by name, and plain JSON values."""
 
     slots: Mapping[str, NumpyArray]
     settings: Mapping[str, Any]
@@ -137,9 +140,10 @@ class Device(NamedTuple):
 
     Attributes:
         kind: "cpu", "gpu", "tpu", or the framework's own word for another kind.
-        model: what its maker calls it.
-        compute_capability: of NVIDIA's GPUs.
-        bfloat16_instructions: what a CPU multiplies bfloat16 with, as far as the framework uses it.
+        model: the product name.
+        compute_capability: for NVIDIA's GPUs.
+        bfloat16_instructions: the instructions with which a CPU multiplies bfloat16, if the framework
+            uses them.
     """
 
     name: str
@@ -150,12 +154,12 @@ class Device(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What was tried on a device.
+    """The result of a trial computation on a device.
 
     Attributes:
-        failures: for each dtype in which a small matrix product, or its gradient, could not be had:
-            what the framework said.
-        settings: the state of what changes precision or speed there ("TF32", "compiler"), in words.
+        failures: the framework's error for each dtype in which a small matrix product, or its
+            gradient, failed.
+        settings: settings of the device that change precision or speed ("TF32", "compiler"), in words.
     """
 
     failures: Mapping[str, str]
@@ -163,9 +167,10 @@ class Probe(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A matrix product that a layer does with its parameters.
+    """A matrix product of a layer with its parameters.
 
-    ``inputs`` and ``outputs`` are features or channels; a convolution sums over ``window`` places.
+    ``inputs`` and ``outputs`` are numbers of features or channels; a convolution sums over ``window``
+    places.
     """
 
     layer: str
@@ -176,17 +181,17 @@ class Product(NamedTuple):
 
 
 class OpTreatment(NamedTuple):
-    """What becomes of a canonical op under a policy, and who sees to it.
+    """How a canonical op is treated under a policy.
 
     Attributes:
-        by: "native": the framework casts it, or leaves it alone, by itself; "ampbridge": its inputs
-            are cast by us; "simulated": values are rounded around float32 kernels; "absent": no such
-            op is called here, so the rule has no effect.
-        category: the rule in force, which is another than the policy's where a spelling is shared;
-            None of what is absent, and where the framework does not tell.
-        dtype: of the values that it computes with; "inputs'" where those decide, "its parts'" where
-            it is made of ops that have rules of their own.
-        why: what is not plain from the rest.
+        by: "native": the framework casts its inputs, or leaves them alone; "ampbridge": ampbridge casts
+            its inputs; "simulated": a float32 kernel runs, and ampbridge rounds its values; "absent":
+            the framework has no such op, so the rule has no effect.
+        category: the rule that applies. It differs from the policy's rule if several ops share a
+            spelling. None for an absent op, and if the framework does not tell.
+        dtype: the dtype in which it computes; "inputs'" if it follows its inputs, "its parts'" if it
+            consists of ops with rules of their own.
+        why: an explanation, if the other fields need one.
     """
 
     by: Literal["native", "ampbridge", "simulated", "absent"]
@@ -196,14 +201,14 @@ class OpTreatment(NamedTuple):
 
 
 class FeatureTreatment(NamedTuple):
-    """Who sees to a feature, and how; "refused" raises, "absent" is nothing that the framework has."""
+    """How a feature is treated; "refused" raises an error, "absent": the framework has no such feature."""
 
     by: Literal["native", "ampbridge", "simulated", "refused", "absent"]
     why: str
 
 
 class Explanation(NamedTuple):
-    """What a backend does with a policy on one device: with every canonical op, and beyond ops."""
+    """How a backend treats a policy on one device: every canonical op, and other features."""
 
     device: str
     ops: Mapping[str, OpTreatment]
@@ -227,11 +232,11 @@ class ScaleStore(Protocol):
 
 
 class Backend(Protocol):
-    """Everything the core asks of a framework.
+    """The interface between the core and a framework.
 
-    ``name`` is the framework's root module. ``compiles_by_default`` says whether its users expect
-    a training step to be compiled. ``examples`` are what a user writes to make a "model", an
-    "optimizer", and a "loss_fn" of a loss object of the framework's, for hints.
+    ``name`` is the framework's root module. ``compiles_by_default`` is true if the framework's users
+    expect a compiled training step. ``examples`` are code for hints: how to create a "model" and an
+    "optimizer", and how to turn one of the framework's loss objects into a "loss_fn".
     """
 
     name: str
@@ -240,29 +245,29 @@ class Backend(Protocol):
 
     @abstractmethod
     def kind(self, obj: object) -> Kind | None:
-        """What ``obj`` is to this framework, if it is one of these.
+        """The kind of ``obj`` in this framework, or None.
 
-        A "loss" is a loss object of the framework's own, a "scheduler" one of its rates'.
+        A "loss" is a loss object of the framework, a "scheduler" one of its learning-rate schedulers.
         """
 
     # -- precision
 
     @abstractmethod
     def autocast(self, policy: Policy) -> AbstractContextManager[None]:
-        """A region in which ops run as ``policy`` says; O0 is a region of plain float32.
+        """An autocast region in which ops run under ``policy``; an O0 region is plain float32.
 
-        Regions nest (the inner policy alone counts), may be re-entered, are left intact by
-        exceptions, and are not seen by other threads.
+        Regions nest (only the inner policy applies) and may be re-entered. Leaving one by an exception
+        restores the state before it. A region does not affect other threads.
         """
 
     @abstractmethod
     def execution(self, policy: Policy) -> Literal["native", "simulated"]:
-        """How this device runs ``policy``: by kernels of its dtype, or by rounding around float32's.
+        """How this device runs ``policy``: with 16-bit kernels, or simulated with float32 kernels.
 
-        Where ``policy.execution`` is "auto", the faster of those that are faithful.
+        If ``policy.execution`` is "auto", it is the faster one that gives the right numbers.
 
         Raises:
-            UnsupportedError: if ``policy.execution`` asks for what there is not.
+            UnsupportedError: if this device does not support ``policy.execution``.
         """
 
     @abstractmethod
@@ -277,40 +282,40 @@ class Backend(Protocol):
 
     @abstractmethod
     def decorate(self, model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
-        """Fit an undecorated model, and its optimizer, to a policy, in place.
+        """Prepare an undecorated model, and its optimizer, for a policy, in place.
 
-        While an O1 or O2 region is open, kept layers run in float32 and the floating-point outputs
-        of a call of the model come in ``policy.output_dtype``. At O2 besides:
+        While an O1 or O2 region is open, kept layers run in float32, and a call of the model returns
+        its floating-point outputs in ``policy.output_dtype``. At O2 also:
 
-        * parameters are in ``policy.dtype``, or are read so; those of kept layers and of
+        * parameters are in ``policy.dtype``, or are read in it; those of kept layers and of
           normalizations (``is_normalization``) stay float32, and so do all buffers;
-        * floating-point inputs of a call of the model (float64 apart) are cast to ``policy.dtype``;
-        * ``optimizer`` updates float32 masters; with ``master_weights=False`` the low-precision
-          parameters themselves, so that an update under half a unit in the last place is lost.
+        * a call of the model casts its floating-point inputs (except float64) to ``policy.dtype``;
+        * ``optimizer`` updates float32 masters. With ``master_weights=False`` it updates the
+          low-precision parameters, so that an update under half a unit in the last place is lost.
 
-        What was decorated may be trained by ``apply`` and by the user's own loops. Changes nothing if
-        it raises.
+        A decorated model may be trained by ``apply`` and by the user's own loops. If this method
+        raises an error, it has changed nothing.
 
         Raises:
-            UnsupportedError: for what this framework or this model cannot be given.
+            UnsupportedError: if this framework or this model does not support the policy.
         """
 
     @abstractmethod
     def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
-        """Take back all that ``decorate`` did; parameters keep their masters' values, bit by bit."""
+        """Undo ``decorate``; the parameters get the exact values of their masters."""
 
     def undecorated(
         self, model: Model, optimizer: Optimizer | None
     ) -> AbstractContextManager[None]:
-        """Take the decoration of ``model``, which has one, back for a while.
+        """Undo the decoration of ``model`` inside of a block, and restore it afterwards.
 
-        By default by ``undecorate`` and ``decorate``.
+        ``model`` is decorated. The default uses ``undecorate`` and ``decorate``.
         """
         return _undecorated(self, model, optimizer)
 
     @abstractmethod
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
-        """What the model, together with that optimizer, is decorated with; None if it is not."""
+        """The decoration of the model together with that optimizer; None if it is not decorated."""
 
     @abstractmethod
     def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
@@ -325,8 +330,8 @@ class Backend(Protocol):
     ) -> tuple[Model, Optimizer]:
         """Deep copies of a model and of an optimizer that goes on training the copy.
 
-        By default those of ``copy.deepcopy``, with its ``memo``. Raises whatever these classes do
-        that cannot be copied.
+        The default uses ``copy.deepcopy``, with its ``memo``. If a class cannot be copied, its own
+        exception is raised.
         """
         pair: tuple[Model, Optimizer] = deepcopy((model, optimizer), memo)
         return pair
@@ -337,14 +342,14 @@ class Backend(Protocol):
     def parameters(self, owner: Model | Optimizer) -> list[Array]:
         """The trainable parameters of a model or an optimizer, in a fixed order.
 
-        What both of them hold is one object.
+        A parameter of both is the same object in both lists.
 
         Raises:
-            CallOrderError: for an optimizer that has not been told any yet.
+            CallOrderError: for an optimizer that has no parameters yet.
         """
 
     def low_parameters(self, model: Model) -> list[str]:
-        """The names of trainable parameters of an undecorated model that are in 16 bits by themselves."""
+        """The names of the 16-bit trainable parameters of an undecorated model."""
         is_low = ["float16" in str(parameter.dtype) for parameter in self.parameters(model)]
         names = self.parameter_names(model) if any(is_low) else []
         return list(compress(names, is_low))
@@ -366,43 +371,44 @@ class Backend(Protocol):
     ) -> tuple[Array, Any, list[Array]]:
         """Run ``loss_fn(model, *batch)`` under ``policy`` and differentiate ``factor * loss``.
 
-        ``loss_fn`` returns ``(loss, aux)``, the loss a scalar. Arrays in ``batch``, also those in
+        ``loss_fn`` returns ``(loss, aux)``; the loss is a scalar. Arrays in ``batch``, also those in
         containers (``ampbridge.adapters.nested``), may be NumPy's.
-        The region spans the forward pass alone. The loss is taken to float32 before it is
+        The region covers only the forward pass. The loss is cast to float32 before it is
         multiplied: 65536 is already infinite in float16.
 
         Args:
             factor: multiplies the loss; a native scalar, or None for 1.
-            total: gradients of earlier micro-batches, to be added to; None for the first.
-            optimizer: whose parameters the gradients are of; None for the model's.
+            total: the sum of the gradients of earlier micro-batches; None for the first.
+            optimizer: the gradients are those of its parameters; None for the model's parameters.
 
         Returns:
-            The loss (float32, without ``factor``), ``aux``, both cut off from the computation, and
-            the sum of ``total`` and the new gradients, in the order of ``parameters(optimizer)``, or
-            of ``parameters(model)`` without one, and in float32 also where a parameter is in low
-            precision; None where the loss does not depend on a parameter.
+            The loss (float32, without ``factor``) and ``aux``, both detached. Then the sum of ``total``
+            and the new gradients, in the order of ``parameters(optimizer)``, or of
+            ``parameters(model)`` without an optimizer. Gradients are float32, also those of
+            low-precision parameters, and None if the loss does not depend on the parameter.
 
         Raises:
-            ArgumentError: where it depends on none of them (``arguments.check_dependence``).
+            ArgumentError: if it depends on none of them (``arguments.check_dependence``).
         """
 
     @abstractmethod
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
-        """The gradients that the framework keeps beside the optimizer's parameters.
+        """The gradients that the framework stores in the optimizer's parameters.
 
-        16-bit ones are in float32 from now on, so that what the caller clips in place is what steps.
+        This turns 16-bit gradients into float32, so that the optimizer uses the gradients that the
+        caller clips in place.
 
         Raises:
-            UnsupportedError: where gradients are values that the caller holds.
+            UnsupportedError: if this framework returns gradients as values.
         """
 
     # -- from gradients to parameters
 
     @abstractmethod
     def unscale(self, grads: Sequence[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
-        """Divide by ``scale`` in one pass that also looks for inf and NaN; may work in place.
+        """Divide by ``scale`` in one pass that also checks for inf and NaN; may work in place.
 
-        With None for ``scale`` it only looks, and values stay as they are.
+        With None for ``scale`` it only checks, and does not change the values.
 
         Returns:
             The gradients in float32 or wider, and FINITE, INF or NAN as a native scalar. After
@@ -412,48 +418,48 @@ class Backend(Protocol):
     def unscale_for(
         self, optimizer: Optimizer, grads: Sequence[Array], scale: Scalar
     ) -> tuple[list[Array], Scalar]:
-        """``unscale`` of the gradients that ``optimizer`` is to be stepped with.
+        """``unscale`` for the gradients of the next step of ``optimizer``.
 
-        The overflow may be read here, and is an int then, where the decision to step would wait
-        for it anyway. By default it is ``unscale``.
+        If the decision to step would wait for the overflow anyway, it may be read here; then it is an
+        int. The default is ``unscale``.
         """
         del optimizer
         return self.unscale(grads, scale)
 
     def worst(self, found: Sequence[Scalar]) -> Scalar:
-        """The overflow of several lots of gradients together: INF before NAN before FINITE.
+        """The combined overflow of several sets of gradients: INF before NAN before FINITE.
 
-        By default, of Python numbers.
+        The default takes Python numbers.
         """
         return worst_on_host(found)
 
     def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
-        """The overflow on any rank, INF before NAN, where the ranks of an engine see different gradients.
+        """The combined overflow of all ranks, INF before NAN, if the ranks have different gradients.
 
-        Every rank calls it once a step, overflow or not. By default there is but one rank, or the
-        gradients have been reduced already, and with them the overflow.
+        Every rank calls it once a step, whether or not it overflowed. The default is for a single
+        rank, and for engines that have reduced the gradients, and so the overflow, already.
 
         Args:
-            optimizer: whose gradients were checked; None where they came as values.
+            optimizer: its gradients were checked; None for gradients as values.
         """
         del optimizer
         return found
 
     def mean_loss(self, loss: Array, model: Model) -> Array:
-        """The mean of the losses of the ranks that train ``model`` together; each of them calls it.
+        """The mean loss of the ranks that train ``model`` together; each of them calls it.
 
-        By default there is but one.
+        The default is for a single rank.
         """
         del model
         return loss
 
     @abstractmethod
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
-        """The sums of two lists of gradients, None where both are."""
+        """The sums of two lists of gradients; a sum is None if both gradients are."""
 
     @abstractmethod
     def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
-        """Scale ``grads`` so that their joint 2-norm is at most ``max_norm``; the norm before."""
+        """Scale ``grads`` so that their joint 2-norm is at most ``max_norm``; also return the old norm."""
 
     @abstractmethod
     def apply(
@@ -463,108 +469,109 @@ class Backend(Protocol):
         grads: Sequence[Array],
         found: Scalar,
     ) -> Scalar:
-        """Step ``optimizer`` unless ``found`` says INF or NAN; None means unchecked.
+        """Step ``optimizer`` unless ``found`` is INF or NAN; None means unchecked.
 
-        A skipped step changes no parameter, no slot and no counter of the optimizer. Where
-        ``parameters`` are low-precision copies of an optimizer's masters, ``grads`` step these.
+        A skipped step changes no parameter, no slot and no counter of the optimizer. If ``parameters``
+        are low-precision copies of masters, the step updates the masters with ``grads``.
 
         Returns:
-            Whether it was stepped, as a native scalar.
+            Whether the optimizer was stepped, as a native scalar.
         """
 
     # -- compiled steps, and what a step remembers
 
     @abstractmethod
     def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-        """``build(loss_fn)``, compiled where this framework compiles: the loss, or the whole step.
+        """``build(loss_fn)``, with the part compiled that this framework compiles: loss or whole step.
 
-        The compiled program follows the policy that is given at each call. ``total`` (a list of
-        gradients or None) and the batch are its arguments: ``program(policy, final, total, batch)``.
+        The compiled program follows the policy of each call. It takes ``total`` (a list of gradients
+        or None) and the batch as arguments: ``program(policy, final, total, batch)``.
 
         Raises:
-            UnsupportedError: where there is no compiler.
+            UnsupportedError: if there is no compiler.
         """
 
     def on_replicas(self, program: Program, model: Model) -> Program:
-        """``program``, called once and run on each replica of ``model`` that this process holds.
+        """A function that runs ``program`` on each replica of ``model`` in this process.
 
-        What the replicas agree on is handed back once, the loss as their mean. By default a process
-        holds one.
+        It returns the results on which the replicas agree once, and the mean of their losses. The
+        default is for a single replica.
         """
         del model
         return program
 
     def replica(self) -> int:
-        """Which of the replicas in this process calls; 0 where there is but one."""
+        """The index of the running replica in this process; 0 if there is only one."""
         return 0
 
     @abstractmethod
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
-        """A place for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""
+        """A store for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""
 
     # -- what there is to compute with, and what becomes of a policy there
 
     @abstractmethod
     def devices(self) -> list[Device]:
-        """The devices of this framework here, first the one that a model would be trained on."""
+        """The devices of this framework on this machine; the first is the default for training."""
 
     @abstractmethod
     def probe(self, device: Device) -> Probe:
-        """Try float32, float16 and bfloat16 on ``device``: what it does, not what it says."""
+        """Compute a small product in float32, float16 and bfloat16 on ``device``, to see what works."""
 
     @abstractmethod
     def products(self, model: Model) -> list[Product]:
-        """The matrix products of the layers that are known to do one, named as in ``layers``."""
+        """The matrix products of the layers whose product is known, with the names of ``layers``."""
 
     @abstractmethod
     def explain(self, policy: Policy) -> Explanation:
-        """What a region of ``policy`` would do on the first of ``devices``, by the rules that it uses.
+        """The effect of a region of ``policy`` on the first of ``devices``, from the rules it would use.
 
         Raises:
-            UnsupportedError: for a policy that a region would refuse.
+            UnsupportedError: for a policy that a region refuses.
         """
 
     # -- saving and loading
 
     @abstractmethod
     def weights(self, model: Model) -> list[Weight]:
-        """Parameters and buffers of a model, described; in its order, names without doubles."""
+        """Descriptions of a model's parameters and buffers, in its order; names are unique."""
 
     @abstractmethod
     def read_weights(self, model: Model) -> dict[str, NumpyArray]:
-        """The values of ``weights(model)`` by name: copies, of low-precision ones the masters."""
+        """Copies of the values of ``weights(model)`` by name; masters for low-precision parameters."""
 
     @abstractmethod
     def write_weights(self, model: Model, values: Mapping[str, NumpyArray]) -> None:
-        """Set ``weights(model)`` in place, masters and low-precision copies alike."""
+        """Set ``weights(model)`` in place: the masters and their low-precision copies."""
 
     @abstractmethod
     def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
-        """Slots and counters as copies, under the names of the model's weights; settings that change
-        during a run (rates); and, among the slots, the values of the optimizer's parameters that the
-        model does not have, under ``outside.name_of`` their places.
+        """Copies of the slots and counters, and the settings that change during a run (learning rates).
+
+        Slots have the names of the model's weights. They also contain the values of the optimizer's
+        parameters that are outside of the model, named by ``outside.name_of`` and their index.
 
         Raises:
-            UnsupportedError: for an optimizer whose state is more than that.
+            UnsupportedError: for an optimizer with other kinds of state.
         """
 
     @abstractmethod
     def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
-        """Set what ``read_optimizer`` read, bit by bit; the optimizer may not have stepped yet.
+        """Restore exactly what ``read_optimizer`` read, also before the optimizer's first step.
 
         Raises:
-            StateError: if it does not fit, a slot is missing or of another shape; the optimizer may be
-                half changed then.
+            StateError: if the state does not fit: a slot is missing or has another shape. The optimizer
+                may then be changed in part.
         """
 
     def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
         """Call ``action``, which writes files, on one of the ranks that train ``model`` together.
 
-        Every one of these ranks calls it, and none goes on before ``action`` is done. By default there
-        is but one.
+        Every one of these ranks calls it and waits until ``action`` is done. The default is for a
+        single rank.
 
         Raises:
-            StateError: on the others, if ``action`` failed; on its own rank, its own error.
+            StateError: on the other ranks, if ``action`` failed. Its own rank raises its own error.
         """
         del model
         action()
@@ -573,11 +580,11 @@ class Backend(Protocol):
 
     @abstractmethod
     def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
-        """The framework's own scaler in the state that ``GradScaler.state_dict`` describes.
+        """The framework's own scaler, with the state from ``GradScaler.state_dict``.
 
         Raises:
-            ArgumentError: if it wraps an optimizer, and none was given.
-            UnsupportedError: where there is none.
+            ArgumentError: if it wraps an optimizer, and ``optimizer`` is None.
+            UnsupportedError: if the framework has no scaler.
         """
 
     @abstractmethod
@@ -585,56 +592,55 @@ class Backend(Protocol):
         """The state of the framework's own scaler, in a form that ``GradScaler.load_state_dict`` reads.
 
         Raises:
-            ArgumentTypeError: if it is no scaler.
+            ArgumentTypeError: if ``scaler`` is not one of the framework's.
         """
 
-    # -- seeing what runs
+    # -- observing ops
 
     def observe(
         self, model: Model, observer: Observer, *, gradients: bool
     ) -> AbstractContextManager[None]:
-        """Report to ``observer`` each op that runs inside, and its gradients when they are taken later.
+        """Report each op inside to ``observer``, and its gradients when the backward pass computes them.
 
-        Opened in the forward pass, within its region: ``loss_fn`` wrapped by it is what ``gradients``
-        is called with. Inside, everything runs eagerly, also what the user has compiled. What is
-        computed is the same to the bit. Other threads are not observed. Closed, by an exception too,
-        it leaves nothing behind but the hooks of a backward pass that is still to come.
+        The caller wraps ``loss_fn`` in this context manager and passes it to ``gradients``, so it is
+        open in the forward pass, within its region. Inside, everything runs eagerly, also functions
+        that the user has compiled. The results are the same to the bit. Other threads are not
+        observed. After it closes, also by an exception, only the hooks of a later backward pass remain.
 
         Args:
-            model: whose layers' names are reported.
-            gradients: whether gradients are reported; without, none of their hooks is set.
+            model: reports contain the names of its layers.
+            gradients: whether gradients are reported; if not, no hooks for them are installed.
 
         Raises:
-            UnsupportedError: where ops cannot be seen, as by default.
+            UnsupportedError: if ops cannot be observed; this is the default.
         """
         del model, observer, gradients
         msg = f"{self.name}: this adapter cannot observe ops.\n"
         raise UnsupportedError(msg + "Hint: amp.lens.census(...) with a model of another framework")
 
     def to_numpy(self, x: Array) -> NumpyArray:
-        """The values on the host, as float32 or, if they are of that, float64. Waits for the device.
+        """The values on the host, as float32; float64 stays float64. Waits for the device.
 
         Raises:
-            UnsupportedError: for a backend that cannot be observed either, as by default.
+            UnsupportedError: for a backend that cannot observe ops either; this is the default.
         """
         del x
         msg = f"{self.name}: this adapter shows no values.\n"
         raise UnsupportedError(msg + "Hint: amp.lens.ranges(...) with a model of another framework")
 
     def restored(self, model: Model) -> AbstractContextManager[None]:
-        """Give back afterwards, also by an exception, what passes of an undecorated model change.
+        """Restore an undecorated model after the passes inside, also after an exception.
 
-        Bit by bit, where it has changed: parameters; buffers of every dtype, saved or not, each the
-        same object; training modes; and where random numbers are drawn from, that is the
-        framework's own generators and those that layers hold. By default the weights alone. Waits
-        for the device.
+        It restores, bit by bit, whatever has changed: parameters; buffers of every dtype, saved or
+        not, each the same object; training modes; and random generators, the framework's own and
+        those of layers. The default restores only the weights. Waits for the device.
         """
         return _restored(self, model)
 
     def peak_memory(self, action: Callable[[], None]) -> int | None:
-        """Run ``action``; the most bytes of arrays that it held at once beyond what was held before.
+        """Run ``action``, and measure the most bytes of arrays that it allocated at any time.
 
-        None where the framework does not tell, as by default.
+        None if the framework does not tell; this is the default.
         """
         action()
         return None
@@ -642,20 +648,20 @@ class Backend(Protocol):
     # -- the framework's own words for a policy
 
     def native_policy(self, policy: Policy) -> Any:
-        """What this framework itself has for ``policy``, of which nothing is beyond it.
+        """The framework's own objects for ``policy``, whose fields they can all express.
 
         Raises:
-            UnsupportedError: where there is no such thing, as by default.
+            UnsupportedError: if the framework has no such objects; this is the default.
         """
         msg = f"{self.name} has no precision objects of its own.\nHint: amp.autocast({policy!r})"
         raise UnsupportedError(msg)
 
     def policy_of_native(self, native: Any) -> Policy:
-        """The policy that the framework's own object stands for.
+        """The policy that is equivalent to the framework's own object.
 
         Raises:
-            ArgumentTypeError: if it is none, as by default.
-            UnsupportedError: if no policy says the same.
+            ArgumentTypeError: if ``native`` is not such an object; this is the default.
+            UnsupportedError: if no policy is equivalent.
         """
         msg = f"{type(native).__name__} of {self.name} says nothing of precision.\n"
         raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")

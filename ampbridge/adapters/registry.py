@@ -1,9 +1,9 @@
-"""Find the backend that speaks for a framework. Nothing here imports one.
+"""Find the backend of a framework. Nothing here imports a framework.
 
 A backend is an entry point in the group ``ampbridge.backends`` whose *name* is the root module of
-its framework. The name alone decides, so no adapter is loaded to ask whether it is the right one:
-a broken adapter hurts only those who use it, and frameworks that cannot share a process
-(TensorFlow imported before Paddle crashes the interpreter) are never brought together.
+its framework. Only the name decides, so the search loads no adapter. A broken adapter therefore
+affects only its own users, and frameworks that cannot share a process (importing TensorFlow before
+Paddle crashes the interpreter) are never imported together.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 
 GROUP = "ampbridge.backends"
 
-# The core imports these itself, so their presence in a process says nothing about its user; there
-# the adapter must have been imported.
+# The core imports these itself, so they are always imported. They are in use if their adapter is.
 CORE_DEPENDENCIES = frozenset({"numpy"})
 
-# What stands for an array while its gradient is taken belongs to another package than the array.
+# The class that stands for an array in a backward pass is of another package than the array.
 TRACED_BY = {"autograd": "numpy"}
 
 Factory = Callable[[], Backend]
@@ -52,14 +51,14 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
 
 def register_backend(name: str, factory: Factory) -> None:
-    """Add a backend of this process, or put one in another's place.
+    """Add a backend to this process, or replace one.
 
     Args:
         name: the root module of its framework.
-        factory: makes the backend, without arguments; its class will do.
+        factory: a callable without arguments that returns the backend, such as its class.
 
     Raises:
-        ArgumentTypeError: if the name is no identifier, or the factory cannot be called.
+        ArgumentTypeError: if the name is not an identifier, or the factory is not callable.
     """
     if not (isinstance(name, str) and name.isidentifier() and callable(factory)):
         msg = (
@@ -92,13 +91,14 @@ def _status(name: str) -> str:
 
 @called_as_it_is
 def backend(name_or_object: object) -> Backend:
-    """The backend of that name, or the one that ``name_or_object`` belongs to.
+    """The backend with this name, or the backend of this object.
 
-    Accepts a name, a model, an optimizer, a tensor, or a backend (returned as it is).
+    Accepts a name, a model, an optimizer, a tensor, or a backend (which is returned).
 
     Raises:
-        BackendNotFoundError: if none fits.
-        BackendLoadError: if it cannot be used: framework missing, incomplete, claimed twice.
+        BackendNotFoundError: if no backend matches.
+        BackendLoadError: if the backend cannot be used: its framework is missing, methods are
+            missing, or two packages register it.
     """
     if isinstance(name_or_object, str):
         return _load(name_or_object)

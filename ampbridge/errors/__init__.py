@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 
 class AmpBridgeError(Exception):
-    """Base class of every error that ampbridge raises on purpose."""
+    """The base class of every error that ampbridge raises."""
 
 
 class PolicyError(AmpBridgeError, ValueError):
-    """A policy that cannot be: unknown level, dtype, list set or op, or a contradiction."""
+    """An invalid policy: an unknown level, dtype, list set or op, or a contradiction."""
 
 
 class ArgumentError(AmpBridgeError, ValueError):
-    """A value outside of what is allowed."""
+    """A value that is not allowed."""
 
 
 class ArgumentTypeError(AmpBridgeError, TypeError):
@@ -26,7 +26,7 @@ class ArgumentTypeError(AmpBridgeError, TypeError):
 
 
 class ForeignNameError(AmpBridgeError, AttributeError):
-    """A name of another library's; the hint says what it is called here."""
+    """A name from another library; the hint shows the name in ampbridge."""
 
 
 class CallOrderError(AmpBridgeError, RuntimeError):
@@ -38,27 +38,27 @@ class StateError(AmpBridgeError, ValueError):
 
 
 class RecipeError(AmpBridgeError, ValueError):
-    """A recipe that cannot be read: unknown keys, impossible values, or no TOML at all."""
+    """A recipe that cannot be read: unknown keys, invalid values, or invalid TOML."""
 
 
 class WriteError(AmpBridgeError, OSError):
-    """A file that cannot be written. What was there is as it was."""
+    """A file that cannot be written. The previous file is unchanged."""
 
 
 class SourceError(AmpBridgeError, ValueError):
-    """Foreign source or configuration that cannot be read, or does not say what is needed."""
+    """Foreign source or configuration that cannot be read, or that lacks a needed setting."""
 
 
 class OverflowStuckError(AmpBridgeError, OverflowError):
-    """Step after step overflows, and lowering the loss scale has not helped."""
+    """Too many steps in a row overflowed, and lowering the loss scale did not help."""
 
 
 class UnsupportedError(AmpBridgeError, NotImplementedError):
-    """Something that this backend, or this version, cannot honour."""
+    """Something that this backend, or this version, does not support."""
 
 
 class BackendNotFoundError(AmpBridgeError, LookupError):
-    """No registered backend, or no single one, fits what was asked."""
+    """No registered backend matches, or more than one does."""
 
 
 class BackendLoadError(AmpBridgeError, ImportError):
@@ -66,11 +66,11 @@ class BackendLoadError(AmpBridgeError, ImportError):
 
 
 class AmpBridgeWarning(UserWarning):
-    """Something is done for you, in another way than you may expect."""
+    """ampbridge does something for you in a way that you may not expect."""
 
 
 class SimulationWarning(AmpBridgeWarning):
-    """Low precision is simulated here: rounded values in float32 storage."""
+    """Low precision is simulated: values are rounded, and stored in float32."""
 
 
 def listed(names: Iterable[object]) -> str:

@@ -43,31 +43,29 @@ SPELLINGS: Mapping[str, tuple[Level, str]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Levels, dtype and op lists of a mixed-precision run.
+    """The level, the dtype and the op lists of a mixed-precision run.
 
     Args:
-        level: ``"O0"`` everything float32; ``"O1"`` op by op, by the lists; ``"O2"`` low precision
-            everywhere except deny-listed ops and kept layers, with float32 master weights.
-        dtype: the low precision, ``"float16"`` or ``"bfloat16"``. O0 has none (``"float32"``).
-        lists: whose lists to start from, on any backend: ``"torch"`` (CUDA autocast's), ``"paddle"``,
-            ``"tensorflow"`` (Grappler's), ``"safe"`` (wider deny list) or ``"native"`` (whatever
-            the framework does by itself, no op intercepted; what a model returns is cast all the same).
-        allow, deny: ops moved to that list. Canonical names (``"softmax"``), a framework's own with
-            its prefix (``"paddle:reduce_sum"``), also of ops that the op table lacks
-            (``"torch:my_library::my_op"``), or a Python function with its module
-            (``"package.module:function"``, see ``register_op``). Kept sorted, canonical where the
-            table has the op.
-        keep: layers held in float32, by dotted-name pattern (``"decoder.*"``) or class name.
-        master_weights: at O2, keep float32 masters of the low-precision parameters; below O2
-            parameters are float32 themselves.
-        output_dtype: dtype of what the model returns when it is called under this policy; O0 returns
-            float32.
+        level: ``"O0"``: everything in float32. ``"O1"``: op by op, according to the lists. ``"O2"``: low
+            precision except for denied ops and kept layers, with float32 master weights.
+        dtype: the low precision, ``"float16"`` or ``"bfloat16"``; always ``"float32"`` at O0.
+        lists: the default lists, on any backend: ``"torch"`` (CUDA autocast's), ``"paddle"``,
+            ``"tensorflow"`` (Grappler's), ``"safe"`` (wider deny list) or ``"native"`` (the framework's
+            own autocast; ampbridge intercepts no op, but still casts the outputs of a model).
+        allow, deny: ops to move to that list. An op is named by its canonical name (``"softmax"``), by
+            a framework's own name with its prefix (``"paddle:reduce_sum"``), which may be outside of
+            the op table (``"torch:my_library::my_op"``), or by the path of a Python function
+            (``"package.module:function"``, see ``register_op``). The policy stores the names sorted,
+            and in canonical form if the table has the op.
+        keep: layers to run in float32, by a pattern for dotted names (``"decoder.*"``) or class name.
+        master_weights: at O2, whether the optimizer updates float32 masters of the low-precision
+            parameters. Below O2 the parameters themselves are float32.
+        output_dtype: the dtype of the outputs of a call of the model; O0 returns float32.
         execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
 
     Raises:
-        PolicyError: for a value that is not allowed, an unknown op, or one op in both lists. Whether
-            an op that the table lacks exists, its framework knows: the backend raises it, when a
-            region of the policy first opens.
+        PolicyError: for a value that is not allowed, an unknown op, or one op in both lists. For an
+            op outside of the table, the backend raises it when a region of the policy first opens.
     """
 
     level: Level = "O1"
@@ -116,7 +114,7 @@ class Policy:
             raise PolicyError(msg)
 
     def _check_level(self) -> None:
-        """What asks for low precision where the level has none would be ignored."""
+        """Refuse settings of low precision that would have no effect at this level."""
         if self.level == "O0" and self.output_dtype != "float32":
             msg = (
                 f"output_dtype={self.output_dtype!r} at O0, where a model returns what it computes: "
@@ -138,17 +136,17 @@ class Policy:
 
     @property
     def variable_dtype(self) -> str:
-        """The dtype in which the optimizer keeps the parameters."""
+        """The dtype of the parameters that the optimizer updates."""
         return self.dtype if self.level == "O2" and not self.master_weights else "float32"
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether small gradients would be flushed to zero without a scaled loss: float16 alone."""
+        """Whether small gradients would underflow without loss scaling: only in float16."""
         return self.compute_dtype == "float16"
 
     @property
     def op_list(self) -> OpList:
-        """The list set of this level and dtype with ``allow`` and ``deny`` moved."""
+        """The list set of this level and dtype, with the changes by ``allow`` and ``deny``."""
         if self.lists == "native":
             msg = (
                 "With lists='native' the framework decides op by op; there is no list to look at.\n"
@@ -157,7 +155,7 @@ class Policy:
             raise PolicyError(msg)
         base = oplists.op_list(self.lists, self.level, self.dtype)
         allow, deny = frozenset(self.allow), frozenset(self.deny)
-        # O2 is low precision everywhere but where the lists say otherwise.
+        # O2 is low precision everywhere except where the lists say otherwise.
         follows = self.level == "O2" and base.unlisted == "full"
         return OpList(
             base.allow - deny | allow,
@@ -167,9 +165,9 @@ class Policy:
         )
 
     def category(self, op: str) -> Category:
-        """The rule for ``op`` (any spelling ``allow`` takes): "allow", "deny" or "promote".
+        """The rule for ``op`` (any name that ``allow`` takes): "allow", "deny" or "promote".
 
-        "promote" is also said of ops that follow their inputs. At O0 every op is "deny": float32.
+        Ops that follow their inputs are also "promote". At O0 every op is "deny": float32.
         """
         name = oplists.resolve(op)
         return "deny" if self.level == "O0" else self.op_list.category(name)
@@ -178,7 +176,7 @@ class Policy:
         """The rule for every framework spelling in ``namespace`` (see ``oplists.native_names``).
 
         A spelling may stand for several canonical ops (TensorFlow's ``MatMul`` for ``matmul`` and
-        ``linear``). What the user listed comes first, deny before allow; then the category of the
+        ``linear``). The user's own entries come first, deny before allow; then the category of the
         op that owns the spelling.
         """
         return {
@@ -187,7 +185,7 @@ class Policy:
         }
 
     def own_rules(self, prefix: str) -> Mapping[str, Category]:
-        """The rule for each listed op of a framework's own that the op table lacks, without prefix."""
+        """The rules for listed ops outside of the op table, by their names without ``prefix``."""
         listed = (op for op in (*self.allow, *self.deny) if oplists.own_prefix(op) == prefix)
         return {op.removeprefix(f"{prefix}:"): self.category(op) for op in listed}
 
@@ -209,7 +207,7 @@ class Policy:
     def parse(cls, text: str | Policy) -> Policy:
         """A policy from its short form, ``"O1"`` or ``"O2:bfloat16"``, or a framework's spelling.
 
-        A policy is returned as it is, so that wherever one is asked for a string will do.
+        Returns a Policy unchanged, so every argument that takes a policy may be such a string.
         """
         if isinstance(text, Policy):
             return text
@@ -230,20 +228,20 @@ class Policy:
 
     @classmethod
     def auto(cls, device: object = None) -> Policy:
-        """The policy that ``device`` favours, under the framework that this process has imported.
+        """The policy that suits ``device``, with the framework that this process has imported.
 
-        ``"O1:bfloat16"`` on TPUs, NPUs and the like, on GPUs of compute capability 8 and above, and
-        on CPUs with AMX or AVX512-BF16; ``"O1"`` in float16 on 7.x; ``"O0"`` elsewhere, and where the
-        framework fails to run a small product in that dtype. A policy does not carry the reason: it
-        is logged (logger "ampbridge", INFO), and ``doctor()`` shows it. The product initialises
-        the device; configure it beforehand.
+        ``"O1:bfloat16"`` on TPUs, NPUs and similar devices, on GPUs of compute capability 8 and above,
+        and on CPUs with AMX or AVX512-BF16. ``"O1"`` in float16 on GPUs of 7.x. ``"O0"`` on other
+        devices, and if the framework fails to compute a small product in that dtype. The product
+        initialises the device; configure it beforehand. The reason is logged (logger "ampbridge",
+        INFO), and ``doctor()`` shows it.
 
         Args:
-            device: ``"cpu"``, ``"cuda"``, ``"gpu:1"``, ``"tpu"``, ``"xpu"`` or a torch.device; without it
-                a GPU, TPU or other accelerator, if the framework has one, else the CPU.
+            device: ``"cpu"``, ``"cuda"``, ``"gpu:1"``, ``"tpu"``, ``"xpu"`` or a torch.device. The default
+                is a GPU, TPU or other accelerator if the framework has one, otherwise the CPU.
 
         Raises:
-            BackendNotFoundError: if no framework is imported, or several that would differ.
+            BackendNotFoundError: if no framework is imported, or several that give different policies.
             ArgumentError: if the framework has no such device here.
         """
         from ampbridge.policies.hardware import recommend  # it asks backends, which ask policies
@@ -251,15 +249,15 @@ class Policy:
         return recommend(device).policy
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, one key a field."""
+        """The fields as plain JSON values, one key for each."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
-        """The policy that ``to_dict`` described.
+        """The policy from the result of ``to_dict``.
 
         Raises:
-            PolicyError, ArgumentTypeError: for unknown keys and impossible values.
+            PolicyError, ArgumentTypeError: for unknown keys and invalid values.
         """
         if not isinstance(data, Mapping):
             msg = f"A policy is described by a dict, not {data!r:.100}.\n"
@@ -270,23 +268,23 @@ class Policy:
         return cls(**data)
 
     def to_native(self, framework: str, *, drop: Sequence[str] = ()) -> Any:
-        """What ``framework`` itself has for this policy, for code that does without ampbridge.
+        """The equivalent objects of ``framework``, for code without ampbridge.
 
-        * "torch": a ``torch.autocast`` region, for CUDA where there is any. On CPUs it has lists of
-          its own, of which a warning tells.
-        * "tensorflow": a ``keras.DTypePolicy``; Keras casts by layers, which is nearest to O2 by
+        * "torch": a ``torch.autocast`` region, for CUDA if it is available. On CPUs torch has lists of
+          its own; a warning says so.
+        * "tensorflow": a ``keras.DTypePolicy``. Keras casts by layers, which is nearest to O2 with
           TensorFlow's lists.
-        * "paddle": ``{"auto_cast": ..., "decorate": ...}``, the arguments of Paddle's functions; None
-          for ``decorate`` where it is not called. Names in lists are Paddle's.
+        * "paddle": ``{"auto_cast": ..., "decorate": ...}``, the arguments of Paddle's functions.
+          ``decorate`` is None if the policy does not need it. Names in lists are Paddle's.
 
-        What a model returns stays as the framework leaves it.
+        The framework does not cast the outputs of the model.
 
         Args:
-            drop: fields that may be followed in part, or not at all.
+            drop: fields that may be lost, or kept only in part.
 
         Raises:
-            ArgumentError: for a framework that has no such thing.
-            UnsupportedError: naming the fields that it cannot follow.
+            ArgumentError: for a framework without such objects.
+            UnsupportedError: if the framework does not support a field; the message names these fields.
         """
         # it asks backends, which ask policies
         from ampbridge.policies.native_policy import to_native
@@ -295,11 +293,11 @@ class Policy:
 
     @classmethod
     def from_native(cls, native: Any) -> Policy:
-        """The policy that a framework's own object stands for: what ``to_native`` returns.
+        """The policy that is equivalent to a framework's own object, such as ``to_native`` returns.
 
         Raises:
-            BackendNotFoundError, ArgumentTypeError: if it is none.
-            UnsupportedError: if no policy says the same.
+            BackendNotFoundError, ArgumentTypeError: if ``native`` is not such an object.
+            UnsupportedError: if no policy is equivalent.
         """
         from ampbridge.policies.native_policy import from_native
 
@@ -356,7 +354,7 @@ def _unknown_field(name: str, where: str) -> str:
     return f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\nHint: did you mean {close[0]!r}?"
 
 
-# Made beforehand: torch.compile can trace a lookup, not the making of a policy.
+# Created in advance: torch.compile can trace a lookup, but not the creation of a policy.
 Policy.__init__ = told_of("Policy")(Policy.__init__)  # type: ignore[method-assign]
 
 _SHORT_FORMS: Mapping[str, Policy] = {

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ampbridge.training.result import StepResult
 
 State = dict[str, Any]
-"""What a rule remembers between steps: plain JSON values."""
+"""The state of a rule between steps: plain JSON values."""
 
 
 class _Rule(Protocol):
-    """Which policy holds next. Frozen; what it has seen so far is passed in and out."""
+    """Chooses the policy of the next step. A rule is frozen; its state is passed in and out."""
 
     @property
     def policies(self) -> Sequence[Policy]: ...
@@ -38,21 +38,21 @@ class _Rule(Protocol):
 
 
 class Schedule:
-    """A policy for each step of a run; takes the place of a policy in ``train_step``.
+    """A policy for each step of a run; pass it to ``train_step`` in place of a policy.
 
         amp.Schedule([(0, "O0"), (200, "O1"), (1000, "O1:bfloat16")])
         amp.Schedule.when(loss_below=0.5, use="O1", otherwise="O0", back_above=0.6)
         amp.Schedule.when(skips=5, use="O1:bfloat16", otherwise="O1", back_after=200)
 
-    The policy changes between steps, never between micro-batches. What the loss scaler does is the
-    same throughout; steps whose policy needs no scaling leave it alone.
+    The policy changes between steps, never between micro-batches. The loss scaler stays the same;
+    steps whose policy needs no scaling do not use it.
 
     Args:
-        entries: ``(step, policy)``: from this step on, counted from 0, that policy holds. The
-            first entry is of step 0, the steps rise.
+        entries: pairs ``(step, policy)``: the policy applies from this step on, counted from 0. The
+            first entry is for step 0, and the steps increase.
 
     Raises:
-        ArgumentError, PolicyError: for steps out of order, or a policy that cannot be.
+        ArgumentError, PolicyError: for steps out of order, or an invalid policy.
     """
 
     def __init__(self, entries: Sequence[tuple[int, str | Policy]]) -> None:
@@ -69,43 +69,43 @@ class Schedule:
         skips: int | None = None,
         back_after: int | None = None,
     ) -> Schedule:
-        """``otherwise`` at first, ``use`` once something has happened, and back again.
+        """Start with ``otherwise``, switch to ``use`` on a condition, and switch back on another.
 
-        By the loss: ``use`` once it is under ``loss_below``, back once it is above ``back_above``
-        (``loss_below`` itself, if not given; a wider gap keeps noise from switching at each step).
-        By overflow: ``use`` after ``skips`` skipped steps in a row, back after ``back_after``
-        applied steps (never, if not given).
+        By the loss: switch to ``use`` when it is below ``loss_below``, and back when it is above
+        ``back_above``. The default of ``back_above`` is ``loss_below``; a larger value prevents noise
+        from switching at each step. By overflow: switch to ``use`` after ``skips`` skipped steps in a
+        row, and back after ``back_after`` applied steps (by default never).
 
         Reads the step's loss, or whether it was applied, and so waits for the device.
 
         Raises:
-            ArgumentError: unless it is one of the two, with its own way back.
+            ArgumentError: unless the arguments are those of exactly one of the two conditions.
         """
         policies = Policy.parse(use), Policy.parse(otherwise)
-        made = cls.__new__(cls)
+        schedule = cls.__new__(cls)
         if loss_below is not None and skips is None and back_after is None:
             back = loss_below if back_above is None else back_above
-            made._rule = _ByLoss(
+            schedule._rule = _ByLoss(
                 *policies, _number("loss_below", loss_below), _number("back_above", back)
             )
         elif skips is not None and loss_below is None and back_above is None:
             back_count = None if back_after is None else _count("back_after", back_after)
-            made._rule = _BySkips(*policies, _count("skips", skips), back_count)
+            schedule._rule = _BySkips(*policies, _count("skips", skips), back_count)
         else:
             msg = (
                 "Schedule.when takes loss_below (and back_above), or skips (and back_after).\n"
                 "Hint: Schedule.when(loss_below=0.5, use='O1', otherwise='O0', back_above=0.6)"
             )
             raise ArgumentError(msg)
-        return made
+        return schedule
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """Every policy that it may give, each once."""
+        """Every policy of the schedule, each once."""
         return tuple(dict.fromkeys(self._rule.policies))
 
     def start(self) -> State:
-        """What it remembers before the first step: plain JSON values."""
+        """The state before the first step: plain JSON values."""
         return self._rule.start()
 
     def policy(self, state: State) -> Policy:
@@ -113,11 +113,11 @@ class Schedule:
         return self._rule.policy(state)
 
     def next_state(self, state: State, result: StepResult) -> State:
-        """What it remembers after a step, applied or skipped."""
+        """The state after a step, applied or skipped."""
         return self._rule.next_state(state, result)
 
     def check_state(self, state: Any) -> None:
-        """Whether ``state`` is one that this schedule can have.
+        """Check that ``state`` is a possible state of this schedule.
 
         Raises:
             StateError: if it is not.
@@ -134,12 +134,12 @@ class Schedule:
 
     @property
     def counts_skips(self) -> bool:
-        """Whether it changes by skipped steps."""
+        """Whether skipped steps change the policy."""
         return isinstance(self._rule, _BySkips)
 
     @property
     def watches_loss(self) -> bool:
-        """Whether it changes by the loss."""
+        """Whether the loss changes the policy."""
         return isinstance(self._rule, _ByLoss)
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,12 +8,12 @@
 This is torch's rule (``_amp_update_scale_``) with Paddle's ``decr_every_n_nan_or_inf`` (consecutive)
 and with a floor and a ceiling, which torch, Paddle and Keras lack: there a scale can reach 0 or inf.
 
-What other scalers do otherwise are settings of the same rule: finite steps that do not count
-(``growth_delay``), overflows that are counted on (``backoff_count``), a scale that would pass the
-ceiling and stays (``at_max_scale``).
+The differences of other scalers are settings of the same rule: finite steps that do not count
+(``growth_delay``), when the count of overflows starts again (``backoff_count``), and whether the scale
+stops at the ceiling or skips the growth (``at_max_scale``).
 
-What skipped steps have come to is counted by the same rule, on whatever device the state lives on, so
-that it does not matter how seldom somebody looks; ``ampbridge.scaling.skip_alarm`` says it.
+The same rule counts the skipped steps for the alarms, on the device of the state, so that no alarm is
+lost if the state is read rarely; ``ampbridge.scaling.skip_alarm`` gives the alarms.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ampbridge.adapters.backend import FINITE, NAN, Scalar
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.errors.flags import checked_flag
 
-# Below 2**-126 the reciprocal of a float32 scale overflows, and finite gradients become NaN unseen
-# (pytorch#99640); above 2**127 the scale itself does.
+# Below 2**-126 the reciprocal of a float32 scale overflows, and finite gradients silently become NaN
+# (pytorch#99640); above 2**127 the scale itself overflows.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
 BackoffCount = Literal["consecutive", "until_finite", "until_growth"]
 AtMaxScale = Literal["clamp", "keep"]
 AtMinScale = Literal["stay", "raise"]
 
-# inf times 0, and inf minus inf, are NaN: a scale that is merely too high may show as NaN alone. By
-# then it has fallen by a factor of 256.
+# inf times 0, and inf minus inf, are NaN: a scale that is only too high may cause NaN without inf.
+# After so many steps it has fallen by a factor of 256.
 NANS_BEFORE_WARNING = 8
 
 BACKOFF_COUNTS = ("consecutive", "until_finite", "until_growth")
@@ -50,20 +50,20 @@ Where = Callable[[Any, Any, Any], Any]
 
 
 class ScaleState(NamedTuple):
-    """What the scaler remembers from step to step, as native scalars.
+    """The state of the scaler between steps, as native scalars.
 
-    ``scale`` is float32 wherever it lives, so that every backend rounds it alike. The last four only
-    grow, one for each time that an alarm was due: whoever looks seldom compares them with what they
-    were, and misses none.
+    ``scale`` is float32 on every device, so that every backend rounds it in the same way. The last
+    four counts only grow, by one each time an alarm is due. A reader compares them with the counts of
+    its last read, and so misses no alarm.
 
     Attributes:
-        good, bad: finite and overflowed steps, as the rule counts them.
-        consecutive_skips: overflowed steps in a row, up to now.
-        consecutive_nans: steps in a row, up to now, that had NaN and no inf.
-        skip_warnings: how often ``warn_after_skips`` steps in a row were reached.
-        nan_warnings: how often ``NANS_BEFORE_WARNING`` steps in a row had NaN alone.
-        stuck_steps: skipped steps from the one on that made ``max_consecutive_skips`` in a row.
-        floor_steps: overflows that should have lowered a scale at its minimum, where that raises.
+        good, bad: the rule's counts of finite and overflowed steps.
+        consecutive_skips: the overflowed steps in a row, up to now.
+        consecutive_nans: the steps in a row, up to now, that had NaN but no inf.
+        skip_warnings: how often ``warn_after_skips`` skips in a row were reached.
+        nan_warnings: how often ``NANS_BEFORE_WARNING`` steps in a row had NaN but no inf.
+        stuck_steps: the skipped steps from ``max_consecutive_skips`` in a row on.
+        floor_steps: overflows that would have lowered a scale at its minimum, if that is an error.
     """
 
     scale: Scalar
@@ -88,10 +88,10 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalerConfig:
-    """The numbers of the rule; what each means is said in ``GradScaler``.
+    """The numbers of the rule; ``GradScaler`` explains each.
 
-    Factors and bounds are rounded to float32, the scale's own precision: a product of two float32
-    numbers then rounds alike on the host, in a fused kernel and under a tracer.
+    Factors and bounds are rounded to float32, the scale's own precision. A product of two float32
+    numbers then rounds in the same way on the host, in a fused kernel and under a tracer.
     """
 
     growth_factor: float = 2.0
@@ -135,15 +135,15 @@ class ScalerConfig:
         """The state before the first step.
 
         Raises:
-            ArgumentError: if ``scale`` does not lie between the bounds.
+            ArgumentError: if ``scale`` is not between the bounds.
         """
         return ScaleState(self.check_scale(scale), -self.growth_delay, 0, 0)
 
     def check_scale(self, scale: float, name: str = "init_scale") -> float:
-        """``scale`` as a float, if it lies between the bounds; ``name`` is the argument's.
+        """``scale`` as a float; ``name`` is the argument's name, for the message.
 
         Raises:
-            ArgumentError: if it does not.
+            ArgumentError: if it is not between the bounds.
         """
         scale = checked_float(name, scale)
         if self.min_scale <= scale <= self.max_scale:
@@ -163,8 +163,8 @@ def next_state(
 ) -> ScaleState:
     """The state after a step whose gradients are FINITE (0), INF or NAN (not 0).
 
-    Only arithmetic, comparison and ``where``: it runs on Python numbers and, branch-free, on
-    device tensors and under a tracer. Does not wait for a device.
+    It uses only arithmetic, comparison and ``where``, so it runs on Python numbers and, without
+    branches, on device tensors and under a tracer. Does not wait for a device.
     """
     counting = counted(state, overflow, config, where)
     if not config.dynamic:
@@ -184,7 +184,7 @@ def next_state(
 
 
 def counted(state: ScaleState, overflow: Scalar, config: ScalerConfig, where: Where) -> ScaleState:
-    """``state`` with the step counted for the alarms; the scale, and what moves it, stays."""
+    """``state`` with the step counted for the alarms, without a change of the scale."""
     overflowed = overflow > FINITE
     skips = where(overflowed, state.consecutive_skips + 1, 0)
     nans = where(overflow == NAN, state.consecutive_nans + 1, 0)
@@ -217,7 +217,10 @@ def _overflows_after_finite(
 def _overflows_after_backoff(
     bad: Scalar, back_off: Scalar, config: ScalerConfig, where: Where
 ) -> Scalar:
-    """Counted anew; or one short of the next backoff, which then comes with each overflow."""
+    """The count of overflows after a backoff: 0, or one less than the interval.
+
+    In the second case each further overflow backs off.
+    """
     rest = 0 if config.backoff_count == "consecutive" else config.backoff_interval - 1
     return where(back_off, rest, bad)
 

@@ -32,9 +32,9 @@ _Loss = TypeVar("_Loss")
 
 
 class Gradients(Sequence[Array]):
-    """Gradients as values, with the parameters they belong to.
+    """Gradients as values, with their parameters.
 
-    ``found`` is None until they have been unscaled, then FINITE, INF or NAN.
+    ``found`` is the overflow: None before unscaling, then FINITE, INF or NAN.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class _Stage(Enum):
 
 @dataclass
 class _Checked:
-    """One optimizer since the last ``update``. Holds it, so that its id stays its own."""
+    """One optimizer since the last ``update``. A reference to it keeps its id unique."""
 
     optimizer: Optimizer
     stage: _Stage
@@ -77,45 +77,47 @@ class _Checked:
 
 
 class GradScaler:
-    """Multiplies the loss, divides the gradients, skips a step that overflowed, adapts the scale.
+    """Multiplies the loss, unscales the gradients, skips steps that overflowed, adapts the scale.
 
-    The rule is in ``ampbridge.scaling.scale_rule``. A loop by hand:
+    The rule is in ``ampbridge.scaling.scale_rule``. A hand-written loop:
 
         scaled = scaler.scale(loss)          # float32 loss x scale
         scaled.backward()                    # the framework's own
-        scaler.unscale(optimizer)            # optional, to clip in true units
+        scaler.unscale(optimizer)            # optional, to clip unscaled gradients
         scaler.step(optimizer)               # skipped if a gradient is inf or NaN
         scaler.update()                      # once an iteration, after every optimizer
 
-    Several optimizers may share one scaler: each is skipped by its own gradients, and the scale
+    Several optimizers may share one scaler: each skips according to its own gradients, and the scale
     backs off if any of them overflowed.
 
     Args:
-        init_scale: the first scale. Torch's and Paddle's default, 2**16.
-        growth_factor, backoff_factor: what the scale is multiplied by.
-        growth_interval: finite steps in a row before it grows.
-        backoff_interval: overflowed steps in a row before it backs off (Paddle's
-            ``decr_every_n_nan_or_inf``).
-        min_scale, max_scale: bounds that the scale never leaves.
-        dynamic: False keeps ``init_scale`` and still skips.
-        enabled: False makes every method pass through.
-        growth_delay: finite steps at the start and after each overflow that do not count.
-        backoff_count: overflows are counted "consecutive", anew after a finite step and after a
-            backoff; or "until_finite" or "until_growth", where each overflow past the interval
-            backs off (DeepSpeed's and Megatron's hysteresis).
-        at_max_scale: a scale that would grow past ``max_scale`` is "clamp"-ed to it, or "keep"-s
-            its value.
-        at_min_scale: an overflow at ``min_scale`` changes nothing ("stay") or is an
+        init_scale: the initial scale; the default, 2**16, is also torch's and Paddle's.
+        growth_factor, backoff_factor: the scale is multiplied by these when it grows or backs off.
+        growth_interval: the number of finite steps in a row before the scale grows.
+        backoff_interval: the number of overflowed steps in a row before the scale backs off
+            (Paddle's ``decr_every_n_nan_or_inf``).
+        min_scale, max_scale: bounds of the scale.
+        dynamic: False keeps ``init_scale``, but overflowed steps are still skipped.
+        enabled: False disables scaling, unscaling and skipping.
+        growth_delay: the number of finite steps, at the start and after each overflow, that do not
+            count for growth.
+        backoff_count: how overflows are counted. "consecutive" starts again after a finite step and
+            after a backoff. "until_finite" starts again only after a finite step, "until_growth" only
+            when the scale grows; every overflow past the interval then backs off (DeepSpeed's and
+            Megatron's hysteresis).
+        at_max_scale: when growth would exceed ``max_scale``, "clamp" stops at it, and "keep" skips
+            the growth.
+        at_min_scale: an overflow at ``min_scale`` changes nothing ("stay") or raises an
             ``OverflowStuckError`` ("raise").
-        warn_after_skips, max_consecutive_skips: the number of steps skipped in a row at which to warn,
-            and to raise an ``OverflowStuckError``; None for never. NaN without inf, which no scale
-            cures, is warned of at the eighth. Counted where the state lives, so that no look comes
-            too late. ``update`` says it at once where the host knows that a step was skipped: always
-            but in traced code, and with optimizers on a GPU whose own kernel takes the decision.
-            There it is said when ``get_scale`` or ``found_inf`` is called, or a ``StepResult`` read.
+        warn_after_skips, max_consecutive_skips: after so many skipped steps in a row, warn, or raise
+            an ``OverflowStuckError``; None for never. A separate warning comes at the eighth step in
+            a row with NaN but no inf, which no scale cures. ``update`` gives these alarms at once if
+            the host knows that a step was skipped. It does not know in traced code, and with
+            optimizers on a GPU whose own kernel decides. There the alarms come when ``get_scale`` or
+            ``found_inf`` is called, or a ``StepResult`` is read; no alarm is lost until then.
 
     Raises:
-        ArgumentError, ArgumentTypeError: for numbers outside of their range.
+        ArgumentError, ArgumentTypeError: for invalid settings.
     """
 
     @told_of("GradScaler")
@@ -162,17 +164,16 @@ class GradScaler:
 
     @classmethod
     def like(cls, name: str, **overrides: Any) -> GradScaler:
-        """A scaler that follows the rule of another library, from its own first scale on.
+        """A scaler with the rule and the initial scale of another library.
 
         ``name``: "torch", "paddle", "paddle_fleet", "keras", "apex", "deepspeed", "megatron",
         "flax", "jmp" or "mindspore". ``ampbridge.scaling.presets`` has each rule as data, with its source.
 
         Args:
-            overrides: arguments of ``GradScaler``, in its own meaning, that take the place of the
-                other library's defaults.
+            overrides: arguments of ``GradScaler`` that replace the other library's defaults.
 
         Raises:
-            ArgumentError: for a name that is not known.
+            ArgumentError: for an unknown name.
         """
         return cls(**{**preset(name).settings, **overrides})
 
@@ -180,7 +181,7 @@ class GradScaler:
 
     @called_as_it_is
     def scale(self, loss: _Loss) -> _Loss:
-        """``loss`` in float32 times the scale; lists, tuples and dicts of losses likewise.
+        """Multiply ``loss``, cast to float32, by the scale; also lists, tuples and dicts of losses.
 
         Does not wait for a device.
         """
@@ -199,16 +200,16 @@ class GradScaler:
 
     @called_as_it_is
     def unscale(self, owner: Optimizer | Sequence[Array]) -> Gradients:
-        """Divide gradients by the scale and check them, ahead of ``step``; for clipping.
+        """Divide gradients by the scale and check them before ``step``, for example to clip them.
 
         Args:
-            owner: an optimizer that holds its gradients (torch, Paddle: changed in place, 16-bit ones
-                to float32, which has their small values and is what clipping sees), or the gradients
-                themselves (TensorFlow, NumPy: the result goes to ``step``).
+            owner: on torch and Paddle an optimizer. Its gradients are changed in place; 16-bit ones
+                become float32, so that small values are not lost before clipping. On TensorFlow and
+                NumPy the gradients; pass the result to ``step``.
 
         Raises:
-            CallOrderError: if it was done already since the last ``update``; if there is not one
-                gradient; if this scaler has never scaled a loss.
+            CallOrderError: if this optimizer's gradients were unscaled already since the last
+                ``update``; if there is no gradient at all; if this scaler has never scaled a loss.
         """
         if isinstance(owner, (Gradients, list, tuple)):
             return self._unscale_values(owner)
@@ -230,20 +231,20 @@ class GradScaler:
 
     @called_as_it_is
     def step(self, optimizer: Optimizer, grads: Sequence[Array] | None = None) -> bool:
-        """Step ``optimizer`` unless its gradients overflowed; unscales them if need be.
+        """Step ``optimizer`` unless its gradients overflowed; unscales them first if necessary.
 
         A skipped step changes no parameter and no slot. Reads one number from the device, unless
-        the optimizer's own kernel takes the decision.
+        the optimizer's own kernel decides.
 
         Args:
-            grads: gradients as values, from ``value_and_grad`` or ``unscale``; without them those
-                that the framework keeps beside the parameters.
+            grads: the gradients from ``value_and_grad`` or ``unscale``; by default, those that the
+                framework stores in the parameters.
 
         Returns:
-            Whether it was stepped (a symbolic bool in traced code).
+            Whether the optimizer was stepped (a symbolic bool in traced code).
 
         Raises:
-            CallOrderError: on a second call since the last ``update``; and as ``unscale``.
+            CallOrderError: on a second call since the last ``update``; also as ``unscale``.
         """
         check_optimizer(optimizer, self._backend)
         record = self._records.get(id(optimizer))
@@ -266,15 +267,15 @@ class GradScaler:
 
     @called_as_it_is
     def update(self, new_scale: float | None = None) -> None:
-        """Adapt the scale to what the steps since the last ``update`` found.
+        """Grow the scale or back it off, depending on the steps since the last ``update``.
 
         Args:
-            new_scale: takes the place of that, as in torch, whatever was found. Waits for the device.
+            new_scale: sets the scale instead, as in torch. Waits for the device.
 
         Raises:
             ArgumentError: for a ``new_scale`` outside of the bounds.
-            CallOrderError: if there were none.
-            OverflowStuckError: where too many were skipped in a row; the scale has been adapted.
+            CallOrderError: if there were no steps.
+            OverflowStuckError: if too many steps were skipped in a row; the scale has been updated.
         """
         if new_scale is not None:
             self._set_scale(new_scale)
@@ -301,19 +302,19 @@ class GradScaler:
 
     @called_as_it_is
     def minimize(self, optimizer: Optimizer, scaled_loss: Any) -> bool:
-        """Paddle's ``step`` and ``update`` in one; ``scaled_loss.backward()`` comes before it."""
-        del scaled_loss  # its gradients are in the parameters by now; named as Paddle names it
+        """``step`` and ``update`` in one call, as in Paddle; call ``scaled_loss.backward()`` before it."""
+        del scaled_loss  # its gradients are in the parameters already; the name is Paddle's
         applied = self.step(optimizer)
         self.update()
         return applied
 
-    # -- what it knows
+    # -- queries
 
     def get_scale(self) -> float:
-        """The present scale, 1.0 if disabled. Waits for the device.
+        """The current scale, 1.0 if disabled. Waits for the device.
 
         Raises:
-            OverflowStuckError: where too many steps were skipped in a row, and it was not said yet.
+            OverflowStuckError: if too many steps were skipped in a row; raised once.
         """
         self.sound_alarms()
         return self._present_scale()
@@ -322,11 +323,11 @@ class GradScaler:
         return float(self._store.read().scale) if self.enabled else 1.0
 
     def found_inf(self, optimizer: Optimizer) -> bool:
-        """Whether ``optimizer``'s gradients were inf or NaN since the last ``update``. Waits.
+        """Whether ``optimizer``'s gradients had inf or NaN since the last ``update``. Waits for the device.
 
         Raises:
-            CallOrderError: if they have not been checked since.
-            OverflowStuckError: as ``get_scale``, of the steps before.
+            CallOrderError: if they were not checked since.
+            OverflowStuckError: as ``get_scale``, for the steps before.
         """
         self.sound_alarms()
         record = self._records.get(id(optimizer))
@@ -339,25 +340,25 @@ class GradScaler:
         return record.overflow is not None and int(record.overflow) > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the same keys on every backend. Waits for the device.
+        """The state as plain JSON values, with the same keys on every backend. Waits for the device.
 
         Keys: ``version``, ``enabled``, ``scale``, ``good_steps`` and ``bad_steps`` (in a row, so
-        far), ``consecutive_skips`` and ``consecutive_nans``, how many alarms are due and not sounded
-        yet (0 if somebody looks), and the settings under their argument names.
+        far), ``consecutive_skips`` and ``consecutive_nans``, the numbers of alarms that are due but
+        not given yet (usually 0), and the settings under their argument names.
         """
         state = self._told.pending(self._store.read().on_host())
         return write_state(state, self.config, self.enabled)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ``state_dict()``'s result, or that of torch's, Paddle's or Keras' scaler.
+        """Load the result of ``state_dict()``, or of torch's, Paddle's or Keras' scaler.
 
         Raises:
-            StateError: if it is none of them or a value is not allowed; nothing is changed then.
+            StateError: if it is none of these, or a value is not allowed; nothing is changed then.
         """
         self.take_state(self.checked_state(state))
 
     def checked_state(self, state: Mapping[str, Any]) -> LoadedState:
-        """What ``load_state_dict`` would take over, for whoever has more to check before it does.
+        """Check a state for ``take_state``, without changing anything.
 
         Raises:
             StateError: as ``load_state_dict``.
@@ -365,7 +366,7 @@ class GradScaler:
         return read_state(state, self.config, self.enabled)
 
     def take_state(self, loaded: LoadedState) -> None:
-        """Take over what ``checked_state`` read."""
+        """Load a state that ``checked_state`` returned."""
         state, self.config, self.enabled = loaded
         self._store.write(state)
         self._checked.clear()
@@ -374,44 +375,45 @@ class GradScaler:
     # -- the frameworks' own scalers
 
     def to_native(self, framework: str, *, optimizer: Any = None, drop: Sequence[str] = ()) -> Any:
-        """A scaler of ``framework`` ("torch", "paddle", "tensorflow") that goes on where this one is.
+        """A scaler of ``framework`` ("torch", "paddle", "tensorflow") in the state of this one.
 
         Args:
-            optimizer: the Keras optimizer that a ``LossScaleOptimizer`` is to wrap.
-            drop: settings that may be lost; theirs has no bounds, for one.
+            optimizer: the Keras optimizer for the ``LossScaleOptimizer`` to wrap.
+            drop: settings that may be lost; the frameworks' scalers have no bounds, for example.
 
         Raises:
-            UnsupportedError: naming the settings that it cannot follow.
+            UnsupportedError: if the framework's scaler does not support a setting; the message names
+                these settings.
         """
         return to_native(self.state_dict(), framework, optimizer, drop)
 
     @classmethod
     def from_native(cls, scaler: Any) -> GradScaler:
-        """A scaler that goes on where a framework's own is: torch's, Paddle's or Keras'.
+        """A scaler in the state of a framework's own: torch's, Paddle's or Keras'.
 
         Raises:
-            BackendNotFoundError, ArgumentTypeError: if it is none.
+            BackendNotFoundError, ArgumentTypeError: if ``scaler`` is not one of these.
         """
         framework = registry.framework_of(scaler)
-        made = cls.like(NATIVE[framework][0])
-        made.load_state_dict(registry.backend(framework).native_scaler_state(scaler))
-        return made
+        converted = cls.like(NATIVE[framework][0])
+        converted.load_state_dict(registry.backend(framework).native_scaler_state(scaler))
+        return converted
 
     # -- for train_step and value_and_grad
 
     @property
     def store(self) -> ScaleStore:
-        """Where the state lives since ``bind``."""
+        """The store of the state; ``bind`` may move it to a device."""
         return self._store
 
     def sound_alarms(self, state: ScaleState | None = None) -> None:
-        """Say of skipped steps what has become due and was not said yet. Waits for the device.
+        """Give the alarms about skipped steps that are due and were not given yet. Waits for the device.
 
         Args:
-            state: the state after some step; None for the present one.
+            state: the state after some step; None for the current one.
 
         Raises:
-            OverflowStuckError: where too many were skipped in a row, or at the minimum of the scale.
+            OverflowStuckError: if too many steps were skipped in a row, or the scale is at its minimum.
         """
         if not self.enabled:
             return
@@ -420,10 +422,10 @@ class GradScaler:
         sound(told, now, self.config)
 
     def bind(self, backend: Backend, like: Any) -> None:
-        """Move the state to where ``backend`` wants it, once.
+        """Move the state to the store of ``backend``, once.
 
         Raises:
-            ArgumentTypeError: if it works for another backend already.
+            ArgumentTypeError: if this scaler is bound to another backend already.
         """
         if self._backend is None:
             self._store = backend.scale_store(self._store.read(), like)
@@ -437,7 +439,7 @@ class GradScaler:
             raise ArgumentTypeError(msg)
 
     def factor(self, backend: Backend, like: Any) -> Scalar:
-        """What a loss is multiplied by, None if it is not; the state lives where ``like`` is."""
+        """The factor for a loss, None if disabled; moves the state to the device of ``like``."""
         if not self.enabled:
             return None
         self.bind(backend, like)
@@ -446,11 +448,11 @@ class GradScaler:
 
     @property
     def _records(self) -> dict[int, _Checked]:
-        """What was checked since the last ``update``, by the replica that calls alone."""
+        """The optimizers checked since the last ``update``, by the running replica."""
         return self._checked[0 if self._backend is None else self._backend.replica()]
 
     def _bound_to(self, obj: Any) -> Backend:
-        """The backend of a loss or an optimizer, which must be the one of those before it."""
+        """The backend of a loss or an optimizer; it must be the same for all of them."""
         present = self._backend
         if present is not None and registry.framework_if_known(obj) in (None, present.name):
             return present
@@ -497,7 +499,7 @@ class GradScaler:
         return gradients
 
     def _present(self, record: _Checked) -> Gradients:
-        """The unscaled gradients of ``record`` as they are now: the caller may have put others there."""
+        """The current unscaled gradients of ``record``; the caller may have replaced them."""
         present = self._bound_to(record.optimizer).stored_gradients(record.optimizer)
         return Gradients(present, record.gradients.parameters, record.overflow)
 

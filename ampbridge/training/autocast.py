@@ -1,4 +1,4 @@
-"""The region in which a policy holds."""
+"""The autocast region."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ampbridge.policies.schedule import single
 @told_of("autocast")
 @contextmanager
 def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) -> Iterator[None]:
-    """Run the enclosed ops, or the decorated function's, as ``policy`` says.
+    """Run the enclosed ops, or those of the decorated function, under ``policy``.
 
-    Regions nest: the inner policy alone counts, and an inner O0 region is full float32. They are
-    left intact by exceptions and are not seen by other threads, nor by other asyncio tasks (on torch,
-    tasks of one thread share their region, as they do with ``torch.autocast``). Take gradients outside.
+    Regions nest: only the inner policy applies, and an inner O0 region is all float32. Leaving a
+    region by an exception restores the state before it. A region does not affect other threads or
+    other asyncio tasks (on torch, tasks of one thread share their region, as with
+    ``torch.autocast``). Compute gradients outside of the region.
 
         with amp.autocast("O1:bfloat16"):
             loss = loss_fn(model, x, y)
 
     Args:
         policy: a Policy or its short form.
-        backend: a name or a Backend; without it, the one registered framework that is imported.
+        backend: a name or a Backend; by default, the one registered framework that is imported.
 
-    Kept layers, inputs and outputs are of a model: ``decorate`` sees to them.
+    A region does not handle kept layers, nor the inputs and outputs of a model; use ``decorate``.
 
     Raises:
         BackendNotFoundError: without ``backend``, if no or several frameworks are imported.
@@ -51,7 +52,7 @@ def _loaded(name: str | None) -> str:
 
 
 def _refuse_kept_layers(policy: Policy) -> None:
-    """A region knows no model, so it cannot tell which layers are to be kept."""
+    """A region has no model, so it cannot tell which layers to keep in float32."""
     if policy.keep:
         msg = (
             f"{policy!r}: a region knows no model whose layers it could keep in float32.\n"

@@ -1,4 +1,4 @@
-"""Fitting a model and its optimizer to a policy, in place, and taking it back."""
+"""Decorating a model and its optimizer for a policy, in place, and undoing it."""
 
 from __future__ import annotations
 
@@ -54,30 +54,33 @@ def decorate(
     save_dtype: str | None = None,
     master_grad: bool = False,
 ) -> Any:
-    """Make ``model`` run under ``policy`` wherever it is called, and ``optimizer`` follow.
+    """Make ``model`` run under ``policy`` wherever it is called, and prepare ``optimizer`` for it.
 
-    At O2 parameters are in low precision, or read so; the optimizer updates float32 masters of
-    them. Normalizations and kept layers stay float32, inputs are cast, outputs come in
-    ``policy.output_dtype``. At O1 parameters stay as they are, and each call opens a region.
+    At O2 parameters are in low precision, or are read in it; the optimizer updates their float32
+    masters. Normalizations and kept layers stay float32, inputs are cast, and outputs have
+    ``policy.output_dtype``. At O1 parameters do not change, and each call opens a region.
 
-    Model and optimizer stay the same objects, built already or not. ``train_step`` does this by
-    itself; loops by hand and a framework's own ``fit`` need it. ``undecorate`` takes it back.
+    Model and optimizer stay the same objects, whether or not they are built already. ``train_step``
+    decorates by itself; hand-written loops and a framework's own ``fit`` need this function.
+    ``undecorate`` undoes it.
 
     Args:
-        policy: O1 or O2. O0 takes an earlier decoration back.
-        save_dtype: dtype of the parameters in the model's own ``state_dict``; None for that in
-            which the framework holds them (torch: low precision; elsewhere float32).
-        master_grad: at O2, hold gradients of low-precision parameters in float32 (torch's and
-            Paddle's low ones; elsewhere they are float32 anyway).
+        policy: O1 or O2. O0 removes an earlier decoration.
+        save_dtype: dtype of the parameters in the model's own ``state_dict``; None for the dtype in
+            which the framework stores them (torch: low precision; other frameworks: float32).
+        master_grad: at O2, store gradients of low-precision parameters in float32 (on torch and
+            Paddle; on other frameworks they always are).
 
     Returns:
-        ``model``, or ``(model, optimizer)`` if one was given.
+        ``model``, or ``(model, optimizer)`` if you passed an optimizer.
 
     Raises:
-        ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other;
-            for a ``save_dtype`` or ``master_grad`` that cannot be, or would have no effect at this level.
+        ArgumentTypeError, ArgumentError: if ``model`` or ``optimizer`` is not one, or if they do not
+            belong together; if ``save_dtype`` or ``master_grad`` is invalid, or would have no effect
+            at this level.
         PolicyError: if an entry of ``policy.keep`` matches no layer.
-        UnsupportedError: for what the framework or the model cannot be given. Nothing is changed.
+        UnsupportedError: if the framework or the model does not support the policy. Nothing is
+            changed then.
     """
     parsed = single(policy)
     check_parameter_settings([parsed], save_dtype, master_grad)
@@ -88,11 +91,11 @@ def decorate(
 
 
 def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master_grad: Any) -> None:
-    """What is said of parameters beside the policies of a run: ``save_dtype``, ``master_grad``.
+    """Check the settings for parameters that are not part of a policy: ``save_dtype``, ``master_grad``.
 
     Raises:
-        ArgumentError, ArgumentTypeError: for a value that is not allowed, or that none of
-            ``policies`` could follow.
+        ArgumentError, ArgumentTypeError: for a value that is not allowed, or that has no effect under
+            any of ``policies``.
     """
     if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
         msg = f"Passed save_dtype={save_dtype!r}; allowed are {listed((None, *OUTPUT_DTYPES))}.\n"
@@ -121,15 +124,16 @@ def undecorate(model: _Model, optimizer: _Optimizer) -> tuple[_Model, _Optimizer
 
 
 def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
-    """Take ``decorate`` back: weights keep their float32 values, everything else is as before.
+    """Undo ``decorate``: weights keep their float32 values, and everything else is as before.
 
-    What is not decorated is left as it is.
+    A model that is not decorated does not change.
 
     Returns:
-        ``model``, or ``(model, optimizer)`` if one was given.
+        ``model``, or ``(model, optimizer)`` if you passed an optimizer.
 
     Raises:
-        ArgumentTypeError, ArgumentError: for what is no model, no optimizer, or not one of the other.
+        ArgumentTypeError, ArgumentError: if ``model`` or ``optimizer`` is not one, or if they do not
+            belong together.
     """
     backend = backend_of_decorated(model, optimizer)
     with uninterrupted():
@@ -139,24 +143,24 @@ def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
 
 @contextmanager
 def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[None]:
-    """``undecorate`` for a while: inside, parameters are float32 and a call of the model is its own.
+    """``undecorate`` inside of a block: parameters are float32, and the model runs undecorated.
 
-    For whatever looks at weights from outside of a step: averages of them, saving, exporting.
+    Use it to read weights outside of a step: to average, save or export them.
 
-        averaged = AveragedModel(model)             # ahead of decorate, or within such a block
+        averaged = AveragedModel(model)             # before decorate, or within such a block
         ...
         with amp.undecorated(model):
             averaged.update_parameters(model)
 
-    What is written to parameters inside is what training goes on with. A model that is not decorated
-    is left as it is, so that the same lines serve at every level.
+    Values that you write to parameters inside are kept for training. A model that is not decorated
+    does not change, so the same lines work at every level.
 
     Args:
-        optimizer: the one that ``model`` was decorated with; torch finds it by itself.
+        optimizer: the optimizer with which ``model`` was decorated; torch finds it by itself.
 
     Raises:
-        ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if there is no
-            ``optimizer``.
+        ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if ``optimizer`` is
+            missing.
     """
     backend = backend_of_decorated(model, optimizer)
     present = backend.decoration(model, None)

@@ -1,4 +1,4 @@
-"""Gradients for training loops of one's own."""
+"""Gradients for hand-written training loops."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ def value_and_grad(
     scaler: GradScaler | None = None,
     **named: Any,
 ) -> tuple[Any, Gradients]:
-    """The loss and the gradients of ``model``'s parameters, for loops of one's own.
+    """Compute the loss and the gradients of ``model``'s parameters, for hand-written loops.
 
         loss, grads = amp.value_and_grad(loss_fn, model, x, y, policy="O1", scaler=scaler)
         scaler.step(optimizer, grads)
         scaler.update()
 
-    With a ``scaler`` the gradients come scaled, for ``scaler.unscale`` or ``scaler.step``. Other
-    keyword arguments go to ``loss_fn``.
+    With a ``scaler`` the gradients are scaled; pass them to ``scaler.unscale`` or ``scaler.step``.
+    Other keyword arguments go to ``loss_fn``.
 
-    At O2 model and optimizer have to be decorated before; elsewhere the policy holds for the call.
+    At O2 you have to decorate model and optimizer first. At other levels the policy applies to this
+    call only.
 
     Returns:
-        The loss as a native float32 scalar, ``(loss, aux)`` if ``loss_fn`` returned a pair; and
+        The loss as a native float32 scalar, or ``(loss, aux)`` if ``loss_fn`` returned a pair; and
         the gradients, in the order of the model's trainable parameters.
 
     Raises:
-        CallOrderError: if the model is not decorated, or is with another policy.
+        CallOrderError: at O2, if the model is not decorated; or if it is decorated with another
+            policy.
     """
     parsed = single(policy)
     backend = backend_of_pass(loss_fn, model)
@@ -55,7 +57,7 @@ def value_and_grad(
 
 @called_as_it_is
 def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
-    """What ``decorate`` did is the user's: it is asked to be under the same policy, and not redone."""
+    """Check the user's decoration: it must have the same policy, and is not changed here."""
     present = backend.decoration(model, None)
     decorated = present.policy if present is not None and present.standalone else None
     if decorated == policy:

@@ -1,6 +1,7 @@
-"""A mixed-precision run as one value: what to compute in, how to scale, how to step.
+"""The settings of a mixed-precision run as one value: policy, loss scaling, step.
 
-A recipe is written as TOML by ``save`` and read by ``load``; ``ampbridge.training.recipe_file`` has the form.
+``save`` writes a recipe as TOML, and ``load`` reads it; ``ampbridge.training.recipe_file`` defines the
+format.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Scaling(ScalerConfig):
 
     init_scale: float = 2.0**16
     preset: str | None = field(default=None, compare=False)
-    """Whose rule it is written as a change of; equality goes by the numbers."""
+    """The preset that a recipe file names as ``like``. Equality compares only the numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,10 +62,10 @@ class Scaling(ScalerConfig):
 
     @classmethod
     def of(cls, scaler: GradScaler) -> Scaling:
-        """The settings of ``scaler``, from its present scale on. Waits for the device.
+        """The settings of ``scaler``, with its current scale as ``init_scale``. Waits for the device.
 
         Raises:
-            ArgumentTypeError: if it is none.
+            ArgumentTypeError: if ``scaler`` is not a GradScaler.
         """
         if not isinstance(scaler, GradScaler):
             msg = f"A Scaling is made of an ampbridge.GradScaler, not of {scaler!r}.\n"
@@ -76,11 +77,11 @@ class Scaling(ScalerConfig):
         return GradScaler(**self.arguments())
 
     def arguments(self) -> dict[str, Any]:
-        """Every argument of ``GradScaler`` that is a setting, by name."""
+        """The arguments of ``GradScaler`` by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preset"}
 
     def changes(self) -> dict[str, Any]:
-        """``like``, if it follows a preset, and the arguments that differ from there."""
+        """``like``, if there is a preset, and the arguments that differ from the preset."""
         base = Scaling() if self.preset is None else Scaling.like(self.preset)
         like = {} if self.preset is None else {"like": self.preset}
         usual = base.arguments()
@@ -97,20 +98,21 @@ class Scaling(ScalerConfig):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that a training step needs to know of mixed precision, as one frozen value.
+    """All mixed-precision settings of a training step, as one frozen value.
 
         recipe = amp.Recipe(amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle"))
         step = amp.train_step(loss_fn, model, optimizer, recipe=recipe)
 
     Args:
         policy: a Policy or its short form.
-        scaler: "auto" scales where the policy needs it, by ``GradScaler``'s defaults; None never.
+        scaler: a Scaling; "auto" scales if the policy needs it, with ``GradScaler``'s defaults; None
+            for no loss scaling.
         accumulate, clip_norm, on_overflow: as in ``train_step``.
-        schedule: policies that change during the run; ``policy`` is then the one it begins with.
+        schedule: policies that change during the run; ``policy`` is then the first of them.
         save_dtype, master_grad: as in ``decorate``.
 
     Raises:
-        AmpBridgeError: for values that cannot be, or cannot be together.
+        AmpBridgeError: for invalid values, or values that contradict each other.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -159,7 +161,7 @@ class Recipe:
 
     @property
     def plan(self) -> Policy | Schedule:
-        """The schedule, or else the policy: what ``train_step`` takes as ``policy``."""
+        """The schedule, or the policy if there is none: the argument ``policy`` of ``train_step``."""
         return self.policy if self.schedule is None else self.schedule
 
     @property
@@ -171,7 +173,7 @@ class Recipe:
         """A copy with the named fields changed.
 
         Raises:
-            RecipeError: for a name that is none.
+            RecipeError: for an unknown field.
         """
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
@@ -194,7 +196,7 @@ class Recipe:
     # -- as data
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, in the sections and under the keys of a recipe file; defaults left out."""
+        """Plain values, with the sections and keys of a recipe file, without defaults."""
         if self.schedule is None:
             sections = {"policy": _policy_section(self.policy)}
         else:
@@ -214,30 +216,30 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
-        """The recipe that ``to_dict``, or a file, describes.
+        """The recipe from the result of ``to_dict``, or from the data of a file.
 
         Raises:
-            RecipeError: naming the section and the key.
+            RecipeError: for unknown keys and invalid values; names the section and the key.
         """
         if not isinstance(data, Mapping):
             msg = f"A recipe is described by a dict, not {data!r:.100}.\n"
             raise RecipeError(msg + "Hint: Recipe.from_dict(recipe.to_dict())")
         recipe_file.check_keys(data)
         arguments: dict[str, Any] = {}
-        with _telling("policy"):
+        with _errors_name("policy"):
             if "policy" in data:
                 arguments["policy"] = Policy.from_dict(data["policy"])
-        with _telling("schedule"):
+        with _errors_name("schedule"):
             if "schedule" in data:
-                arguments["schedule"] = plan_from_dict(_with_whole_policies(data["schedule"]))
-        with _telling("scaler"):
+                arguments["schedule"] = plan_from_dict(_with_expanded_policies(data["schedule"]))
+        with _errors_name("scaler"):
             if "scaler" in data:
                 arguments["scaler"] = _scaling(data["scaler"])
-        with _telling("step"):
+        with _errors_name("step"):
             return cls(**arguments, **data.get("step", {}), **data.get("decorate", {}))
 
     def to_toml(self, comments: Mapping[str, str] = MappingProxyType({})) -> str:
-        """As TOML, a comment behind each key: ``comments["policy.allow"]``, or what the key means."""
+        """The recipe as TOML. Each key has a comment: ``comments["policy.allow"]``, or its description."""
         return recipe_file.text_of(self.to_dict(), comments)
 
     def save(
@@ -263,7 +265,7 @@ class Recipe:
         """The recipe in a TOML file.
 
         Raises:
-            RecipeError: with the file's name, and what stands in it that is not allowed.
+            RecipeError: if the file cannot be read or is invalid; names the file and the mistake.
         """
         try:
             text = whole_files.read(path).decode()
@@ -274,18 +276,18 @@ class Recipe:
 
     @classmethod
     def from_toml(cls, text: str, where: str = "This text") -> Recipe:
-        """The recipe that ``to_toml`` wrote. ``where`` names it in messages.
+        """The recipe from the text of ``to_toml``; messages call it ``where``.
 
         Raises:
             RecipeError: as ``load``.
         """
         data = recipe_file.parse(text, where)
-        with _telling(where):
+        with _errors_name(where):
             return cls.from_dict(data)
 
 
 def _policy_section(policy: Policy) -> dict[str, Any]:
-    """What is always of interest, and what is not as usual."""
+    """Level, dtype and lists, and all fields that differ from the defaults."""
     values, usual = policy.to_dict(), Policy(policy.level, policy.dtype).to_dict()
     always = ("level",) if policy.level == "O0" else ("level", "dtype", "lists")
     return {k: v for k, v in values.items() if k in always or v != usual[k]}
@@ -301,30 +303,34 @@ def _schedule_section(schedule: Schedule) -> dict[str, Any]:
 
 
 def _short(policy: Policy) -> str | dict[str, Any]:
-    """``"O1:float16"``, where that says it all."""
+    """``"O1:float16"``, if the other fields have their defaults."""
     return str(policy) if Policy.parse(str(policy)) == policy else _policy_section(policy)
 
 
-def _with_whole_policies(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies of a schedule's section written out, as ``Schedule.to_dict`` has them."""
-    whole = dict(section)
-    if isinstance(whole.get("steps"), list):
-        whole["steps"] = [_whole_entry(entry) for entry in whole["steps"]]
-    for key in {"use", "otherwise"} & whole.keys():
-        whole[key] = _whole(whole[key])
-    return whole
+def _with_expanded_policies(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule's section with its policies as dictionaries, as in ``Schedule.to_dict``."""
+    expanded = dict(section)
+    if isinstance(expanded.get("steps"), list):
+        expanded["steps"] = [_expanded_entry(entry) for entry in expanded["steps"]]
+    for key in {"use", "otherwise"} & expanded.keys():
+        expanded[key] = _expanded(expanded[key])
+    return expanded
 
 
-def _whole_entry(entry: Any) -> Any:
-    return [entry[0], _whole(entry[1])] if isinstance(entry, list) and len(entry) == 2 else entry
+def _expanded_entry(entry: Any) -> Any:
+    is_pair = isinstance(entry, list) and len(entry) == 2
+    return [entry[0], _expanded(entry[1])] if is_pair else entry
 
 
-def _whole(policy: Any) -> Any:
+def _expanded(policy: Any) -> Any:
     return Policy.parse(policy).to_dict() if isinstance(policy, str) else policy
 
 
 def _scaler_section(scaling: Scaling) -> dict[str, Any]:
-    """The first scale always, then what is not as usual; TOML has no null, so false says never."""
+    """The initial scale, and the settings that differ from the defaults.
+
+    TOML has no null, so false stands for None.
+    """
     changed = {**scaling.changes(), "init_scale": scaling.init_scale}
     return {
         k: False if changed[k] is None else changed[k] for k in SECTIONS["scaler"] if k in changed
@@ -342,13 +348,13 @@ def _scaling(section: Mapping[str, Any]) -> Scaling | None:
         if arguments.get(name) is False:
             arguments[name] = None
     like = arguments.pop("like", None)
-    made = Scaling(**arguments) if like is None else Scaling.like(like, **arguments)
-    return made if enabled else None
+    scaling = Scaling(**arguments) if like is None else Scaling.like(like, **arguments)
+    return scaling if enabled else None
 
 
 @contextmanager
-def _telling(where: str) -> Iterator[None]:
-    """Errors become a RecipeError that begins with ``where``."""
+def _errors_name(where: str) -> Iterator[None]:
+    """Turns an error inside into a RecipeError that begins with ``where``."""
     try:
         yield
     except AmpBridgeError as error:

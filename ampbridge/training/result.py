@@ -1,4 +1,4 @@
-"""What a step did, read from the device when it is asked for."""
+"""The result of a step, read from the device on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
 
 
 class StepResult:
-    """What a step did. Each property reaches the host when it is read, not before."""
+    """The result of a step. Each property is copied to the host only when it is read."""
 
     __slots__ = ("_alarm", "_names", "_output", "_reason", "step")
 
@@ -32,7 +32,7 @@ class StepResult:
         self._names = names
         self._reason: Reason | None = "accumulating" if accumulating else None
         self.step = step
-        """How many optimizer steps were tried so far, this one included."""
+        """The number of optimizer steps so far, skipped ones and this one included."""
 
     @property
     def loss(self) -> float:
@@ -41,7 +41,7 @@ class StepResult:
 
     @property
     def aux(self) -> Any:
-        """What ``loss_fn`` returned beside the loss, native."""
+        """The second value that ``loss_fn`` returned, native."""
         return self._output.aux
 
     @property
@@ -62,7 +62,10 @@ class StepResult:
 
     @property
     def reason(self) -> Reason | None:
-        """Why it was not applied: "inf", "nan" (NaN and no inf), "accumulating"; None if it was."""
+        """Why the step was not applied: "inf", "nan" (NaN without inf) or "accumulating".
+
+        None if it was applied.
+        """
         if self._reason is None:
             self._raise_alarm()
             self._reason = REASONS[int(self._output.overflow)]
@@ -70,7 +73,7 @@ class StepResult:
 
     @property
     def consecutive_skips(self) -> int:
-        """Skipped steps in a row, this one included."""
+        """The number of skipped steps in a row, this one included."""
         if self.reason not in ("inf", "nan") or self._output.after is None:
             return 0
         return int(self._output.after.consecutive_skips)
@@ -92,7 +95,7 @@ class StepResult:
         return {name: reason for name, kind in kinds if (reason := REASONS[int(kind)])}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and copied as numbers of the host, but for ``aux``; waits for the device."""
+        """Pickles and copies contain numbers on the host, except ``aux``; waits for the device."""
         applied, reason, output = self.applied, self.reason, self._output
         read = output._replace(
             loss=self.loss,
@@ -107,7 +110,7 @@ class StepResult:
         return _read_result, (read, self.step, reason == "accumulating", tuple(self._names))
 
     def _raise_alarm(self) -> None:
-        """Once, and only where the step is being looked at anyway: it waits for the device."""
+        """Give the alarm, once. It waits for the device, so only call it when the result is read."""
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
             alarm()

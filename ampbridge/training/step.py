@@ -43,7 +43,7 @@ from ampbridge.scaling.scale_rule import ScalerConfig
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.decorate import fit_to, for_steps
 
-# Here for one release, for whoever imports it from ampbridge.step.
+# For one release, code may import it from ampbridge.step.
 from ampbridge.training.own_loop import value_and_grad as value_and_grad
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.result import StepResult
@@ -60,11 +60,12 @@ from ampbridge.training.step_state import STATE_VERSION, CheckedState, checked_s
 class TrainStep:
     """A training step made by ``train_step``; call it with a batch.
 
-    A call that raises has not happened: parameters, slots, gradients so far, scale and counters are as
-    before it, and the same batch may be tried again. Not so are random numbers that were drawn and
-    running statistics of the forward pass, nor what an optimizer has moved that raises half way. What
-    a scheduler or an ``OverflowStuckError`` raises comes after a step that has happened. Ctrl-C comes
-    before or after the optimizer's step, never within it.
+    If a call raises an exception, the step has not happened: parameters, slots, accumulated gradients,
+    scale and counters are as before, and you may try the same batch again. There are three
+    exceptions. Random numbers that were drawn, and running statistics of the forward pass, are not
+    restored. If an optimizer raises half way through its own step, its partial update stays. An
+    exception of a scheduler, and an ``OverflowStuckError``, come after a step that has happened.
+    Ctrl-C takes effect before or after the optimizer's step, never within it.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class TrainStep:
         }
         self._scheduler, self._advance_scheduler = scheduler, checked_scheduler(scheduler)
         self._trained = Trained(backend, model, optimizer, scheduler)
-        # Steps that are not scaled are checked and counted as well.
+        # Steps without loss scaling are also checked and counted.
         self._unscaled = GradScaler(1.0, dynamic=False)
         for each in (scaler, self._unscaled):
             if each is not None and each.enabled:
@@ -107,31 +108,31 @@ class TrainStep:
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
 
-    # What it was made with; to change one of these, make another step.
+    # The settings of the step; to change one of these, make another step.
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The one that was given, or made; None without one."""
+        """The loss scaler; None without one."""
         return self._calculation.scaler
 
     @property
     def accumulate(self) -> int:
-        """Micro-batches a step."""
+        """The number of micro-batches per step."""
         return self._recipe.accumulate
 
     @property
     def clip_norm(self) -> float | None:
-        """The largest joint 2-norm of the gradients; None for any."""
+        """The largest allowed joint 2-norm of the gradients; None without clipping."""
         return self._recipe.clip_norm
 
     @property
     def on_overflow(self) -> OnOverflow:
-        """What an overflow in a micro-batch drops."""
+        """Whether an overflow in a micro-batch drops the step or only the micro-batch."""
         return self._recipe.on_overflow
 
     @property
     def name_overflows(self) -> bool:
-        """Whether results say which parameters' gradients were not finite."""
+        """Whether results name the parameters whose gradients were not finite."""
         return self._calculation.name_overflows
 
     @property
@@ -142,9 +143,9 @@ class TrainStep:
         return self._plan.policy(self._schedule_state)
 
     def __call__(self, /, *batch: Any, **named: Any) -> StepResult:
-        """Run one batch, or micro-batch, of NumPy arrays or native tensors, also nested ones.
+        """Train on one batch, or micro-batch, of NumPy arrays or native tensors, also nested ones.
 
-        ``loss_fn`` is called with it: ``loss_fn(model, *batch, **named)``.
+        Calls ``loss_fn(model, *batch, **named)``.
         """
         with Whole():
             final = self._micro_steps + 1 == self.accumulate
@@ -170,15 +171,15 @@ class TrainStep:
             return self._result(output, policy)
 
     def reset(self) -> None:
-        """Drop the gradients of the micro-batches so far: the next one is the first of a step.
+        """Drop the accumulated gradients: the next micro-batch is the first of a step.
 
-        After an interrupt, say, or ahead of ``save``. Weights, scale and counters stay as they are,
-        and so does a scale that ``on_overflow="drop_microbatch"`` has moved.
+        Use it after an interrupt, for example, or before ``save``. Weights, scale and counters do not
+        change. A change of the scale by ``on_overflow="drop_microbatch"`` is not undone.
         """
         self._micro_steps, self._total = 0, None
 
     def _present_program(self) -> Program:
-        """The step's program, made anew where the scaler's settings, which a trace holds, have changed."""
+        """The step's program. It is built again if the scaler's settings, which a trace keeps, changed."""
         settings = self._scaler_settings()
         if settings != self._settings:
             self._program, self._settings = self._make_program(), settings
@@ -201,7 +202,7 @@ class TrainStep:
         return result
 
     def _parameter_names(self) -> list[str]:
-        """Of the optimizer's parameters: those in the model, and their places in it of others."""
+        """The names of the optimizer's parameters; those outside of the model are named by index."""
         backend, model = self._backend, self.model
         pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
         names = {id(parameter): name for parameter, name in pairs}
@@ -209,11 +210,13 @@ class TrainStep:
         return [names.get(id(p), name_of(place)) for place, p in trained]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: ``version``, ``step``, ``policy`` (or schedule), ``schedule`` (what it
-        remembers; empty for a policy), ``scaler`` (None without one), ``unscaled`` (the same of steps
-        without loss scaling, which are counted as well).
+        """The state of the step as plain JSON values.
 
-        Save between steps, not between micro-batches: gradients so far are not part of it.
+        Keys: ``version``, ``step``, ``policy`` (or the schedule), ``schedule`` (the schedule's state;
+        empty for a policy), ``scaler`` (None without one), ``unscaled`` (the same counters for steps
+        without loss scaling).
+
+        Save between steps, not between micro-batches: accumulated gradients are not included.
 
         Raises:
             StateError: between micro-batches.
@@ -235,7 +238,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ``state_dict()``'s result, also that of an older version.
+        """Load the result of ``state_dict()``, also that of an older version.
 
         Raises:
             StateError: if it does not fit this step; nothing is changed then.
@@ -254,28 +257,31 @@ class TrainStep:
         self._micro_steps, self._total = 0, None
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Save all that training goes on with to the folder ``path``, without pickle.
+        """Save everything that training needs to continue to the folder ``path``, without pickle.
 
-        JSON: ``state_dict()``, the optimizer's settings, the scheduler's state. Safetensors: float32
-        weights (masters), buffers, the optimizer's slots, and those of its parameters that are not in the
-        model. A crash or a full disk leaves the checkpoint
-        that was there whole; saves to one path wait for each other, loads for none. Not part of it:
-        random number generators and the place in the data.
+        A JSON file contains ``state_dict()``, the optimizer's settings and the scheduler's state. A
+        safetensors file contains float32 weights (masters), buffers, the optimizer's slots, and the
+        optimizer's parameters outside of the model. The states of random generators and the position
+        in the data are not saved.
 
-        Every one of several ranks that train one model calls it; one of them writes.
+        After a crash or with a full disk, the previous checkpoint is still complete. Saves to one path
+        wait for each other; loads wait for none. If several ranks train one model, every rank calls
+        this method, and one of them writes.
 
         Raises:
-            StateError: between micro-batches, or if ``path`` holds something else.
-            UnsupportedError: for an optimizer or a scheduler whose state is no data.
-            WriteError: if the files cannot be written, for want of room for one.
+            StateError: between micro-batches, or if ``path`` contains something else.
+            UnsupportedError: for an optimizer or a scheduler whose state is not plain data.
+            WriteError: if the files cannot be written, for example because the disk is full.
         """
         training_state.save(path, self._trained, self.state_dict())
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Go on from what ``save`` saved, bit by bit; on any number of ranks, each of which calls it.
+        """Continue from a checkpoint of ``save``, with the same bits.
+
+        Works with any number of ranks; each of them calls this method.
 
         Raises:
-            StateError: if it is damaged or does not fit; nothing is changed then.
+            StateError: if the checkpoint is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
         checked = self._checked(saved.training)
@@ -284,16 +290,17 @@ class TrainStep:
             self._take(checked)
 
     def adopt(self, path: str | PathLike[str], mapping: Mapping[str, str] | None = None) -> Report:
-        """Go on from what a step of any framework has saved, but for its optimizer, which starts anew.
+        """Continue from a checkpoint of any framework, with a fresh optimizer state.
 
-        Scaler, schedule and counters are taken over; so are the weights, as by ``amp.load_weights``.
-        What the optimizer trained outside of the model is not, and reported as not used.
+        Loads the scaler, the schedule, the counters, and the weights as ``amp.load_weights`` does. It
+        does not load parameters that the optimizer trained outside of the model, and reports them as
+        not used.
 
         Returns:
-            What was matched with what; it prints as a table.
+            A report of the pairs of weights; it prints as a table.
 
         Raises:
-            StateError: if it is damaged or does not fit; nothing is changed then.
+            StateError: if the checkpoint is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
         checked = self._checked(saved.training)
@@ -308,7 +315,7 @@ class TrainStep:
     # -- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
-        """A step that goes on from here with copies of all: model, optimizer, scaler, scheduler.
+        """A step that continues from here, with copies of model, optimizer, scaler and scheduler.
 
         Raises:
             UnsupportedError: for classes of models, optimizers or schedulers that cannot be copied.
@@ -368,39 +375,39 @@ def train_step(
     name_overflows: bool = False,
     recipe: Recipe | None = None,
 ) -> TrainStep:
-    """A callable that trains ``model`` by one batch: ``result = step(x, y)``.
+    """Make a callable that trains ``model`` on one batch: ``result = step(x, y)``.
 
     Args:
-        loss_fn: ``loss_fn(model, *batch, **named)`` returns a scalar loss (a mean over the batch, if
-            micro-batches are accumulated), or ``(loss, aux)``.
-        model, optimizer: native, of one framework. They stay the user's own. What the optimizer
-            holds is trained, also what is not in the model (a criterion's weights); of Keras, what
-            it was built for, or the model's variables.
-        policy: a Policy, its short form, or a Schedule of them; "O1" if nothing else is said.
-        scaler: a GradScaler; "auto" makes one where the policy needs it; None for none.
-        accumulate: micro-batches a step, one if nothing else is said; their gradients are averaged.
-        clip_norm: clips the joint 2-norm of the unscaled gradients.
-        scheduler: an object with ``step()`` or a callable, advanced only by applied steps. Saved
-            and loaded with the step if it has ``state_dict()`` and ``load_state_dict()``; the state
-            of a plain function or method is yours to save.
-        compile: ``tf.function`` / ``torch.compile`` / ``to_static``; "auto" as the framework's
-            users expect: compiled on TensorFlow, eager elsewhere.
-        on_overflow: where micro-batches are accumulated, an overflow in one of them drops the whole
-            step, as in torch and Paddle ("drop_step", the default); or, with "drop_microbatch" as in
-            Keras, that micro-batch alone, and one more is taken. Then each micro-batch is checked,
-            moves the scale, and waits for the device.
-        name_overflows: make ``result.overflows`` say which parameters' gradients were not finite,
-            at the cost of another pass over the gradients.
-        recipe: all of this as one value, in the place of policy, scaler, accumulate, clip_norm and
-            on_overflow. None, and "auto" for the scaler, leave the say to the recipe.
+        loss_fn: ``loss_fn(model, *batch, **named)`` returns a scalar loss, or ``(loss, aux)``. The loss
+            has to be a mean over the batch if micro-batches are accumulated.
+        model, optimizer: native objects of one framework; they are not wrapped. The step trains the
+            optimizer's parameters, also those outside of the model (a criterion's weights). A Keras
+            optimizer trains the variables with which it was built, by default the model's.
+        policy: a Policy, its short form, or a Schedule of them; the default is "O1".
+        scaler: a GradScaler; "auto" creates one if the policy needs it; None for no loss scaling.
+        accumulate: the number of micro-batches per step, 1 by default; their gradients are averaged.
+        clip_norm: the largest allowed joint 2-norm of the unscaled gradients.
+        scheduler: an object with ``step()``, or a callable; only applied steps advance it. If it has
+            ``state_dict()`` and ``load_state_dict()``, it is saved and loaded with the step. You have
+            to save the state of a plain function or method yourself.
+        compile: True compiles with ``tf.function``, ``torch.compile`` or ``to_static``; "auto" compiles
+            on TensorFlow and runs eagerly on the other frameworks.
+        on_overflow: the effect of an overflow in a micro-batch. "drop_step", the default, drops the
+            whole step, as in torch and Paddle. "drop_microbatch" drops only that micro-batch, as in
+            Keras, and the step takes another one in its place. Then every micro-batch is checked,
+            updates the scale, and waits for the device.
+        name_overflows: ``result.overflows`` names the parameters whose gradients were not finite, at
+            the cost of another pass over the gradients.
+        recipe: a Recipe instead of policy, scaler, accumulate, clip_norm and on_overflow. Leave these
+            at their defaults then.
 
-    Steps without loss scaling are checked and skipped likewise.
+    Steps without loss scaling are also checked, and skipped if they overflow.
 
-    At O2, and wherever layers are kept, each step first decorates model and optimizer for its policy;
-    ``amp.undecorate`` takes that back after the last one.
+    At O2, and if layers are kept in float32, each step first decorates model and optimizer for its
+    policy; ``amp.undecorate`` undoes that after the last step.
 
     Raises:
-        AmpBridgeError: for arguments that cannot work together.
+        AmpBridgeError: for invalid arguments, or arguments that contradict each other.
     """
     backend = backend_of_training(loss_fn, model, optimizer)
     settings = {"accumulate": accumulate, "clip_norm": clip_norm, "on_overflow": on_overflow}
@@ -426,11 +433,11 @@ def train_step(
 
 
 def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any) -> None:
-    """A recipe is passed in the place of what it says itself.
+    """Check that no setting is passed together with a recipe.
 
     Raises:
-        ArgumentTypeError: if it is no recipe.
-        ArgumentError: if something was passed beside it.
+        ArgumentTypeError: if ``recipe`` is not a Recipe.
+        ArgumentError: if another setting was passed.
     """
     if not isinstance(recipe, Recipe):
         msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
