@@ -1,8 +1,8 @@
 """The command line: ``ampbridge doctor``, ``explain``, ``lists``, ``port``, ``lens``, ``compare``.
 
-Results go to standard output, as a table or with ``--json`` as data; progress, findings and warnings
-to standard error, unless ``--quiet``. The exit code is 0, 1 for an error or a failure, 2 for arguments
-that cannot be read; a command may have more of its own.
+Results go to standard output, as a table or with ``--json`` as data. Progress, findings and warnings
+go to standard error, unless ``--quiet``. The exit code is 0 for success, 1 for an error or a failure,
+2 for invalid arguments; a command may have further codes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ampbridge.reports.explain import explain
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it succeeded, 1 if not, 2 for arguments that cannot be read."""
+    """Run a command and return its exit code."""
     options = _parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
@@ -55,16 +55,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True)
 
     doctor = commands.add_parser(
-        "doctor", help="frameworks, devices, and what they do in 16 bits, as tried"
+        "doctor", help="frameworks, devices, and which 16-bit dtypes work on them"
     )
-    doctor.add_argument("--framework", help="this one alone")
+    doctor.add_argument("--framework", help="only this one")
     add_output(doctor)
     doctor.set_defaults(run=_doctor)
 
     explained = commands.add_parser("explain", help="what a backend does with a policy, op by op")
     explained.add_argument("policy", help="O1, O2:bfloat16, or a framework's own spelling")
     explained.add_argument("backend", help="torch, tensorflow, paddle or numpy")
-    explained.add_argument("--ops", help="these alone: softmax,matmul")
+    explained.add_argument("--ops", help="only these: softmax,matmul")
     add_output(explained)
     explained.set_defaults(run=_explain)
 

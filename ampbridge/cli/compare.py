@@ -38,8 +38,10 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser("compare", help=says, description=says)
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a recipe in TOML")
-    add("--backends", default=BACKENDS, help="which, in their order (default: %(default)s)")
-    add("--native", action="store_true", help="also each framework's own AMP, without ampbridge")
+    add("--backends", default=BACKENDS, help="backends, in this order (default: %(default)s)")
+    add(
+        "--native", action="store_true", help="also run each framework's own AMP, without ampbridge"
+    )
     add(
         "--workload",
         default=NAMES[0],
@@ -47,20 +49,20 @@ def add_to(commands: Commands) -> None:
         help=f"{', '.join(NAMES)}, or a file with build(backend, seed) (default: %(default)s)",
     )
     add("--steps", type=int, default=200, help="training steps (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed for weights and batches (default: %(default)s)")
     add(
         "--output",
         metavar="DIR",
-        help=f"where the page, the picture and the data go (default: {OUTPUT})",
+        help=f"folder for the page, the picture and the data (default: {OUTPUT})",
     )
-    add("--html", metavar="FILE", help="the page alone, or beside --png and --json")
-    add("--png", metavar="FILE", help="the figures as one picture")
+    add("--html", metavar="FILE", help="write the page to this file")
+    add("--png", metavar="FILE", help="write the figures to this file, as one picture")
     add(
         "--json",
         nargs="?",
         const=STDOUT,
         metavar="FILE",
-        help="as data; without FILE on standard output, in the table's place",
+        help="write the data to this file; without FILE, print it instead of the table",
     )
     add_quiet(parser)
     parser.set_defaults(run=_run)

@@ -19,9 +19,7 @@ from ampbridge.workloads import NAMES, Workload
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 
-EXIT_CODES = (
-    "Exit code: 0; 1 if locate found something, or for an error; 2 for unreadable arguments."
-)
+EXIT_CODES = "Exit code: 0; 1 if locate finds a problem, or for an error; 2 for invalid arguments."
 
 
 Progress = Callable[[int, int, str], None]
@@ -30,32 +28,30 @@ Look = Callable[[argparse.Namespace, Workload, Progress], TabularReport]
 
 def add_to(commands: Commands) -> None:
     """Add ``lens`` to the commands of a parser."""
-    says = "what mixed precision does to a model: ops, ranges, faults, deny lists, time"
+    says = "effects of mixed precision on a model: ops, ranges, overflows, deny lists, time"
     lens = commands.add_parser("lens", help=says, description=says, epilog=EXIT_CODES)
     kinds = lens.add_subparsers(title="commands", required=True)
 
-    census = _add(kinds, "census", "each op: calls, dtype, the rule that decided, layer", _census)
+    census = _add(kinds, "census", "each op: layer, calls, dtype, rule", _census)
     _add_policy(census)
 
-    ranges = _add(
-        kinds, "range", "what float16 makes of values and gradients; safe scales", _ranges
-    )
+    ranges = _add(kinds, "range", "ranges of values and gradients in float16; safe scales", _ranges)
     _add_policy(ranges)
     _add_scale(ranges)
 
-    locate = _add(
-        kinds, "locate", "where inf or NaN begins, and a cure; 1 if there is any", _locate
-    )
+    locate = _add(kinds, "locate", "where inf or NaN begins, and a cure", _locate)
     _add_policy(locate)
     _add_scale(locate)
 
-    bisect = _add(
-        kinds, "bisect", "ops and layers to keep in float32, none of them in vain", _bisect
-    )
+    bisect = _add(kinds, "bisect", "a minimal set of ops and layers to keep in float32", _bisect)
     _add_policy(bisect)
     _add_scale(bisect)
     bisect.add_argument(
-        "--batches", type=_count, default=1, metavar="N", help="the first N (default: %(default)s)"
+        "--batches",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="use the first N (default: %(default)s)",
     )
     bisect.add_argument(
         "--tolerance",
@@ -66,9 +62,11 @@ def add_to(commands: Commands) -> None:
 
     worth = _add(kinds, "worth", "time and memory of a step under each policy, in turns", _worth)
     worth.add_argument("--policies", default="O0,O1,O2", help="(default: %(default)s)")
-    worth.add_argument("--steps", type=int, default=5, help="of a turn (default: %(default)s)")
     worth.add_argument(
-        "--rounds", type=int, default=20, help="turns of each (default: %(default)s)"
+        "--steps", type=int, default=5, help="steps in a turn (default: %(default)s)"
+    )
+    worth.add_argument(
+        "--rounds", type=int, default=20, help="turns of each policy (default: %(default)s)"
     )
 
 
@@ -83,7 +81,7 @@ def _add(kinds: Commands, name: str, says: str, look: Look) -> argparse.Argument
     )
     parser.add_argument("--backend", default="numpy", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="for build (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="as data")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_run, look=look, kind=name)
     return parser

@@ -19,7 +19,9 @@ _LISTS = "paddle, torch:cuda, tensorflow:bfloat16, safe:O2, paddle:O1:float16"
 
 def add_to(commands: Commands) -> None:
     """Add ``lists`` to the commands of a parser."""
-    lists = commands.add_parser("lists", help="op lists: what they say, where they differ, and why")
+    lists = commands.add_parser(
+        "lists", help="op lists: their rules, their differences, and the reasons"
+    )
     kinds = lists.add_subparsers(title="commands", required=True)
 
     show = _add(kinds, "show", "the rule of every op on a list", _show)
@@ -28,15 +30,13 @@ def add_to(commands: Commands) -> None:
     diff = _add(kinds, "diff", "the ops for which lists have different rules", _diff)
     diff.add_argument("lists", nargs="+", help=_LISTS)
 
-    reasons = _add(kinds, "why", "why an op has which rule, and what it is called where", _why)
+    reasons = _add(kinds, "why", "the rules of an op, the reason, and its names", _why)
     reasons.add_argument("ops", nargs="+", help="softmax, paddle:reduce_sum, tf:MatMul")
 
-    translated = _add(
-        kinds, "translate", "names of one framework in the words of another", _translate
-    )
+    translated = _add(kinds, "translate", "op names of one framework in another", _translate)
     frameworks = ", ".join(FRAMEWORKS)
     translated.add_argument(
-        "--from", dest="source", help=f"{frameworks}; without it names are canonical"
+        "--from", dest="source", help=f"{frameworks}; by default, names are canonical"
     )
     translated.add_argument("--to", dest="target", required=True, help=frameworks)
     translated.add_argument("names", nargs="+", help="reduce_sum, matmul_v2")

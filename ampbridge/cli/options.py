@@ -1,20 +1,20 @@
-"""What the commands have in common: options for who reads their output, and exit codes."""
+"""The output options and the exit codes that all commands share."""
 
 from __future__ import annotations
 
 import argparse
 
-EXIT_CODES = "Exit code: 0; 1 for an error or a failure; 2 for arguments that cannot be read."
+EXIT_CODES = "Exit code: 0 for success, 1 for an error or a failure, 2 for invalid arguments."
 
-QUIET = "nothing on standard error but errors: no progress, no warnings"
+QUIET = "print only errors on standard error: no progress, no warnings"
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """``--json`` and ``--quiet``."""
-    parser.add_argument("--json", action="store_true", help="as data")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_quiet(parser)
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """``--quiet`` alone, where ``--json`` takes a file."""
+    """Only ``--quiet``, for a command whose ``--json`` takes a file."""
     parser.add_argument("--quiet", action="store_true", help=QUIET)

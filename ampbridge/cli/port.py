@@ -1,7 +1,7 @@
-"""The command ``ampbridge port``: what files say of mixed precision, and the same for another framework.
+"""The command ``ampbridge port``: extracts AMP settings from files, and writes equivalent code.
 
-The result goes to standard output or ``--out``; what was found on the way and the fidelity report go
-to standard error, unless ``--quiet``. With ``--json`` all of it is one value on standard output.
+The result goes to standard output or ``--out``. Findings and the fidelity report go to standard
+error, unless ``--quiet``. With ``--json`` everything is one value on standard output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ampbridge.reports.printing import Table, print_text
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import SECTIONS, unknown
 
-if TYPE_CHECKING:  # readers and dialects are loaded by who ports, not by every command
+if TYPE_CHECKING:  # only this command loads readers and dialects
     from ampbridge.port import Alternative, Outcome
     from ampbridge.port.ported import Ported, Wish
 
@@ -31,12 +31,12 @@ Commands = Any  # what argparse's add_subparsers returns has no public name
 
 FAILED = 1
 NOT_WHOLE = 3
-"""The exit code of ``--strict`` where something is lost or unknown; argparse has 2."""
+"""The exit code of ``--strict`` if a setting is lost or unknown; argparse uses 2."""
 
 
 def add_to(commands: Commands) -> None:
     """Add ``port`` to the commands of a parser."""
-    says = "read mixed precision out of scripts and configurations; write it for another framework"
+    says = "extract AMP settings from scripts and configurations; write them for another framework"
     parser = commands.add_parser("port", help=says, description=says)
     parser.add_argument(
         "files",
@@ -48,34 +48,32 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--ampbridge",
         action="store_true",
-        help="the target's code uses ampbridge; else native code",
+        help="write code that uses ampbridge instead of native code",
     )
-    parser.add_argument(
-        "--out", metavar="FILE", help="where the result goes, instead of being printed"
-    )
+    parser.add_argument("--out", metavar="FILE", help="write the result to this file")
     parser.add_argument(
         "--write",
         action="store_true",
-        help="--to ampbridge: change the scripts, show no differences",
+        help="with --to ampbridge: change the scripts instead of printing a diff",
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a value that the file does not say, or another: scaler.init_scale=1024.0",
+        help="fill in or change a value: scaler.init_scale=1024.0",
     )
     parser.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="of several recipes, the one under this condition",
+        help="choose the recipe with this condition, if there are several",
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit with {NOT_WHOLE} if something is lost or unknown",
+        help=f"exit with {NOT_WHOLE} if a setting is lost or unknown",
     )
     add_output(parser)
     parser.set_defaults(run=_run)

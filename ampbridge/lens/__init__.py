@@ -1,16 +1,16 @@
-"""What mixed precision does to a model of yours: the same reports on every backend.
+"""Shows what mixed precision does to your model, in the same reports on every backend.
 
     from ampbridge import lens
 
     print(lens.census(loss_fn, model, x, y, policy="O1"))           each op: dtype, rule, layer
     print(lens.ranges(loss_fn, model, x, y))                        what float16 would lose; safe scales
     print(lens.locate(loss_fn, model, x, y, policy="O1"))           where inf or NaN begins, and its cure
-    lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       a deny list with no entry to spare
+    lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       a minimal set to keep in float32
     print(lens.worth_it(loss_fn, make, x, y))                       time and memory of O0, O1, O2
 
-``loss_fn(model, *batch)`` is what ``amp.train_step`` takes. Passes run eagerly and as often as a
-report needs; afterwards weights, buffers, decoration and generators of random
-numbers are as they were.
+The functions take the same ``loss_fn(model, *batch)`` as ``amp.train_step``. They run the model
+eagerly, as often as a report needs, and afterwards restore weights, buffers, decoration and random
+generators.
 """
 
 from ampbridge.lens.bisect import Bisection, Entry, bisect

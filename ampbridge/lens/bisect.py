@@ -1,4 +1,4 @@
-"""Bisect: ops and layers to keep in float32, none of them in vain, so that the errors stay tolerable."""
+"""Bisect: find a minimal set of ops and layers to keep in float32 for errors below a tolerance."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
 
 REPEATABLE = 0.1
-"""The part of the tolerance by which float32 may be off itself, run again."""
+"""Two float32 runs may differ by this fraction of the tolerance."""
 
 
 class Entry(NamedTuple):
     """An op or a layer that is kept in float32.
 
     Attributes:
-        kind: "op" (denied wherever it is called) or "layer" (kept, with all that is below it).
-        name: canonical name, or dotted name.
-        calls: how many calls in low precision it costs, on all batches together.
-        errors_without: with all the other entries, and not with this one.
+        kind: "op" (denied wherever it is called) or "layer" (kept, with its sublayers).
+        name: canonical name of the op, or dotted name of the layer.
+        calls: how many calls it moves from low precision to float32, on all batches together.
+        errors_without: the errors with all other entries, but without this one.
     """
 
     kind: Literal["op", "layer"]
@@ -44,13 +44,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Bisection(TabularReport):
-    """What to keep in float32, and why; prints as a table.
+    """The ops and layers to keep in float32, and why; prints as a table.
 
     Attributes:
-        policy: the given one with the entries; errors under it were below ``tolerance``.
-        entries: each is needed: without any one of them the tolerance is missed.
-        errors_before, errors_after: under the given policy, and under ``policy``.
-        runs: passes over all batches, those in float32 included.
+        policy: the given policy with the entries; its errors are below ``tolerance``.
+        entries: a minimal set: without any one of them, the errors exceed the tolerance.
+        errors_before, errors_after: the errors under the given policy, and under ``policy``.
+        runs: the number of passes over all batches, those in float32 included.
     """
 
     policy: Policy
@@ -95,19 +95,19 @@ class Bisection(TabularReport):
 
     def _remarks(self) -> list[str]:
         before, after = self.errors_before, self.errors_after
-        said = [f"{self.runs} runs; tolerance {_off(self.tolerance)}."]
-        said.append(
+        remarks = [f"{self.runs} runs; tolerance {_off(self.tolerance)}."]
+        remarks.append(
             f"Loss off by {_off(before.loss)}, gradients by {_off(before.gradients)} as given."
         )
         if self.entries:
-            said.append(f"With all: loss {_off(after.loss)}, gradients {_off(after.gradients)}.")
-            said.append(f"{self.policy!r}")
+            remarks.append(f"With all: loss {_off(after.loss)}, gradients {_off(after.gradients)}.")
+            remarks.append(f"{self.policy!r}")
         if isfinite(before.loss) and not isfinite(before.gradients):
-            said.append(
-                "Only gradients were inf or NaN: a lower loss scale may do as well, "
+            remarks.append(
+                "Only gradients were inf or NaN: a lower loss scale may be enough, "
                 "see lens.ranges(...).safe_scale."
             )
-        return said
+        return remarks
 
 
 def _off(error: float) -> str:
@@ -124,27 +124,27 @@ def bisect(
     tolerance: float = 1e-2,
     progress: Progress = None,
 ) -> Bisection:
-    """Find ops and layers to keep in float32, of which none can be spared.
+    """Find a minimal set of ops and layers to keep in float32.
 
         found = lens.bisect(loss_fn, model, [(x, y)], policy="O1", progress=True)
         print(found)
         step = amp.train_step(loss_fn, model, optimizer, policy=found.policy)
 
-    Small enough are a loss and gradients that are off float32's by less than ``tolerance``. An op is
-    denied everywhere unless keeping some of the layers that call it does, and leaves more calls in
-    low precision. Each entry is needed beside the others; quite another set may be smaller. Takes
-    some log2(number of ops) runs for each entry.
+    With this set, loss and gradients differ from those of float32 by less than ``tolerance``. An op
+    is denied everywhere, unless it is enough to keep some of the layers that call it, and that leaves
+    more calls in low precision. The set is minimal: it needs each of its entries. A quite different
+    set may still be smaller. Takes about log2(number of ops) runs for each entry.
 
     Args:
-        batches: a list of batches, each a tuple of what ``loss_fn`` takes behind the model.
+        batches: a list of batches, each a tuple of the arguments of ``loss_fn`` after the model.
         scale: the loss scale, a power of two.
         progress: True for a bar on a terminal's standard error; or ``progress(done, total, doing)``.
 
     Raises:
-        ArgumentError: if float32 gives inf or NaN, or something else each time; if it does not help
-            to keep all ops in float32.
+        ArgumentError: if float32 gives inf or NaN, or a different result each time; if the errors
+            exceed the tolerance with all ops in float32.
         CallOrderError: if the model is decorated already.
-        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot observe ops.
     """
     given, subject = single(policy), Subject(loss_fn, model)
     _check(batches, tolerance)
@@ -199,7 +199,7 @@ class Kept(NamedTuple):
 
 
 class Search:
-    """Looks for a minimal set of candidates under which a policy's errors are tolerable."""
+    """Finds a minimal set of candidates with which a policy's errors are below the tolerance."""
 
     def __init__(self, trials: Trials, given: Policy, tolerance: float) -> None:
         self._trials, self._given, self._tolerance = trials, given, tolerance
@@ -209,7 +209,7 @@ class Search:
         self._candidates = candidates(backend, model, given, self.start.low)
 
     def policy(self, kept: Collection[Kept]) -> Policy:
-        """The given one with ``kept`` in float32."""
+        """The given policy with ``kept`` in float32."""
         patch = Patch(
             deny=tuple(name for kind, name in kept if kind == "op"),
             keep=tuple(name for kind, name in kept if kind == "layer"),
@@ -217,15 +217,15 @@ class Search:
         return patch.applied_to(self._given)
 
     def trial(self, kept: Collection[Kept]) -> Trial:
-        """What becomes of the errors with ``kept`` in float32."""
+        """A trial with ``kept`` in float32."""
         return self._trials.run(self.policy(kept), f"{len(kept)} in float32")
 
     def passes(self, kept: Collection[Kept]) -> bool:
-        """Whether that is tolerable."""
+        """Whether the errors with ``kept`` in float32 are below the tolerance."""
         return self.trial(kept).errors.worst < self._tolerance
 
     def minimal(self) -> list[Kept]:
-        """What to keep: ops, some of them in some layers alone, and none that can be spared."""
+        """A minimal set: ops, or layers that call them if these are enough."""
         if self.passes([]):
             return []
         self._expect(len(self._candidates))
@@ -241,7 +241,7 @@ class Search:
         return without_spare(found, self.passes)
 
     def explained(self, kept: Sequence[Kept]) -> tuple[Entry, ...]:
-        """Each with what is gained by it."""
+        """The entries, each with its cost and the errors without it."""
         low = self.trial(kept).low.total()
         without = {each: self.trial([k for k in kept if k != each]) for each in kept}
         return tuple(
@@ -249,14 +249,14 @@ class Search:
         )
 
     def _expect(self, candidates: int, found: int = 0) -> None:
-        """Say that there is one more search among so many, then the checks of what was found."""
+        """Expect one more search among ``candidates``, then a check of each of the ``found`` ones."""
         halvings = ceil(log2(candidates)) if candidates > 1 else 0
         self._trials.expected = self._trials.runs + halvings + 1 + found
 
     def _in_fewer_layers(self, culprit: Kept, others: Sequence[Kept]) -> list[Kept]:
         """The layers to keep instead of denying an op everywhere, or just ``culprit``.
 
-        Layers count by all calls that they would move: what denying the op moves must not be less.
+        The layers must move fewer calls to float32 than denying the op does.
         """
         low = self.start.low
         denied = sum(calls for (op, _), calls in low.items() if op == culprit.name)
@@ -290,11 +290,11 @@ class Search:
 def candidates(
     backend: Backend, model: Model, policy: Policy, low: Counter[tuple[str, str]]
 ) -> list[Kept]:
-    """What can be taken to float32; of two that do the same the search takes the first.
+    """The ops and layers that can run in float32. The search prefers the first of equal candidates.
 
-    Ops come first, then layers where no op will do: those whose parameters are rounded at O2, and
-    those that call ops that cannot be denied. Matrix products are the last among ops, as speed is
-    theirs; before that, what is called least is what costs least.
+    Ops come first, ordered by their numbers of calls, because fewer calls cost less; matrix products
+    come last among them, because they gain most from low precision. Then come layers that no op can
+    replace: those whose parameters are rounded at O2, and those that call ops that cannot be denied.
     """
     listed = oplists.ops() if policy.lists != "native" else {}
     calls: Counter[str] = Counter()
@@ -315,7 +315,7 @@ def candidates(
 
 
 def _calls_within(low: Counter[tuple[str, str]], layers: Sequence[str]) -> int:
-    """The calls in low precision that ``layers`` make, with those below them."""
+    """The number of calls in low precision that ``layers`` and their sublayers make."""
     return sum(
         calls for (_, layer), calls in low.items() if any(is_within(layer, name) for name in layers)
     )

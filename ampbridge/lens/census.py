@@ -1,4 +1,4 @@
-"""Census: which ops a model runs, in which dtype, and which rule decided."""
+"""Census: which ops a model runs, in which dtype, and by which rule."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from ampbridge.training.decorate import kept_layers
 
 
 class CensusRow(NamedTuple):
-    """The calls of one op that one layer made, in one dtype.
+    """The calls of one op by one layer in one dtype.
 
     Attributes:
-        op: canonical name or, where the op table has none, the framework's own with its prefix.
-        layer: dotted name; empty for the model itself and for what ran outside of it.
-        calls: how many.
-        dtype: in which they computed.
-        rule: what decided: "O1 allow", "O1 deny", "promote" (the widest input), "your allow", "your
-            deny", "kept layer", "float32" at O0, or "native" where the framework's own lists do.
-        kernels: what they were made of, as ``(Kernel(name, dtype), times)``.
-        share: of the time that all ops took, 0 to 1; None where the device computes by itself.
+        op: the canonical name, or the framework's own name with its prefix if the op table lacks it.
+        layer: the dotted name; empty for the model itself, and for ops outside of it.
+        calls: the number of calls.
+        dtype: the dtype in which they computed.
+        rule: the rule that chose the dtype: "O1 allow", "O1 deny", "promote" (the widest input), "your
+            allow", "your deny", "kept layer", "float32" at O0, or "native" for the framework's own
+            lists.
+        kernels: the kernels that ran, as ``(Kernel(name, dtype), times)``.
+        share: the fraction of the time of all ops, 0 to 1; None if the device computes asynchronously.
     """
 
     op: str
@@ -50,7 +51,7 @@ class Census(TabularReport):
     rows: tuple[CensusRow, ...]
 
     def dtypes(self, op: str) -> dict[str, int]:
-        """The dtypes in which an op ran, and how often; empty if it did not."""
+        """The dtypes in which an op ran, and how often; empty if it did not run."""
         counted: Counter[str] = Counter()
         for row in self.rows:
             if row.op == op:
@@ -102,7 +103,7 @@ def census(loss_fn: LossFn, model: Model, *batch: Any, policy: str | Policy = "O
 
     Raises:
         CallOrderError: if the model is decorated already.
-        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot observe ops.
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     calls = Calls()
@@ -114,7 +115,7 @@ def census(loss_fn: LossFn, model: Model, *batch: Any, policy: str | Policy = "O
 
 
 class Calls:
-    """An observer that remembers which ops ran."""
+    """An observer that records which ops ran."""
 
     def __init__(self) -> None:
         self.seen: list[OpCall] = []
@@ -130,7 +131,7 @@ class Calls:
 
 
 class RulesInForce:
-    """Which rule decided about an op, told by the rules that the backend follows."""
+    """Tells which rule chose the dtype of an op, from the rules that the backend uses."""
 
     def __init__(self, backend: Backend, model: Model, policy: Policy) -> None:
         self._policy = policy

@@ -1,9 +1,9 @@
-"""Where values lie between float16's zero and infinity, told by their exponents.
+"""A histogram of binary exponents, which shows how values fit into float16.
 
-A power of two, such as a loss scale, moves every exponent and leaves the digits as they are: one
-histogram answers for every loss scale. float16's own borders lie beside powers of two: what rounds
-up to infinity begins at 65520, just below 2**16, and 2**-25 itself still rounds to zero. So each bin
-also counts what lies in its topmost part and on its lower edge.
+Multiplying by a power of two, such as a loss scale, shifts every exponent and does not change the
+digits. So one histogram serves for every loss scale. Two limits of float16 are not powers of two:
+values round to infinity from 65520 on, just below 2**16, and 2**-25 itself still rounds to zero. So
+each bin also counts the values in its topmost part and on its lower edge.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Exponents:
-    """A histogram of magnitudes by binary exponent. Zeros, infinities and NaN are counted apart.
+    """A histogram of magnitudes by binary exponent. Zeros, infinities and NaN are counted separately.
 
     Attributes:
         bins: exponent -> ``Bin``, of finite values other than zero, ascending.
@@ -56,7 +56,7 @@ class Exponents:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> Exponents:
-        """Those of a float32 or float64 array."""
+        """The histogram of a float32 or float64 array."""
         flat = np.abs(values).reshape(-1)
         finite = flat[np.isfinite(flat)]
         digits, upper = np.frexp(finite[finite > 0])  # digits in [1/2, 1)
@@ -75,7 +75,7 @@ class Exponents:
 
     @classmethod
     def merged(cls, parts: Iterable[Exponents]) -> Exponents:
-        """Those of all arrays together."""
+        """The histogram of all parts together."""
         found = list(parts)
         exponents = sorted({exponent for part in found for exponent in part.bins})
         nothing = Bin(0, 0, 0)
@@ -93,7 +93,7 @@ class Exponents:
         )
 
     def shifted(self, powers: int) -> Exponents:
-        """Those of the values times ``2**powers``, without what their own dtype makes of that."""
+        """The histogram of the values times ``2**powers``, without rounding in their own dtype."""
         return Exponents(
             {exponent + powers: counted for exponent, counted in self.bins.items()},
             self.zeros,
@@ -106,7 +106,7 @@ class Exponents:
 
     @property
     def total(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return sum(b.values for b in self.bins.values()) + self.zeros + self.infinities + self.nans
 
     @property

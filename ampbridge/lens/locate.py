@@ -1,11 +1,11 @@
-"""Locate: the op and the layer in which inf or NaN begins, or gradients vanish, and a cure that was tried.
+"""Locate: find the op and the layer where inf or NaN begins, or gradients vanish, and a tested cure.
 
-reference <- a pass in float32, unscaled        what is infinite there, such as masks, is meant
+reference <- a pass in float32, unscaled        infinities here, such as masks, are intended
 trial     <- a pass under the policy, scaled
-the first event of trial that is bad, and is not in reference, is where it begins
-for each cure that suits it, the likeliest first:
+the problem begins at the first event that is bad in trial and good in reference
+for each possible cure, the likeliest first:
     if a pass with it is sound, it is the patch
-    if it brings the beginning further on, go on from there with it
+    if the problem begins later with it, keep it and continue from there
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Kind = Literal["overflow", "nan", "underflow"]
 Direction = Literal["forward", "backward"]
 
 SELECTING = ("where", "masked_fill")
-"""Ops by which masks of -inf come in."""
+"""Ops that typically introduce masks of -inf."""
 
 MOST_TRIALS = 24
-"""Passes that a cure is looked for with, after which the finding comes without one."""
+"""The most passes to look for a cure; after them the finding has no patch."""
 
 STARVED = 0.5
-"""Gradients underflow where more than this fraction of what float32 has is zero."""
+"""A gradient underflows if more than this fraction of its elements, nonzero in float32, is zero."""
 
 COUNTS = 1e-6
-"""Of the largest gradient's root mean square: parameters below it (biases ahead of a normalization,
-whose gradient is rounding noise) do not starve."""
+"""A fraction of the largest gradient's root mean square. Parameters below it are not checked for
+underflow: the gradient of a bias before a normalization, for example, is only rounding noise."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,18 @@ class Patch:
 
 @dataclass(frozen=True)
 class Finding(TabularReport):
-    """Where it begins; prints as a report. False where nothing is wrong.
+    """Where the problem begins; prints as a report. It is false if there is no problem.
 
     Attributes:
-        kind: "overflow" (inf), "nan", "underflow" (gradients that are zero under the policy alone);
-            None if the pass was sound.
+        kind: "overflow" (inf), "nan", or "underflow" (gradients that are zero under the policy but not
+            in float32); None if there is no problem.
         direction: "forward" or "backward".
-        op, layer, dtype: of the call; ``op`` is empty where no op was seen to do it.
-        operands: what it was handed: its inputs in the forward pass, the gradients of its outputs in
-            the backward pass.
-        in_float32: whether float32 has it as well, so that no policy will do.
-        patch: what to change, tried and found to cure it; None where nothing did.
-        advice: in words.
+        op, layer, dtype: those of the call; ``op`` is empty if no observed op caused the problem.
+        operands: the inputs of the op in the forward pass, or the gradients of its outputs in the
+            backward pass.
+        in_float32: whether the problem also occurs in float32, so that no policy avoids it.
+        patch: a tested change that cures the problem; None if none was found.
+        advice: a recommendation in words.
     """
 
     policy: Policy
@@ -103,7 +103,7 @@ class Finding(TabularReport):
     operands: tuple[Exponents, ...] = ()
     in_float32: bool = False
     patch: Patch | None = None
-    advice: str = "Loss and gradients are finite, and none is lost."
+    advice: str = "Loss and gradients are finite, and no gradient underflows."
 
     def __bool__(self) -> bool:
         return self.kind is not None
@@ -143,15 +143,15 @@ class Finding(TabularReport):
         """As it is printed."""
         under = f"{self.policy!r} on {self.backend}, loss scale {power_of_two(self.scale)}"
         if not self:
-            return Table(f"{under}: sound", (), (), (self.advice,))
-        handed = "inputs" if self.direction == "forward" else "gradient of its outputs"
+            return Table(f"{under}: no problem", (), (), (self.advice,))
+        operands = "inputs" if self.direction == "forward" else "gradient of its outputs"
         rows = (
             ("what", f"{self.kind}, {self.direction}"),
-            ("op", self.op or "none that was seen"),
+            ("op", self.op or "not observed"),
             ("layer", self.layer or "the model itself"),
             ("dtype", self.dtype),
-            *((handed, _range(operand)) for operand in self.operands),
-            ("patch", "none found" if self.patch is None else f"{self.patch}  (tried: it cures)"),
+            *((operands, _range(operand)) for operand in self.operands),
+            ("patch", "none found" if self.patch is None else f"{self.patch}  (tested: it cures)"),
         )
         return Table(under, ("", "found"), rows, (self.advice,))
 
@@ -177,19 +177,20 @@ def locate(
     policy: str | Policy = "O1",
     scale: float = 2.0**16,
 ) -> Finding:
-    """Find the first op that makes inf or NaN under ``policy``, or loses the gradients, and a cure.
+    """Find the first op that returns inf or NaN under ``policy``, or loses the gradients, and a cure.
 
         found = lens.locate(loss_fn, model, x, y, policy="O1", scale=scaler.get_scale())
         if found:
             print(found)
             policy = found.cured_policy
 
-    Without a patch it is one pass in float32 and one under the policy; with one, up to 24 more.
+    Takes one pass in float32 and one under the policy. If there is a problem, up to 24 more passes
+    look for a patch.
 
     Raises:
-        ArgumentError: for a scale that is no power of two.
+        ArgumentError: for a scale that is not a power of two.
         CallOrderError: if the model is decorated already.
-        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot observe ops.
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_scale(scale)
@@ -202,11 +203,11 @@ def locate(
     return _finding(search, scale, beginning, in_float32, patch)
 
 
-# -- one pass, as far as it is needed
+# -- one pass
 
 
 class Key(NamedTuple):
-    """One event, the same in every pass: the n-th call of an op in a layer, and what was seen of it."""
+    """Identifies an event in every pass: the n-th call of an op in a layer, and which of its arrays."""
 
     op: str
     layer: str
@@ -216,9 +217,9 @@ class Key(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What was seen of one array.
+    """The values of one observed array.
 
-    ``operands`` are what its op had been handed: inputs, or the gradients of its outputs.
+    ``operands`` are the inputs of its op, or the gradients of the op's outputs.
     """
 
     key: Key
@@ -231,8 +232,8 @@ class Event(NamedTuple):
         return not self.values.infinities and not self.values.nans
 
     @property
-    def was_handed_it(self) -> bool:
-        """Whether its operands were not finite already."""
+    def operands_had_it(self) -> bool:
+        """Whether an operand was inf or NaN already."""
         return any(operand.infinities or operand.nans for operand in self.operands)
 
     @property
@@ -241,7 +242,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """An observer that notes the exponents of all it sees, in order."""
+    """An observer that records the exponents of all arrays, in order."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -254,9 +255,9 @@ class Events:
         occurrence = self._counts.get((call.op, call.layer), 0)
         self._counts[call.op, call.layer] = occurrence + 1
         self._occurrences[call.number] = occurrence
-        handed = tuple(map(self._exponents, inputs))
+        operands = tuple(map(self._exponents, inputs))
         for place, output in enumerate(outputs):
-            self._note(call, "output", place, self._exponents(output), handed)
+            self._note(call, "output", place, self._exponents(output), operands)
 
     def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
         values = self._exponents(gradient)
@@ -264,8 +265,8 @@ class Events:
         self._note(call, "arrived", output, values, (values,))
 
     def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        handed = tuple(self._arrived.get(call.number, ()))
-        self._note(call, "left", input, self._exponents(gradient), handed)
+        operands = tuple(self._arrived.get(call.number, ()))
+        self._note(call, "left", input, self._exponents(gradient), operands)
 
     def _exponents(self, operand: Operand) -> Exponents:
         return Exponents.of(self._backend.to_numpy(operand.values))
@@ -276,14 +277,14 @@ class Events:
         side: Literal["output", "arrived", "left"],
         place: int,
         values: Exponents,
-        handed: tuple[Exponents, ...],
+        operands: tuple[Exponents, ...],
     ) -> None:
         key = Key(call.op, call.layer, self._occurrences[call.number], side, place)
-        self.events.append(Event(key, call, values, handed))
+        self.events.append(Event(key, call, values, operands))
 
 
 class Beginning(NamedTuple):
-    """Where it begins: the event, None where no op was seen to do it."""
+    """Where the problem begins: the event, or None if no observed op caused it."""
 
     kind: Kind
     direction: Direction
@@ -292,7 +293,10 @@ class Beginning(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """A pass under the policy with a patch, and what it lacks beside float32's."""
+    """A pass under the policy with a patch.
+
+    ``starved``: gradients underflow. ``sound``: all values are finite, and no gradient underflows.
+    """
 
     patch: Patch
     passed: Pass
@@ -303,7 +307,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """Passes of one subject on one batch, held against its pass in float32."""
+    """Passes of one subject on one batch, compared with its pass in float32."""
 
     subject: Subject
     batch: Sequence[Any]
@@ -311,25 +315,25 @@ class Search:
     trials: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        seen = Events(self.subject.backend)
+        recorded = Events(self.subject.backend)
         self.reference = self.subject.run(
-            self.batch, FLOAT32, observer=seen, shown_as_under=self.policy
+            self.batch, FLOAT32, observer=recorded, shown_as_under=self.policy
         )
-        self.expected = {event.key: event for event in seen.events}
-        self.reference_events = seen.events
+        self.expected = {event.key: event for event in recorded.events}
+        self.reference_events = recorded.events
 
     def trial(self, patch: Patch) -> Trial:
-        """A pass with ``patch``, whose scale is known."""
+        """A pass with ``patch``, and the loss scale in it."""
         self.trials += 1
-        seen = Events(self.subject.backend)
+        recorded = Events(self.subject.backend)
         scale = 1.0 if patch.scale is None else patch.scale
         policy = patch.applied_to(self.policy)
-        passed = self.subject.run(self.batch, policy, scale, seen)
+        passed = self.subject.run(self.batch, policy, scale, recorded)
         starved = policy.needs_scaling and _is_starved(passed, self.reference)
-        return Trial(patch, passed, seen.events, starved, _is_finite(passed) and not starved)
+        return Trial(patch, passed, recorded.events, starved, _is_finite(passed) and not starved)
 
     def beginning(self, trial: Trial) -> tuple[Beginning, bool]:
-        """Where what is wrong with an unsound trial begins, and whether float32 has it as well."""
+        """Where the problem of an unsound trial begins, and whether it also occurs in float32."""
         for event in trial.events:
             expected = self.expected.get(event.key)
             if not event.is_finite and (expected is None or expected.is_finite):
@@ -352,12 +356,12 @@ class Search:
         return None
 
     def _beginning_in_float32(self) -> Beginning:
-        """Made of finite operands rather than passed on; NaN before inf, which may be meant."""
+        """The likeliest origin: an op with finite operands; NaN before inf, which may be intended."""
         bad = [event for event in self.reference_events if not event.is_finite]
-        made = [event for event in bad if not event.was_handed_it]
+        origins = [event for event in bad if not event.operands_had_it]
         likely = [
-            *(event for event in made if event.values.nans),
-            *(event for event in made if event.call.op not in SELECTING),
+            *(event for event in origins if event.values.nans),
+            *(event for event in origins if event.call.op not in SELECTING),
             *bad,
         ]
         return (
@@ -369,7 +373,7 @@ class Search:
     # -- cures
 
     def cure(self, trial: Trial, beginning: Beginning) -> Patch | None:
-        """A patch with which a pass is sound; None if ``MOST_TRIALS`` passes found none."""
+        """A patch with which a pass is sound; None if there is none after ``MOST_TRIALS`` passes."""
         start = trial.patch
         untried = self._cures(trial, beginning)
         while self.trials < MOST_TRIALS:
@@ -378,7 +382,7 @@ class Search:
                 return None
             changed = self.trial(trial.patch + change)
             if changed.sound:
-                return self._without_what_is_not_needed(changed.patch, start)
+                return self._minimal(changed.patch, start)
             reached, in_float32 = self.beginning(changed)
             if not in_float32 and _is_further(reached, beginning, changed, trial):
                 trial, beginning = changed, reached
@@ -386,7 +390,7 @@ class Search:
         return None
 
     def _cures(self, trial: Trial, beginning: Beginning) -> Iterator[Patch]:
-        """What may help, the likeliest first."""
+        """Possible cures, the likeliest first."""
         if beginning.kind == "underflow":
             yield from self._higher_scale(trial)
         overflows_backward = beginning.direction == "backward" and beginning.kind != "underflow"
@@ -399,7 +403,7 @@ class Search:
             yield Patch(scale=scale)
 
     def _higher_scale(self, trial: Trial) -> Iterator[Patch]:
-        """A quarter of the largest safe one: other batches have larger gradients."""
+        """A quarter of the largest safe scale, because other batches may have larger gradients."""
         safe = self._safe_scale(trial)
         if safe is not None and safe / 4 > (trial.patch.scale or 1.0):
             yield Patch(scale=safe / 4)
@@ -410,7 +414,7 @@ class Search:
         return safe_scale(self.subject, self.batch, policy, gradients)
 
     def _wider(self, trial: Trial, event: Event | None) -> Iterator[Patch]:
-        """Ops and layers in float32: the one it begins in, then those that led to it."""
+        """Ops and layers to run in float32: first where the problem begins, then those before it."""
         calls = list({e.call.number: e.call for e in trial.events}.values())
         last = max((call.number for call in calls), default=0)
         number = last if event is None else event.call.number
@@ -419,11 +423,11 @@ class Search:
         policy = trial.patch.applied_to(self.policy)
         yield from dict.fromkeys(c for call in leading for c in _in_float32(call, low, policy))
 
-    def _without_what_is_not_needed(self, patch: Patch, start: Patch) -> Patch:
-        """``patch`` without the entries that its cure does well without."""
+    def _minimal(self, patch: Patch, start: Patch) -> Patch:
+        """``patch`` without the entries that are not needed."""
         for smaller in _one_entry_less(patch):
             if self.trials < MOST_TRIALS and self.trial(smaller).sound:
-                return self._without_what_is_not_needed(smaller, start)
+                return self._minimal(smaller, start)
         return Patch(patch.deny, patch.keep, None if patch.scale == start.scale else patch.scale)
 
 
@@ -437,7 +441,7 @@ def _one_entry_less(patch: Patch) -> Iterator[Patch]:
 
 
 def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Patch]:
-    """Ways to have one call in float32: first the one that takes fewest of the ``low`` calls along."""
+    """Ways to run one call in float32; first the one that changes the fewest of the ``low`` calls."""
     ways: list[tuple[int, Patch]] = []
     if call.op in oplists.ops() and call.op not in policy.deny:
         ways.append((sum(c.op == call.op for c in low), Patch(deny=(call.op,))))
@@ -448,14 +452,14 @@ def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Pat
 
 
 def _is_further(reached: Beginning, before: Beginning, now: Trial, then: Trial) -> bool:
-    """Whether what is wrong begins later in the pass than it did."""
+    """Whether the problem begins later in the pass than before."""
     if reached.event is None or before.event is None:
         return False
     return _place(reached.event, now) > _place(before.event, then)
 
 
 def _place(event: Event, trial: Trial) -> tuple[bool, int]:
-    """Forward passes in the order of calls, backward ones against it."""
+    """A sort key: the forward pass in the order of calls, then the backward pass in reverse."""
     forward = event.key.side == "output"
     return (not forward, event.call.number if forward else -event.call.number)
 
@@ -474,7 +478,7 @@ def _is_finite(passed: Pass) -> bool:
 
 
 def _is_starved(passed: Pass, reference: Pass) -> bool:
-    """Whether a parameter that counts has lost more than ``STARVED`` of its gradient's elements."""
+    """Whether a checked parameter has lost more than ``STARVED`` of its gradient's elements."""
     sizes = {name: _root_mean_square(g) for name, g in reference.gradients.items()}
     counting = COUNTS * max(sizes.values(), default=0.0)
     return any(
@@ -518,21 +522,19 @@ def _finding(
 
 def _advice(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
     event = beginning.event
-    if event is not None and event.key.side == "output" and event.was_handed_it:
-        handed = (
-            "It was handed values that are not finite: by the batch, or by an op that is not seen."
-        )
-        return f"{handed} {_of_patch(beginning, in_float32, patch)}"
-    return _of_patch(beginning, in_float32, patch)
+    if event is not None and event.key.side == "output" and event.operands_had_it:
+        origin = "Its inputs were inf or NaN already: from the batch, or from an op not observed."
+        return f"{origin} {_advice_on_patch(beginning, in_float32, patch)}"
+    return _advice_on_patch(beginning, in_float32, patch)
 
 
-def _of_patch(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
+def _advice_on_patch(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
     if in_float32:
-        return "float32 has it as well: no policy cures it. Mend the model, or the batch."
+        return "It also occurs in float32, so no policy cures it. Fix the model, or the batch."
     if patch is None:
         return "No patch cured it. lens.bisect looks for a set of ops and layers."
     if patch.scale is not None and not patch.deny and not patch.keep:
         if beginning.kind == "underflow":
-            return "Raise the loss scale: gradients are too small for float16 as they are."
-        return "Lower the loss scale, nothing is wrong: a dynamic scaler does so by itself."
-    return "In float32 it is sound: keep what the patch names there."
+            return "Raise the loss scale: the gradients are too small for float16."
+        return "Lower the loss scale; a dynamic scaler does so by itself."
+    return "Keep the ops and layers of the patch in float32."

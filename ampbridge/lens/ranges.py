@@ -1,4 +1,4 @@
-"""Ranges: how large values and gradients are, what float16 would make of them, and at which scale."""
+"""Ranges: how large values and gradients are, and what float16 loses of them at which loss scale."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ class RangeRow(NamedTuple):
     """The values of one op in one layer, or of one parameter's gradient.
 
     Attributes:
-        kind: "output" of an op; "gradient" of its outputs; gradient of a "parameter".
+        kind: "output" (of an op), "gradient" (of its outputs) or "parameter" (the gradient of one).
         name: the op, or the parameter's dotted name.
-        layer: dotted name; empty of a parameter.
-        dtype: in which the op runs under the policy; a parameter's gradient is float32 when it is
-            unscaled.
-        values: as computed in float32; gradients times the loss scale.
+        layer: the dotted name; empty for a parameter.
+        dtype: the dtype in which the op runs under the policy; float32 for a parameter's gradient.
+        values: the values in float32; gradients are multiplied by the loss scale.
     """
 
     kind: Kind
@@ -44,13 +43,13 @@ class RangeRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranges(TabularReport):
-    """What float16 would make of a model's values; prints as a table.
+    """How large a model's values are, and what float16 would lose of them; prints as a table.
 
     Attributes:
-        scale: the loss scale at which gradients are given.
-        safe_scale: the largest power of two at which no parameter's gradient overflowed when it was
-            tried under the policy on this batch; None where the policy needs no loss scale, or where
-            none is safe.
+        scale: the loss scale of the gradients in this report.
+        safe_scale: the largest power of two at which no parameter's gradient overflowed in a test
+            under the policy on this batch. None if the policy needs no loss scale, or no scale is
+            safe.
     """
 
     policy: Policy
@@ -60,7 +59,7 @@ class Ranges(TabularReport):
     rows: tuple[RangeRow, ...]
 
     def at(self, scale: float) -> Ranges:
-        """The same at another loss scale, a power of two; nothing is run again."""
+        """The same report at another loss scale, a power of two, without another pass."""
         powers = int(log2(checked_scale(scale)) - log2(self.scale))
         return replace(
             self,
@@ -109,7 +108,7 @@ class Ranges(TabularReport):
             ),
             tuple(_cells(row) for row in self.rows),
             (
-                "overflow, to zero, subnormal: what float16 would make of the values; "
+                "overflow, to zero, subnormal: fractions of the values in float16; "
                 "headroom: doublings until the largest overflows.",
             ),
         )
@@ -132,7 +131,7 @@ def _percent(fraction: float) -> str:
 
 
 def power_of_two(scale: float) -> str:
-    """A loss scale as it is read: ``2^16``."""
+    """A loss scale in words: ``2^16``."""
     return f"2^{log2(scale):g}"
 
 
@@ -150,12 +149,13 @@ def ranges(
         found.at(2.0**8).of("gradient").flushed     what a loss scale of 256 would lose
         found.safe_scale                            the largest that does not overflow
 
-    The ops' dtypes are those under ``policy``, and the safe scale is tried under it: some ten passes.
+    The report contains the ops' dtypes under ``policy``, and the safe scale is tested under it. Takes
+    about ten passes.
 
     Raises:
-        ArgumentError: for a scale that is no power of two.
+        ArgumentError: for a scale that is not a power of two.
         CallOrderError: if the model is decorated already.
-        UnsupportedError: for a policy that this backend refuses, or a backend that cannot be observed.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot observe ops.
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_scale(scale)
@@ -178,7 +178,7 @@ def ranges(
 
 
 class Measured:
-    """An observer that keeps the exponents of what it sees."""
+    """An observer that records the exponents of all arrays."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

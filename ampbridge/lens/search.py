@@ -1,4 +1,4 @@
-"""Group testing: the few culprits among many candidates, found by halving."""
+"""Group testing: find the few culprits among many candidates by halving."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 def culprits(candidates: Sequence[T], passes: Callable[[Sequence[T]], bool]) -> Iterator[T]:
-    """A set that passes and from which nothing can be spared, one member after the other.
+    """Yield the members of a minimal set that passes, one after the other.
 
-    Taken for granted: all ``candidates`` together pass, and more of them never hurt.
+    Requires that all ``candidates`` together pass, and that adding candidates never makes a set fail.
 
-    while what was found does not pass by itself:
-        prefix <- the shortest one that passes together with it, by halving
-        its last candidate is a culprit: without it, nothing in that prefix passes
-        go on in what stands before it
+    while the culprits so far do not pass:
+        prefix <- the shortest prefix that passes together with them, found by halving
+        its last candidate is a culprit: the prefix does not pass without it
+        continue with the candidates before it
 
-    Of several that can stand for one another the first is taken. With k culprits among n it takes
-    at most k * (log2(n) + 1) + 1 calls of ``passes``, with log2(n) rounded up.
+    If several candidates can replace each other, it yields the first. With k culprits among n it
+    takes at most k * (log2(n) + 1) + 1 calls of ``passes``, with log2(n) rounded up.
     """
     found: list[T] = []
     prefix = list(candidates)
@@ -37,7 +37,7 @@ def culprits(candidates: Sequence[T], passes: Callable[[Sequence[T]], bool]) -> 
 
 
 def without_spare(found: Sequence[T], passes: Callable[[Sequence[T]], bool]) -> list[T]:
-    """``found`` without members that it passes without: what is left fails without any one of them."""
+    """A minimal part of ``found`` that passes: it fails if any of its members is removed."""
     for i in range(len(found)):
         rest = [*found[:i], *found[i + 1 :]]
         if passes(rest):

@@ -1,4 +1,4 @@
-"""A model under the lens: passes under one policy after another, and nothing of it left behind."""
+"""A model under the lens: it runs passes under several policies, and is restored afterwards."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ampbridge.training.step_program import returning_aux
 NumpyArray = npt.NDArray[Any]
 
 FLOAT32 = Policy("O0")
-"""What other policies are held against."""
+"""The baseline for other policies."""
 
 
 class Pass(NamedTuple):
     """One forward and backward pass, on the host.
 
     Attributes:
-        loss: without the loss scale.
-        gradients: by the parameters' names, multiplied by the loss scale; without those that the
-            loss does not depend on.
+        loss: the loss without the loss scale.
+        gradients: the gradients by the parameters' names, multiplied by the loss scale; parameters
+            on which the loss does not depend are left out.
     """
 
     loss: float
@@ -47,8 +47,8 @@ class Subject:
     """A model and its loss.
 
     Raises:
-        CallOrderError: for a model that ``amp.decorate`` has fitted to a policy: the lens tries
-            several.
+        CallOrderError: for a model that ``amp.decorate`` has decorated, because the lens tries several
+            policies.
     """
 
     def __init__(self, loss_fn: LossFn, model: Model) -> None:
@@ -65,14 +65,15 @@ class Subject:
 
     @contextmanager
     def under(self, policy: Policy) -> Iterator[None]:
-        """The model fitted to ``policy``; afterwards it and all generators are what they were.
+        """Decorate the model for ``policy``; afterwards restore it and all random generators.
 
-        So every pass draws the same random numbers, and meets the same running statistics.
+        So every pass draws the same random numbers, and starts with the same running statistics.
 
         Raises:
-            CallOrderError: for a model that makes its weights in its first call, which is to come yet.
+            CallOrderError: for a model that creates its weights in its first call, if that is yet to
+                come.
             PolicyError: if an entry of ``policy.keep`` matches no layer.
-            UnsupportedError: for what this backend refuses.
+            UnsupportedError: if this backend does not support the policy.
         """
         known = {weight.name for weight in self.backend.weights(self.model)}
         with self._undecorated(), self.backend.restored(self.model), restored_generators():
@@ -81,7 +82,7 @@ class Subject:
                 yield
             finally:
                 self.backend.undecorate(self.model, None)
-                self._check_made(known)
+                self._check_no_new_weights(known)
 
     @contextmanager
     def _undecorated(self) -> Iterator[None]:
@@ -91,12 +92,12 @@ class Subject:
             with self.backend.undecorated(self.model, None):
                 yield
 
-    def _check_made(self, known: Collection[str]) -> None:
-        made = [w.name for w in self.backend.weights(self.model) if w.name not in known]
-        if made:
+    def _check_no_new_weights(self, known: Collection[str]) -> None:
+        created = [w.name for w in self.backend.weights(self.model) if w.name not in known]
+        if created:
             msg = (
-                f"The model made its weights only now ({made[0]}, ...): what they were before its first "
-                "call cannot be given back.\nHint: model(x) once, before the lens looks at it."
+                f"The model created its weights only now ({created[0]}, ...): the lens cannot restore "
+                "a model from before its first call.\nHint: call model(x) once before using the lens."
             )
             raise CallOrderError(msg)
 
@@ -113,9 +114,9 @@ class Subject:
         """One pass under ``policy`` with the loss multiplied by ``scale``.
 
         Args:
-            observer: who is told of each op.
-            gradients: whether the observer is told of gradients, too.
-            shown_as_under: functions are shown whole that this policy lists; ``policy`` by default.
+            observer: it receives each op.
+            gradients: whether the observer also receives gradients.
+            shown_as_under: a policy; functions in its lists are shown as one op. ``policy`` by default.
         """
 
         def observed(model: Model, *inputs: Any) -> tuple[Array, Any]:
@@ -142,7 +143,7 @@ class Subject:
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
-    """Give back where Python's and NumPy's global generators stood, which layers of any framework use."""
+    """Restore Python's and NumPy's global random generators, which layers of any framework may use."""
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
@@ -155,8 +156,8 @@ def checked_scale(scale: float) -> float:
     """A loss scale as a Python number.
 
     Raises:
-        ArgumentError: for what is no power of two from 2**-126 to 2**127: only those move exponents
-            and leave the digits of every gradient as they are.
+        ArgumentError: unless it is a power of two from 2**-126 to 2**127: only these shift exponents
+            without changing the digits of a gradient.
     """
     exponent = np.log2(float(scale)) if scale > 0 else np.nan
     if not (exponent == np.round(exponent) and -126 <= exponent <= 127):

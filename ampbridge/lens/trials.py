@@ -1,4 +1,4 @@
-"""Passes under one policy after another, each held against float32's."""
+"""Passes under several policies, each compared with float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ampbridge.policies.policy import LOW_DTYPES, Policy
 
 
 class Errors(NamedTuple):
-    """How far off float32's, relative to it, on the batch where it is farthest; inf for inf and NaN.
+    """The relative errors against float32, on the worst batch; inf for inf and NaN.
 
     Attributes:
         loss: |loss - loss32| / |loss32|.
@@ -40,9 +40,9 @@ class Errors(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a policy did on all batches.
+    """The result of a policy on all batches.
 
-    ``low`` counts the calls that computed in low precision, by op and layer, in their first order.
+    ``low`` counts the calls in low precision, by op and layer, in the order of their first calls.
     """
 
     errors: Errors
@@ -51,10 +51,10 @@ class Trial(NamedTuple):
 
 @dataclass
 class Trials:
-    """Passes of one subject over the same batches; the same policy is tried once.
+    """Passes of one subject over the same batches; each policy runs once.
 
-    ``runs`` counts passes over all batches, float32's included; ``expected`` is how many there will
-    be as far as is known, for who watches.
+    ``runs`` counts passes over all batches, float32's included; ``expected`` is their expected total
+    number, for the progress bar.
 
     Raises:
         ArgumentError: if float32 itself gives inf or NaN.
@@ -72,16 +72,16 @@ class Trials:
         self._reference = self._passes(FLOAT32, 1.0, "float32")
         errors = _largest(map(_errors, self._reference, self._reference))
         if not isfinite(errors.worst):
-            msg = "Loss or gradients are inf or NaN in float32 already: there is nothing to hold against.\n"
+            msg = "Loss or gradients are inf or NaN in float32 already: there is nothing to compare with.\n"
             raise ArgumentError(msg + "Hint: print(lens.locate(loss_fn, model, *batch))")
 
     def noise(self) -> Errors:
-        """How far float32 is off itself when it is run again."""
+        """The errors of a second run in float32."""
         again = self._passes(FLOAT32, 1.0, "float32, again")
         return _largest(map(_errors, again, self._reference))
 
     def run(self, policy: Policy, doing: str = "") -> Trial:
-        """What ``policy`` does."""
+        """The trial of ``policy``."""
         if policy not in self._known:
             calls = Calls()
             found = self._passes(policy, self.scale, doing, calls)

@@ -1,10 +1,10 @@
 """Worth it?: time and memory of the user's own step under each policy, all in one interleaved run.
 
-make a model of its own for each policy, and a second one in float32, "again"
-warm each up: compilation, a loss scale that fits
-round after round, each takes a turn of a few steps, in another order each time
+create a model for each policy, and a second one in float32, "again"
+warm each up: compile, and find a loss scale that fits
+in each round, each policy runs a few steps, in a different order each time
 ratio of a policy <- the median over the rounds of (its time / float32's in the same round)
-noise             <- how far from 1 "again" may come: the interval that its median lies in
+noise             <- the largest distance from 1 in the confidence interval of the median of "again"
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ampbridge.training.result import StepResult
 from ampbridge.training.step import TrainStep, train_step
 
 FEWEST_WARM_UP, MOST_WARM_UP = 3, 25
-"""Steps before the clock runs: at least so many, and then until one was not skipped."""
+"""The number of steps before timing starts: at least the first, then until a step is applied."""
 
 
 class Times(NamedTuple):
     """Ratios to float32 in the same rounds.
 
     Attributes:
-        interval: where the median lies with 95 % confidence, whatever the distribution of the ratios;
-            of fewer than six rounds, all there are.
+        interval: the 95 % confidence interval of the median, for any distribution of the ratios; with
+            fewer than six rounds, from the smallest ratio to the largest.
     """
 
     median: float
@@ -47,27 +47,27 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> Times:
-        """Those of at least two ratios."""
+        """The statistics of at least two ratios."""
         ordered, count = sorted(ratios), len(ratios)
         low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
-        # Of all ways in which ratios fall above or below the median, those with k or fewer below it.
+        # Each ratio falls above or below the median: the numbers of ways with k or fewer below it.
         ways = list(accumulate(comb(count, k) for k in range(count // 2)))
         outside = max(0, sum(number <= 0.025 * 2**count for number in ways) - 1)
         return cls(median, (low, high), (ordered[outside], ordered[-1 - outside]))
 
 
 class WorthRow(NamedTuple):
-    """What one policy costs.
+    """The cost of one policy.
 
     Attributes:
-        name: as it is printed; "float32" and "float32, again" are the same.
-        execution: "native" kernels or "simulated" rounding; empty where it was refused.
-        seconds: a step, round by round.
-        times: against float32; None where it was refused.
-        memory: peak of one step in bytes, beyond what was held before it (weights and what the
-            optimizer keeps); None: not told.
-        skipped: how many of the timed steps overflowed, so that the optimizer did not step.
-        verdict: in words.
+        name: the printed name; "float32" and "float32, again" are the same.
+        execution: "native" kernels or "simulated" rounding; empty if the policy was refused.
+        seconds: the time of a step, for each round.
+        times: relative to float32; None if the policy was refused.
+        memory: the peak of one step in bytes, without memory that was held before it (weights and
+            optimizer state); None if the framework does not tell.
+        skipped: the number of timed steps that overflowed, so that the optimizer did not step.
+        verdict: the result in words.
     """
 
     name: str
@@ -84,7 +84,7 @@ class WorthRow(NamedTuple):
 class WorthIt(TabularReport):
     """Time and memory by policy, float32 first; prints as a table.
 
-    ``noise`` is how far from 1 the ratio of float32 to itself came: what this run cannot tell apart.
+    ``noise`` is the distance from 1 of the ratio of float32 to itself; smaller differences mean nothing.
     """
 
     backend: str
@@ -120,14 +120,14 @@ class WorthIt(TabularReport):
             ("policy", "execution", "ms a step", "time", "quartiles", "step's memory", "verdict"),
             tuple(map(_cells, self.rows)),
             (
-                "Time is over float32's in the same round. Memory is the peak of a step, beyond weights "
-                "and what the optimizer keeps.",
+                "Time is relative to float32 in the same round. Memory is the peak of a step, without "
+                "weights and optimizer state.",
             ),
         )
 
 
 def _cells(row: WorthRow) -> tuple[str, ...]:
-    memory = "not told" if row.memory is None else f"{row.memory / 2**20:.1f} MiB"
+    memory = "unknown" if row.memory is None else f"{row.memory / 2**20:.1f} MiB"
     if row.times is None:
         return (row.name, row.execution, "", "", "", "", row.verdict)
     low, high = row.times.quartiles
@@ -155,27 +155,28 @@ def worth_it(
 
         print(lens.worth_it(loss_fn, make, x, y, policies=["O1", "O1:bfloat16"], progress=True))
 
-    Steps are compiled where the framework's users expect it. All models are held at once.
+    Steps are compiled on TensorFlow, and eager on the other frameworks. All models are in memory at
+    the same time.
 
     Args:
-        make: makes a new model and its optimizer; called once for each policy, and twice for float32.
-        policies: float32 is timed in any case.
-        steps: of one turn.
-        rounds: how many turns each takes; more of them narrow the noise.
+        make: creates a new model and its optimizer; called once for each policy, twice for float32.
+        policies: the policies to time, in addition to float32.
+        steps: the number of steps in one turn.
+        rounds: the number of turns of each policy; more rounds reduce the noise.
         progress: True for a bar on a terminal's standard error; or ``progress(done, total, doing)``.
 
     Raises:
         ArgumentError: for fewer than one step or two rounds.
-        ArgumentTypeError: if ``make`` makes something else, or the same model again.
+        ArgumentTypeError: if ``make`` returns something else, or the same model again.
     """
     _check(policies, steps, rounds)
     others = [policy for policy in dict.fromkeys(map(single, policies)) if policy != FLOAT32]
     names = ["float32", "float32, again", *map(_name, others)]
-    tried = [FLOAT32, FLOAT32, *others]
-    backend, made = _made(make, len(tried))
+    timed = [FLOAT32, FLOAT32, *others]
+    backend, pairs = _created(make, len(timed))
     contestants = [
-        Contestant(name, policy, partial(train_step, loss_fn, *each, policy=policy), batch)
-        for name, policy, each in zip(names, tried, made, strict=True)
+        Contestant(name, policy, partial(train_step, loss_fn, *pair, policy=policy), batch)
+        for name, policy, pair in zip(names, timed, pairs, strict=True)
     ]
     with reported(progress) as report:
         _race(backend, contestants, steps, rounds, report)
@@ -205,24 +206,24 @@ def _name(policy: Policy) -> str:
     return short if Policy.parse(short) == policy else repr(policy)
 
 
-def _made(
+def _created(
     make: Callable[[], tuple[Model, Optimizer]], count: int
 ) -> tuple[Backend, list[tuple[Model, Optimizer]]]:
-    """So many models with their optimizers, no two of them the same, and their backend."""
-    made = [make() for _ in range(count)]
-    for each in made:
-        if not isinstance(each, tuple) or len(each) != 2:
-            msg = f"make() returned {each!r:.80}; allowed is (model, optimizer).\n"
+    """The backend, and ``count`` models with their optimizers, all of them different objects."""
+    pairs = [make() for _ in range(count)]
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            msg = f"make() returned {pair!r:.80}; allowed is (model, optimizer).\n"
             raise ArgumentTypeError(msg + "Hint: return model, optimizer")
-    if len({id(part) for each in made for part in each}) < 2 * count:
-        msg = "make() returned the same model or optimizer twice; each policy trains one of its own.\n"
+    if len({id(part) for pair in pairs for part in pair}) < 2 * count:
+        msg = "make() returned the same model or optimizer twice; each policy needs its own.\n"
         raise ArgumentTypeError(msg + "Hint: make them inside: def make(): model = Net(); ...")
-    return backend_of_decorated(*made[0]), made
+    return backend_of_decorated(*pairs[0]), pairs
 
 
 @dataclass
 class Contestant:
-    """A policy with a step of its own, and how it did."""
+    """A policy with its own training step, and its measurements."""
 
     name: str
     policy: Policy
@@ -235,7 +236,7 @@ class Contestant:
     refusal: str = field(default="", init=False)
 
     def warm_up(self) -> None:
-        """Compile, and find a loss scale that fits; or learn that the backend refuses the policy."""
+        """Compile, and find a loss scale that fits; or record that the backend refuses the policy."""
         try:
             self.step = self.make_step()
             for i in range(MOST_WARM_UP):
@@ -246,7 +247,7 @@ class Contestant:
             self.refusal = str(error).partition("\n")[0]
 
     def take_turn(self, steps: int) -> None:
-        """Run so many steps and note their mean time."""
+        """Run ``steps`` steps and record their mean time."""
         start = time.perf_counter()
         results = [self.step(*self.batch) for _ in range(steps)]
         _wait_for(results[-1])
@@ -254,23 +255,23 @@ class Contestant:
         self.skipped += sum(not result.applied for result in results)
 
     def measure_memory(self, backend: Backend) -> None:
-        """Run one more step, for its peak."""
+        """Run one more step, to measure its peak memory."""
         self.memory = backend.peak_memory(lambda: _wait_for(self.step(*self.batch)))
 
     def times(self, baseline: Contestant) -> Times:
-        """Against ``baseline`` in the same rounds."""
+        """The times relative to ``baseline`` in the same rounds."""
         pairs = zip(self.seconds, baseline.seconds, strict=True)
         return Times.of([own / its for own, its in pairs])
 
 
 def _wait_for(result: StepResult) -> None:
-    result.loss  # noqa: B018  # it is there when all that was asked of the device before is done
+    result.loss  # noqa: B018  # reading it waits for all earlier work of the device
 
 
 def _race(
     backend: Backend, contestants: Sequence[Contestant], steps: int, rounds: int, report: Report
 ) -> None:
-    """Everybody warms up, takes all turns, and shows its memory."""
+    """Warm up all contestants, run all rounds, and measure memory."""
     total = len(contestants) * (rounds + 2)
     done = 0
 
@@ -290,8 +291,10 @@ def _race(
 
 
 def _in_turn(contestants: Sequence[Contestant], turn: int) -> list[Contestant]:
-    """Another one begins each time, and every other time it goes round the other way, so that
-    nobody always follows the same neighbour."""
+    """The contestants in rotated order, reversed in every other round.
+
+    So none of them always follows the same one.
+    """
     first = turn % len(contestants)
     rotated = [*contestants[first:], *contestants[:first]]
     return rotated[::-1] if turn % 2 else rotated
@@ -314,9 +317,7 @@ def _row(
     if low:
         verdict = _verdict(times, noise, _share(contestant.memory, baseline.memory), execution)
     else:
-        verdict = (
-            "what the others are held against" if contestant is baseline else _noise_in_words(noise)
-        )
+        verdict = "the baseline of the others" if contestant is baseline else _noise_in_words(noise)
     if contestant.skipped:
         verdict += f"; {contestant.skipped} of {timed} steps were skipped"
     return WorthRow(

@@ -1,6 +1,6 @@
 """Porting: read a recipe written for one framework, write it for another.
 
-Modules are loaded when something of theirs is first asked for: adapters need the names in lists alone.
+Modules are imported on first use, because adapters need only the names in lists.
 """
 
 from importlib import import_module

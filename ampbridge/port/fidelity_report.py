@@ -1,4 +1,4 @@
-"""What becomes of a recipe on a target: what is kept exactly, what changes, what is lost."""
+"""The fidelity report: which settings of a recipe a target keeps exactly, changes, or loses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ampbridge.training.recipe_file import SECTIONS
 
 Kind = Literal["kept", "changes", "lost"]
 WIDEST = 88
-"""Lists of ops go on in the next line."""
+"""Longer lists of ops are wrapped."""
 
 _ORDER: Mapping[Kind, int] = {"kept": 0, "changes": 1, "lost": 2}
 
@@ -46,13 +46,13 @@ class OpRow(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the code has it run as the recipe says, which the target by itself would not."""
+        """Whether it runs in the code as in the recipe."""
         return self.code == self.recipe
 
 
 @dataclass(frozen=True)
 class Report:
-    """``fidelity``'s answer; prints as two tables."""
+    """The result of ``fidelity``; prints as two tables."""
 
     recipe: Recipe
     target: str
@@ -67,7 +67,7 @@ class Report:
 
     @property
     def can_be_expressed(self) -> bool:
-        """Whether nothing is lost; what ``--strict`` asks for."""
+        """Whether no setting is lost; ``--strict`` requires it."""
         return not self.of("lost")
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Report:
         several = len({row.policy for row in self.ops}) > 1
         header = ("recipe", f"{self.target} by default", "here", "ops")
         return Table(
-            f"Ops: {len(self.ops) - kept} run in another dtype than by the recipe; {kept} as it says, "
-            f"against {self.target}'s own lists",
+            f"Ops: {len(self.ops) - kept} run in a different dtype than in the recipe; {kept} run as "
+            f"in the recipe, unlike {self.target}'s own lists",
             ("policy", *header) if several else header,
             tuple(self._groups(several)),
         )
@@ -131,10 +131,10 @@ _SAID: Mapping[Kind, str] = {
 
 
 def fidelity(recipe: Recipe, target: str, *, native: bool = True) -> Report:
-    """What ``write(recipe, target, native=native)`` keeps of ``recipe``, and what it does not.
+    """Report what ``write(recipe, target, native=native)`` keeps of ``recipe``, and what it does not.
 
     Raises:
-        ArgumentError: for a target that is none.
+        ArgumentError: for an unknown target.
     """
     found = losses(recipe, target, native=native)
     rows = [_row_of(loss, recipe) for loss in found]

@@ -1,4 +1,4 @@
-"""Reading files, one or many: each for itself, so that one that cannot be read stops no other."""
+"""Reads one file or many. A file that cannot be read does not stop the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ampbridge.port.reading import Reading
 
 CONFIGURATIONS = frozenset({".json", ".yaml", ".yml"})
 TEXT = "<source>"
-"""What a source that was passed as text is called in places and messages."""
+"""The name, in places and messages, of a source that was passed as text."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a file: its reading, or the error that says why there is none."""
+    """The result for a file: its reading, or the error."""
 
     file: str
     reading: Reading | None
@@ -26,18 +26,18 @@ class Outcome:
 
 
 def read(path_or_source: str | PathLike[str]) -> Reading:
-    """What a script or configuration file says of mixed precision. Nothing of it is run.
+    """Read the mixed-precision settings of a script or configuration file, without running it.
 
         reading = amp.port.read("train.py")
         reading.recipe.save("recipe.toml", comments=reading.alternatives[0].comments)
 
     Args:
         path_or_source: a file (``.py``, or DeepSpeed's, Accelerate's, ... JSON and YAML), or Python
-            source: text of several lines.
+            source as a text of several lines.
 
     Raises:
-        SourceError: if it cannot be read: no such file, no text, no Python 3, too large or too
-            deeply nested; or if LibCST, or PyYAML, is not installed.
+        SourceError: if it cannot be read: the file does not exist, is not text, is not Python 3, is
+            too large or too deeply nested; or if LibCST or PyYAML is not installed.
     """
     if isinstance(path_or_source, str) and "\n" in path_or_source:
         return _read_python(path_or_source.encode(), TEXT)

@@ -1,4 +1,4 @@
-"""What was read out of a file: recipes, under which conditions, and what could not be known."""
+"""The result of reading a file: its recipes, their conditions, and unknown values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FindingKind = Literal["unknown", "ignored", "lost", "note"]
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where something stands: lines from 1, columns from 0, and the text there."""
+    """A place in a file: lines from 1, columns from 0, and the text there."""
 
     file: str
     line: int
@@ -29,16 +29,16 @@ class Place:
 
     @property
     def excerpt(self) -> str:
-        """The text there, on one line, cut where it is long."""
+        """The text on one line, shortened if it is long."""
         return shorten(self.text, LONGEST_EXCERPT, placeholder=" ...")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a reader of the recipe must be told.
+    """A note on what was read.
 
-    ``kind``: "unknown", a value that cannot be known without running the file; "ignored", what the
-    source framework silently takes no notice of; "lost", what a recipe cannot express; "note".
+    ``kind``: "unknown", a value that only a run of the file would show; "ignored", a setting that the
+    source framework silently ignores; "lost", a setting that a recipe cannot express; "note".
     """
 
     kind: FindingKind
@@ -52,32 +52,32 @@ class Finding:
 
 @dataclass(frozen=True)
 class Alternative:
-    """One recipe that a file may stand for, and when.
+    """One possible recipe of a file, with its conditions.
 
-    ``settings`` holds a recipe file's keys as ``"policy.level"``. ``unknown`` says of some of them
-    where the value comes from that cannot be known; they are not in ``settings``.
+    ``settings`` has the keys of a recipe file, such as ``"policy.level"``. ``unknown`` has the keys
+    whose values are unknown, with the places in the source; these keys are not in ``settings``.
     """
 
     conditions: tuple[str, ...]
     settings: Mapping[str, Any]
     unknown: Mapping[str, Place]
     comments: Mapping[str, str]
-    """What stood in the source for a key, in the source framework's words."""
+    """The source text for each key, in the source framework's words."""
 
     @property
     def recipe(self) -> Recipe:
         """The recipe.
 
         Raises:
-            SourceError: if something of it is unknown.
+            SourceError: if a value is unknown.
         """
         return self.recipe_with({})
 
     def recipe_with(self, known: Mapping[str, Any]) -> Recipe:
-        """The recipe, ``known`` saying what was unknown: ``{"scaler.init_scale": 1024.0}``.
+        """The recipe with unknown values filled in from ``known``: ``{"scaler.init_scale": 1024.0}``.
 
         Raises:
-            SourceError: if something of it is still unknown.
+            SourceError: if a value is still unknown.
         """
         missing = {key: place for key, place in self.unknown.items() if key not in known}
         if missing:
@@ -96,8 +96,8 @@ class Alternative:
 class Reading:
     """A file's use of mixed precision.
 
-    ``framework``: whose words it was written in ("paddle", "torch", "tensorflow", "apex",
-    "deepspeed", "accelerate", "lightning"); None where there is none.
+    ``framework``: the library of its settings ("paddle", "torch", "tensorflow", "apex",
+    "deepspeed", "accelerate", "lightning"); None without mixed precision.
     """
 
     file: str
@@ -110,7 +110,7 @@ class Reading:
         """The one recipe of the file.
 
         Raises:
-            SourceError: if there is none, or several, or something of it is unknown.
+            SourceError: if there is no recipe, if there are several, or if a value is unknown.
         """
         if len(self.alternatives) == 1:
             return self.alternatives[0].recipe

@@ -1,4 +1,4 @@
-"""A script with its AMP calls replaced by ampbridge's, all else byte for byte as it was."""
+"""Replaces the AMP calls of a script by ampbridge's, and changes no other byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FRAMEWORKS = ("torch", "paddle")
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The new text, the calls that were replaced, and those that have no replacement and were left."""
+    """The new text of a script, the replaced calls, and findings about calls without a replacement."""
 
     file: str
     before: str
@@ -43,14 +43,14 @@ class Rewriting:
 
     @property
     def difference(self) -> str:
-        """A unified diff; empty where nothing was replaced."""
+        """A unified diff; empty if nothing was replaced."""
         before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
         name = printable(self.file, "")
         lines = unified_diff(before, after, name, f"{name} with ampbridge")
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
     def save(self) -> None:
-        """Put the new text in the file's place, in its own encoding; whole, or not at all.
+        """Write the new text to the file, in its own encoding, completely or not at all.
 
         Raises:
             SourceError: if it cannot be written.
@@ -71,13 +71,13 @@ class _Edit:
 
 
 def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
-    """A script with its AMP calls replaced. Nothing of it is run, and the file stays as it is.
+    """Replace the AMP calls of a script, without running it or changing the file.
 
-        for each known call:  its text -> our call, made of its own expressions
-        if any:               import ampbridge, behind the first import
+        for each known call:  its text -> our call, with the same expressions
+        if any:               import ampbridge, after the first import
 
     Args:
-        path_or_source: as for ``read``; Python alone.
+        path_or_source: as for ``read``, but only Python.
 
     Raises:
         SourceError: as ``read``.
@@ -102,11 +102,11 @@ def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
 
 
 class _Verbatim(Source):
-    """A source whose places hold the text as it stands in the file, line breaks and all."""
+    """A source whose places contain the exact text of the file, including line breaks."""
 
     @cached_property
     def line_starts(self) -> list[int]:
-        """Of Python's lines: form feeds and Unicode's separators end none."""
+        """The starts of Python's lines; form feeds and Unicode's separators do not end a line."""
         return [0, *(end.end() for end in re.finditer(r"\r\n|\n|\r", self.text))]
 
     def offset(self, line: int, column: int) -> int:

@@ -181,7 +181,7 @@ def test_help_says_what_exit_codes_mean(capsys, kind):
     with pytest.raises(SystemExit) as exited:
         main(["lens", *filter(None, [kind]), "--help"])
     assert exited.value.code == 0
-    assert "Exit code: 0; 1 if locate found" in " ".join(capsys.readouterr().out.split())
+    assert "Exit code: 0; 1 if locate finds" in " ".join(capsys.readouterr().out.split())
 
 
 def test_other_commands_do_not_load_the_lens():

@@ -142,7 +142,7 @@ def test_nothing_is_found_where_nothing_is_wrong():
     found = lens.locate(loss_fn, Net(), X, Y, scale=2.0**10)
     assert not found
     assert (found.kind, found.patch) == (None, None)
-    assert str(found).endswith("Loss and gradients are finite, and none is lost.")
+    assert str(found).endswith("Loss and gradients are finite, and no gradient underflows.")
 
 
 def test_what_float32_has_as_well_is_no_matter_of_policies():
@@ -260,7 +260,7 @@ def test_an_op_that_is_not_seen_is_told_by_what_it_hands_on():
     with np.errstate(all="ignore"):
         found = lens.locate(loss, model, X, Y, scale=2.0**-20)
     assert (found.op, found.direction, found.kind) == ("mse_loss", "forward", "overflow")
-    assert "by an op that is not seen" in found.advice
+    assert "from an op not observed" in found.advice
 
 
 # -- the model is left as it was

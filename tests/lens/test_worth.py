@@ -147,7 +147,7 @@ def test_memory_that_is_not_told():
         tracemalloc.stop()
     assert {row.memory for row in found.rows} == {None}
     assert "of the memory" not in found.rows[2].verdict
-    assert "not told" in str(found)
+    assert "unknown" in str(found)
 
 
 def test_simulation_is_called_by_its_name():

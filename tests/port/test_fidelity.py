@@ -140,7 +140,8 @@ def test_paddle_s_custom_lists_on_paddle(target_loses):
     assert ops(report) == {"add": ("float16", "its inputs'", "float16")}
     assert report.ops[0].is_kept
     assert report.tables()[1].title.startswith(
-        "Ops: 0 run in another dtype than by the recipe; 1 as it says, against paddle's own lists"
+        "Ops: 0 run in a different dtype than in the recipe; 1 run as in the recipe, "
+        "unlike paddle's own lists"
     )
 
 

@@ -1,14 +1,14 @@
 """Recipes written as code of a framework.
 
 A target is a module of this package with a ``TARGET``. It has two forms: native code, which needs no
-ampbridge, and code that uses it. Each is a whole program: a model, an optimizer and batches to put
-one's own in place of, and a training loop with the recipe's exact numbers.
+ampbridge, and code that uses it. Each is a complete program: a model, an optimizer and batches, to be
+replaced by your own, and a training loop with the recipe's exact numbers.
 
-    write(recipe, "tensorflow")                    # Keras and TensorFlow alone
+    write(recipe, "tensorflow")                    # only Keras and TensorFlow
     write(recipe, "tensorflow", native=False)      # the same training with ampbridge
-    losses(recipe, "tensorflow")                   # what the native code does otherwise
+    losses(recipe, "tensorflow")                   # how the native code differs
 
-``losses`` says what that code does otherwise than the recipe; the fidelity report shows it.
+``losses`` lists how that code differs from the recipe; the fidelity report shows it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
 
 LossKind = Literal["changes", "lost"]
 Comments = Mapping[str, str]
-"""What a key was called where it comes from: ``{"scaler.init_scale": "init_loss_scaling=1024"}``."""
+"""The source text of a key: ``{"scaler.init_scale": "init_loss_scaling=1024"}``."""
 
 
 @dataclass(frozen=True, order=True)
 class Loss:
-    """Something of a recipe that the written code does not do as the recipe says.
+    """A setting of a recipe that the written code does not follow exactly.
 
-    ``key``: as in a recipe file, ``"scaler.max_scale"``. ``kind``: "changes", it is done in another
-    way, and results may differ; "lost", it is not done.
+    ``key``: as in a recipe file, ``"scaler.max_scale"``. ``kind``: "changes", the code does it in
+    another way, and results may differ; "lost", the code does not do it.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class Form:
-    """One way of writing for a target: the code, and what it does otherwise than the recipe.
+    """One way of writing for a target: the code, and how it differs from the recipe.
 
-    ``losses`` and ``code`` decide by the same functions, so that neither says what the other does not.
+    ``losses`` and ``code`` use the same functions to decide, so they agree.
     """
 
     code: Callable[[Recipe, Comments], str]
@@ -56,7 +56,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Target:
-    """What recipes are written for. A target with one form has it twice."""
+    """The two forms for a framework; they may be the same."""
 
     native: Form
     with_ampbridge: Form
@@ -69,23 +69,23 @@ def write(
     native: bool = True,
     comments: Comments = MappingProxyType({}),
 ) -> str:
-    """``recipe`` as a program for ``target``, or as TOML.
+    """Write ``recipe`` as a program for ``target``, or as TOML.
 
     Args:
-        recipe: what to write.
+        recipe: the recipe to write.
         target: one of ``TARGETS``. "ampbridge" is a program for the NumPy backend.
-        native: in the framework's own API; else with ampbridge.
-        comments: shown behind the settings: ``Alternative.comments`` of a reading.
+        native: whether the program uses the framework's own API; otherwise it uses ampbridge.
+        comments: comments for the settings: ``Alternative.comments`` of a reading.
 
     Raises:
-        ArgumentError: for a target that is none.
+        ArgumentError: for an unknown target.
     """
     shown = {key: on_one_line(comment) for key, comment in comments.items()}
     return _form(target, native).code(recipe, shown)
 
 
 def losses(recipe: Recipe, target: str, *, native: bool = True) -> tuple[Loss, ...]:
-    """What ``write(recipe, target, native=native)`` does otherwise than ``recipe``; arguments as there."""
+    """How ``write(recipe, target, native=native)`` differs from ``recipe``; same arguments."""
     return _form(target, native).losses(recipe)
 
 
