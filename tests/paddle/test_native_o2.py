@@ -48,6 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
             amp_global_state().use_master_grad = True
             amp_global_state().model_parameters.extend(arguments["models"].parameters())
 
+    amp.backend("paddle")  # loaded first: it looks up Paddle's own function when it is imported
     monkeypatch.setattr(paddle.amp, "decorate", decorate)
     monkeypatch.setattr(casting, "on_cpu", lambda: False)
     yield made
