@@ -103,7 +103,7 @@ class Finding(TabularReport):
     operands: tuple[Exponents, ...] = ()
     in_float32: bool = False
     patch: Patch | None = None
-    advice: str = "Loss and gradients are finite, and no gradient underflows."
+    advice: str = "Loss and gradients are finite, and none is lost."
 
     def __bool__(self) -> bool:
         return self.kind is not None

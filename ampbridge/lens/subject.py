@@ -97,7 +97,7 @@ class Subject:
         if created:
             msg = (
                 f"The model created its weights only now ({created[0]}, ...): the lens cannot restore "
-                "a model from before its first call.\nHint: call model(x) once before using the lens."
+                "a model from before its first call.\nHint: model(x) once, then lens.census(...)"
             )
             raise CallOrderError(msg)
 

@@ -142,7 +142,7 @@ def test_nothing_is_found_where_nothing_is_wrong():
     found = lens.locate(loss_fn, Net(), X, Y, scale=2.0**10)
     assert not found
     assert (found.kind, found.patch) == (None, None)
-    assert str(found).endswith("Loss and gradients are finite, and no gradient underflows.")
+    assert str(found).endswith("Loss and gradients are finite, and none is lost.")
 
 
 def test_what_float32_has_as_well_is_no_matter_of_policies():
