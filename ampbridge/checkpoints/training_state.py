@@ -244,23 +244,23 @@ def _with_own_keys(value: Any) -> Any:
 
 
 def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = None) -> Report:
-    """The weights of a checkpoint, for a model of any framework; in its layout.
+    """Load the weights of a checkpoint of any framework into ``model``, in its layout.
 
         print(amp.load_weights("runs/torch", keras_model))
 
-    Dense and convolution kernels are turned, normalizations' and embeddings' weights are found by
-    what they are. ``mapping`` names pairs that cannot be told by name, role and order. Buffers of
-    whole numbers that the other model has not (position ids) are left as they are, and reported.
+    Weights are paired by name, role and order. Kernels of dense layers and convolutions are
+    transposed. ``mapping`` gives pairs that these rules do not find. Integer buffers that the
+    checkpoint does not have (position ids) are not changed, and are reported.
 
     Args:
-        mapping: the model's name of a weight -> the checkpoint's.
+        mapping: names of weights of the model -> names in the checkpoint.
 
     Returns:
-        What was matched with what, and how; it prints as a table.
+        A report of the pairs, and how each was converted; it prints as a table.
 
     Raises:
-        StateError: if the checkpoint is damaged, or a weight is left without a partner; the model is
-            as before then.
+        StateError: if the checkpoint is damaged, or a weight has no partner; the model is unchanged
+            then.
     """
     return take_weights(read(path), registry.backend(registry.framework_of(model)), model, mapping)
 
@@ -268,7 +268,7 @@ def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = N
 def take_weights(
     saved: Saved, backend: Backend, model: Model, mapping: Mapping[str, str] | None
 ) -> Report:
-    """The weights of ``saved`` for ``model``, whatever framework they come from; see ``load_weights``."""
+    """Load the weights of ``saved`` into ``model``; see ``load_weights``."""
     report = match_weights(saved.weights, backend.weights(model), mapping)
     report.unused = (*report.unused, *outside.weights_of(saved.optimizer.slots))
     values = backend.read_weights(model) if report.kept else {}

@@ -1,4 +1,4 @@
-"""One recipe on several frameworks beside each other, each in a process of its own.
+"""Compares one recipe on several frameworks, each in its own process.
 
     from ampbridge.compare import compare
 
@@ -26,7 +26,7 @@ from ampbridge.training.recipe import Recipe
 __all__ = ["Comparison", "Run", "compare"]
 
 REFERENCE = "numpy"
-"""Who does the reference: its float64 is NumPy's, and it needs no framework."""
+"""The backend of the reference: it computes in NumPy's float64, and needs no framework."""
 
 STEPS = 200
 
@@ -41,18 +41,17 @@ def compare(
     native: bool = False,
     quiet: bool = True,
 ) -> Comparison:
-    """Train ``workload`` by ``recipe`` on each of ``backends``, from the same weights on the same data.
+    """Train ``workload`` with ``recipe`` on each of ``backends``, from the same weights and data.
 
     Args:
         workload: a name of ``workloads.NAMES``, or a Python file with ``build(backend, seed)``.
-        steps: calls of the training step.
-        native: whether each framework that has mixed precision of its own also runs that, in a loop
-            without ampbridge.
-        quiet: whether no bars are drawn on a terminal.
+        steps: the number of calls of the training step.
+        native: whether to run each framework's own mixed precision too, in a loop without ampbridge.
+        quiet: whether to draw no progress bars on a terminal.
 
     Raises:
-        ArgumentError: for what cannot be compared.
-        BackendNotFoundError: for a backend that is none; one that is not installed is a failed run.
+        ArgumentError: for invalid backends or steps.
+        BackendNotFoundError: for an unknown backend. One that is not installed gives a failed run.
     """
     _check(backends, steps)
     workloads.find(workload)

@@ -1,4 +1,4 @@
-"""What came of all runs, as one value; prints as a table."""
+"""The results of all runs, as one value; prints as a table."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Comparison(TabularReport):
     """One recipe on several frameworks, from the same weights on the same data.
 
     Attributes:
-        workload: its name, or the file's.
-        runs: by the recipe, then each framework's own; a failed one has ``error``.
+        workload: the name of the workload, or of its file.
+        runs: the runs with the recipe, then those with a framework's own AMP; a failed run has ``error``.
         reference: float32 training and float64 gradients on NumPy.
     """
 
@@ -42,7 +42,7 @@ class Comparison(TabularReport):
 
     @property
     def failed(self) -> tuple[Run, ...]:
-        """The runs that failed; the reference is none of them, a workload need not know NumPy."""
+        """The runs that failed, without the reference: a workload need not support NumPy."""
         return tuple(run for run in self.runs if run.error is not None)
 
     @property
@@ -52,17 +52,17 @@ class Comparison(TabularReport):
 
     @property
     def by_recipe(self) -> tuple[Run, ...]:
-        """Of these, the ones by the recipe."""
+        """The good runs with the recipe."""
         return tuple(run for run in self.good if run.kind == "ampbridge")
 
     @property
     def policy(self) -> Policy:
-        """Under which ops and gradients were looked at."""
+        """The policy under which ops and gradients were observed."""
         return observed_policy(self.recipe)
 
     @property
     def exact(self) -> Run | None:
-        """The reference; None where it failed."""
+        """The reference; None if it failed."""
         return self.reference if self.reference.error is None else None
 
     @cached_property
@@ -72,20 +72,20 @@ class Comparison(TabularReport):
 
     @cached_property
     def lists(self) -> OpLists:
-        """Op lists beside each other."""
+        """A comparison of op lists."""
         backends = dict.fromkeys(run.backend for run in self.runs)
         return OpLists.of(self.policy, backends, self.matrix.cells)
 
     @cached_property
     def errors(self) -> Mapping[str, GradientError]:
-        """By the labels of the runs that have gradients."""
+        """The gradient errors by the labels of the runs that have gradients."""
         own = {run.backend: run.float32_gradients for run in self.by_recipe}
         found = [error_of(run, self.exact, own.get(run.backend, {})) for run in self.good]
         return {each.label: each for each in found if each is not None}
 
     @cached_property
     def exponents(self) -> Mapping[str, Exponents]:
-        """Of the float32 gradients of the first batch, without a loss scale, by label."""
+        """The exponents of the first batch's float32 gradients, without a loss scale, by label."""
         return {
             run.label: exponents_of(run.float32_gradients)
             for run in self.by_recipe
@@ -94,12 +94,12 @@ class Comparison(TabularReport):
 
     @property
     def scale(self) -> float | None:
-        """The recipe's first loss scale; None where the policy needs none."""
+        """The recipe's initial loss scale; None if the policy needs none."""
         scaler = self.recipe.scaler
         return scaler.init_scale if scaler and self.policy.needs_scaling else None
 
     def remarks(self) -> list[str]:
-        """What a reader of the figures must know."""
+        """Notes for a reader of the figures."""
         notes = [f"{run.label}: {note}" for run in self.good for note in map(first_line, run.notes)]
         if self.reference.error is not None:
             notes.append(NO_REFERENCE + first_line(self.reference.error))

@@ -1,17 +1,17 @@
 """Python functions that a policy may allow or deny: the user's own, or those of a package.
 
     @amp.register_op
-    def fused_norm(x, weight): ...                       "package.layers:fused_norm" from now on
+    def fused_norm(x, weight): ...                       the op "package.layers:fused_norm"
 
     Policy(deny=["package.layers:fused_norm"])           also without ``register_op``, by its path
 
-Such a function is one op: allowed, its arrays are cast to the low precision; denied, to float32; and
-inside nothing is cast, so that it computes in what it was given. Where a policy lists it in neither
-way, it runs as it is, and what it is made of follows its own rules.
+Such a function is one op: if it is allowed, its arrays are cast to the low precision; if it is denied,
+to float32. Nothing is cast inside of it, so it computes in the dtype of its arguments. A function that
+the policy neither allows nor denies runs unchanged, and the ops inside of it follow their own rules.
 
-A decorated function asks at each call for the region that it is in. One that is named by its path, or
-registered without its name being bound anew, is replaced in every module that holds it while a region
-is open (``interception``). What the region does with it, its adapter says (``Adapter``).
+A decorated function asks for the current region at each call. A function that a policy names by its
+path, or that is registered without replacing its name, is replaced in every module that contains it
+while a region is open (``interception``). The adapter decides how it runs in a region (``Adapter``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 Adapter = Callable[[str, Function], "Function | None"]
-"""Given an op and its function: what runs instead in the innermost region of this thread; None
-outside of regions, and where the region has no rule for it."""
+"""Returns the replacement for an op and its function in the innermost region of this thread; None
+outside of regions, and if the region has no rule for the op."""
 
 Watch = Callable[[str, Function, tuple[Any, ...], Mapping[str, Any]], Any]
 """Calls a function and reports it as an op of this name."""
@@ -50,11 +50,11 @@ class FunctionOp:
     """A function that is an op.
 
     Attributes:
-        name: the op whose rule it follows and under which it is shown.
-        paths: where it may be found; a policy may name each.
-        function: itself.
-        owner: the class that it is an attribute of, and under which name; None for a module's.
-        is_registered: whether it is called as ``register_op`` returned it, or may be.
+        name: the op whose rule it follows, and its name in reports.
+        paths: its paths; a policy may name each.
+        function: the original function.
+        owner: for a method, its class and its name there; None for a function of a module.
+        is_registered: whether ``register_op`` returned a replacement for it.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FunctionOp:
         self.interception = Interception(f"ampbridge function {self.name}", self._sites)
 
     def rule(self, policy: Policy) -> Category:
-        """What ``policy`` says of it; "promote" leaves it to its parts."""
+        """The rule of ``policy``; with "promote" the ops inside of it follow their own rules."""
         if policy.lists == "native":
             return "promote"
         named = {self.name, *self.paths}
@@ -78,14 +78,14 @@ class FunctionOp:
 
     @cached_property
     def entry(self) -> Function:
-        """What stands for it: it asks the region."""
+        """The replacement, which asks for the current region."""
         name, function = self.name, self.function
 
         @wraps(function)
         def entry(*args: Any, **kwargs: Any) -> Any:
             return _called(name, function)(*args, **kwargs)
 
-        del entry.__wrapped__  # Paddle's compiler would take the source of what is wrapped instead
+        del entry.__wrapped__  # Paddle's compiler would compile the wrapped function instead
         vars(entry)[_MARK] = self
         return entry
 
@@ -101,7 +101,7 @@ class FunctionOp:
         ]
 
     def _site_in_class(self, owner: type, attribute: str) -> Site:
-        """A method; of what is bound to the class, each subclass is bound to its own."""
+        """The site of a method; a class method is bound to the class on which it is called."""
         found = getattr_static(owner, attribute)
         replacement: Any = self.entry
         if not isinstance(found, FunctionType):
@@ -134,25 +134,26 @@ def register_op(function: Any = None, *, name: str | None = None) -> Any:
         @amp.register_op(name="layer_norm")                         follows the rule of layer_norm
         def my_layer_norm(x, weight, bias): ...
 
-        flash = amp.register_op(flash_attn.flash_attn_func)         somebody else's
+        flash = amp.register_op(flash_attn.flash_attn_func)         a function of another package
 
-    Allowed, floating-point arrays among its arguments are cast to the low precision; denied, to
-    float32. Inside of it nothing is cast: it computes in what it was given (simulated: in float32,
-    on rounded values), and is one op to the lens. Where a policy says neither, it runs as it is.
+    If it is allowed, floating-point arrays among its arguments are cast to the low precision; if it is
+    denied, to float32. Nothing is cast inside of it: it computes in the dtype of its arguments
+    (simulated: in float32, on rounded values), and the lens shows it as one op. If the policy neither
+    allows nor denies it, it runs unchanged.
 
     Without registering it, ``Policy(deny=["package.module:function"])`` finds a function by its path,
-    also a method (``"package.module:Class.apply"``), wherever a module holds it by a name; of what an
-    object or a closure holds, register it where it is made.
+    also a method (``"package.module:Class.apply"``), in every module or class that contains it. If
+    only an object or a closure holds the function, register it where it is defined.
 
     Args:
-        name: another op, whose rule it follows; by default one of its own, its module and name.
+        name: another op whose rule it follows; by default it is an op of its own, named by its path.
 
     Returns:
-        What is to be called; it is the function itself outside of regions.
+        The function to call; outside of regions it behaves like the original.
 
     Raises:
-        ArgumentTypeError: for what is no function.
-        PolicyError: for a name that is none.
+        ArgumentTypeError: if ``function`` is not a function.
+        PolicyError: for an unknown op.
     """
     if function is None:
         return partial(register_op, name=name)
@@ -171,13 +172,13 @@ def register_op(function: Any = None, *, name: str | None = None) -> Any:
 
 
 Rules = tuple[tuple[str, Category], ...]
-"""Functions and what is to become of them, as a part of what an adapter makes of a policy."""
+"""Functions and their rules, as a part of the rules that an adapter compiles from a policy."""
 
 
 def rules_of(policy: Policy) -> Rules:
-    """The functions that ``policy`` allows or denies; those that it names are looked for.
+    """The functions that ``policy`` allows or denies; imports those that it names by path.
 
-    At O0 there are none: what they are made of is float32.
+    At O0 there are none, because all ops are float32.
 
     Raises:
         PolicyError: for a function that does not exist.
@@ -192,7 +193,7 @@ def rules_of(policy: Policy) -> Rules:
 
 
 def standing(names: Collection[str]) -> AbstractContextManager[Any]:
-    """These functions are replaced where modules hold them; for adapters, around their regions."""
+    """A context in which these functions are replaced in their modules; adapters open it with a region."""
     if not names:
         return nullcontext()
     stack = ExitStack()
@@ -203,13 +204,13 @@ def standing(names: Collection[str]) -> AbstractContextManager[Any]:
 
 
 def answered_by(adapter: Adapter) -> Adapter:
-    """Have ``adapter`` asked at each call of a function that is an op."""
+    """Register ``adapter``: it is asked at each call of a function that is an op."""
     _adapters.append(adapter)
     return adapter
 
 
 def named_by_path(functions: Rules) -> list[FunctionOp]:
-    """Those that are found where modules and classes hold them: they were never registered."""
+    """The functions among ``functions`` that were found by their paths and never registered."""
     names = {name for name, _ in functions}
     return [op for op in _known.values() if op.name in names and not op.is_registered]
 
@@ -218,13 +219,13 @@ def named_by_path(functions: Rules) -> list[FunctionOp]:
 
 
 def shown_whole(policy: Policy) -> AbstractContextManager[None]:
-    """What ``policy`` allows or denies is one op to whoever watches, also in a pass in float32."""
+    """A context in which a watch sees each listed function as one op, also in a pass in float32."""
     return _shown.during(frozenset(name for name, _ in rules_of(policy)))
 
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Calls of functions that are shown whole are made by ``watch``, in regions and outside."""
+    """A context in which ``watch`` calls the functions of ``shown_whole``, in regions and outside."""
     with _watch.during(watch), standing(_shown.get()):
         yield
 
@@ -234,15 +235,15 @@ def watched(watch: Watch) -> Iterator[None]:
 
 @called_as_it_is
 def _called(name: str, function: Function) -> Function:
-    """What a call of ``function`` calls here."""
-    found = function
+    """The function to call in place of ``function`` in the current region."""
+    replacement = function
     for adapter in _adapters:
-        found = adapter(name, function) or found
+        replacement = adapter(name, function) or replacement
     if _is_watched(name):
         watch = _watch.get()
         assert watch is not None
-        return lambda *args, **kwargs: watch(name, found, args, kwargs)
-    return found
+        return lambda *args, **kwargs: watch(name, replacement, args, kwargs)
+    return replacement
 
 
 @constant_result

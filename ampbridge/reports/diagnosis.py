@@ -1,4 +1,4 @@
-"""What there is to compute with, what it does in each dtype, and what a model would gain."""
+"""Devices, the dtypes that work on them, and what a model would gain from low precision."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ampbridge.reports.tables import aligned
 Status = Literal["probed", "not imported", "not installed", "failed"]
 
 TENSOR_CORE_MULTIPLE = 8
-"""In 16 bits, the multiple that the sides of a product should be, by NVIDIA's guide to mixed precision."""
+"""In 16 bits, the sides of a product should be multiples of this (NVIDIA's mixed-precision guide)."""
 
 SMALL_PRODUCT = 48
-"""Multiplications for each number moved, ``inputs * outputs / (inputs + outputs)``, that do not pay.
+"""A product with at most this many multiplications per number moved does not become faster.
 
-The casts cost as much as they save. Measured with torch 2.13 on one AMX core, O1 bfloat16, forward and
+The measure is ``inputs * outputs / (inputs + outputs)``; below it, the casts cost as much as the
+product saves. Measured with torch 2.13 on one AMX core, O1 bfloat16, forward and
 backward: at 512 rows 96 x 96 (48) takes 1.1 times as long as in float32 and 128 x 128 (64) 0.78 times;
 at 4096 rows 64 x 64 (32) 0.71 times.
 """
@@ -31,7 +32,7 @@ at 4096 rows 64 x 64 (32) 0.71 times.
 
 @dataclass(frozen=True)
 class ProbedDevice:
-    """A device, what was tried on it, and the policy that it favours."""
+    """A device, the result of its probe, and the policy that suits it."""
 
     device: Device
     probe: Probe
@@ -48,7 +49,7 @@ class ProbedDevice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbedDevice:
-        """The device that ``to_dict`` described."""
+        """The device from the result of ``to_dict``."""
         capability = data["compute_capability"]
         return cls(
             Device(
@@ -69,7 +70,7 @@ def _recommendation_to_dict(found: Recommendation) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class FrameworkReport:
-    """One registered framework. ``devices`` is empty, and ``problem`` says why, if it was not probed."""
+    """One registered framework. If it was not probed, ``devices`` is empty and ``problem`` says why."""
 
     name: str
     status: Status
@@ -83,12 +84,12 @@ class FrameworkReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> FrameworkReport:
-        """The report that ``to_dict`` described."""
+        """The report from the result of ``to_dict``."""
         return cls(**{**data, "devices": tuple(map(ProbedDevice.from_dict, data["devices"]))})
 
 
 class Finding(NamedTuple):
-    """Something about one layer that costs speed or accuracy."""
+    """A property of one layer that costs speed or accuracy."""
 
     layer: str
     kind: str
@@ -97,7 +98,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelReport:
-    """A model against the device that it would be trained on."""
+    """A model, checked for the device on which it would be trained."""
 
     framework: str
     device: str
@@ -116,9 +117,9 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """``doctor``'s answer; prints as tables.
+    """The result of ``doctor``; prints as tables.
 
-    ``recommendation`` is the model's, or that of the one framework that was probed; else None.
+    ``recommendation`` is the model's, or that of the one probed framework, or None.
     """
 
     frameworks: tuple[FrameworkReport, ...]
@@ -156,7 +157,7 @@ def diagnose(model: Model | None = None) -> Report:
 
 
 def inspect(name: str) -> FrameworkReport:
-    """The framework of that name and its devices, probed. Loads it."""
+    """Probe the framework of that name and its devices. Imports the framework."""
     try:
         backend = registry.backend(name)
     except BackendLoadError as error:
@@ -177,12 +178,12 @@ def _from_package(name: str) -> FrameworkReport:
 
 
 def not_probed(name: str, status: Status, problem: str) -> FrameworkReport:
-    """The framework of that name by its package alone."""
+    """The report of a framework from its package, without importing it."""
     return FrameworkReport(name, status, _version(name), problem=problem)
 
 
 def _version(name: str) -> str:
-    """The version of the distribution that holds the framework's root module; "" if unknown."""
+    """The version of the distribution with the framework's root module; "" if unknown."""
     from importlib.metadata import packages_distributions, version
 
     distributions = packages_distributions().get(name, ())
@@ -193,7 +194,7 @@ def _version(name: str) -> str:
 
 
 def inspect_model(backend: Backend, model: Model) -> ModelReport:
-    """``model`` against the first device of its framework."""
+    """Check ``model`` for the first device of its framework."""
     device = _probed(backend, backend.devices()[0])
     layers, products = backend.layers(model), backend.products(model)
     findings = [

@@ -1,4 +1,4 @@
-"""What there is to compute with, and what a model would gain from low precision."""
+"""Reports the devices of the frameworks, and what a model would gain from low precision."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ if TYPE_CHECKING:
 
 
 def doctor(model: Model | None = None) -> Report:
-    """What the frameworks of this process have to compute with; with ``model``, what it would gain.
+    """Report the devices of this process's frameworks and, with ``model``, what the model would gain.
 
-    A matrix product and its gradient are tried in float32, float16 and bfloat16 on each device.
-    Frameworks that this process has not imported are told by their packages alone, and none is
-    imported; ``ampbridge doctor`` on the command line asks each in a process of its own.
+    It computes a matrix product and its gradient in float32, float16 and bfloat16 on each device.
+    It imports no framework: for frameworks that this process has not imported, the report only has
+    the installed package. ``ampbridge doctor`` on the command line probes each framework in its own
+    process.
 
-    The report prints as tables and holds the same as data; ``recommendation`` is a policy with its
-    reason. A model whose layers have no parameters yet is to be built or called first.
+    The report prints as tables, and contains the same as data. ``recommendation`` is a policy with
+    its reason. Build or call a model first if its layers have no parameters yet.
 
     Raises:
-        BackendNotFoundError: if ``model`` is of no registered framework.
+        BackendNotFoundError: if ``model`` belongs to no registered framework.
     """
-    # its classes take 5 ms to make, of an import's 50
+    # creating its classes takes 5 ms of the 50 ms of an import
     from ampbridge.reports.diagnosis import diagnose
 
     return diagnose(model)

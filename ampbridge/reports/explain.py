@@ -60,7 +60,7 @@ class ExplanationTable:
         """The row of a feature.
 
         Raises:
-            ArgumentError: for a name that is none.
+            ArgumentError: for an unknown feature.
         """
         rows = {row.feature: row for row in self.features}
         if name not in rows:
@@ -70,7 +70,7 @@ class ExplanationTable:
         return rows[name]
 
     def only(self, ops: Iterable[str]) -> ExplanationTable:
-        """The same with these ops alone, in the order given."""
+        """The table with only these ops, in the given order."""
         return replace(self, ops=tuple(self.op(name) for name in ops))
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,17 +91,17 @@ class ExplanationTable:
 
 
 def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
-    """What ``backend`` does with ``policy`` on its first device: who sees to each op and feature.
+    """How ``backend`` treats ``policy`` on its first device, for each op and feature.
 
-    "native" is the framework's own doing, "ampbridge" ours, "simulated" is rounded around float32
-    kernels, "refused" raises an ``UnsupportedError``, and of what is "absent" the framework has no
-    such thing. Loads the framework.
+    "native": the framework does it by itself. "ampbridge": ampbridge does it. "simulated": float32
+    kernels run, and ampbridge rounds their values. "refused": it raises an ``UnsupportedError``.
+    "absent": the framework has no such op or feature. Imports the framework.
 
     Raises:
-        UnsupportedError: for a policy that the backend refuses as a whole.
+        UnsupportedError: if the backend refuses the policy.
     """
     parsed, chosen = Policy.parse(policy), registry.backend(backend)
-    found = chosen.explain(parsed)
+    explanation = chosen.explain(parsed)
     listed = sorted({*parsed.allow, *parsed.deny} - oplists.ops().keys())
     functions = {
         name: _of_function(parsed.category(name), parsed, chosen)
@@ -111,19 +111,21 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
     return ExplanationTable(
         parsed,
         chosen.name,
-        found.device,
+        explanation.device,
         tuple(
-            _op_row(name, {**found.ops, **functions}.get(name, _ABSENT))
+            _op_row(name, {**explanation.ops, **functions}.get(name, _ABSENT))
             for name in [*oplists.ops(), *listed]
         ),
         tuple(
-            FeatureRow(name, *found.features[name]) for name in FEATURES if name in found.features
+            FeatureRow(name, *explanation.features[name])
+            for name in FEATURES
+            if name in explanation.features
         ),
     )
 
 
 def _of_function(rule: oplists.Category, policy: Policy, backend: Backend) -> OpTreatment:
-    """A Python function that ``policy`` lists is cast by us, on every backend."""
+    """The treatment of a Python function in the policy's lists: ampbridge casts it on every backend."""
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     simulated = rule == "allow" and backend.execution(policy) == "simulated"
@@ -158,13 +160,13 @@ FEATURES = (
     "fit",
     "recomputation",
 )
-"""What an adapter explains beyond ops."""
+"""The features that an adapter explains."""
 
 INPUTS_DTYPE = "inputs'"
-"""The dtype of an op that follows what arrives."""
+"""The dtype of an op that follows its inputs."""
 
 PARTS_DTYPE = "its parts'"
-"""The dtype of a function whose parts have rules of their own."""
+"""The dtype of a function that consists of ops with rules of their own."""
 
 
 def dtype_of(category: oplists.Category, policy: Policy) -> str:

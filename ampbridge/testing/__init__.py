@@ -1,4 +1,4 @@
-"""The conformance suite: what every backend promises, as tests. Needs pytest.
+"""The conformance suite: tests that every backend must pass. Needs pytest.
 
     from ampbridge.testing import BackendConformance
     from ampbridge_torch.testing import TorchHarness
@@ -6,8 +6,8 @@
     class TestTorchBackend(BackendConformance):
         harness = TorchHarness()
 
-Give each framework a test file of its own and run it in a process of its own: TensorFlow and Paddle
-cannot share one. A new backend brings a ``Harness``, written against its framework alone.
+Write a test file for each framework, and run each in its own process, because TensorFlow and Paddle
+cannot share one. A new backend needs a ``Harness`` that uses only its framework.
 """
 
 import pytest

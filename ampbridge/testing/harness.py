@@ -18,27 +18,27 @@ NumpyArray = npt.NDArray[Any]
 
 
 class Harness(Protocol):
-    """A framework in the suite's words; its own arrays, models and optimizers throughout.
+    """The suite's access to a framework, with the framework's own arrays, models and optimizers.
 
     The model is a perceptron of one hidden layer, ``relu(x @ w1 + b1) @ w2 + b2``, whose parameters
     are ``w1, b1, w2, b2``, in this order and in these shapes (weights ``(in, out)``).
 
-    What is decorated is a layered model: the same computation by the framework's own layers, called
-    as ``model(x)``. Its parameters come in the framework's shapes.
+    The suite decorates a layered model: the same computation with the framework's own layers, called
+    as ``model(x)``. Its parameters have the framework's shapes.
 
     Attributes:
         backend: the backend under test.
-        frameworks: root modules that the adapter may import, its own framework first. Of the
-            other registered frameworks it must import none.
-        compiles: whether ``train_step(..., compile=True)`` works; else it must be refused.
-        copies: whether ``copy.deepcopy(step)`` of the layered model works; else it must be refused.
-        stores_gradients: whether a backward pass leaves gradients beside the parameters; else
+        frameworks: root modules that the adapter may import, its own framework first. It must not
+            import other registered frameworks.
+        compiles: whether ``train_step(..., compile=True)`` works; if not, it must be refused.
+        copies: whether ``copy.deepcopy(step)`` of the layered model works; if not, it must be refused.
+        stores_gradients: whether a backward pass stores gradients in the parameters; if not,
             ``Backend.stored_gradients`` must be refused.
-        simulated: whether results in low precision are kept in float32 storage; ``dtype_of`` then
-            says "float32" of them.
-        has_kernels: whether the device has kernels of low precision; else ``execution="native"`` must
+        simulated: whether low-precision results are stored in float32; ``dtype_of`` then returns
+            "float32" for them.
+        has_kernels: whether the device has low-precision kernels; if not, ``execution="native"`` must
             be refused.
-        simulates: whether the device takes ``execution="simulated"``; else it must be refused.
+        simulates: whether the device supports ``execution="simulated"``; if not, it must be refused.
         threads_apart: whether threads may be inside of native regions at the same time.
         linear_kind: the class name of the framework's linear layer.
     """
@@ -76,7 +76,7 @@ class Harness(Protocol):
 
     @abstractmethod
     def hidden(self, model: Model, x: Array) -> Array:
-        """``relu(x @ w1 + b1)``, of which ``w2`` and ``b2`` are no part."""
+        """``relu(x @ w1 + b1)``, which does not use ``w2`` and ``b2``."""
 
     @abstractmethod
     def forward(self, model: Model, x: Array) -> Array:
@@ -98,15 +98,15 @@ class Harness(Protocol):
 
     @abstractmethod
     def details(self, model: Model, optimizer: Optimizer) -> Mapping[str, object]:
-        """All that decorating may change but values: dtypes, policies, hooks, attributes.
+        """Everything except values that decorating may change: dtypes, policies, hooks, attributes.
 
-        Of the layered model's layers, parameters and optimizer; compared with ``==``. ``contents``
-        lists the attributes of one object.
+        It covers the layered model's layers, parameters and optimizer, and is compared with ``==``.
+        ``contents`` lists the attributes of one object.
         """
 
     @abstractmethod
     def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
-        """``loss_fn``, and a function that tells how often it has been recorded for a compiler."""
+        """``loss_fn``, and a function that returns how often a compiler has traced it."""
 
     @abstractmethod
     def mean_squared_error(self, prediction: Array, target: Array) -> Array:
@@ -114,51 +114,51 @@ class Harness(Protocol):
 
     @abstractmethod
     def parameters(self, model: Model) -> list[Array]:
-        """The native ``w1, b1, w2, b2``; of a layered model in order of the computation."""
+        """The native ``w1, b1, w2, b2``; for a layered model in the order of the computation."""
 
     @abstractmethod
     def optimizer(self, model: Model, kind: str, rate: float, *others: Model) -> Optimizer:
-        """Of the parameters of ``model``, and then of ``others``.
+        """An optimizer for the parameters of ``model``, followed by those of ``others``.
 
-        "sgd": SGD; "momentum": with momentum 0.9, not dampened, no Nesterov; "adam": Adam.
+        "sgd": SGD; "momentum": SGD with momentum 0.9, no dampening, no Nesterov; "adam": Adam.
         """
 
     @abstractmethod
     def slots(self, optimizer: Optimizer) -> list[NumpyArray]:
-        """Every array and counter that the optimizer keeps, read bit by bit; may be none at first."""
+        """The exact values of every array and counter of the optimizer; there may be none at first."""
 
     @abstractmethod
     def native_gradients(
         self, model: Model, loss_fn: LossFn, batch: Sequence[Array], scale: Callable[[Array], Array]
     ) -> list[Array]:
-        """The gradients of ``scale(loss_fn(model, *batch))``, taken as the framework's users do.
+        """The gradients of ``scale(loss_fn(model, *batch))``, computed as the framework's users do.
 
-        Where gradients are stored, they are left beside the parameters too.
+        If the framework stores gradients in the parameters, they also stay there.
         """
 
     @abstractmethod
     def on_backward(self, x: Array, call: Callable[[], None]) -> Array:
-        """``x``, made to call ``call`` when its gradient is computed."""
+        """``x``, with a hook that calls ``call`` when its gradient is computed."""
 
     @abstractmethod
     def is_differentiable(self, x: Array) -> bool:
-        """Whether ``x`` is still tied to the computation it came from."""
+        """Whether ``x`` is not detached."""
 
     @abstractmethod
     def is_tracing(self) -> bool:
-        """Whether the framework is recording a program for its compiler just now."""
+        """Whether the framework is tracing now."""
 
     @abstractmethod
     def ambient(self) -> Mapping[str, object]:
-        """What a region may change in the framework: modes, default dtypes, attributes by name.
+        """State of the framework that a region may change: modes, default dtypes, attributes by name.
 
-        Compared before and after with ``==``; of attributes give the identity, as
+        It is compared before and after with ``==``; use the identities of attributes, as
         ``attributes_of`` does.
         """
 
 
 def attributes_of(*owners: Any) -> dict[str, int]:
-    """The identity of each attribute of modules and classes, to see whether any was left replaced."""
+    """The identity of each attribute of modules and classes, to check that all were restored."""
     return {
         f"{owner.__name__}.{name}": id(value)
         for owner in owners
@@ -167,11 +167,11 @@ def attributes_of(*owners: Any) -> dict[str, int]:
 
 
 def contents(name: str, obj: Any) -> dict[str, object]:
-    """What ``obj`` holds, attribute by attribute; of lists and dictionaries each element.
+    """The attributes of ``obj``, and each element of those that are lists or dictionaries.
 
-    Plain values are given themselves, other objects by their identity.
+    Plain values stand for themselves, other objects for their identity.
     """
-    found: dict[str, object] = {}
+    result: dict[str, object] = {}
     for attribute, value in vars(obj).items():
         elements: Iterable[tuple[object, object]] = [("", value)]
         if isinstance(value, Mapping):
@@ -180,20 +180,20 @@ def contents(name: str, obj: Any) -> dict[str, object]:
             elements = [("kind", type(value).__name__), *enumerate(value)]
         for key, element in elements:
             index = key if isinstance(key, (int, str)) else id(key)
-            found[f"{name}.{attribute}[{index}]"] = (
+            result[f"{name}.{attribute}[{index}]"] = (
                 element
                 if isinstance(element, (int, float, str, type(None)))
                 else f"{type(element).__name__} at {id(element)}"
             )
-    return found
+    return result
 
 
 def untransposed(arrays: Sequence[NumpyArray], like: Sequence[NumpyArray]) -> list[NumpyArray]:
-    """``arrays`` in the shapes of ``like``: frameworks differ in how a linear layer's weights lie."""
+    """``arrays`` in the shapes of ``like``: frameworks differ in the layout of a linear layer's weight."""
     pairs = zip(arrays, like, strict=True)
     return [array if array.shape == one.shape else array.T for array, one in pairs]
 
 
 def as_number(x: Scalar, harness: Harness) -> float:
-    """A native scalar, or one that is on the host already, as a Python number."""
+    """A native scalar as a Python number."""
     return float(x if isinstance(x, (bool, int, float)) else harness.numpy(x))

@@ -17,10 +17,10 @@ from ampbridge.testing.harness import Harness
 
 
 def import_or_skip(framework: str) -> ModuleType:
-    """``framework``, or the calling module's tests skipped.
+    """Import ``framework``, or skip the calling module's tests if it is not installed.
 
-    What the environment variable AMPBRIDGE_REQUIRE names ("torch,paddle") is never skipped: there
-    a missing framework is an error.
+    For frameworks in the environment variable AMPBRIDGE_REQUIRE ("torch,paddle") it is an error
+    instead.
     """
     if framework in os.environ.get("AMPBRIDGE_REQUIRE", "").split(","):
         return importlib.import_module(framework)
@@ -29,13 +29,13 @@ def import_or_skip(framework: str) -> ModuleType:
 
 
 def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
-    """Run the suite, or those of its ``tests``, against ``harness`` within this process.
+    """Run the suite, or only ``tests`` of it, against ``harness`` within this process.
 
-    For the suite's own tests: that it fails a backend which breaks a promise.
+    This is for tests of the suite itself: a broken backend must fail it.
 
     Returns:
-        "skipped", "passed", "failed" or, where the test could not be set up, "error" for each test;
-        the last of these that one of its cases came to.
+        For each test "skipped", "passed", "failed", or "error" if its setup failed; for a test with
+        several cases, the last of these that occurred.
     """
     left_out = dict.fromkeys(set(names_of_tests()).difference(tests), None) if tests else {}
     suite = type("TestBackend", (BackendConformance,), {"harness": harness, **left_out})
@@ -58,7 +58,7 @@ def names_of_tests() -> list[str]:
 
 
 class _Recorder:
-    """Hands pytest a module that holds ``suite`` alone, and notes how each test went."""
+    """Gives pytest a module that contains only ``suite``, and records the outcome of each test."""
 
     _RANKS = ("skipped", "passed", "failed", "error")
 
