@@ -663,7 +663,7 @@ class Backend(Protocol):
             ArgumentTypeError: if ``native`` is not such an object; this is the default.
             UnsupportedError: if no policy is equivalent.
         """
-        msg = f"{type(native).__name__} of {self.name} says nothing of precision.\n"
+        msg = f"{type(native).__name__} of {self.name} is not a precision object.\n"
         raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
 
 

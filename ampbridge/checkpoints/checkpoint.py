@@ -163,7 +163,7 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
         )
         raise StateError(msg)
     if document.keys() != _KEYS[version]:
-        raise StateError(f"{str(file)!r} lacks parts, or has others besides.\n{_HINT}")
+        raise StateError(f"{str(file)!r} has missing or unexpected parts.\n{_HINT}")
     if version > 1 and not _has_digest(document.pop(_DIGEST), document):
         msg = f"{str(file)!r} is damaged: it is not the file that was saved.\n"
         raise StateError(msg + _HINT_IF_DAMAGED)
@@ -177,7 +177,7 @@ def _refuse_constant(text: str) -> None:
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a key stands twice in it")
+        raise ValueError("it has a duplicate key")
     return values
 
 
@@ -269,7 +269,7 @@ def _refuse_foreign(folder: Path) -> None:
     try:
         _parsed(_content(folder), folder)
     except StateError as error:
-        msg = f"{str(folder)!r} holds a {STATE_FILE} that no checkpoint of ours has.\n"
+        msg = f"{str(folder)!r} holds a {STATE_FILE} that is not an ampbridge checkpoint's.\n"
         raise StateError(msg + "Hint: save to a folder of its own.") from error
 
 

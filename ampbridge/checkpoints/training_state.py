@@ -84,7 +84,7 @@ def read(path: Path) -> Saved:
     weights = [_weight(entry, values, path) for entry in state["weights"]]
     described = {weight.name: weight.shape for weight in weights}
     if described != {name: array.shape for name, array in values.items()}:
-        raise StateError(f"{str(path)!r} describes other weights than it holds.\n{_HINT}")
+        raise StateError(f"{str(path)!r} describes different weights than it contains.\n{_HINT}")
     optimizer = OptimizerState(_under("optimizer/", tensors), state["optimizer"])
     return Saved(state["training"], weights, values, optimizer, state.get("scheduler"))
 
@@ -127,7 +127,7 @@ def take_over(saved: Saved, trained: Trained) -> None:
     _scheduler_state(trained.scheduler)  # what cannot be saved could not be put back either
     restore = _state_setter(trained.scheduler)
     if (saved.scheduler is None) != (restore is None):
-        msg = "One of checkpoint and step has a scheduler with a state, the other has none.\n"
+        msg = "The checkpoint and the step do not both have a scheduler with a state.\n"
         raise StateError(msg + _HINT_IF_OTHER)
     put_back = _what_puts_back(trained)
     hold_interrupts()
@@ -189,7 +189,7 @@ def _other_model(present: list[Weight], saved: list[Weight]) -> str:
     told = ", ".join(f"{what} {names}" for what, names in differences.items() if names)
     return (
         f"The checkpoint belongs to another model: {told}.\n"
-        "Hint: amp.load_weights(path, model) takes the weights alone, with a mapping= where names differ."
+        "Hint: amp.load_weights(path, model) loads only the weights; pass mapping= if names differ."
     )
 
 
@@ -197,15 +197,15 @@ def _scheduler_state(scheduler: Any) -> Any:
     """What the scheduler remembers; None of a function, whose state is its caller's to save.
 
     Raises:
-        UnsupportedError: for an object that cannot say it, or whose state is no plain data.
+        UnsupportedError: for an object that cannot say it, or whose state is not plain data.
     """
     if scheduler is None or isroutine(scheduler) or isinstance(scheduler, partial):
         return None
     if not hasattr(scheduler, "state_dict") or _state_setter(scheduler) is None:
         kind = type(scheduler).__name__
         msg = (
-            f"A checkpoint cannot hold what {kind} remembers: it has no state_dict() and "
-            f"load_state_dict().\nHint: give {kind} both; or, if it remembers nothing or you save it "
+            f"A checkpoint cannot contain the state of {kind}: it has no state_dict() and "
+            f"load_state_dict().\nHint: give {kind} both; or, if it has no state or you save it "
             "yourself, train_step(..., scheduler=scheduler.step)."
         )
         raise UnsupportedError(msg)
@@ -216,7 +216,7 @@ def _scheduler_state(scheduler: Any) -> Any:
         return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
     except (TypeError, ValueError) as error:
         msg = (
-            f"The state of {type(scheduler).__name__} is no plain data ({error!s:.100}), and "
+            f"The state of {type(scheduler).__name__} is not plain data ({error!s:.100}), and "
             "checkpoints hold no pickle.\n"
             "Hint: train_step(..., scheduler=scheduler.step), and save scheduler.state_dict() yourself."
         )

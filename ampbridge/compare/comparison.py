@@ -104,14 +104,14 @@ class Comparison(TabularReport):
         if self.reference.error is not None:
             notes.append(NO_REFERENCE + first_line(self.reference.error))
         notes += [
-            f"{each.label}: {each.own} of {len(each.parameters)} gradients have another layout than "
-            "NumPy's, and are held against float32 of the same framework."
+            f"{each.label}: {each.own} of {len(each.parameters)} gradients have a different layout than "
+            "NumPy's, and are compared with float32 of the same framework."
             for each in self.errors.values()
             if self.exact is not None and each.own
         ]
         notes += [
-            f"{each.label}: {len(each.missing)} of its gradients have another layout than NumPy's, and "
-            "are held against nothing."
+            f"{each.label}: {len(each.missing)} of its gradients have a different layout than NumPy's, and "
+            "are not compared."
             for each in self.errors.values()
             if each.missing
         ]
@@ -127,13 +127,13 @@ class Comparison(TabularReport):
         norms = [norm for each in starts.values() for norm in each]
         if not norms or max(norms) - min(norms) <= SAME_START * max(norms):
             return []
-        said = ", ".join(
+        norms_by_label = ", ".join(
             " and ".join(dict.fromkeys(f"{norm:.6g}" for norm in each)) + f" ({label})"
             for label, each in starts.items()
         )
         return [
-            f"Not all runs start from the same weights; the norms of all of them: {said}. What build() "
-            "makes must depend on its seed alone."
+            f"Not all runs start from the same weights; the norms of their weights: {norms_by_label}. "
+            "build() must create its weights from the seed only."
         ]
 
     # -- as data
@@ -186,7 +186,7 @@ class Comparison(TabularReport):
             for op, row in self.matrix.cells.items()
             if self.matrix.differs(op)
         ]
-        same = "Every op ran in the same dtype wherever it was seen."
+        same = "Every op ran in the same dtype on each framework that called it."
         if self.matrix.columns and not remarks and len(self.matrix.columns) > 1:
             remarks = [same]
         return Table(

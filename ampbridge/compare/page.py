@@ -281,7 +281,7 @@ def _rules(comparison: Comparison, ops: Sequence[str], name: str) -> str:
         )
         rows.append([_heading_cell(_op(op)), *cells])
     says = (
-        "allow: low precision; deny: float32; promote: the widest dtype that arrives. In parentheses the "
+        "allow: low precision; deny: float32; promote: the widest dtype of the inputs. In parentheses the "
         "rule for what is on no list: follow, the inputs' dtypes; full, float32. Marked with ≠: another "
         f"rule than in the column “{escape(header[1])}”."
     )

@@ -35,20 +35,20 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "autocast": {
         **_LISTS,
-        "device_type": "amp.autocast('O1'), which holds on any device",
+        "device_type": "amp.autocast('O1'), which works on any device",
         "dtype": "amp.autocast('O1:bfloat16')",
         "level": "amp.autocast('O1')",
         "enabled": "amp.autocast('O0'), which is all float32",
         "enable": "amp.autocast('O0'), which is all float32",
         "cache_enabled": "amp.autocast('O1'), which needs none",
-        "use_promote": "amp.autocast('O1'), where the list set says what is promoted",
+        "use_promote": "amp.autocast('O1'), whose list set has the promote rules",
     },
     "Policy": {
         **_LISTS,
-        "use_promote": "amp.Policy('O1', lists='paddle'), where the list set says what is promoted",
+        "use_promote": "amp.Policy('O1', lists='paddle'), whose list set has the promote rules",
         "enabled": "amp.Policy('O0'), which is all float32",
         "enable": "amp.Policy('O0'), which is all float32",
-        "device_type": "amp.Policy('O1'), which holds on any device",
+        "device_type": "amp.Policy('O1'), which works on any device",
         "compute_dtype": "amp.Policy('O1', 'bfloat16')",
     },
 }
@@ -78,8 +78,8 @@ OF_A_SCALER: Mapping[str, str] = {
 
 # What trains, or forgets gradients, elsewhere -> what to write here.
 OF_A_STEP: Mapping[str, str] = {
-    "zero_grad": "step.reset(), between micro-batches; a whole step leaves no gradients behind",
-    "clear_grad": "step.reset(), between micro-batches; a whole step leaves no gradients behind",
+    "zero_grad": "step.reset(), between micro-batches; a complete step leaves no gradients",
+    "clear_grad": "step.reset(), between micro-batches; a complete step leaves no gradients",
     "train_on_batch": "result = step(x, y)",
 }
 

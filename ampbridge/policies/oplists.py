@@ -262,7 +262,7 @@ def _did_you_mean(close: Iterable[str]) -> str:
 def source(list_set: str) -> str:
     """Where the list set was taken from."""
     if list_set == "native":
-        return "whatever the framework does by itself"
+        return "the framework's own rules"
     return str(_data("lists.json")[list_set]["source"])
 
 

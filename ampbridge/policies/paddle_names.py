@@ -114,7 +114,7 @@ def paddle_list(
         elif not _is_looked_up(name, static):
             ignored[name] = _ignored(name, argument)
         elif not stands_for_ops:
-            lost[name] = Remark(f"{name!r} is cast by Paddle; no canonical op stands for it.")
+            lost[name] = Remark(f"{name!r} is cast by Paddle, and has no canonical op.")
     canonical = {op for name in names for op in paddle_meaning(name, static=static)}
     return ListReading(tuple(sorted(canonical)), ignored, lost, notes)
 
@@ -182,7 +182,7 @@ def _is_looked_up(name: str, static: bool) -> bool:
 def _ignored(name: str, argument: PaddleList) -> Remark:
     where = "eager Paddle" if name in STATIC_ALONE else "Paddle"
     return Remark(
-        f"{name!r} in {argument} has no effect: {where} looks no op up under that name.",
+        f"{name!r} in {argument} has no effect: {where} does not look up that name.",
         _how_to_write(_probably_meant(name), argument),
     )
 
@@ -223,7 +223,7 @@ def _how_to_write(meant: tuple[str, ...], argument: PaddleList) -> str:
     in_paddle = (
         f"{argument}={{{_quoted(names)}}} in Paddle"
         if names
-        else "nothing in Paddle, which makes it of several ops"
+        else "nothing in Paddle, which composes it of several ops"
     )
     return f"for {' and '.join(meant)} write {in_paddle}, {in_recipe}."
 

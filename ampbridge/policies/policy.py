@@ -101,7 +101,7 @@ class Policy:
         both = sorted(set(self.allow) & set(self.deny))
         if both:
             msg = (
-                f"{', '.join(map(repr, both))} stands in both allow and deny; an op has one rule.\n"
+                f"{', '.join(map(repr, both))} is in both allow and deny; an op has one rule.\n"
                 f"Hint: leave it in one list, for example deny={both!r}."
             )
             raise PolicyError(msg)
@@ -117,7 +117,7 @@ class Policy:
         """Refuse settings of low precision that would have no effect at this level."""
         if self.level == "O0" and self.output_dtype != "float32":
             msg = (
-                f"output_dtype={self.output_dtype!r} at O0, where a model returns what it computes: "
+                f"output_dtype={self.output_dtype!r} at O0, where a model returns "
                 "float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
             )

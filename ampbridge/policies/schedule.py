@@ -322,7 +322,7 @@ def single(policy: str | Policy) -> Policy:
     """
     if isinstance(policy, Schedule):
         msg = (
-            f"{policy!r} says which policy holds at which step; this call knows of no steps.\n"
+            f"{policy!r} chooses a policy for each step, and this call has no steps.\n"
             "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop."
         )
         raise ArgumentTypeError(msg)

@@ -201,10 +201,10 @@ def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
 def _rewritten(reading: Reading, alternatives: tuple[Alternative, ...], wish: Wish) -> Ported:
     """The script with its calls replaced; with a report where it stands for one recipe."""
     if wish.where:
-        msg = "A script is rewritten with all its conditions, and --where chooses one.\n"
+        msg = "A script keeps all its conditions when it is rewritten, and --where chooses one.\n"
         raise ArgumentError(msg + f"Hint: --to toml --where {wish.where[0]!r}")
     if wish.known:
-        msg = "A script is rewritten with its own expressions, and --set gives values.\n"
+        msg = "A script keeps its own expressions when it is rewritten, and --set gives values.\n"
         raise ArgumentError(msg + "Hint: --to toml --set KEY=VALUE, or change the script.")
     if reading.framework is None:
         return Ported(reading.file, reading)

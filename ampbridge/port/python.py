@@ -283,7 +283,7 @@ class _Reader:
         """The defaults of the command line that were taken."""
         for option in dict.fromkeys(plain.options):
             place = self._source.place(option.node)
-            message = f"Its default is taken; the command line's {option.flag} may change it."
+            message = f"The recipe has its default; the command line's {option.flag} may change it."
             draft.find("note", place, message, f"--set, if the script is run with {option.flag}")
 
     def _tell_of_changes(

@@ -83,8 +83,10 @@ class Alternative:
         if missing:
             shown = "; ".join(f"{key} is {p.excerpt!r} ({p})" for key, p in missing.items())
             key = next(iter(missing))
-            msg = f"What the file says cannot be known without running it: {shown}.\n"
-            raise SourceError(msg + f"Hint: say it, --set {key}=..., recipe_with({{{key!r}: ...}})")
+            msg = f"Some values are unknown without running the file: {shown}.\n"
+            raise SourceError(
+                msg + f"Hint: pass the value, --set {key}=..., recipe_with({{{key!r}: ...}})"
+            )
         sections: dict[str, dict[str, Any]] = {}
         for name, value in {**self.settings, **known}.items():
             section, _, key = name.partition(".")

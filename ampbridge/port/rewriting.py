@@ -131,7 +131,7 @@ def _edit(source: _Verbatim, place: Place, new: str) -> _Edit:
 
 def _inside_another(edit: _Edit) -> Finding:
     assert edit.place is not None
-    msg = f"{edit.place.text}: stands inside of another call that was replaced, and is as it was."
+    msg = f"{edit.place.text}: is inside of another call that was replaced, and is unchanged."
     return Finding("lost", edit.place, msg, "take it out of there, then rewrite again.")
 
 

@@ -26,8 +26,8 @@ _NAMES = {"torch": "torch", "paddle": "paddle", "tensorflow": "tf"}
 
 # What becomes of an op that no list names.
 _UNLISTED = {
-    "follow": "follows the dtypes that arrive, the widest where they are mixed",
-    "promote": "runs in the widest dtype that arrives",
+    "follow": "follows its inputs, the widest dtype if they differ",
+    "promote": "runs in the widest dtype of its inputs",
     "full": "runs in float32",
 }
 
@@ -85,7 +85,7 @@ def _no_list_set(text: str, list_set: str) -> str:
     if list_set == "native":
         return (
             f"{text!r} has no lists: with lists='native' the framework decides op by op.\n"
-            "Hint: ampbridge explain O1 torch tells what a backend does."
+            "Hint: ampbridge explain O1 torch shows what a backend does."
         )
     close = nearest(list_set, WITH_LISTS, 1) or [WITH_LISTS[0]]
     return (

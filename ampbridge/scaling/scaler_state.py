@@ -120,7 +120,7 @@ def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> 
     if not scale > 0 or impossible:
         msg = (
             f"The state holds an impossible value: {impossible or {'scale': scale}}.\n"
-            "Hint: start anew with GradScaler(); the saved scaler had collapsed."
+            "Hint: start again with GradScaler(); the saved scaler had collapsed."
         )
         raise StateError(msg)
     good = min(counters["good_steps"], config.growth_interval - 1)

@@ -55,7 +55,7 @@ def _refuse_kept_layers(policy: Policy) -> None:
     """A region has no model, so it cannot tell which layers to keep in float32."""
     if policy.keep:
         msg = (
-            f"{policy!r}: a region knows no model whose layers it could keep in float32.\n"
+            f"{policy!r}: a region has no model, so it cannot keep layers in float32.\n"
             "Hint: amp.decorate(model, policy=policy), then call the model; or "
             "policy.replace(keep=()) for the region."
         )

@@ -235,10 +235,10 @@ def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> N
     names = backend.low_parameters(model)
     if names:
         msg = (
-            "Parameters of the model are in 16 bits by themselves: "
+            "Parameters of the undecorated model are in 16 bits: "
             f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. {policy!r} has no float32 "
             "masters of them, so that updates under half a unit in the last place are lost.\n"
-            "Hint: model.float() first: the policy casts what is to be low."
+            "Hint: model.float() first: the policy then casts the parameters."
         )
         warn(msg)
 

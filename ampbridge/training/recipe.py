@@ -68,7 +68,7 @@ class Scaling(ScalerConfig):
             ArgumentTypeError: if ``scaler`` is not a GradScaler.
         """
         if not isinstance(scaler, GradScaler):
-            msg = f"A Scaling is made of an ampbridge.GradScaler, not of {scaler!r}.\n"
+            msg = f"Scaling.of takes an ampbridge.GradScaler, not {scaler!r}.\n"
             raise ArgumentTypeError(msg + "Hint: amp.Scaling.of(amp.GradScaler())")
         return cls(**asdict(scaler.config), init_scale=scaler.get_scale())
 
@@ -145,8 +145,8 @@ class Recipe:
         first = self.schedule.policy(self.schedule.start())
         if Policy.parse(self.policy) not in (Policy(), first):
             msg = (
-                f"The schedule begins with {first!r}; policy={self.policy!r} would never hold.\n"
-                "Hint: leave policy out where there is a schedule."
+                f"The schedule begins with {first!r}; policy={self.policy!r} would never be used.\n"
+                "Hint: leave policy out if there is a schedule."
             )
             raise RecipeError(msg)
         return first

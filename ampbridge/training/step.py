@@ -351,13 +351,13 @@ class TrainStep:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         msg = (
-            "A TrainStep is neither pickled nor copied without its model: it holds functions, and "
-            f"programs made of them.\n{_ANEW}"
+            "A TrainStep cannot be pickled, nor copied without its model: it contains functions and "
+            f"compiled programs.\n{_ANEW}"
         )
         raise UnsupportedError(msg)
 
 
-_ANEW = "Hint: step.save(path); and where a step of a model and an optimizer made anew is, step.load(path)"
+_ANEW = "Hint: step.save(path); then step.load(path) in a new step of a new model and optimizer"
 
 
 def train_step(
@@ -444,7 +444,7 @@ def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any
         raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
     if scaler != "auto" or policy is not None or passed:
         msg = (
-            "The recipe says what policy, scaler, accumulate, clip_norm and on_overflow are; "
-            "something else was passed beside it.\nHint: recipe=recipe.replace(accumulate=4)"
+            "A recipe replaces policy, scaler, accumulate, clip_norm and on_overflow; "
+            "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
         )
         raise ArgumentError(msg)

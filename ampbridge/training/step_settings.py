@@ -112,7 +112,7 @@ def checked_scheduler(scheduler: Any) -> Callable[[], Any] | None:
         msg = (
             f"scheduler is an object with step() or a function, not {described(scheduler)}.\n"
             "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-            "follows optimizer.iterations, which stands still on skipped steps."
+            "follows optimizer.iterations, which does not advance on skipped steps."
         )
         raise ArgumentTypeError(msg)
     needed = required_arguments(advance)

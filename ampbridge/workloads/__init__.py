@@ -127,7 +127,7 @@ def _module(path: Path) -> ModuleType:
     except ImportError as error:
         msg = f"{path} needs a package that is not installed: {error}.\n"
         raise ArgumentError(
-            msg + "Hint: import a framework inside of build(), for its own backend alone."
+            msg + "Hint: import a framework inside of build(), only for its own backend."
         ) from error
     except Exception as error:
         msg = f"{path} cannot be run: {type(error).__name__}: {error}.\n"
@@ -148,7 +148,9 @@ def _checked(build: Build, name: str, backend: str, seed: int) -> Workload:
     if registry.framework_of(workload.model) != backend:
         kind = f"{type(workload.model).__module__}.{type(workload.model).__qualname__}"
         msg = f"build({backend!r}, {seed}) of {name} made a model of another framework, {kind}.\n"
-        raise ArgumentTypeError(msg + "Hint: raise an error for a backend that it does not know.")
+        raise ArgumentTypeError(
+            msg + "Hint: raise an error for a backend that it does not support."
+        )
     if not isinstance(workload.batches, Sequence) or not workload.batches:
         msg = f"The batches of {name} are {workload.batches!r:.80}; allowed is a list of at least one.\n"
         raise ArgumentTypeError(msg + "Hint: batches=[(x, y)]")

@@ -366,7 +366,7 @@ def _plain(state: Any) -> Any:
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
     msg = (
-        f"The learning rate's scheduler remembers a {type(state).__name__}, which is no plain data.\n"
+        f"The learning rate's scheduler remembers a {type(state).__name__}, which is not plain data.\n"
         "Hint: let its state_keys() name numbers alone."
     )
     raise UnsupportedError(msg)

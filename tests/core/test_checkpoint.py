@@ -224,7 +224,7 @@ def test_a_checkpoint_of_the_first_version_still_loads(folder):
 def test_a_digest_cannot_be_left_out(folder):
     file = as_version_1(folder)
     file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
-    with refuses(folder, "lacks parts"):
+    with refuses(folder, "has missing or unexpected parts"):
         checkpoint.read(folder)
 
 
@@ -239,9 +239,9 @@ def test_it_may_be_spaced_in_another_way(folder):
     [
         ('"version": 1', '"version": true', "is of version True"),
         ('"version": 1', '"version": 1.0', "is of version 1.0"),
-        ('"version": 1', '"version": 1, "version": 1', "a key stands twice"),
-        ('"step": 3', '"step": 3, "step": 4', "a key stands twice"),
-        ('"version": 1', '"version": 1, "more": 1', "has others besides"),
+        ('"version": 1', '"version": 1, "version": 1', "it has a duplicate key"),
+        ('"step": 3', '"step": 3, "step": 4', "it has a duplicate key"),
+        ('"version": 1', '"version": 1, "more": 1', "has missing or unexpected parts"),
     ],
     ids=["true", "1.0", "version twice", "step twice", "a key more"],
 )
@@ -276,7 +276,7 @@ def test_a_file_in_the_place_of_the_folder_is_left_alone(tmp_path):
 
 def test_another_program_s_state_is_left_alone(tmp_path):
     (tmp_path / "state.json").write_text('{"mine": 1}')
-    with refuses(tmp_path, "no checkpoint of ours"):
+    with refuses(tmp_path, "not an ampbridge checkpoint"):
         checkpoint.write(tmp_path, Checkpoint({}, {}))
     assert (tmp_path / "state.json").read_text() == '{"mine": 1}'
 
@@ -676,8 +676,8 @@ def test_a_scheduler_that_cannot_be_restored_is_not_saved_as_if_it_had_no_state(
     with pytest.raises(amp.UnsupportedError) as caught:
         step.save(tmp_path / "a")
     assert str(caught.value) == (
-        f"A checkpoint cannot hold what {kind.__name__} remembers: it has no state_dict() and "
-        f"load_state_dict().\nHint: give {kind.__name__} both; or, if it remembers nothing or you save "
+        f"A checkpoint cannot contain the state of {kind.__name__}: it has no state_dict() and "
+        f"load_state_dict().\nHint: give {kind.__name__} both; or, if it has no state or you save "
         "it yourself, train_step(..., scheduler=scheduler.step)."
     )
     assert not (tmp_path / "a").exists()
@@ -697,7 +697,7 @@ def test_a_scheduler_whose_state_is_no_data_is_refused(make, tmp_path, value):
         def state_dict(self):
             return {"value": value}
 
-    with pytest.raises(amp.UnsupportedError, match="no plain data"):
+    with pytest.raises(amp.UnsupportedError, match="not plain data"):
         make(scheduler=Opaque()).save(tmp_path / "a")
     assert not (tmp_path / "a").exists()
 

@@ -84,7 +84,7 @@ def test_the_table_has_a_row_for_each_listed_op_with_the_framework_s_names(capsy
         "deny",
         "softmax_with_cross_entropy, paddle.nn.functional.cross_entropy",
     ] in body
-    assert last == ["Every other op runs in the widest dtype that arrives."]
+    assert last == ["Every other op runs in the widest dtype of its inputs."]
 
 
 def test_names_that_paddle_s_lists_take_no_notice_of_are_not_shown(capsys):
@@ -138,7 +138,7 @@ def test_the_difference_as_a_table(capsys):
     title, *_ = text.splitlines()
     assert title == f"{len(rows(text)) - 1} of {len(OPS)} ops differ"
     assert ["softmax", "deny", "(promote)"] in rows(text)
-    assert text.endswith("(promote): not listed, runs in the widest dtype that arrives.\n")
+    assert text.endswith("(promote): not listed, runs in the widest dtype of its inputs.\n")
 
 
 def test_lists_that_say_the_same(capsys):

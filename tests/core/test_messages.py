@@ -66,7 +66,7 @@ POLICY_MISTAKES = {
     "low outputs at O0": (
         lambda: Policy("O0", output_dtype="float16"),
         amp.PolicyError,
-        "output_dtype='float16' at O0, where a model returns what it computes: float32.\n"
+        "output_dtype='float16' at O0, where a model returns float32.\n"
         "Hint: Policy('O1', 'bfloat16', output_dtype='float16')",
     ),
     "no masters of float32 parameters": (
@@ -114,7 +114,7 @@ POLICY_MISTAKES = {
     "one op in both lists": (
         lambda: Policy(allow=["softmax"], deny=["softmax", "paddle:softmax"]),
         amp.PolicyError,
-        "'softmax' stands in both allow and deny; an op has one rule.\n"
+        "'softmax' is in both allow and deny; an op has one rule.\n"
         "Hint: leave it in one list, for example deny=['softmax'].",
     ),
     "a string for a list": (
@@ -255,7 +255,7 @@ SCALER_MISTAKES = {
         lambda: GradScaler().load_state_dict({"scale": 0.0, "_growth_tracker": 0}),
         amp.StateError,
         "The state holds an impossible value: {'scale': 0.0}.\n"
-        "Hint: start anew with GradScaler(); the saved scaler had collapsed.",
+        "Hint: start again with GradScaler(); the saved scaler had collapsed.",
     ),
     "state with several scales": (
         lambda: GradScaler().load_state_dict({"scale": [1.0, 2.0], "_growth_tracker": 0}),
@@ -326,7 +326,7 @@ STEP_ARGUMENTS = {
         amp.ArgumentTypeError,
         "scheduler is an object with step() or a function, not 0.1.\n"
         "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-        "follows optimizer.iterations, which stands still on skipped steps.",
+        "follows optimizer.iterations, which does not advance on skipped steps.",
     ),
     "a rate schedule": (
         {"scheduler": Schedule()},
@@ -334,7 +334,7 @@ STEP_ARGUMENTS = {
         "scheduler is an object with step() or a function, not "
         f"{__name__}.Schedule.\n"
         "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-        "follows optimizer.iterations, which stands still on skipped steps.",
+        "follows optimizer.iterations, which does not advance on skipped steps.",
     ),
     "on_overflow": (
         {"on_overflow": "skip"},
@@ -710,7 +710,7 @@ def test_several_frameworks_in_use(toy, monkeypatch):
 def test_a_schedule_where_there_are_no_steps(call, parts):
     with reads(
         amp.ArgumentTypeError,
-        "Schedule([(0, Policy('O0'))]) says which policy holds at which step; this call knows of no "
+        "Schedule([(0, Policy('O0'))]) chooses a policy for each step, and this call has no "
         "steps.\n"
         "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop.",
     ):
@@ -721,8 +721,8 @@ def test_kept_layers(toy):
     with (
         reads(
             amp.UnsupportedError,
-            "Policy('O1', 'float16', keep=['head']): a region knows no model whose layers it could "
-            "keep in float32.\nHint: amp.decorate(model, policy=policy), then call the model; or "
+            "Policy('O1', 'float16', keep=['head']): a region has no model, so it cannot keep "
+            "layers in float32.\nHint: amp.decorate(model, policy=policy), then call the model; or "
             "policy.replace(keep=()) for the region.",
         ),
         amp.autocast(Policy(keep=["head"]), backend="toyframework"),

@@ -120,5 +120,7 @@ def test_a_framework_without_words_for_it(framework):
 def test_by_default_a_backend_has_no_words_for_it(toy):
     with pytest.raises(amp.UnsupportedError, match="toyframework has no precision objects"):
         amp.registry.backend("toyframework").native_policy(Policy())
-    with pytest.raises(amp.ArgumentTypeError, match="ToyModel of toyframework says nothing"):
+    with pytest.raises(
+        amp.ArgumentTypeError, match="ToyModel of toyframework is not a precision object"
+    ):
         Policy.from_native(toy.Model())

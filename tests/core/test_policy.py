@@ -137,7 +137,7 @@ def test_ops_that_the_table_lacks_keep_their_framework_s_name(spelling, kept):
     assert (denied.category(spelling), Policy().category(spelling)) == ("deny", "promote")
     assert Policy(lists="tensorflow").category(spelling) == "deny"  # as all that it does not list
     assert Policy("O2", allow=[spelling]).category(kept) == "allow"
-    with pytest.raises(PolicyError, match="stands in both allow and deny"):
+    with pytest.raises(PolicyError, match="is in both allow and deny"):
         Policy(allow=[kept], deny=[spelling])
 
 

@@ -229,7 +229,7 @@ def test_every_parameter_has_a_key_and_every_key_a_parameter():
         "schedule's policy": ("[schedule]\nsteps = [[0, 'O9']]", "'O9'", "did you mean 'O1'?"),
         "both": (
             "[policy]\nlevel = 'O2'\n[schedule]\nsteps = [[0, 'O1']]",
-            "would never hold",
+            "would never be used",
             "leave policy out",
         ),
     }.values(),

@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_model_is_told_by_what_differs(
         step_of(nn.Linear(3, 2, rng=0)).load(tmp_path / "run")
     assert str(caught.value) == (
         f"The checkpoint belongs to another model: {difference}.\n"
-        "Hint: amp.load_weights(path, model) takes the weights alone, with a mapping= where names differ."
+        "Hint: amp.load_weights(path, model) loads only the weights; pass mapping= if names differ."
     )
 
 

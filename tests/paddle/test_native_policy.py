@@ -174,7 +174,7 @@ UNSUPPORTED = {
         "auto_cast": {"level": "O2"},
         "decorate": {"level": "O2", "excluded_layers": "head"},
     },
-    "no canonical op stands for it": {"auto_cast": {"custom_black_list": {"scale"}}},
+    "and has no canonical op": {"auto_cast": {"custom_black_list": {"scale"}}},
 }
 
 

@@ -728,7 +728,8 @@ class TestOutsideOfSteps:
     def test_half_ahead_of_a_policy_warns(self) -> None:
         model = nn.Linear(4, 3).to(dtype="bfloat16")  # .bfloat16() refuses on some CPUs
         with pytest.warns(
-            amp.AmpBridgeWarning, match=r"(?s)in 16 bits by themselves: weight, bias\..*Hint"
+            amp.AmpBridgeWarning,
+            match=r"(?s)undecorated model are in 16 bits: weight, bias\..*Hint",
         ):
             amp.decorate(model, policy="O1:bfloat16")
 

@@ -205,7 +205,7 @@ def test_unknown_values_are_asked_for(file, port):
     code, out, err = port(file(UNKNOWN), "--to", "tensorflow")
     assert (code, out) == (1, "")
     assert "scaler.init_scale is 'float(open(" in err
-    assert "Hint: say it, --set scaler.init_scale=..." in err
+    assert "Hint: pass the value, --set scaler.init_scale=..." in err
     code, out, _ = port(file(UNKNOWN), "--to", "tensorflow", "--set", "scaler.init_scale=512.0")
     assert code == 0
     assert "512.0" in out

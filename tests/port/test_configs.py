@@ -74,7 +74,7 @@ def test_values_and_places_in_yaml():
     "file, text, says",
     [
         ("a.json", '{"fp16": ', "is no JSON"),
-        ("a.json", '{"a": 1, "b": {"fp16": {}, "fp16": {}}}', "'fp16' stands twice"),
+        ("a.json", '{"a": 1, "b": {"fp16": {}, "fp16": {}}}', "'fp16' appears twice"),
         ("a.json", "[1, 2]", "holds no table but [1, 2]"),
         ("a.json", "[" * 100_000, "is no JSON"),
         ("a.json", '{"a":' * 500 + "1" + "}" * 500, "more than 100 tables"),
@@ -91,8 +91,8 @@ def test_values_and_places_in_yaml():
         ("a.yml", "[" * 100_000, "more than 100"),
         ("a.yml", "- " * 100_000, "more than 100"),
         ("a.yml", "{a: " * 60_000, "more than 100"),
-        ("a.yml", "&a {b: *a}", "stands for itself"),
-        ("a.yml", "a: &a\n  <<: *a\n", "stands for itself"),
+        ("a.yml", "&a {b: *a}", "refers to itself"),
+        ("a.yml", "a: &a\n  <<: *a\n", "refers to itself"),
         ("a.yml", "a" * (2**18 + 1), "at most 262144 are read"),
     ],
 )

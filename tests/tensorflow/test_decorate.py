@@ -860,7 +860,7 @@ def test_a_part_of_another_decorated_model_is_refused() -> None:
 def test_half_ahead_of_a_policy_warns() -> None:
     model = keras.Sequential([keras.Input((8,)), LAYERS.Dense(3, dtype="bfloat16")])
     with pytest.warns(
-        amp.AmpBridgeWarning, match=r"(?s)in 16 bits by themselves: .*kernel.*Hint: "
+        amp.AmpBridgeWarning, match=r"(?s)undecorated model are in 16 bits: .*kernel.*Hint: "
     ):
         amp.decorate(model, policy=O1)
 

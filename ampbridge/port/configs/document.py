@@ -64,7 +64,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(
-            f"{next(k for k in keys if keys.count(k) > 1)!r} stands twice in one table"
+            f"{next(k for k in keys if keys.count(k) > 1)!r} appears twice in one table"
         )
     return table
 
@@ -177,7 +177,7 @@ class _YamlTables:
             self._read[id(node)] = Entry(self._value(node), self._place(node))
         entry = self._read[id(node)]
         if entry is None:
-            raise _refused(self._file, f"has an alias that stands for itself, line {_line(node)}")
+            raise _refused(self._file, f"has an alias that refers to itself, line {_line(node)}")
         return entry
 
     def _value(self, node: Any) -> Any:

@@ -166,7 +166,7 @@ def _read_detection(root: Table, amp: bool, draft: Draft) -> None:
         draft.find(
             "note",
             root.place_of("_BASE_"),
-            "What these files say holds as well, where this one says nothing; they are not read here.",
+            "The settings of these files also apply unless this file overrides them; they are not read here.",
             "ampbridge port on the merged file, which tools/train.py prints.",
         )
 

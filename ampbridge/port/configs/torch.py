@@ -91,7 +91,7 @@ def read_accelerate(root: Table, draft: Draft) -> None:
     draft.find(
         "note",
         root.place,
-        "Accumulation, clipping and the scaler's numbers stand in the script, if anywhere.",
+        "Accumulation, clipping and the scaler's numbers are in the script, if anywhere.",
         "ampbridge port SCRIPT.py",
     )
 

@@ -98,7 +98,7 @@ def check_plain(call: Call) -> None:
         NoReplacement: for ``*args``, ``**kwargs``, and parameters that are not known.
     """
     if call.unpacked is not None:
-        msg = f"{call.place.text}: what {call.unpacked.text} holds is known at run time only."
+        msg = f"{call.place.text}: what {call.unpacked.text} holds is only known at run time."
         raise NoReplacement(msg, "write the arguments out, then rewrite again.")
     if call.extra:
         msg = f"{call.place.text}: {', '.join(call.extra)} is no known argument of {call.name}."

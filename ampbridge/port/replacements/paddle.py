@@ -117,7 +117,7 @@ def _kept(written: str | None) -> str | None:
     classes = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
     names = [each.attr if isinstance(each, ast.Attribute) else "" for each in classes]
     if not all(name[:1].isupper() for name in names):
-        msg = f"excluded_layers={written}: which layers these are is known at run time only."
+        msg = f"excluded_layers={written}: which layers these are is only known at run time."
         raise NoReplacement(msg, "keep=['head'], the layers' names or classes.")
     return str(names).replace("'", '"')
 
