@@ -511,8 +511,8 @@ class GradScaler:
         """
         if any(self._checked.values()):
             msg = (
-                "A GradScaler can be copied or pickled only between iterations: gradients checked since the last "
-                "update() belong to an optimizer.\nHint: scaler.update(), then copy.deepcopy(scaler)"
+                "A GradScaler can be copied or pickled only between iterations: gradients checked since "
+                "the last update() belong to an optimizer.\nHint: scaler.update(), then copy.deepcopy(scaler)"
             )
             raise CallOrderError(msg)
         return {**vars(self), "_checked": defaultdict(dict)}
