@@ -44,10 +44,10 @@ _loaded: dict[str, Backend] = {}
 def _entry_points() -> dict[str, list[EntryPoint]]:
     from importlib.metadata import entry_points  # 30 ms: only when first needed
 
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=GROUP):
-        found.setdefault(entry_point.name, []).append(entry_point)
-    return found
+        by_name.setdefault(entry_point.name, []).append(entry_point)
+    return by_name
 
 
 def register_backend(name: str, factory: Factory) -> None:
@@ -214,21 +214,21 @@ def _factory(name: str) -> Factory:
 
 def _checked(factory: Factory, name: str) -> Backend:
     try:
-        made = factory()
+        created = factory()
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
         hint = f"pip install 'ampbridge[{name}]'" if missing == name else f"pip install {missing}"
         msg = f"Backend {name!r} needs a package that is not installed: {error.name or error}.\n"
         raise BackendLoadError(msg + f"Hint: {hint}") from error
-    absent = sorted(_missing_methods(made))
+    absent = sorted(_missing_methods(created))
     if absent:
-        msg = f"Backend {name!r} ({_kind(made)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
+        msg = f"Backend {name!r} ({_kind(created)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
         raise BackendLoadError(msg)
-    return made
+    return created
 
 
 def _is_backend(obj: object) -> TypeGuard[Backend]:
-    """Says no at the first method that is missing: tensors may have a name too."""
+    """Check the name and the methods: tensors may have a name too."""
     return isinstance(getattr(obj, "name", None), str) and next(_missing_methods(obj), None) is None
 
 
@@ -243,12 +243,12 @@ def adapter_packages() -> set[str]:
 
 
 def adapter_package(name: str) -> str:
-    """The package of the adapter that speaks for a registered backend. Imports nothing."""
+    """The package of a registered backend's adapter. Imports nothing."""
     if name in _registered:
         return _registered[name].__module__.partition(".")[0]
     return _package(_entry_points()[name][0])
 
 
 def framework_if_known(obj: object) -> str | None:
-    """The registered framework that ``obj`` belongs to; None if it is of none."""
+    """The registered framework of ``obj``, or None."""
     return _framework_of_type(type(obj))

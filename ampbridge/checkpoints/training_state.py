@@ -64,8 +64,8 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     values = trained.backend.read_weights(trained.model)
     tensors = {f"weights/{name}": array for name, array in values.items()}
     tensors |= {f"optimizer/{name}": array for name, array in optimizer.slots.items()}
-    whole = checkpoint.Checkpoint(state, tensors)
-    trained.backend.on_one_rank(trained.model, lambda: checkpoint.write(path, whole))
+    contents = checkpoint.Checkpoint(state, tensors)
+    trained.backend.on_one_rank(trained.model, lambda: checkpoint.write(path, contents))
 
 
 def read(path: Path) -> Saved:

@@ -190,8 +190,8 @@ def _worth(options: argparse.Namespace, workload: Workload, progress: Progress) 
     build = workloads.find(options.workload)
 
     def make() -> tuple[Any, Any]:
-        made = build(options.backend, options.seed)
-        return made.model, made.optimizer
+        new = build(options.backend, options.seed)
+        return new.model, new.optimizer
 
     return worth_it(
         workload.loss_fn,

@@ -1,4 +1,4 @@
-"""How far gradients are from a reference, parameter by parameter, whatever a framework calls them."""
+"""The errors of gradients against a reference, for each parameter, under any framework's names."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Against = Literal["float64", "its own float32"]
 
 
 VANISHING: Mapping[Against, float] = {"float64": 2.0**-40, "its own float32": 2.0**-18}
-"""A parameter's share of the norm of all gradients below which it is the reference's own rounding and
-nothing else: some bits above its unit roundoff, since sums over a layer gather it."""
+"""A gradient whose share of the total norm is smaller than this is only the reference's own rounding.
+The limit is some bits above its unit roundoff, because sums over a layer accumulate rounding errors."""
 
 
 class ParameterError(NamedTuple):
     """The error of one parameter's gradient.
 
     Attributes:
-        name: the parameter, as its framework calls it.
-        partner: what the reference calls it; the same name where it is held against its own float32.
-        error: the distance relative to the reference's norm; infinite where the gradient is.
+        name: the parameter's name in its framework.
+        partner: its name in the reference; the same name if the reference is its own float32.
+        error: the distance relative to the reference's norm; infinite if the gradient is.
         against: which reference.
-        vanishes: whether the reference is zero but for its rounding, as of the bias before a softmax
-            that takes no notice of it: there a relative error says nothing.
+        vanishes: whether the reference is zero except for rounding, such as the bias of an attention's
+            keys, which softmax ignores. A relative error means nothing there.
     """
 
     name: str
@@ -46,10 +46,10 @@ class GradientError:
     """The errors of one run.
 
     Attributes:
-        label: of the run.
-        total: of all parameters that have a reference, as one vector.
-        scale: the loss scale at which the gradients were taken; they are compared without it.
-        missing: parameters that there is no reference for.
+        label: the label of the run.
+        total: the error of all parameters that have a reference, as one vector.
+        scale: the loss scale of the gradients; they are unscaled before they are compared.
+        missing: parameters without a reference.
     """
 
     label: str
@@ -71,7 +71,7 @@ class GradientError:
 
     @property
     def own(self) -> int:
-        """How many parameters are held against this framework's own float32."""
+        """The number of parameters that are compared with this framework's own float32."""
         return sum(each.against == "its own float32" for each in self.parameters)
 
 
@@ -80,11 +80,11 @@ def _finite(value: float) -> float | None:
 
 
 def error_of(run: Run, reference: Run | None, own: Arrays) -> GradientError | None:
-    """The error of ``run``; None where it has no gradients, or nothing to hold them against.
+    """The error of ``run``; None if it has no gradients, or none with a reference.
 
     Args:
-        own: float32 gradients of the same framework by name, for what has no partner in ``reference``:
-            a layout that is another altogether, such as query, key and value in one matrix.
+        own: float32 gradients of the same framework by name, for parameters without a partner in
+            ``reference``, because their layout is different, such as query, key and value in one matrix.
     """
     partners = {} if reference is None else _partners(reference.weights, run.weights)
     compared: list[tuple[str, str, npt.NDArray[Any], npt.NDArray[Any], Against]] = []
@@ -99,14 +99,18 @@ def error_of(run: Run, reference: Run | None, own: Arrays) -> GradientError | No
         return None
     distances = [_norm(_difference(found, exact)) for _, _, found, exact, _ in compared]
     norms = [_norm(exact) for _, _, _, exact, _ in compared]
-    whole = _norm(np.array(norms))
+    total_norm = _norm(np.array(norms))
     return GradientError(
         run.label,
-        _ratio(_norm(np.array(distances)), whole),
+        _ratio(_norm(np.array(distances)), total_norm),
         run.gradient_scale,
         tuple(
             ParameterError(
-                name, partner, _ratio(distance, norm), against, norm < VANISHING[against] * whole
+                name,
+                partner,
+                _ratio(distance, norm),
+                against,
+                norm < VANISHING[against] * total_norm,
             )
             for (name, partner, _, _, against), distance, norm in zip(
                 compared, distances, norms, strict=True

@@ -68,16 +68,16 @@ def loop_of(backend: str, build: Callable[[], Workload], recipe: Recipe) -> Nati
 
 
 def left_out(recipe: Recipe, honoured: Collection[str]) -> list[str]:
-    """A note on what the recipe says and a loop does not do, besides the op lists.
+    """A note on the settings of the recipe that a loop does not support, without the op lists.
 
     Args:
         honoured: keys of a recipe file, ``"scaler.growth_interval"``.
     """
-    said = [
+    settings = [
         f"{section}.{key}"
         for section, values in recipe.to_dict().items()
         for key in values
         if (section, key) != ("policy", "lists")
     ]
-    rest = [key for key in said if key not in honoured]
+    rest = [key for key in settings if key not in honoured]
     return [f"The recipe's {', '.join(rest)} is not in this loop."] if rest else []

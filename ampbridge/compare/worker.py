@@ -48,8 +48,8 @@ def main(folder: str) -> int:
             run = Run.failed(job, f"{type(error).__name__}: {error}")
         except Exception as error:
             run = Run.failed(job, f"{type(error).__name__}: {error}\n{_where(error)}")
-    said = (str(warning.message) for warning in caught)
-    replace(run, notes=(*run.notes, *dict.fromkeys(said))).save(Path(folder))
+    messages = (str(warning.message) for warning in caught)
+    replace(run, notes=(*run.notes, *dict.fromkeys(messages))).save(Path(folder))
     return int(run.error is not None)
 
 

@@ -88,7 +88,7 @@ DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
 
 
 def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function, which goes by the name of ``kind``, tell of foreign arguments."""
+    """A decorator for the function called ``kind``: foreign arguments raise an error with a hint."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -118,7 +118,7 @@ def _no_device(kind: str, device: str) -> ArgumentTypeError:
 
 
 def no_attribute(owner: Any, name: str, known: Mapping[str, str]) -> ForeignNameError:
-    """What ``__getattr__`` raises; ``known`` has other libraries' names."""
+    """The error for ``__getattr__``; ``known`` has the names of other libraries."""
     kind = type(owner).__name__
     if name not in known:
         return ForeignNameError(f"{kind} has no attribute {name!r}.\nHint: help({kind})")

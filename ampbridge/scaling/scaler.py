@@ -159,7 +159,7 @@ class GradScaler:
         self._store: ScaleStore = HostStore(self.config.first_state(init_scale))
         self._backend: Backend | None = None
         self._checked: defaultdict[int, dict[int, _Checked]] = defaultdict(dict)
-        self._told = Told()
+        self._alarms = Told()
         self._has_scaled = False
 
     @classmethod
@@ -346,7 +346,7 @@ class GradScaler:
         far), ``consecutive_skips`` and ``consecutive_nans``, the numbers of alarms that are due but
         not given yet (usually 0), and the settings under their argument names.
         """
-        state = self._told.pending(self._store.read().on_host())
+        state = self._alarms.pending(self._store.read().on_host())
         return write_state(state, self.config, self.enabled)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -370,7 +370,7 @@ class GradScaler:
         state, self.config, self.enabled = loaded
         self._store.write(state)
         self._checked.clear()
-        self._told = Told()
+        self._alarms = Told()
 
     # -- the frameworks' own scalers
 
@@ -418,8 +418,8 @@ class GradScaler:
         if not self.enabled:
             return
         now = (self._store.read() if state is None else state).on_host()
-        told, self._told = self._told, self._told.with_all_of(now)
-        sound(told, now, self.config)
+        given, self._alarms = self._alarms, self._alarms.with_all_of(now)
+        sound(given, now, self.config)
 
     def bind(self, backend: Backend, like: Any) -> None:
         """Move the state to the store of ``backend``, once.

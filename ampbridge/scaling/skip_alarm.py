@@ -1,7 +1,8 @@
-"""Says when skipping steps has become the problem: NaN, or a scale that falls and falls.
+"""Alarms about repeated skips: NaN, or a scale that keeps falling.
 
-The rule counts, wherever the scaler's state lives (``ampbridge.scaling.scale_rule``). Here two looks at that
-state are compared, so that many steps between them, or few, make no difference.
+The rule counts skips and due alarms on the device of the scaler's state
+(``ampbridge.scaling.scale_rule``). This module compares the counts of two reads of that state, so no
+alarm is lost however many steps are between them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ampbridge.scaling.scale_rule import NANS_BEFORE_WARNING, ScalerConfig, Scal
 
 
 class Told(NamedTuple):
-    """How many of the alarms that were due have been sounded; ``ScaleState`` has the same counts."""
+    """The numbers of alarms that were given; ``ScaleState`` counts those that are due."""
 
     skip_warnings: int = 0
     nan_warnings: int = 0
@@ -22,29 +23,29 @@ class Told(NamedTuple):
     floor_steps: int = 0
 
     def with_all_of(self, state: ScaleState) -> Told:
-        """Those of ``state`` too, which may be an older one."""
-        return Told(*(max(getattr(state, name), told) for name, told in self._asdict().items()))
+        """With all alarms due in ``state``, which may be an older state."""
+        return Told(*(max(getattr(state, name), count) for name, count in self._asdict().items()))
 
     def pending(self, state: ScaleState) -> ScaleState:
-        """``state`` with the alarms alone that are yet to be sounded."""
-        counts = {name: getattr(state, name) - told for name, told in self._asdict().items()}
+        """``state`` with only the alarms that were not given yet."""
+        counts = {name: getattr(state, name) - count for name, count in self._asdict().items()}
         return state._replace(**counts)
 
 
-def sound(told: Told, now: ScaleState, config: ScalerConfig) -> None:
-    """Say what has become due in ``now``, of Python numbers, beyond what was told.
+def sound(given: Told, now: ScaleState, config: ScalerConfig) -> None:
+    """Give the alarms that are due in ``now``, on the host, and not among those ``given``.
 
     Raises:
         OverflowStuckError: for ``max_consecutive_skips`` steps skipped in a row; or, with
             ``at_min_scale="raise"``, for an overflow that should lower a scale at its minimum.
     """
-    if now.nan_warnings > told.nan_warnings:
+    if now.nan_warnings > given.nan_warnings:
         warn(_nan(now))
-    if now.floor_steps > told.floor_steps:
+    if now.floor_steps > given.floor_steps:
         raise OverflowStuckError(_at_floor(config))
-    if now.stuck_steps > told.stuck_steps:
+    if now.stuck_steps > given.stuck_steps:
         raise OverflowStuckError(_skipped(now, config.max_consecutive_skips))
-    if now.skip_warnings > told.skip_warnings:
+    if now.skip_warnings > given.skip_warnings:
         warn(_skipped(now, config.warn_after_skips))
 
 
@@ -56,7 +57,7 @@ def _at_floor(config: ScalerConfig) -> str:
 
 
 def _skipped(now: ScaleState, due: int | None) -> str:
-    """Of the present run; of one that has ended, all that is known is that it was so long."""
+    """The message for a run of skips. If the run has ended, only its least length is known."""
     least = due or 1
     goes_on = now.consecutive_skips >= least
     ended = "Nothing is being trained." if goes_on else "It has ended since."

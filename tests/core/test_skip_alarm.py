@@ -1,4 +1,4 @@
-"""Alarms: what one who looks seldom is told, and what one who looks at each step is told."""
+"""Told: what one who looks seldom is told, and what one who looks at each step is told."""
 
 import itertools
 import warnings
