@@ -101,5 +101,5 @@ def test_the_hint_for_a_scale_out_of_bounds_works(scale, hint):
 
 
 def test_a_scaling_of_what_is_no_scaler():
-    with pytest.raises(amp.ArgumentTypeError, match="ampbridge.GradScaler, not 3"):
+    with pytest.raises(amp.ArgumentTypeError, match="GradScaler, not 3"):
         amp.Scaling.of(3)

@@ -1,4 +1,4 @@
-"""Told: what one who looks seldom is told, and what one who looks at each step is told."""
+"""Alarms: what one who looks seldom is told, and what one who looks at each step is told."""
 
 import itertools
 import warnings
