@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -464,11 +464,25 @@ class Calls(Expressions):
         base = library_base(cls)
         if isinstance(initialize, Function):
             self.call_function(initialize, (Passed(None, instance, node), *passed), node)
-        elif cls.is_dataclass:
+            return instance
+        if cls.is_dataclass:
+            passed = (*passed, *self._field_defaults(cls, passed, node))
             self._set_fields(cls, instance, passed)
-        elif base is not None and self.known.knows(base):
+        if base is not None and self.known.knows(base):
             instance.made.append(self._made(self.event(base, passed, node, target)))
         return instance
+
+    def _field_defaults(
+        self, cls: Class, passed: tuple[Passed, ...], node: cst.CSTNode
+    ) -> Iterator[Passed]:
+        """The fields of a dataclass that were not passed, by their defaults."""
+        given = {each.name for each in passed}
+        positional = sum(each.name is None for each in passed)
+        names = [name for name in self.memory.names(cls.frame) if isinstance(name, str)]
+        for name in names[positional:]:
+            value = self.memory.get(cls.frame, name)
+            if name not in given and value is not None and not isinstance(value, Unknown):
+                yield Passed(name, value, node)
 
     def _set_fields(self, cls: Class, instance: Instance, passed: tuple[Passed, ...]) -> None:
         names = [name for name in self.memory.names(cls.frame) if isinstance(name, str)]

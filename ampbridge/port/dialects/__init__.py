@@ -13,7 +13,7 @@ from ampbridge.port.dialects import (
     deepspeed,
     lightning,
     mmengine,
-    paddle,
+    paddlenlp,
     tensorflow,
     torch,
 )
@@ -26,5 +26,5 @@ DIALECTS: tuple[Dialect, ...] = (
     torch.DIALECT,
     mmengine.DIALECT,
     tensorflow.DIALECT,
-    paddle.DIALECT,
+    paddlenlp.DIALECT,  # and Paddle's
 )
