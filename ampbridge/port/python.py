@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,22 @@ def resolve(dialect: Dialect, qualified: str) -> str | None:
     return None
 
 
+def _with_cast_models(events: Sequence[Event]) -> list[Event]:
+    """``net.half()`` of a model of another file as torch's own: what has parameters is a module."""
+    of_torch = any(each.library.startswith("torch.") for each in events)
+    unknown = [each for each in events if not each.qualified] if of_torch else []
+    models = {each.on for each in unknown if each.method in _OF_MODELS}
+    casts = {id(each) for each in unknown if each.method in _CASTS and each.on in models}
+    return [
+        replace(each, qualified=f"torch.nn.Module.{each.method}") if id(each) in casts else each
+        for each in events
+    ]
+
+
+_OF_MODELS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children"})
+_CASTS = frozenset({"half", "bfloat16"})
+
+
 class _Vocabulary:
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self._dialects = dialects
@@ -113,7 +129,7 @@ class _Reader:
     def __init__(self, interpreter: Interpreter, dialects: Sequence[Dialect]) -> None:
         self._interpreter, self._dialects = interpreter, dialects
         self._source: Source = interpreter.source
-        self._events = loops.in_order(interpreter.events)
+        self._events = loops.in_order(_with_cast_models(interpreter.events))
 
     def read(self) -> Reading:
         outcomes, all_of_them = explore(self._draft, _Draft.same_as)
@@ -141,7 +157,7 @@ class _Reader:
                     "port the branch that you train with, --where CONDITION",
                 )
             )
-        findings += self._wrappers()
+        findings += self._wrappers() + self._between_unscaling_and_step()
         return Reading(
             self._source.file, framework, tuple(alternatives), tuple(dict.fromkeys(findings))
         )
@@ -175,6 +191,29 @@ class _Reader:
                 else not event.qualified and event.method in REGIONS
             )
         ]
+
+    def _between_unscaling_and_step(self) -> list[Finding]:
+        """Calls of other files that may change the unscaled gradients, a clipper of one's own say."""
+        found, unscaled = [], False
+        for event in self._interpreter.events:
+            name = event.qualified.rpartition(".")[2] or event.method
+            if name in ("unscale_", "step"):
+                unscaled = name == "unscale_"
+            elif unscaled and not event.qualified and self._may_change_gradients(event):
+                message = (
+                    f"`{self._text_of(event)}` stands between unscale_ and step; what it does to the "
+                    "gradients is not in the recipe."
+                )
+                hint = "step.clip_norm in the recipe, if it clips by the joint norm; or keep this call."
+                found.append(Finding("unknown", self._source.place(event.node), message, hint))
+        return found
+
+    def _may_change_gradients(self, event: Event) -> bool:
+        harmless = event.method in _OF_MODELS or event.method in _LOOKS_ALONE
+        return not harmless and bool(_OF_GRADIENTS.search(self._text_of(event)))
+
+    def _text_of(self, event: Event) -> str:
+        return self._source.text_of(event.node)
 
     def _findings(self, draft: Draft) -> list[Finding]:
         unknown = [
@@ -408,6 +447,17 @@ _AMP_NAME = re.compile(
     r"(?:^|_)(?:amp|auto_?cast|grad_?scaler|loss_?scal\w*|mixed_?precision|fp16|bf16|float16)(?:$|_)"
     r"|Amp[A-Z]|AMP|GradScaler|LossScal|MixedPrecision|FP16|BF16"
 )
+
+
+_OF_GRADIENTS = re.compile(r"clip|grad|param", re.IGNORECASE)
+_LOOKS_ALONE = frozenset(
+    {
+        "abs", "all", "any", "append", "clone", "cpu", "detach", "float", "isfinite", "isinf", "isnan",
+        "item", "log", "max", "mean", "min", "norm", "numel", "numpy", "pow", "size", "sqrt", "std",
+        "sum", "tolist", "zero_grad",
+    }
+)  # fmt: skip
+"""Methods that leave a gradient as it is."""
 
 
 def _looks_like_amp(event: Event) -> bool:
