@@ -319,6 +319,42 @@ def _take_fixed(call: Call, draft: Draft, argument: str) -> None:
     draft.comments["scaler.init_scale"] = f"{argument}={call.place_of(argument).text}"
 
 
+# -- TensorFlow 1: tensorflow/contrib/mixed_precision/python/{loss_scale_manager,loss_scale_optimizer}.py
+
+
+def contrib_optimizer(call: Call, draft: Draft) -> None:
+    """``LossScaleOptimizer(opt, loss_scale_manager)``; the manager has spoken for itself, if it is here."""
+    _seen(draft).scaler = call.place
+    if not scaling.known(draft):
+        draft.unknown["scaler.init_scale"] = call.place_of("loss_scale_manager")
+
+
+def fixed_manager(call: Call, draft: Draft) -> None:
+    """``FixedLossScaleManager(loss_scale, enable_loss_scale=True)``."""
+    _seen(draft).scaler = call.place
+    _take_fixed(call, draft, "loss_scale")
+
+
+def exponential_manager(call: Call, draft: Draft) -> None:
+    """``ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps, ...)``."""
+    _seen(draft).scaler = call.place
+    scaling.like(draft, "keras")
+    draft.set("scaler.min_scale", 1.0)
+    draft.take("scaler.init_scale", call, "init_loss_scale", None, scaling.number)
+    draft.take("scaler.growth_interval", call, "incr_every_n_steps", None, scaling.whole)
+    draft.take("scaler.backoff_interval", call, "decr_every_n_nan_or_inf", 2, scaling.whole)
+    draft.take("scaler.growth_factor", call, "incr_ratio", 2, scaling.number)
+    draft.take("scaler.backoff_factor", call, "decr_ratio", 0.8, scaling.number)
+    if draft.settings.get("scaler.backoff_interval", 1) != 1:
+        draft.find(
+            "lost",
+            call.place,
+            "Finite steps between overflows do not reset the manager's count of them; a recipe's "
+            "backoff_interval counts overflows in a row.",
+            "decr_every_n_nan_or_inf=1, if the script may change",
+        )
+
+
 def keras_2_method(call: Call, draft: Draft) -> None:
     """``get_scaled_loss`` and ``get_unscaled_gradients``: Keras 3 has them no more."""
     _seen(draft).is_keras_2 = True
@@ -493,6 +529,7 @@ _SCALER = "keras.optimizers.LossScaleOptimizer"
 _OLD = "keras.mixed_precision.experimental"
 _OLD_SCALER = f"{_OLD}.LossScaleOptimizer"
 _OLD_SCALES = "tensorflow.mixed_precision.experimental"
+_CONTRIB = "tensorflow.contrib.mixed_precision"
 _REWRITER = "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite"
 _SET_OPTIONS = "tensorflow.config.optimizer.set_experimental_options"
 _POLICIES = ("keras.config.set_dtype_policy", f"{_OLD}.set_policy", _REWRITER, _SET_OPTIONS)
@@ -518,6 +555,15 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], Handler]] = {
         dynamic_loss_scale,
     ),
     f"{_OLD_SCALES}.FixedLossScale": (("loss_scale_value",), fixed_loss_scale),
+    f"{_CONTRIB}.LossScaleOptimizer": (("opt", "loss_scale_manager"), contrib_optimizer),
+    f"{_CONTRIB}.FixedLossScaleManager": (("loss_scale", "enable_loss_scale"), fixed_manager),
+    f"{_CONTRIB}.ExponentialUpdateLossScaleManager": (
+        (
+            *("init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf"),
+            *("incr_ratio", "decr_ratio"),
+        ),
+        exponential_manager,
+    ),
     **{
         f"{scaler}.{method}": ((argument,), keras_2_method)
         for scaler in (_SCALER, _OLD_SCALER)
