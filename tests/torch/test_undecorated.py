@@ -346,7 +346,7 @@ def test_half_ahead_of_a_policy_warns(level: str, low: str) -> None:
     step = amp.train_step(
         loss_fn, model, optimizer, policy=policy(low).replace(level=level), scaler=UNSCALED
     )
-    text = r"(?s)are in 16 bits: inner.weight, inner.bias, norm.weight, norm.bias, \.\.\.\..*Hint: model.float"
+    text = r"(?s)in 16 bits: inner.weight, inner.bias, norm.weight, norm.bias, \.\.\.\..*Hint: model.float"
     with pytest.warns(amp.AmpBridgeWarning, match=text):
         step(*(value.to(getattr(torch, low)) for value in next(batches(1))))
 
