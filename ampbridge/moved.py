@@ -20,15 +20,17 @@ _ROOMS = {
         "backend registry interception observation ranks nested tracing scoped interrupts "
         "calling_code arguments"
     ),
-    "policies": "policy schedule oplists function_ops hardware native_lists native_policy",
+    "policies": "policy schedule function_ops hardware native_lists native_policy",
     "scaling": "scaler scale_rule scaler_state presets skip_alarm native_scaler",
-    "checkpoints": "checkpoint training_state weights outside tensor_file whole_files locking remembering",
+    "checkpoints": "checkpoint training_state weights outside tensor_file locking remembering",
     "training": "step step_program step_settings decorate autocast recipe recipe_file",
     "reports": "doctor diagnosis explain lists tables printing",
     "errors": "flags foreign_names",
 }
 _RENAMED = {
     "port.names": "policies.paddle_names",
+    "oplists": "policies.op_table",
+    "whole_files": "checkpoints.atomic_files",
     "command_options": "cli.options",
     "compare_command": "cli.compare",
     "completion_command": "cli.completion",

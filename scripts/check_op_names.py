@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-from ampbridge.policies.oplists import ops
+from ampbridge.policies.op_table import ops
 
 # Names that stand in the table because a framework's own list has them, though nothing in
 # Paddle ever dispatches under them: their list entries are dead.

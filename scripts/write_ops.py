@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from ampbridge.checkpoints import whole_files
-from ampbridge.policies import oplists
-from ampbridge.policies.oplists import Op
+from ampbridge.checkpoints import atomic_files
+from ampbridge.policies import op_table
+from ampbridge.policies.op_table import Op
 from ampbridge.policies.policy import LOW_DTYPES
 from ampbridge.reports.lists import WITH_LISTS, Lists, names_in
 
@@ -82,10 +82,10 @@ Where levels or types differ, all are given. On the command line: `ampbridge lis
 
 def document() -> str:
     """The whole page."""
-    sources = "\n".join(f"| {name} | {oplists.source(name)} |" for name in WITH_LISTS)
-    parts = [INTRODUCTION.format(count=len(oplists.ops()), sources=sources)]
+    sources = "\n".join(f"| {name} | {op_table.source(name)} |" for name in WITH_LISTS)
+    parts = [INTRODUCTION.format(count=len(op_table.ops()), sources=sources)]
     families = groupby(
-        sorted(oplists.ops().values(), key=lambda op: list(FAMILIES).index(op.family)),
+        sorted(op_table.ops().values(), key=lambda op: list(FAMILIES).index(op.family)),
         key=lambda op: op.family,
     )
     for family, ops in families:
@@ -133,7 +133,7 @@ def main() -> int:
     wanted = document()
     if options.check:
         return int(not DOCUMENT.exists() or wanted != DOCUMENT.read_text())
-    whole_files.write(DOCUMENT, wanted.encode())
+    atomic_files.write(DOCUMENT, wanted.encode())
     return 0
 
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 
 FILE = Path(__file__).parents[1] / "ampbridge" / "policies" / "data" / "paddle_names.json"
 ABOUT = (
@@ -62,7 +62,7 @@ def main() -> int:
     text = json.dumps(names(), indent=0) + "\n"
     if options.check:
         return int(text != FILE.read_text())
-    whole_files.write(FILE, text.encode())
+    atomic_files.write(FILE, text.encode())
     return 0
 
 

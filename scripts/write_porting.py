@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from ampbridge import cli
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 from ampbridge.policies.policy import Policy
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Name, Object
-from ampbridge.port.dialects import paddle, tensorflow, torch
+from ampbridge.port.readers import paddle, tensorflow, torch
 from ampbridge.port.reading import Place
-from ampbridge.port.targets import losses
+from ampbridge.port.writers import losses
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import schema
 
@@ -308,7 +308,7 @@ def _our_parameter(key: str) -> str:
 
 def _cell(key: str, framework: str, recipe: Recipe, known: Mapping[str, str]) -> str:
     """The framework's own argument; else whether the code that is written for it does the same."""
-    if find_spec(f"ampbridge.port.targets.{framework}") is None:  # nothing is written for it yet
+    if find_spec(f"ampbridge.port.writers.{framework}") is None:  # nothing is written for it yet
         return known.get(key, "")
     found = [loss for loss in losses(recipe, framework) if loss.key == key]
     if found:
@@ -331,7 +331,7 @@ def main() -> int:
             any(not path.exists() or path.read_text() != text for path, text in files.items())
         )
     for path, text in files.items():
-        whole_files.write(path, text.encode())
+        atomic_files.write(path, text.encode())
     return 0
 
 

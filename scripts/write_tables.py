@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import ampbridge as amp
-from ampbridge.checkpoints import whole_files
-from ampbridge.policies import oplists
+from ampbridge.checkpoints import atomic_files
+from ampbridge.policies import op_table
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
@@ -75,10 +75,10 @@ def versions(name: str) -> str:
 def list_sets(backend: amp.Backend) -> str:
     """The list sets that are not refused."""
     accepted = []
-    for lists in oplists.LIST_SETS:
+    for lists in op_table.LIST_SETS:
         if not refused(lambda lists=lists: amp.explain(amp.Policy(lists=lists), backend)):
             accepted.append(lists)
-    return "all" if len(accepted) == len(oplists.LIST_SETS) else ", ".join(accepted)
+    return "all" if len(accepted) == len(op_table.LIST_SETS) else ", ".join(accepted)
 
 
 def refused(call: Callable[[], Any]) -> bool:
@@ -129,7 +129,7 @@ def main() -> int:
     wanted = before + BEGIN + table() + END + after
     if options.check:
         return int(wanted != text)
-    whole_files.write(PAGE, wanted.encode())
+    atomic_files.write(PAGE, wanted.encode())
     return 0
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ampbridge.adapters.observation import Observer
     from ampbridge.checkpoints.weights import Weight
-    from ampbridge.policies.oplists import Category
+    from ampbridge.policies.op_table import Category
     from ampbridge.policies.policy import Policy
     from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from ampbridge.checkpoints import tensor_file, whole_files
+from ampbridge.checkpoints import atomic_files, tensor_file
 from ampbridge.checkpoints.locking import locked
 from ampbridge.errors import ArgumentError, StateError, UnsupportedError, WriteError
 
 FORMAT, VERSION = "ampbridge checkpoint", 2
 STATE_FILE = "state.json"
 LOCK_FILE = ".ampbridge.lock"
-LARGEST_STATE_FILE = whole_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
+LARGEST_STATE_FILE = atomic_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
 
 Array = npt.NDArray[Any]
 
@@ -133,7 +133,7 @@ def _content(folder: Path) -> bytes:
             raise StateError(
                 f"{str(file)!r} is too large for a checkpoint's {STATE_FILE}.\n{_HINT}"
             )
-        return whole_files.read(file)
+        return atomic_files.read(file)
     except OSError as error:
         raise StateError(
             f"There is no checkpoint at {str(folder)!r}: {error.strerror}.\n{_HINT}"
@@ -278,7 +278,7 @@ def _replace(folder: Path, files: Mapping[str, list[bytes | memoryview]]) -> Non
     _remove_leftovers(folder)
     try:
         for name, parts in files.items():
-            whole_files.write(folder / name, *parts)
+            atomic_files.write(folder / name, *parts)
     finally:
         _remove_leftovers(folder)
 
@@ -296,5 +296,5 @@ def _remove_leftovers(folder: Path) -> None:
         kept = None
     for name in os.listdir(folder):
         old = name != kept and _TENSOR_FILE.fullmatch(name)
-        if old or whole_files.is_temporary(name):
-            whole_files.remove(folder / name)
+        if old or atomic_files.is_temporary(name):
+            atomic_files.remove(folder / name)

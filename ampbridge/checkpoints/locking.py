@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 
 if sys.platform != "win32":
     import fcntl
@@ -45,7 +45,7 @@ def locked(file: Path) -> Iterator[None]:
             yield
         finally:
             del _holders[name]
-            whole_files.remove(file)
+            atomic_files.remove(file)
 
 
 def _acquired(file: Path) -> IO[bytes]:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 from ampbridge.cli.options import add_quiet
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
 from ampbridge.errors.foreign_text import printable
@@ -137,18 +137,18 @@ def _save(comparison: Comparison, kind: str, path: Path) -> None:
 def _html(comparison: Comparison, path: Path) -> None:
     from ampbridge.compare.page import page
 
-    whole_files.write(path, page(comparison).encode())
+    atomic_files.write(path, page(comparison).encode())
 
 
 def _png(comparison: Comparison, path: Path) -> None:
     from ampbridge.compare.pictures import png
 
-    whole_files.write(path, png(comparison))
+    atomic_files.write(path, png(comparison))
 
 
 def _json(comparison: Comparison, path: Path) -> None:
     text = json.dumps(comparison.to_dict(), indent=1) + "\n"
-    whole_files.write(path, text.encode())
+    atomic_files.write(path, text.encode())
 
 
 WRITERS = {"html": _html, "png": _png, "json": _json}

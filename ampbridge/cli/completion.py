@@ -15,7 +15,7 @@ from typing import Any
 
 from ampbridge.adapters import registry
 from ampbridge.errors import BackendLoadError
-from ampbridge.port.targets import TARGETS
+from ampbridge.port.writers import TARGETS
 from ampbridge.reports.lists import FRAMEWORKS
 
 Commands = Any  # what argparse's add_subparsers returns has no public name

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 from ampbridge.cli.options import add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.errors.foreign_text import printable
-from ampbridge.port.targets import TARGETS
+from ampbridge.port.writers import TARGETS
 from ampbridge.reports.printing import Table, print_text
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import SECTIONS, unknown
@@ -232,7 +232,7 @@ def _check_that_it_leads_nowhere_else(file: Path, named: Sequence[str]) -> None:
 
 def _save(path: Path, text: str) -> None:
     try:
-        whole_files.write(path, text.encode())  # line ends as they are
+        atomic_files.write(path, text.encode())  # line ends as they are
     except OSError as error:
         msg = f"Cannot write {str(path)!r}: {error.strerror or error}.\n"
         raise ArgumentError(msg + "Hint: --out in a directory that exists.") from error

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ampbridge.compare.comparison import Comparison, first_line
-from ampbridge.compare.gradients import ParameterError
+from ampbridge.compare.gradients import GradientError, ParameterError
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import INK, MUTED, RULE, SURFACE, THEME, Style, styles
 from ampbridge.compare.runs import Run
@@ -228,56 +228,111 @@ def _errors(
     errors = [each for each in errors if looks[each.label].marker]
     if not errors:
         return None
+    worst = _worst_of_rows(errors)
+    shown = sorted(worst, key=lambda name: -worst[name])[:MOST_PARAMETERS]
+    dtype = comparison.policy.compute_dtype
+    unit = 2.0 ** ROUNDOFF[dtype]
+    panels = _ErrorPanels(
+        errors, [name for name in worst if name in shown], unit, _limits(errors, unit), runs, looks
+    )
+    totals = ", ".join(f"{each.label} {each.total:.1e}" for each in errors)
+    return Drawing(
+        "errors",
+        "Gradient error",
+        "Gradients of the first batch, without the loss scale, against float64 on NumPy (or, marked with "
+        "*, the same framework's float32): the distance relative to the norm, on a "
+        "logarithmic axis. The dashed "
+        f"line is {dtype}'s unit roundoff, 2{superscript(ROUNDOFF[dtype])}: what one rounding costs at "
+        f"most.{_left_out(errors, len(panels.names), len(worst))}",
+        f"Errors of all parameters together: {totals}.",
+        panels.draw,
+    )
+
+
+def _worst_of_rows(errors: Sequence[GradientError]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for each in errors:
         for parameter in (p for p in each.parameters if not p.vanishes):
             row = _row_name(parameter)
             worst[row] = max(worst.get(row, 0.0), parameter.error)
-    shown = sorted(worst, key=lambda name: -worst[name])[:MOST_PARAMETERS]
-    names = [name for name in worst if name in shown]
-    values = [*(p.error for e in errors for p in e.parameters if not p.vanishes)]
+    return worst
+
+
+def _limits(errors: Sequence[GradientError], unit: float) -> tuple[float, float]:
+    """The powers of ten between which all errors and ``unit`` lie."""
+    values = [p.error for each in errors for p in each.parameters if not p.vanishes]
     values += [each.total for each in errors]
     finite = [value for value in values if np.isfinite(value) and value > 0]
-    unit = 2.0 ** ROUNDOFF[comparison.policy.compute_dtype]
     low, high = min([unit, *finite]), max([unit, *finite])
-    limits = 10.0 ** floor(np.log10(low) - 0.15), 10.0 ** ceil(np.log10(high) + 0.35)
+    return 10.0 ** floor(np.log10(low) - 0.15), 10.0 ** ceil(np.log10(high) + 0.35)
 
-    def draw(look: Look) -> Figure:
+
+def _left_out(errors: Sequence[GradientError], drawn: int, known: int) -> str:
+    vanishing = dict.fromkeys(_row_name(p) for e in errors for p in e.parameters if p.vanishes)
+    text = ""
+    if known > drawn:
+        text += f" The {drawn} parameters with the largest errors; {known - drawn} are left out."
+    if vanishing:
+        text += f" Not drawn, as the exact gradient is zero: {', '.join(vanishing)}."
+    return text
+
+
+@dataclass(frozen=True)
+class _ErrorPanels:
+    """Above a bar for each run, below a row for each parameter."""
+
+    errors: Sequence[GradientError]
+    names: Sequence[str]
+    unit: float
+    limits: tuple[float, float]
+    runs: Sequence[Run]
+    looks: Mapping[str, Style]
+
+    def draw(self, look: Look) -> Figure:
         line = look.text / 72 * 1.75
-        lines = max(_wrapped(each.label, look).count("\n") + 1 for each in errors)
-        heights = [line * (len(errors) * lines + 2), line * (len(names) + 3)]
-        figure, axes = _panels(look, heights=heights, inch=1.0)
-        _title(axes[0], "All together")
-        for row, each in enumerate(errors):
-            style = looks[each.label]
-            end = each.total if np.isfinite(each.total) else limits[1]
-            axes[0].barh(
+        lines = max(_wrapped(each.label, look).count("\n") + 1 for each in self.errors)
+        heights = [line * (len(self.errors) * lines + 2), line * (len(self.names) + 3)]
+        figure, (above, below) = _panels(look, heights=heights, inch=1.0)
+        self._totals(above, look)
+        self._parameters(below, look)
+        for axes in (above, below):
+            axes.set_xscale("log")
+            axes.set_xlim(*self.limits)
+            axes.axvline(self.unit, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.grid(False, axis="y")
+        above.tick_params(labelbottom=False)
+        drawn = {each.label for each in self.errors}
+        _legend(figure, [run for run in self.runs if run.label in drawn], self.looks, look)
+        return figure
+
+    def _totals(self, axes: Axes, look: Look) -> None:
+        _title(axes, "All together")
+        for row, each in enumerate(self.errors):
+            style = self.looks[each.label]
+            end = each.total if np.isfinite(each.total) else self.limits[1]
+            axes.barh(
                 row,
-                end - limits[0],
-                left=limits[0],
+                end - self.limits[0],
+                left=self.limits[0],
                 height=0.6,
                 color=style.colour if style.filled else SURFACE,
                 edgecolor=style.colour,
                 linewidth=1.4,
             )
-            axes[0].text(
-                1.01,
-                row,
-                f"{each.total:.1e}",
-                va="center",
-                color=INK,
-                transform=axes[0].get_yaxis_transform(),
-            )
-        axes[0].set_yticks(range(len(errors)), [_wrapped(each.label, look) for each in errors])
-        axes[0].set_ylim(len(errors) - 0.4, -0.6)
-        _title(axes[1], "Each parameter")
-        # What coincides stands side by side.
-        for each, aside in zip(errors, _aside(len(errors)), strict=True):
-            style = looks[each.label]
+            beside = axes.get_yaxis_transform()
+            axes.text(1.01, row, f"{each.total:.1e}", va="center", color=INK, transform=beside)
+        _rows(axes, [each.label for each in self.errors], look)
+
+    def _parameters(self, axes: Axes, look: Look) -> None:
+        _title(axes, "Each parameter")
+        # Marks that would coincide stand side by side.
+        for each, aside in zip(self.errors, _aside(len(self.errors)), strict=True):
+            style = self.looks[each.label]
             at = {_row_name(p): p.error for p in each.parameters}
-            rows = [row for row, name in enumerate(names) if np.isfinite(at.get(name, np.inf))]
-            axes[1].plot(
-                [max(at[names[row]], limits[0]) for row in rows],
+            rows = [row for row, name in enumerate(self.names) if np.isfinite(at.get(name, np.inf))]
+            axes.plot(
+                [max(at[self.names[row]], self.limits[0]) for row in rows],
                 [row + aside for row in rows],
                 linestyle="",
                 marker=style.marker,
@@ -286,43 +341,14 @@ def _errors(
                 markerfacecolor=style.colour if style.filled else "none",
                 alpha=0.9,
             )
-        axes[1].set_yticks(range(len(names)), [_wrapped(name, look) for name in names])
-        axes[1].set_ylim(len(names) - 0.4, -0.6)
-        axes[1].set_xlabel("relative error")
-        for each_axes in axes:
-            each_axes.set_xscale("log")
-            each_axes.set_xlim(*limits)
-            each_axes.axvline(unit, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
-            each_axes.xaxis.set_minor_locator(NullLocator())
-            each_axes.grid(False, axis="y")
-        axes[0].tick_params(labelbottom=False)
-        _legend(
-            figure, [run for run in runs if run.label in {e.label for e in errors}], looks, look
-        )
-        return figure
+        _rows(axes, self.names, look)
+        axes.set_xlabel("relative error")
 
-    vanishing = dict.fromkeys(_row_name(p) for e in errors for p in e.parameters if p.vanishes)
-    totals = ", ".join(f"{each.label} {each.total:.1e}" for each in errors)
-    left_out = len(worst) - len(names)
-    more = (
-        f" The {len(names)} parameters with the largest errors; {left_out} are left out."
-        if left_out
-        else ""
-    )
-    if vanishing:
-        more += f" Not drawn, as the exact gradient is zero: {', '.join(vanishing)}."
-    dtype = comparison.policy.compute_dtype
-    return Drawing(
-        "errors",
-        "Gradient error",
-        "Gradients of the first batch, without the loss scale, against float64 on NumPy (or, marked with "
-        "*, the same framework's float32): the distance relative to the norm, on a "
-        "logarithmic axis. The dashed "
-        f"line is {dtype}'s unit roundoff, 2{superscript(ROUNDOFF[dtype])}: what one rounding costs at "
-        f"most.{more}",
-        f"Errors of all parameters together: {totals}.",
-        draw,
-    )
+
+def _rows(axes: Axes, labels: Sequence[str], look: Look) -> None:
+    """A row for each label, from top to bottom."""
+    axes.set_yticks(range(len(labels)), [_wrapped(label, look) for label in labels])
+    axes.set_ylim(len(labels) - 0.4, -0.6)
 
 
 def _aside(count: int) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.native_lists import OWN, own_policy
 from ampbridge.policies.policy import Policy
 
@@ -35,7 +35,7 @@ class OpLists:
         policies |= {name: own_policy(name, policy) for name in backends if name in OWN}
         lists = {name: each.op_list for name, each in policies.items()}
         differing = [
-            op for op in oplists.ops() if len({each.category(op) for each in lists.values()}) > 1
+            op for op in op_table.ops() if len({each.category(op) for each in lists.values()}) > 1
         ]
         return cls(
             tuple(lists),
@@ -51,6 +51,6 @@ class OpLists:
         }
 
 
-def _rule(rules: oplists.OpList, op: str) -> str:
+def _rule(rules: op_table.OpList, op: str) -> str:
     listed = op in rules.allow | rules.deny | rules.promote
     return rules.category(op) if listed else f"({rules.unlisted})"

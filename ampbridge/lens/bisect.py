@@ -17,7 +17,7 @@ from ampbridge.lens.ranges import power_of_two
 from ampbridge.lens.search import culprits, without_spare
 from ampbridge.lens.subject import Subject, checked_scale
 from ampbridge.lens.trials import Errors, Trial, Trials
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -62,23 +62,6 @@ class Bisection(TabularReport):
     errors_before: Errors
     errors_after: Errors
     runs: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; errors that are infinite are None."""
-        return {
-            "policy": self.policy.to_dict(),
-            "given": self.given.to_dict(),
-            "backend": self.backend,
-            "scale": self.scale,
-            "tolerance": self.tolerance,
-            "entries": [
-                {**entry._asdict(), "errors_without": entry.errors_without.to_dict()}
-                for entry in self.entries
-            ],
-            "errors_before": self.errors_before.to_dict(),
-            "errors_after": self.errors_after.to_dict(),
-            "runs": self.runs,
-        }
 
     def table(self) -> Table:
         """As it is printed."""
@@ -296,7 +279,7 @@ def candidates(
     come last among them, because they gain most from low precision. Then come layers that no op can
     replace: those whose parameters are rounded at O2, and those that call ops that cannot be denied.
     """
-    listed = oplists.ops() if policy.lists != "native" else {}
+    listed = op_table.ops() if policy.lists != "native" else {}
     calls: Counter[str] = Counter()
     for (op, _), count in low.items():
         calls[op] += count

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.lens.subject import Subject
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -60,18 +60,14 @@ class Census(TabularReport):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "policy": self.policy.to_dict(),
-            "backend": self.backend,
-            "execution": self.execution,
-            "rows": [
-                {
-                    **row._asdict(),
-                    "kernels": [{**kernel._asdict(), "times": n} for kernel, n in row.kernels],
-                }
-                for row in self.rows
-            ],
-        }
+        rows = [
+            {
+                **row._asdict(),
+                "kernels": [{**kernel._asdict(), "times": n} for kernel, n in row.kernels],
+            }
+            for row in self.rows
+        ]
+        return super().to_dict() | {"rows": rows}
 
     def table(self) -> Table:
         """As it is printed."""
@@ -159,7 +155,7 @@ class RulesInForce:
 
     def _category(self, op: str) -> str:
         """Of an op that the table has not: what becomes of all unlisted ones."""
-        if op in oplists.ops():
+        if op in op_table.ops():
             return self._policy.category(op)
         if self._policy.lists == "native":
             return "promote"

@@ -23,7 +23,7 @@ from ampbridge.lens.census import is_within
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.ranges import power_of_two, safe_scale
 from ampbridge.lens.subject import FLOAT32, Pass, Subject, checked_scale
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -121,23 +121,7 @@ class Finding(TabularReport):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        patch = self.patch
-        return {
-            "policy": self.policy.to_dict(),
-            "backend": self.backend,
-            "scale": self.scale,
-            "kind": self.kind,
-            "direction": self.direction if self else None,
-            "op": self.op,
-            "layer": self.layer,
-            "dtype": self.dtype,
-            "operands": [operand.to_dict() for operand in self.operands],
-            "in_float32": self.in_float32,
-            "patch": None
-            if patch is None
-            else {"deny": list(patch.deny), "keep": list(patch.keep), "scale": patch.scale},
-            "advice": self.advice,
-        }
+        return super().to_dict() | {"direction": self.direction if self else None}
 
     def table(self) -> Table:
         """As it is printed."""
@@ -443,7 +427,7 @@ def _one_entry_less(patch: Patch) -> Iterator[Patch]:
 def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Patch]:
     """Ways to run one call in float32; first the one that changes the fewest of the ``low`` calls."""
     ways: list[tuple[int, Patch]] = []
-    if call.op in oplists.ops() and call.op not in policy.deny:
+    if call.op in op_table.ops() and call.op not in policy.deny:
         ways.append((sum(c.op == call.op for c in low), Patch(deny=(call.op,))))
     if call.layer and call.layer not in policy.keep:
         inside = sum(is_within(c.layer, call.layer) for c in low)

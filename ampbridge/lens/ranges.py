@@ -74,16 +74,6 @@ class Ranges(TabularReport):
         """All values of one kind together."""
         return Exponents.merged(row.values for row in self.rows if row.kind == kind)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "policy": self.policy.to_dict(),
-            "backend": self.backend,
-            "scale": self.scale,
-            "safe_scale": self.safe_scale,
-            "rows": [{**row._asdict(), "values": row.values.to_dict()} for row in self.rows],
-        }
-
     def table(self) -> Table:
         """As it is printed."""
         safe = (

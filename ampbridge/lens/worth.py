@@ -94,25 +94,6 @@ class WorthIt(TabularReport):
     noise: float
     rows: tuple[WorthRow, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "backend": self.backend,
-            "device": self.device,
-            "steps": self.steps,
-            "rounds": self.rounds,
-            "noise": self.noise,
-            "rows": [
-                {
-                    **row._asdict(),
-                    "policy": row.policy.to_dict(),
-                    "seconds": list(row.seconds),
-                    "times": None if row.times is None else row.times._asdict(),
-                }
-                for row in self.rows
-            ],
-        }
-
     def table(self) -> Table:
         """As it is printed."""
         return Table(

@@ -30,8 +30,8 @@ from ampbridge.adapters.interception import INHERITED, Interception, Site
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.errors import ArgumentError, ArgumentTypeError, PolicyError
-from ampbridge.policies import oplists
-from ampbridge.policies.oplists import Category
+from ampbridge.policies import op_table
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 
 Function = Callable[..., Any]
@@ -166,7 +166,7 @@ def register_op(function: Any = None, *, name: str | None = None) -> Any:
     if "<lambda>" in path and name is None:
         msg = "A lambda has no name that a policy could list.\n"
         raise ArgumentError(msg + "Hint: amp.register_op(function, name='my_package:my_op')")
-    op = FunctionOp(oplists.resolve(name or path), {path}, function, is_registered=True)
+    op = FunctionOp(op_table.resolve(name or path), {path}, function, is_registered=True)
     _known[path] = op
     return op.entry
 
@@ -184,7 +184,7 @@ def rules_of(policy: Policy) -> Rules:
         PolicyError: for a function that does not exist.
     """
     for path in (*policy.allow, *policy.deny):
-        if oplists.is_function(path):
+        if op_table.is_function(path):
             _find(path)
     if policy.level == "O0":
         return ()
@@ -267,10 +267,10 @@ def _find(path: str) -> FunctionOp:
     for part in qualified.split("."):
         owner = found
         if not hasattr(found, part):
-            raise oplists.no_such_op(path, f"module {module_name!r}", dir(found))
+            raise op_table.no_such_op(path, f"module {module_name!r}", dir(found))
         found = getattr(found, part)
     if not callable(found):
-        raise oplists.no_such_op(path, f"module {module_name!r}", filter(callable, vars(owner)))
+        raise op_table.no_such_op(path, f"module {module_name!r}", filter(callable, vars(owner)))
     if _MARK in getattr(found, "__dict__", {}):  # registered, under another path
         op: FunctionOp = vars(found)[_MARK]
         op.paths.add(path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ampbridge.policies import oplists
-from ampbridge.policies.oplists import Category
+from ampbridge.policies import op_table
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.paddle_names import looked_up, own_list, paddle_meaning, paddle_names
 from ampbridge.policies.policy import Policy
 
@@ -75,11 +75,11 @@ def wanted_rules(framework: str, policy: Policy) -> Mapping[str, Category]:
 
 
 def _rules(policy: Policy, framework: str) -> Mapping[str, Category]:
-    spaces = oplists.PREFIXES[framework]
+    spaces = op_table.PREFIXES[framework]
     rules = policy.op_list
     return {
         op.name: rules.category(op.name)
-        for op in oplists.ops().values()
+        for op in op_table.ops().values()
         if any(op.names.get(space) for space in spaces)
     }
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from ampbridge.errors import PolicyError, nearest
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 PaddleList = Literal["custom_white_list", "custom_black_list"]
 
@@ -125,16 +125,16 @@ def paddle_meaning(name: str, *, static: bool = False) -> tuple[str, ...]:
         return (STATIC_ALONE[name],)
     if not _is_looked_up(name, static):
         return ()
-    candidates = oplists.native_names("paddle").get(name, ())
+    candidates = op_table.native_names("paddle").get(name, ())
     return tuple(op for op in candidates if op not in _PARTS.get(name, ()))
 
 
 def paddle_names(op: str) -> tuple[str, ...]:
     """The entries that move a canonical op in Paddle's lists; none where it has no op of its own."""
-    if oplists.own_prefix(op) == "paddle":
+    if op_table.own_prefix(op) == "paddle":
         kernel = op.removeprefix("paddle:")
         return tuple(name for name, of in looked_up().items() if of == kernel) or (kernel,)
-    names = oplists.op(op).names.get("paddle", ())
+    names = op_table.op(op).names.get("paddle", ())
     found = [name for name in names if op in paddle_meaning(name)]
     return (*found, *(part for part, rest in _BESIDE.items() if rest in found and owns(rest, op)))
 
@@ -208,7 +208,7 @@ def _resolved(name: str) -> str | None:
     bare = name.rpartition(".")[2].removesuffix("_")
     for spelling in (bare, f"paddle:{bare}"):
         try:
-            return oplists.canonical(spelling)
+            return op_table.canonical(spelling)
         except PolicyError:
             continue
     return None

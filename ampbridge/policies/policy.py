@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 from ampbridge.errors import ArgumentTypeError, PolicyError, listed, nearest
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
-from ampbridge.policies import oplists
-from ampbridge.policies.oplists import Category, OpList
+from ampbridge.policies import op_table
+from ampbridge.policies.op_table import Category, OpList
 
 Level = Literal["O0", "O1", "O2"]
 Execution = Literal["native", "simulated", "auto"]
@@ -84,7 +84,7 @@ class Policy:
             self._set("dtype", "float32")
         else:
             _check_choice("dtype", self.dtype, LOW_DTYPES)
-        _check_choice("lists", self.lists, oplists.LIST_SETS)
+        _check_choice("lists", self.lists, op_table.LIST_SETS)
         _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
         self._set("master_weights", checked_flag("master_weights", self.master_weights))
@@ -153,7 +153,7 @@ class Policy:
                 "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend."
             )
             raise PolicyError(msg)
-        base = oplists.op_list(self.lists, self.level, self.dtype)
+        base = op_table.op_list(self.lists, self.level, self.dtype)
         allow, deny = frozenset(self.allow), frozenset(self.deny)
         # O2 is low precision everywhere except where the lists say otherwise.
         follows = self.level == "O2" and base.unlisted == "full"
@@ -169,11 +169,11 @@ class Policy:
 
         Ops that follow their inputs are also "promote". At O0 every op is "deny": float32.
         """
-        name = oplists.resolve(op)
+        name = op_table.resolve(op)
         return "deny" if self.level == "O0" else self.op_list.category(name)
 
     def native_rules(self, namespace: str) -> Mapping[str, Category]:
-        """The rule for every framework spelling in ``namespace`` (see ``oplists.native_names``).
+        """The rule for every framework spelling in ``namespace`` (see ``op_table.native_names``).
 
         A spelling may stand for several canonical ops (TensorFlow's ``MatMul`` for ``matmul`` and
         ``linear``). The user's own entries come first, deny before allow; then the category of the
@@ -181,12 +181,12 @@ class Policy:
         """
         return {
             spelling: self._shared_category(candidates)
-            for spelling, candidates in oplists.native_names(namespace).items()
+            for spelling, candidates in op_table.native_names(namespace).items()
         }
 
     def own_rules(self, prefix: str) -> Mapping[str, Category]:
         """The rules for listed ops outside of the op table, by their names without ``prefix``."""
-        listed = (op for op in (*self.allow, *self.deny) if oplists.own_prefix(op) == prefix)
+        listed = (op for op in (*self.allow, *self.deny) if op_table.own_prefix(op) == prefix)
         return {op.removeprefix(f"{prefix}:"): self.category(op) for op in listed}
 
     def _shared_category(self, candidates: tuple[str, ...]) -> Category:
@@ -346,7 +346,7 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
 
 
 def _canonical(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({oplists.resolve(name) for name in _names(field_name, value)}))
+    return tuple(sorted({op_table.resolve(name) for name in _names(field_name, value)}))
 
 
 def _unknown_field(name: str, where: str) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ampbridge.port.files import Outcome, read, read_many
     from ampbridge.port.reading import Alternative, Finding, Place, Reading
     from ampbridge.port.rewriting import Rewriting, rewrite
-    from ampbridge.port.targets import write
+    from ampbridge.port.writers import write
 
 _MODULES = {
     "Alternative": "reading",
@@ -25,7 +25,7 @@ _MODULES = {
     "read": "files",
     "read_many": "files",
     "rewrite": "rewriting",
-    "write": "targets",
+    "write": "writers",
 }
 
 __all__ = [

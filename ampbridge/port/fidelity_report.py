@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.native_lists import own_policy, own_rules, paddle_rules, wanted_rules
-from ampbridge.policies.oplists import Category
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
-from ampbridge.port.targets import Loss, losses
+from ampbridge.port.writers import Loss, losses
+from ampbridge.reports.plain_data import plain
 from ampbridge.reports.printing import Table
 from ampbridge.scaling.native_scaler import NATIVE as NATIVE_SCALERS
 from ampbridge.training.recipe import Recipe, Scaling
@@ -76,9 +77,9 @@ class Report:
             "target": self.target,
             "native": self.native,
             "can_be_expressed": self.can_be_expressed,
-            "settings": [row._asdict() for row in self.rows],
-            "ops": [row._asdict() for row in self.ops],
-            "remarks": list(self.remarks),
+            "settings": plain(self.rows),
+            "ops": plain(self.ops),
+            "remarks": plain(self.remarks),
         }
 
     def tables(self) -> tuple[Table, ...]:
@@ -230,18 +231,18 @@ def _rules_of_code(target: str, policy: Policy) -> Mapping[str, Category]:
 def _rules_of_functions(policy: Policy) -> Mapping[str, Category]:
     """Functions of torch have the rule that goes by their name; others that of its own lists."""
     own, by_name = own_rules("torch", policy), policy.native_rules("torch")
-    names = {op: oplists.ops()[op].names.get("torch", ()) for op in own}
+    names = {op: op_table.ops()[op].names.get("torch", ()) for op in own}
     return {op: by_name[names[op][0]] if names[op] else rule for op, rule in own.items()}
 
 
 def _rules_of_layers(policy: Policy) -> Mapping[str, Category]:
     """Layers and their activations have the precision of their op; functions take what arrives."""
-    from ampbridge.port.targets.tensorflow_precision import ACTIVATIONS
+    from ampbridge.port.writers.tensorflow_precision import ACTIVATIONS
 
     wanted = wanted_rules("tensorflow", policy)
     if policy == own_policy("tensorflow", policy) and str(policy) == "O1:float16":
         return wanted  # by TensorFlow's graph optimizer
-    ops = oplists.ops()
+    ops = op_table.ops()
     layers = {op for op in wanted if op in ACTIVATIONS or ops[op].names.get("keras_layers")}
     return {op: rule if op in layers else "promote" for op, rule in wanted.items()}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ampbridge.port.decisions import (
+from ampbridge.port.dialect import Draft, NotKnown
+from ampbridge.port.interpreter.decisions import (
     FALSE,
     TRUE,
     And,
@@ -15,10 +16,9 @@ from ampbridge.port.decisions import (
     both,
     negation,
 )
-from ampbridge.port.dialect import Draft, NotKnown
-from ampbridge.port.evaluate import Plain
+from ampbridge.port.interpreter.evaluate import Plain
+from ampbridge.port.interpreter.values import Constant, Entry, Event, Value
 from ampbridge.port.source import Source
-from ampbridge.port.values import Constant, Entry, Event, Value
 
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
 STEPS = frozenset({"step", "minimize", "apply_gradients"})

@@ -13,7 +13,7 @@ from ampbridge.port.fidelity_report import Report, fidelity
 from ampbridge.port.files import Outcome
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.rewriting import Rewriting, rewrite
-from ampbridge.port.targets import write
+from ampbridge.port.writers import write
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import SECTIONS, text_of
 

@@ -10,18 +10,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.port import loops
-from ampbridge.port.decisions import Decisions, described, explore
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown, Object
-from ampbridge.port.dialects import DIALECTS, scaling
-from ampbridge.port.evaluate import IMPOSSIBLE, Plain
+from ampbridge.port.interpreter.decisions import Decisions, described, explore
+from ampbridge.port.interpreter.evaluate import IMPOSSIBLE, Plain
+from ampbridge.port.interpreter.values import Event, Made, Value
+from ampbridge.port.readers import DIALECTS, scaling
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.source import Source
-from ampbridge.port.values import Event, Made, Value
 
 if TYPE_CHECKING:
     import libcst as cst
 
-    from ampbridge.port.interpreter import Interpreter
+    from ampbridge.port.interpreter.statements import Interpreter
 
 MOST_ALTERNATIVES = 32
 """As many as anyone would look at, to choose one by ``--where``."""
@@ -41,7 +41,7 @@ def read_module(source: Source, dialects: Sequence[Dialect] = DIALECTS) -> Readi
     Raises:
         SourceError: if it is nested too deeply to be followed.
     """
-    from ampbridge.port.interpreter import Interpreter  # LibCST, where it is needed
+    from ampbridge.port.interpreter.statements import Interpreter  # LibCST, where it is needed
 
     interpreter = Interpreter(source, _Vocabulary(dialects))
     interpreter.run()
@@ -54,7 +54,7 @@ def known_calls(source: Source, dialects: Sequence[Dialect] = DIALECTS) -> list[
     Raises:
         SourceError: if it is nested too deeply to be followed.
     """
-    from ampbridge.port.interpreter import Interpreter
+    from ampbridge.port.interpreter.statements import Interpreter
 
     interpreter = Interpreter(source, _Vocabulary(dialects))
     interpreter.run()

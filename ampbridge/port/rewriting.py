@@ -12,14 +12,14 @@ from functools import cached_property
 from os import PathLike
 from typing import Any
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 from ampbridge.errors import SourceError
 from ampbridge.errors.foreign_text import printable
 from ampbridge.port.dialect import Call
 from ampbridge.port.files import parsed
 from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
-from ampbridge.port.replacements import REPLACEMENTS, NoReplacement
+from ampbridge.port.rewriters import REPLACEMENTS, NoReplacement
 from ampbridge.port.source import Source
 
 IMPORTS = {
@@ -56,7 +56,7 @@ class Rewriting:
             SourceError: if it cannot be written.
         """
         try:
-            whole_files.write(self.file, self.text.encode(self.encoding))
+            atomic_files.write(self.file, self.text.encode(self.encoding))
         except OSError as error:
             msg = f"Cannot write {self.file!r}: {error.strerror or error}.\n"
             raise SourceError(msg + "Hint: --out another.py") from error

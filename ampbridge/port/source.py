@@ -14,7 +14,7 @@ from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 from ampbridge.errors import SourceError
 from ampbridge.port.reading import Place
 
@@ -88,7 +88,7 @@ def load(path: str | PathLike[str]) -> bytes:
         SourceError: if it cannot be read.
     """
     try:
-        return whole_files.read(path)
+        return atomic_files.read(path)
     except OSError as error:
         msg = f"Cannot read {str(path)!r}: {error.strerror or error}.\n"
         raise SourceError(msg + "Hint: amp.port.read('train.py')") from error

@@ -13,6 +13,7 @@ from ampbridge.errors import BackendLoadError
 from ampbridge.errors.foreign_text import shortened
 from ampbridge.policies.hardware import PROBED_DTYPES, Recommendation, recommendation
 from ampbridge.policies.policy import Policy
+from ampbridge.reports.plain_data import plain_fields
 from ampbridge.reports.tables import aligned
 
 Status = Literal["probed", "not imported", "not installed", "failed"]
@@ -80,7 +81,7 @@ class FrameworkReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``from_dict`` reads them."""
-        return {**vars(self), "devices": [device.to_dict() for device in self.devices]}
+        return plain_fields(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> FrameworkReport:
@@ -108,11 +109,7 @@ class ModelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            **vars(self),
-            "findings": [finding._asdict() for finding in self.findings],
-            "recommendation": _recommendation_to_dict(self.recommendation),
-        }
+        return plain_fields(self) | {"recommendation": _recommendation_to_dict(self.recommendation)}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend, FeatureTreatment, OpTreatment
 from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
+from ampbridge.reports.plain_data import plain_fields
 from ampbridge.reports.tables import aligned
 
 
@@ -49,7 +50,7 @@ class ExplanationTable:
             PolicyError: for a name that is none.
             ArgumentError: for an op that neither the op table nor the policy has.
         """
-        resolved = oplists.resolve(name)
+        resolved = op_table.resolve(name)
         for row in self.ops:
             if row.op == resolved:
                 return row
@@ -75,13 +76,7 @@ class ExplanationTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "policy": self.policy.to_dict(),
-            "backend": self.backend,
-            "device": self.device,
-            "ops": [row._asdict() for row in self.ops],
-            "features": [row._asdict() for row in self.features],
-        }
+        return plain_fields(self)
 
     def __str__(self) -> str:
         title = f"{self.policy!r} on {self.backend} ({self.device})"
@@ -102,11 +97,11 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
     """
     parsed, chosen = Policy.parse(policy), registry.backend(backend)
     explanation = chosen.explain(parsed)
-    listed = sorted({*parsed.allow, *parsed.deny} - oplists.ops().keys())
+    listed = sorted({*parsed.allow, *parsed.deny} - op_table.ops().keys())
     functions = {
         name: _of_function(parsed.category(name), parsed, chosen)
         for name in listed
-        if oplists.is_function(name)
+        if op_table.is_function(name)
     }
     return ExplanationTable(
         parsed,
@@ -114,7 +109,7 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
         explanation.device,
         tuple(
             _op_row(name, {**explanation.ops, **functions}.get(name, _ABSENT))
-            for name in [*oplists.ops(), *listed]
+            for name in [*op_table.ops(), *listed]
         ),
         tuple(
             FeatureRow(name, *explanation.features[name])
@@ -124,7 +119,7 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
     )
 
 
-def _of_function(rule: oplists.Category, policy: Policy, backend: Backend) -> OpTreatment:
+def _of_function(rule: op_table.Category, policy: Policy, backend: Backend) -> OpTreatment:
     """The treatment of a Python function in the policy's lists: ampbridge casts it on every backend."""
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
@@ -169,20 +164,20 @@ PARTS_DTYPE = "its parts'"
 """The dtype of a function that consists of ops with rules of their own."""
 
 
-def dtype_of(category: oplists.Category, policy: Policy) -> str:
+def dtype_of(category: op_table.Category, policy: Policy) -> str:
     """The dtype that a rule gives."""
     return {"allow": policy.compute_dtype, "deny": "float32"}.get(category, INPUTS_DTYPE)
 
 
 def sharing(
-    policy: Policy, op: str, category: oplists.Category, namespace: str, spelling: str
+    policy: Policy, op: str, category: op_table.Category, namespace: str, spelling: str
 ) -> str:
     """Why ``op`` has another category here than the policy's: who else has its spelling."""
     if category == policy.category(op):
         return ""
     others = [
         other
-        for other in oplists.native_names(namespace).get(spelling, ())
+        for other in op_table.native_names(namespace).get(spelling, ())
         if other != op and policy.category(other) == category
     ]
     return (

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
-from ampbridge.policies import oplists
-from ampbridge.policies.oplists import PREFIXES, Op, OpList
+from ampbridge.policies import op_table
+from ampbridge.policies.op_table import PREFIXES, Op, OpList
 from ampbridge.policies.paddle_names import paddle_list, paddle_names
 from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.reports.printing import Table
 
-WITH_LISTS = tuple(name for name in oplists.LIST_SETS if name != "native")
+WITH_LISTS = tuple(name for name in op_table.LIST_SETS if name != "native")
 _LEVELS = ("O1", "O2")
 _DEVICES = {"torch": "cuda"}
 """The device whose lists they are, where a framework has others too: it may be said."""
@@ -117,7 +117,7 @@ class ListedOps:
         rules = self.lists.rules
         return {
             "lists": str(self.lists),
-            "source": oplists.source(self.lists.list_set),
+            "source": op_table.source(self.lists.list_set),
             **{rule: sorted(getattr(rules, rule)) for rule in ("allow", "deny", "promote")},
             "unlisted": rules.unlisted,
         }
@@ -130,7 +130,7 @@ class ListedOps:
             (name, rule, ", ".join(names_in(framework, op)) if framework else op.why)
             for rule in ("allow", "deny", "promote")
             for name in data[rule]
-            for op in [oplists.ops()[name]]
+            for op in [op_table.ops()[name]]
         ]
         return Table(
             f"{self.lists}: {data['source']}",
@@ -157,7 +157,7 @@ class Difference:
     def ops(self) -> list[str]:
         """In the order of the op table."""
         rules = [each.rules for each in self.lists]
-        return [op for op in oplists.ops() if len({each.category(op) for each in rules}) > 1]
+        return [op for op in op_table.ops() if len({each.category(op) for each in rules}) > 1]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -166,7 +166,7 @@ class Difference:
         }
 
     def table(self) -> Table:
-        ops, known = self.ops(), len(oplists.ops())
+        ops, known = self.ops(), len(op_table.ops())
         rows = tuple((op, *(each.rule(op) for each in self.lists)) for op in ops)
         unlisted = {each.rules.unlisted for each in self.lists}
         legend = [f"({rule}): not listed, {_UNLISTED[rule]}." for rule in sorted(unlisted)]
@@ -233,7 +233,7 @@ def why(name: str) -> Reason:
     Raises:
         PolicyError: for a name that is none.
     """
-    return Reason(oplists.op(oplists.resolve(name)))
+    return Reason(op_table.op(op_table.resolve(name)))
 
 
 # -- translate
@@ -260,7 +260,7 @@ class Translation:
             "from": self.source,
             "to": self.target,
             "ops": [
-                {"name": name, "op": op, "names": list(names_in(self.target, oplists.ops()[op]))}
+                {"name": name, "op": op, "names": list(names_in(self.target, op_table.ops()[op]))}
                 for name, op in self.ops
             ],
             "remarks": self.remarks(),
@@ -300,7 +300,7 @@ def translate(names: Iterable[str], source: str | None, target: str) -> Translat
             raise ArgumentError(msg + f"Hint: did you mean {close[0]!r}?")
     spelled = [(name, f"{source}:{name}" if source else name) for name in names]
     return Translation(
-        source, target, tuple((name, oplists.canonical(spelling)) for name, spelling in spelled)
+        source, target, tuple((name, op_table.canonical(spelling)) for name, spelling in spelled)
     )
 
 

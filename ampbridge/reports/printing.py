@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ampbridge.errors.foreign_text import printable
+from ampbridge.reports.plain_data import plain_fields
 from ampbridge.reports.tables import aligned
 
 
@@ -62,11 +63,11 @@ class Table:
 
 
 class TabularReport(ABC):
-    """What is shown as a table, and comes as data; ``str`` is its plain form."""
+    """A dataclass that prints as a table and converts to plain data; ``str`` is its plain form."""
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Plain JSON values; numbers that are infinite are None."""
+        return plain_fields(self)
 
     @abstractmethod
     def table(self) -> Table:

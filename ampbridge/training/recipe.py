@@ -14,7 +14,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any
 
-from ampbridge.checkpoints import whole_files
+from ampbridge.checkpoints import atomic_files
 from ampbridge.errors import AmpBridgeError, ArgumentTypeError, RecipeError
 from ampbridge.errors.flags import checked_flag
 from ampbridge.policies.policy import Policy
@@ -252,7 +252,7 @@ class Recipe:
         """
         text = self.to_toml(comments)
         try:
-            whole_files.write(path, text.encode())
+            atomic_files.write(path, text.encode())
         except (
             OSError,
             ValueError,
@@ -268,7 +268,7 @@ class Recipe:
             RecipeError: if the file cannot be read or is invalid; names the file and the mistake.
         """
         try:
-            text = whole_files.read(path).decode()
+            text = atomic_files.read(path).decode()
         except (OSError, ValueError) as error:
             msg = f"Cannot read the recipe {str(path)!r}: {error}.\n"
             raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes one.") from error

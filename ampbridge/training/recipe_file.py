@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ampbridge.errors import RecipeError, listed, nearest
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.scaling.scale_rule import AT_MAX_SCALE, AT_MIN_SCALE, BACKOFF_COUNTS
@@ -46,7 +46,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, JsonType]]] = {
     "policy": {
         "level": ("O0 float32, O1 op by op, O2 low precision with masters", _one_of(LEVELS)),
         "dtype": ("the low precision", _one_of((*LOW_DTYPES, "float32"))),
-        "lists": ("whose default op lists", _one_of(oplists.LIST_SETS)),
+        "lists": ("whose default op lists", _one_of(op_table.LIST_SETS)),
         "allow": ("more ops to run in low precision", _NAMES),
         "deny": ("more ops to run in float32", _NAMES),
         "keep": ("layers kept in float32, by name or class", _NAMES),

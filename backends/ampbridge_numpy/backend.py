@@ -12,7 +12,7 @@ from ampbridge.adapters.backend import (
 )
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 from ampbridge_numpy import arguments, probing, training_state
-from ampbridge_numpy.autocast import casting
+from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.lens import observing, restoring
 from ampbridge_numpy.model import decorating
 from ampbridge_numpy.step import compiling, gradients, scaling
@@ -29,7 +29,7 @@ class NumpyBackend(Backend):
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
     autocast = staticmethod(casting.region)
-    execution = staticmethod(casting.execution)
+    execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
 
     layers = staticmethod(decorating.layers)

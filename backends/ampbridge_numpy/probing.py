@@ -17,12 +17,12 @@ from ampbridge.adapters.backend import (
     Probe,
     Product,
 )
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_numpy import functional, nn
-from ampbridge_numpy.autocast import casting
+from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.autocast.casting import DTYPES, Rules
 from ampbridge_numpy.model import decorating
 from ampbridge_numpy.step import compiling
@@ -83,7 +83,7 @@ def _sizes(layer: object) -> Iterator[tuple[int, int, int]]:
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
     rules = casting.rules_of(policy)
-    ops = {op.name: _treatment(op, policy, rules) for op in oplists.ops().values()}
+    ops = {op.name: _treatment(op, policy, rules) for op in op_table.ops().values()}
     own = {
         f"numpy:{name}": OpTreatment("native", "deny", "float32")
         if policy.level == "O0"
@@ -93,7 +93,7 @@ def explain(policy: Policy) -> Explanation:
     return Explanation("cpu", {**ops, **own}, _features(policy))
 
 
-def _treatment(op: oplists.Op, policy: Policy, rules: Rules) -> OpTreatment:
+def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
     """By what ``op`` is here: a function of ours by its name, or one of autograd's."""
     spellings = [op.name] if _is_ours(op.name) else _in_autograd(op)
     if not spellings:
@@ -116,7 +116,7 @@ def _is_ours(name: str) -> bool:
     return getattr(vars(functional).get(name), "__module__", "") == functional.__name__
 
 
-def _in_autograd(op: oplists.Op) -> list[str]:
+def _in_autograd(op: op_table.Op) -> list[str]:
     followed = frozenset(casting.op_names().values())
     return [name for name in op.names.get("numpy", ()) if name in followed]
 
@@ -132,11 +132,11 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
             lambda: casting.rules_of(plain.replace(lists="native")), casts
         ),
         "execution='native'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="native")),
+            lambda: execution.of(plain.replace(execution="native")),
             FeatureTreatment("ampbridge", f"stored in {plain.dtype}, computed in float32"),
         ),
         "execution='simulated'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="simulated")),
+            lambda: execution.of(plain.replace(execution="simulated")),
             FeatureTreatment("ampbridge", "the same computation as 'native'"),
         ),
         "compile=True": unless_refused(

@@ -9,11 +9,11 @@ from ampbridge.adapters.backend import (
     Model,
 )
 from ampbridge_paddle import arguments, probing, training_state
-from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.lens import observing, restoring
 from ampbridge_paddle.model import decorating
 from ampbridge_paddle.native import native_policy, native_scaler
-from ampbridge_paddle.step import compiling, gradients, hybrid_groups, ranks, scaling
+from ampbridge_paddle.step import compiling, gradients, ranks, scaling
 
 
 @final
@@ -27,7 +27,7 @@ class PaddleBackend(Backend):
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
     autocast = staticmethod(casting.region)
-    execution = staticmethod(casting.execution)
+    execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
 
     layers = staticmethod(decorating.layers)
@@ -45,7 +45,7 @@ class PaddleBackend(Backend):
     clip = staticmethod(scaling.clip)
     apply = staticmethod(scaling.apply)
     scale_store = staticmethod(scaling.scale_store)
-    agree = staticmethod(hybrid_groups.agree)
+    agree = staticmethod(ranks.agree)
     mean_loss = staticmethod(ranks.mean_loss)
     on_one_rank = staticmethod(ranks.on_one_rank)
     compile = staticmethod(compiling.compile_step)

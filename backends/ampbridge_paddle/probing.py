@@ -17,12 +17,12 @@ from ampbridge.adapters.backend import (
     Probe,
     Product,
 )
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
-from ampbridge.policies.oplists import Category
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_paddle.autocast import casting, simulation
+from ampbridge_paddle.autocast import casting, execution, simulation
 from ampbridge_paddle.autocast.rules import Rules, has_effect, rules_for
 from ampbridge_paddle.model import decorating
 
@@ -127,46 +127,46 @@ def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
 
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
-    casting.check(policy)
-    execution = casting.execution(policy)
+    execution.check(policy)
+    how = execution.of(policy)
     rules = rules_for(policy)
-    ops = {op.name: _treatment(op, policy, rules, execution) for op in oplists.ops().values()}
+    ops = {op.name: _treatment(op, policy, rules, how) for op in op_table.ops().values()}
     own = {
-        f"paddle:{name}": _kernel_treatment(f"paddle:{name}", name, policy, rules, execution)
+        f"paddle:{name}": _kernel_treatment(f"paddle:{name}", name, policy, rules, how)
         for name in policy.own_rules("paddle")
     }
-    return Explanation(devices()[0].name, {**ops, **own}, _features(policy, execution))
+    return Explanation(devices()[0].name, {**ops, **own}, _features(policy, how))
 
 
 def _kernel_treatment(
-    op: str, kernel: str, policy: Policy, rules: Rules, execution: Literal["native", "simulated"]
+    op: str, kernel: str, policy: Policy, rules: Rules, how: Literal["native", "simulated"]
 ) -> OpTreatment:
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     category = rules.category(kernel)
     why = sharing(policy, op, category, "paddle_ops", kernel)
-    return OpTreatment(_by(execution, category), category, dtype_of(category, policy), why)
+    return OpTreatment(_by(how, category), category, dtype_of(category, policy), why)
 
 
 def _treatment(
-    op: oplists.Op, policy: Policy, rules: Rules, execution: Literal["native", "simulated"]
+    op: op_table.Op, policy: Policy, rules: Rules, how: Literal["native", "simulated"]
 ) -> OpTreatment:
     """By what ``op`` is here: a kernel, or a function made of several."""
     if not has_effect(op):
         return OpTreatment("absent", None, "", "Paddle has no such op, or it never casts it")
     kernels = op.names.get("paddle_ops", ())
     if kernels:
-        return _kernel_treatment(op.name, kernels[0], policy, rules, execution)
+        return _kernel_treatment(op.name, kernels[0], policy, rules, how)
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     ruled = [name for name in op.names.get("paddle_api", ()) if name in rules.functions]
     if ruled:
         category = rules.functions[ruled[0]]
-        by = _by("simulated" if execution == "simulated" else "ampbridge", category)
+        by = _by("simulated" if how == "simulated" else "ampbridge", category)
         return OpTreatment(by, category, dtype_of(category, policy))
     wanted = policy.category(op.name)
     why = "its kernels have rules of their own"
-    return OpTreatment(_by(execution, wanted), wanted, PARTS_DTYPE, why)
+    return OpTreatment(_by(how, wanted), wanted, PARTS_DTYPE, why)
 
 
 By: TypeAlias = Literal["native", "ampbridge", "simulated"]
@@ -177,11 +177,9 @@ def _by(by: By, category: Category) -> By:
     return "ampbridge" if by == "simulated" and category == "deny" else by
 
 
-def _features(
-    policy: Policy, execution: Literal["native", "simulated"]
-) -> dict[str, FeatureTreatment]:
+def _features(policy: Policy, how: Literal["native", "simulated"]) -> dict[str, FeatureTreatment]:
     plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
-    if execution == "simulated":
+    if how == "simulated":
         casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
     else:
         casts = FeatureTreatment("native", "paddle.amp.auto_cast with the policy's lists")
@@ -190,20 +188,20 @@ def _features(
         "O2": FeatureTreatment(
             casts.by,
             "parameters rounded where they are read"
-            if execution == "simulated"
+            if how == "simulated"
             else "paddle.amp.decorate",
         ),
         **FEATURES,
         "lists='native'": unless_refused(
-            lambda: casting.check(plain.replace(lists="native")),
+            lambda: execution.check(plain.replace(lists="native")),
             FeatureTreatment("native", "paddle.amp.auto_cast with its own lists"),
         ),
         "execution='native'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="native")),
+            lambda: execution.of(plain.replace(execution="native")),
             FeatureTreatment("native", f"Paddle's {plain.dtype} kernels"),
         ),
         "execution='simulated'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="simulated")),
+            lambda: execution.of(plain.replace(execution="simulated")),
             FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
         ),
         "recomputation": FeatureTreatment(

@@ -12,7 +12,7 @@ from ampbridge.adapters.backend import (
 )
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_tensorflow import arguments, probing, training_state
-from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast import casting, execution
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
 from ampbridge_tensorflow.model import copying, decorating
@@ -31,7 +31,7 @@ class TensorflowBackend(Backend):
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
     autocast = staticmethod(casting.region)
-    execution = staticmethod(casting.execution)
+    execution = staticmethod(execution.of)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

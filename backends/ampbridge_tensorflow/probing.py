@@ -17,13 +17,13 @@ from ampbridge.adapters.backend import (
     Probe,
     Product,
 )
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
-from ampbridge.policies.oplists import Category
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast import casting, execution
 from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, named_functions
 from ampbridge_tensorflow.autocast.rules import Rules, is_defined
@@ -144,10 +144,10 @@ def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
 
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
-    casting.check(policy)
+    execution.check(policy)
     rules = casting.rules_for(policy)
     functions = frozenset(named_functions())
-    ops = {op.name: _treatment(op, policy, rules, functions) for op in oplists.ops().values()}
+    ops = {op.name: _treatment(op, policy, rules, functions) for op in op_table.ops().values()}
     own = {
         f"tf:{name}": OpTreatment("native", "deny", "float32")
         if policy.level == "O0"
@@ -158,7 +158,7 @@ def explain(policy: Policy) -> Explanation:
 
 
 def _treatment(
-    op: oplists.Op, policy: Policy, rules: Rules, run_as_one_op: Collection[str]
+    op: op_table.Op, policy: Policy, rules: Rules, run_as_one_op: Collection[str]
 ) -> OpTreatment:
     """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
     raw = [name for name in op.names.get("tensorflow", ()) if is_defined(name)]
@@ -190,7 +190,7 @@ def _has_attribute(name: str, attribute: str) -> bool:
 
 
 def _owner(namespace: str, spelling: str) -> str:
-    return oplists.native_names(namespace)[spelling][0]
+    return op_table.native_names(namespace)[spelling][0]
 
 
 def _by(rules: Rules, category: Category) -> Literal["ampbridge", "simulated"]:
@@ -198,7 +198,7 @@ def _by(rules: Rules, category: Category) -> Literal["ampbridge", "simulated"]:
 
 
 def _function_treatment(
-    op: oplists.Op, category: Category, policy: Policy, rules: Rules
+    op: op_table.Op, category: Category, policy: Policy, rules: Rules
 ) -> OpTreatment:
     """A function or a layer that is run as one op."""
     if op.name in LOOKED_INTO and category != "deny":
@@ -233,15 +233,15 @@ def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
         "O2": FeatureTreatment("ampbridge", f"Keras' dtype policies; ops as at O1: {casts.by}"),
         **FEATURES,
         "lists='native'": unless_refused(
-            lambda: casting.check(plain.replace(lists="native")),
+            lambda: execution.check(plain.replace(lists="native")),
             FeatureTreatment("native", ""),
         ),
         "execution='native'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="native")),
+            lambda: execution.of(plain.replace(execution="native")),
             FeatureTreatment("native", f"TensorFlow's {plain.dtype} kernels"),
         ),
         "execution='simulated'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="simulated")),
+            lambda: execution.of(plain.replace(execution="simulated")),
             FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
         ),
         "recomputation": FeatureTreatment(

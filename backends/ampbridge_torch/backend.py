@@ -11,7 +11,7 @@ from ampbridge.adapters.backend import (
     Backend,
 )
 from ampbridge_torch import arguments, probing, training_state
-from ampbridge_torch.autocast import casting
+from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.lens import held_memory, observing, restoring
 from ampbridge_torch.model import decorating
 from ampbridge_torch.native import native_policy, native_scaler
@@ -29,7 +29,7 @@ class TorchBackend(Backend):
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
     autocast = staticmethod(casting.region)
-    execution = staticmethod(casting.execution)
+    execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
 
     layers = staticmethod(decorating.layers)

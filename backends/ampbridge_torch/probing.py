@@ -21,12 +21,12 @@ from ampbridge.adapters.backend import (
     Probe,
     Product,
 )
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_torch import devices as accelerators
-from ampbridge_torch.autocast import casting
+from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.autocast.functions import Function, functions_named
 from ampbridge_torch.autocast.rules import (
     Rule,
@@ -171,7 +171,7 @@ def explain(policy: Policy) -> Explanation:
     device = on[-1] if policy.execution == "simulated" else on[0]  # simulated is the CPU alone
     kind: DeviceType = torch.device(device.name).type
     rules = rules_for(policy, (kind,))
-    ops = {op.name: _treatment(op, policy, rules, kind) for op in oplists.ops().values()}
+    ops = {op.name: _treatment(op, policy, rules, kind) for op in op_table.ops().values()}
     own = {
         f"torch:{name}": _own_treatment(name, policy, rules) for name in policy.own_rules("torch")
     }
@@ -186,11 +186,11 @@ def _own_treatment(name: str, policy: Policy, rules: Rules) -> OpTreatment:
     return OpTreatment(_by(rules, category), category, dtype_of(category, policy))
 
 
-def _by(rules: Rules, category: oplists.Category) -> Literal["ampbridge", "simulated"]:
+def _by(rules: Rules, category: op_table.Category) -> Literal["ampbridge", "simulated"]:
     return "simulated" if rules.simulates and category != "deny" else "ampbridge"
 
 
-def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -> OpTreatment:
+def _treatment(op: op_table.Op, policy: Policy, rules: Rules, kind: DeviceType) -> OpTreatment:
     functions = _functions(op)
     if not functions:
         return OpTreatment("absent", None, "", "torch has no function that is this op")
@@ -219,7 +219,7 @@ def _treatment(op: oplists.Op, policy: Policy, rules: Rules, kind: DeviceType) -
     return OpTreatment(by, category, dtype_of(category, policy), why)
 
 
-def _functions(op: oplists.Op) -> list[tuple[Function, str, str]]:
+def _functions(op: op_table.Op) -> list[tuple[Function, str, str]]:
     """Every function that is ``op``, with the namespace and the spelling that lead to it."""
     return [
         (function, namespace, spelling)
@@ -231,7 +231,7 @@ def _functions(op: oplists.Op) -> list[tuple[Function, str, str]]:
 
 def _owner(namespace: str, spelling: str) -> str:
     """The op that a spelling means when nothing else is said."""
-    return oplists.native_names(namespace)[spelling][0]
+    return op_table.native_names(namespace)[spelling][0]
 
 
 def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
@@ -261,11 +261,11 @@ def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
             FeatureTreatment("native", "torch.autocast, with nothing intercepted"),
         ),
         "execution='native'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="native")),
+            lambda: execution.of(plain.replace(execution="native")),
             FeatureTreatment("native", f"torch's {plain.dtype} kernels"),
         ),
         "execution='simulated'": unless_refused(
-            lambda: casting.execution(plain.replace(execution="simulated")),
+            lambda: execution.of(plain.replace(execution="simulated")),
             FeatureTreatment("simulated", "float32 kernels, inputs and results rounded"),
         ),
         "recomputation": recomputed,

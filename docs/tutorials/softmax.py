@@ -16,7 +16,7 @@ from matplotlib.colors import ListedColormap
 
 import ampbridge as amp
 from ampbridge import lens, workloads
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.reports import lists
 
 BACKEND = os.environ.get("AMPBRIDGE_TUTORIAL_BACKEND", "numpy")
@@ -32,7 +32,7 @@ SETS = ("torch", "paddle", "tensorflow", "safe")
 # %%
 for name in SETS:
     print(f"{name}:")
-    print(indent(fill(oplists.source(name), 66), "    "))
+    print(indent(fill(op_table.source(name), 66), "    "))
 
 # %%
 # Figure: A table of colours: fourteen ops by four list sets. linear is low everywhere.
@@ -78,7 +78,7 @@ differing = lists.Difference(
     tuple(lists.Lists.parse(name) for name in SETS)
 ).ops()
 print(
-    f"{len(differing)} of {len(oplists.ops())} ops differ, softmax among them:"
+    f"{len(differing)} of {len(op_table.ops())} ops differ, softmax among them:"
 )
 for name in SETS:
     print(f"    {name:10} O1: {lists.Lists(name).rule('softmax'):8} O2: "

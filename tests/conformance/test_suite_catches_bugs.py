@@ -18,7 +18,7 @@ from ampbridge.adapters.backend import FINITE, INF, NAN, Decoration
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.observation import OpCall
 from ampbridge.adapters.scoped import Scoped
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing import BackendConformance, growth, names_of_tests, outcomes
 from ampbridge.testing.updates import RATE
@@ -128,7 +128,8 @@ class IgnoresAllow(NumpyBackend):
 class IgnoresFunctions(NumpyBackend):
     def autocast(self, policy):
         allow, deny = (
-            [op for op in ops if not oplists.is_function(op)] for ops in (policy.allow, policy.deny)
+            [op for op in ops if not op_table.is_function(op)]
+            for ops in (policy.allow, policy.deny)
         )
         return super().autocast(policy.replace(allow=allow, deny=deny))
 

@@ -24,7 +24,7 @@ from ampbridge.adapters.backend import (
     Product,
 )
 from ampbridge.checkpoints.weights import Weight
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.scaling.scale_rule import HostStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # for published_rules; pytest adds no paths
@@ -236,7 +236,7 @@ class ToyBackend(amp.Backend):
         """Every op is cast by the framework, but the softmax, which it has not."""
         ops = {
             op: OpTreatment("native", policy.category(op), policy.compute_dtype)
-            for op in oplists.ops()
+            for op in op_table.ops()
         }
         ops["softmax"] = OpTreatment("absent", None, "", "it has none")
         features = {"O1": FeatureTreatment("native", "its own region")}

@@ -16,7 +16,7 @@ import pytest
 import ampbridge as amp
 from ampbridge import GradScaler
 from ampbridge.adapters.ranks import act_for_all
-from ampbridge.checkpoints import checkpoint, tensor_file, whole_files
+from ampbridge.checkpoints import atomic_files, checkpoint, tensor_file
 from ampbridge.checkpoints.checkpoint import Checkpoint
 from ampbridge.checkpoints.weights import Weight
 
@@ -99,7 +99,7 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint_whole(
         for name in ("open", "fsync", "replace", "unlink"):
             patch.setattr(os, name, dying(getattr(os, name)))
         # What a process that is killed would not do either:
-        patch.setattr(whole_files, "remove", lambda file: None)
+        patch.setattr(atomic_files, "remove", lambda file: None)
         patch.setattr(checkpoint, "_remove_leftovers", lambda folder: None)
         with contextlib.suppress(Killed):
             checkpoint.write(folder, Checkpoint({"step": 4}, {"other": np.ones(2)}))
@@ -125,13 +125,13 @@ def test_only_what_a_save_has_made_is_removed(folder):
 def test_what_a_killed_save_left_makes_room_before_anything_is_written(folder, monkeypatch):
     (folder / f"tensors-{'0' * 32}.safetensors").touch()
     present = len(list(folder.iterdir()))
-    genuine, counts = whole_files.write, []
+    genuine, counts = atomic_files.write, []
 
     def counting(place, *parts):
         counts.append(len(list(folder.iterdir())))
         genuine(place, *parts)
 
-    monkeypatch.setattr(whole_files, "write", counting)
+    monkeypatch.setattr(atomic_files, "write", counting)
     checkpoint.write(folder, Checkpoint({"step": 4}, {}))
     assert counts == [present - 1 + 1, present + 1]  # one file less, and the lock
 

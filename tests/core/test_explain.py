@@ -6,7 +6,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.adapters.backend import FeatureTreatment
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.reports.explain import FEATURES, dtype_of, sharing, unless_refused
 
 NATIVE = FeatureTreatment("native", "why")
@@ -18,7 +18,7 @@ def table(toy):
 
 
 def test_it_has_a_row_for_each_op_in_the_table_s_order(table):
-    assert [row.op for row in table.ops] == list(oplists.ops())
+    assert [row.op for row in table.ops] == list(op_table.ops())
 
 
 def test_a_row(table):

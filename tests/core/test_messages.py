@@ -91,7 +91,7 @@ POLICY_MISTAKES = {
         lambda: Policy(deny=["zzzzzz"]),
         amp.PolicyError,
         f"Unknown op 'zzzzzz'; {OPS_ALLOWED}\n"
-        "Hint: `ampbridge.policies.oplists.ops()` lists the canonical names.",
+        "Hint: `ampbridge.policies.op_table.ops()` lists the canonical names.",
     ),
     "misspelt framework name": (
         lambda: Policy(deny=["keras:MaxPooling2"]),
@@ -103,13 +103,13 @@ POLICY_MISTAKES = {
         lambda: Policy(deny=["torch:"]),
         amp.PolicyError,
         "Unknown op 'torch:': the op table has no ''.\n"
-        "Hint: `ampbridge.policies.oplists.ops()` lists the canonical names.",
+        "Hint: `ampbridge.policies.op_table.ops()` lists the canonical names.",
     ),
     "a path that is none": (
         lambda: Policy(deny=["my-package.layers:norm"]),
         amp.PolicyError,
         f"Unknown op 'my-package.layers:norm'; {OPS_ALLOWED}\n"
-        "Hint: `ampbridge.policies.oplists.ops()` lists the canonical names.",
+        "Hint: `ampbridge.policies.op_table.ops()` lists the canonical names.",
     ),
     "one op in both lists": (
         lambda: Policy(allow=["softmax"], deny=["softmax", "paddle:softmax"]),

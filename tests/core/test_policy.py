@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 import pytest
 
 from ampbridge import Policy, PolicyError
-from ampbridge.policies.oplists import LIST_SETS, ops, source
+from ampbridge.policies.op_table import LIST_SETS, ops, source
 from ampbridge.policies.policy import SPELLINGS
 
 

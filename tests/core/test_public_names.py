@@ -22,7 +22,9 @@ MODULES = (
 
 def signatures(owner):
     """Of a module's or a class's public names; what is no function is told by its class."""
-    names = getattr(owner, "__all__", None) or [name for name in vars(owner) if name[0] != "_"]
+    names = getattr(owner, "__all__", None) or {
+        name for own in _of_ours(owner) for name in vars(own) if name[0] != "_"
+    }
     public = {name: getattr(owner, name) for name in sorted(names)}
     return {
         name: [_signature(value), signatures(value)]
@@ -31,6 +33,12 @@ def signatures(owner):
         for name, value in public.items()
         if not inspect.ismodule(value)
     }
+
+
+def _of_ours(owner):
+    """A module; a class with those of its bases that ampbridge defines."""
+    bases = getattr(owner, "__mro__", ())[1:]
+    return [owner, *(base for base in bases if base.__module__.startswith("ampbridge"))]
 
 
 def _signature(value):

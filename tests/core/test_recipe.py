@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ampbridge as amp
 from ampbridge import GradScaler, Policy, Recipe, RecipeError, Scaling, Schedule
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.training.recipe_file import SCHEDULE, SECTIONS, schema
 
@@ -31,7 +31,7 @@ growth_interval = 500
 accumulate = 1
 """
 
-OPS = sorted(oplists.ops())
+OPS = sorted(op_table.ops())
 OP_LISTS = st.lists(st.sampled_from(OPS), unique=True, max_size=6).flatmap(
     lambda ops: st.integers(0, len(ops)).map(lambda n: (ops[:n], ops[n:]))
 )

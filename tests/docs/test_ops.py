@@ -5,7 +5,7 @@ from pathlib import Path
 
 from processes import run_python
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "ampbridge" / "policies" / "data"
@@ -40,6 +40,6 @@ def test_its_names_are_taken_by_policies():
         columns = zip(("torch", "tf", "paddle", "numpy"), row[5:9], strict=True)
         for prefix, cell in columns:
             for name in filter(None, cell.replace("`", "").split(", ")):
-                if oplists.resolve(f"{prefix}:{name}") not in oplists.ops():
+                if op_table.resolve(f"{prefix}:{name}") not in op_table.ops():
                     own.add(f"{prefix}:{name}")
     assert own == {"paddle:scale"}  # as the page says

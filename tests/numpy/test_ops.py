@@ -21,7 +21,7 @@ from autograd.tracer import getval, new_box
 import ampbridge as amp
 from ampbridge import Policy
 from ampbridge.lens.census import Calls
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge_numpy import functional, nn
 from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.backend import NumpyBackend
@@ -436,7 +436,7 @@ def test_what_is_observed_is_what_numpy_was_given(op: str, setting: str, dtype: 
     call, *others = calls.seen
     assert {other.op for other in others} <= {"slice"}
     (kernel,) = call.kernels
-    assert op in (call.op, *oplists.native_names("numpy").get(kernel.name, ()))
+    assert op in (call.op, *op_table.native_names("numpy").get(kernel.name, ()))
     assert call.dtype == kernel.dtype == given_to_numpy(seen, dtype)
 
 
@@ -445,11 +445,11 @@ def test_what_is_observed_is_what_numpy_was_given(op: str, setting: str, dtype: 
 
 def test_every_canonical_op_is_either_run_here_or_listed() -> None:
     listed = [*CASES, *COMPOSITE, *NOT_FLOATING, *WHOLE_NUMBERS, *LACKING]
-    assert sorted(listed) == sorted(oplists.ops())
+    assert sorted(listed) == sorted(op_table.ops())
 
 
 def test_lacking_ops_exist_under_no_name() -> None:
-    names = oplists.native_names("numpy")
+    names = op_table.native_names("numpy")
     found = {op for candidates in names.values() for op in candidates}
     assert [op for op in LACKING if op in found or hasattr(functional, op)] == []
 

@@ -12,7 +12,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.adapters.backend import Decoration
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_numpy import functional, nn, optim
 
@@ -117,9 +117,9 @@ def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: Explanation
 def test_absent_are_the_ops_that_nothing_here_is() -> None:
     table = amp.explain("O1", "numpy")
     absent = {row.op for row in table.ops if row.by == "absent"}
-    named = {op.name for op in oplists.ops().values() if op.names.get("numpy")}
-    ours = {name for name in oplists.ops() if callable(getattr(functional, name, None))}
-    assert absent >= set(oplists.ops()) - named - ours
+    named = {op.name for op in op_table.ops().values() if op.names.get("numpy")}
+    ours = {name for name in op_table.ops() if callable(getattr(functional, name, None))}
+    assert absent >= set(op_table.ops()) - named - ours
     assert absent.isdisjoint({*OPS, *ours})
 
 

@@ -28,7 +28,7 @@ import ampbridge as amp
 from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge_paddle import _private
 from ampbridge_paddle._private import PRIVATE, private
-from ampbridge_paddle.step import hybrid_groups
+from ampbridge_paddle.step import hybrid_groups, ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_fleet.py"
 WITH_MODEL_PARALLEL = Path(__file__).parent / "gloo_model_parallel.py"
@@ -229,7 +229,7 @@ def test_a_rank_that_dies_is_an_error_on_the_other_one(tmp_path: Path) -> None:
             each.communicate()
     assert ranks[0].returncode != 0
     assert [line for line in printed.splitlines() if "step" in line] == ["step 0", "step 1"]
-    assert "hybrid_groups.py" in errors
+    assert "ranks.py" in errors
     assert "gloo" in errors
 
 
@@ -245,7 +245,7 @@ def fleet_in_mode(number: int | None) -> Any:
 def test_ranks_with_the_same_gradients_have_nothing_to_agree_on(number: int | None) -> None:
     with fleet_in_mode(number), mock.patch.object(paddle.distributed, "all_reduce") as all_reduce:
         for found in (FINITE, INF, NAN):
-            assert hybrid_groups.agree(found, None) == found
+            assert ranks.agree(found, None) == found
         assert amp.GradScaler(8.0).scale(paddle.ones([])).item() == 8.0
     all_reduce.assert_not_called()
 
@@ -261,7 +261,7 @@ def test_the_others_agree_over_the_world(name: str) -> None:
     others = paddle.zeros([1], "int32")  # the least that there is: all finite
     mode = fleet_in_mode(getattr(ParallelMode, f"{name}_PARALLEL"))
     with mode, mock.patch.object(paddle.distributed, "all_reduce", all_reduce):
-        assert [hybrid_groups.agree(f, None) for f in (FINITE, INF, NAN)] == [FINITE, INF, NAN]
+        assert [ranks.agree(f, None) for f in (FINITE, INF, NAN)] == [FINITE, INF, NAN]
     assert reduced == 3 * [(paddle.distributed.ReduceOp.MAX, None)]
 
 
@@ -295,13 +295,13 @@ class TestRefused:
         optimizer = sharded(its, name, **flags)
         match = r"split_param, tensor_fusion or comm_overlap.*\nHint: strategy.hybrid_configs"
         with pytest.raises(amp.UnsupportedError, match=match):
-            hybrid_groups.agree(FINITE, optimizer)
+            ranks.agree(FINITE, optimizer)
         assert hybrid_groups.without_wrappers(optimizer) is its
 
     def test_other_sharding_is_not(self) -> None:
         its = sgd()
         optimizer = sharded(its)
-        assert hybrid_groups.agree(INF, optimizer) == INF
+        assert ranks.agree(INF, optimizer) == INF
         assert hybrid_groups.is_sharded(optimizer)
         assert not hybrid_groups.is_sharded(its)
 
@@ -314,7 +314,7 @@ class TestRefused:
     def test_group_sharded_optimizers(self) -> None:
         name = "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2"
         with pytest.raises(amp.UnsupportedError, match=r"OptimizerStage2 of.*\nHint: "):
-            hybrid_groups.agree(FINITE, never_set_up(name))
+            ranks.agree(FINITE, never_set_up(name))
 
     def test_optimizers_whose_step_is_that_of_stage_3(self) -> None:
         def step(optimizer: Any) -> None: ...
@@ -322,10 +322,10 @@ class TestRefused:
         stage_3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
         step.__module__ = stage_3
         optimizer = sgd()
-        assert hybrid_groups.agree(NAN, optimizer) == NAN
+        assert ranks.agree(NAN, optimizer) == NAN
         optimizer.step = MethodType(step, optimizer)
         with pytest.raises(amp.UnsupportedError, match=r"^SGD of group_sharded_parallel.*\nHint: "):
-            hybrid_groups.agree(FINITE, optimizer)
+            ranks.agree(FINITE, optimizer)
 
     def test_weights_of_which_a_rank_has_a_part(self) -> None:
         model = nn.Linear(2, 2)

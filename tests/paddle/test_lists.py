@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 # A canonical op may have several names in Paddle, of which its lists hold only some.
 SEVERAL_NAMES = {
@@ -30,8 +30,8 @@ def test_paddle_list_set_is_the_installed_one(level: str, dtype: str) -> None:
     def native(name: str) -> str:
         return "allow" if name in white else "deny" if name in black else "promote"
 
-    ours = oplists.op_list("paddle", level, dtype)
-    named = {n: op.names["paddle"] for n, op in oplists.ops().items() if "paddle" in op.names}
+    ours = op_table.op_list("paddle", level, dtype)
+    named = {n: op.names["paddle"] for n, op in op_table.ops().items() if "paddle" in op.names}
     different = {
         name
         for name, spellings in named.items()
@@ -46,12 +46,12 @@ def test_paddle_list_set_is_the_installed_one(level: str, dtype: str) -> None:
 
 def test_every_kernel_name_of_the_table_exists() -> None:
     kernels = vars(paddle._C_ops)
-    missing = {name for name in oplists.native_names("paddle_ops") if name not in kernels}
+    missing = {name for name in op_table.native_names("paddle_ops") if name not in kernels}
     assert missing == set()
 
 
 def test_every_function_name_of_the_table_exists() -> None:
     from ampbridge_paddle.autocast.functions import find
 
-    for name in oplists.native_names("paddle_api"):
+    for name in op_table.native_names("paddle_api"):
         assert callable(find(name)), name

@@ -19,7 +19,7 @@ from paddle_reference import normal, rounded
 
 import ampbridge as amp
 from ampbridge_paddle import training_state
-from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast import execution
 from ampbridge_paddle.model.native_o2 import gradient_for
 
 
@@ -50,7 +50,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
     amp.backend("paddle")  # loaded first: it looks up Paddle's own function when it is imported
     monkeypatch.setattr(paddle.amp, "decorate", decorate)
-    monkeypatch.setattr(casting, "on_cpu", lambda: False)
+    monkeypatch.setattr(execution, "on_cpu", lambda: False)
     yield made
     assert amp_global_state().model_parameters == []
     assert not amp_global_state().use_master_grad
@@ -214,7 +214,7 @@ def test_execution() -> None:
 
 
 def test_execution_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(casting, "on_cpu", lambda: False)
+    monkeypatch.setattr(execution, "on_cpu", lambda: False)
     backend = amp.backend("paddle")
     assert backend.execution(amp.Policy("O2")) == "native"
     with pytest.raises(amp.UnsupportedError, match="Hint: execution='auto'"):

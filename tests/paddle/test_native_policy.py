@@ -8,7 +8,7 @@ from paddle_oracle import native_decisions
 
 import ampbridge as amp
 from ampbridge import Policy
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.native_lists import wanted_rules
 from ampbridge.policies.paddle_names import moved_with, paddle_names
 
@@ -105,7 +105,7 @@ policies = st.builds(
     ),
     st.sampled_from(["O1", "O2"]),
     st.sampled_from(["float16", "bfloat16"]),
-    st.lists(st.sampled_from(sorted(oplists.ops())), max_size=6, unique=True),
+    st.lists(st.sampled_from(sorted(op_table.ops())), max_size=6, unique=True),
     st.integers(0, 6),
 )
 

@@ -15,7 +15,7 @@ from paddle_oracle import arrays, calls, native_decisions
 from paddle_reference import is_representable
 
 import ampbridge as amp
-from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.autocast.casting import native_region
 
 # Names of PADDLE'S lists, by hand: the canonical names' translation must arrive at these.
@@ -189,7 +189,7 @@ def test_arrays_are_not_representable() -> None:
 @pytest.mark.parametrize("inner", [amp.Policy("O0"), amp.Policy("O1", "bfloat16", lists="safe")])
 def test_a_region_inside_of_another_on_a_gpu(inner: amp.Policy, monkeypatch: Any) -> None:
     """Functions that are no kernel of their own follow the inner policy too."""
-    monkeypatch.setattr(casting, "on_cpu", lambda: False)
+    monkeypatch.setattr(execution, "on_cpu", lambda: False)
     outer = amp.Policy("O2", "bfloat16", allow=["mse_loss", "l1_loss", "softmax"])
     low = []
 

@@ -28,7 +28,7 @@ from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.lens.subject import Pass, Subject
 from ampbridge.workloads import digits, weights
 from ampbridge_paddle import recompute, workloads
-from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.backend import PaddleBackend
 
 WORKLOADS = ("mlp", "conv", "transformer")
@@ -726,7 +726,7 @@ def test_a_region_of_paddle_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Paddle's dispatcher, which casts below Python, does nothing here: all runs in float32.
     """
-    monkeypatch.setattr(casting, "on_cpu", lambda: False)
+    monkeypatch.setattr(execution, "on_cpu", lambda: False)
     monkeypatch.setattr(casting, "_auto_cast", lambda lists: nullcontext())
     paddle.seed(3)
     model = nn.Sequential(nn.Conv1D(1, 2, 3), nn.Linear(6, 4), nn.LSTMCell(4, 3))

@@ -18,7 +18,7 @@ import pytest
 from paddle_reference import is_representable, normal, rounded
 
 import ampbridge as amp
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 
 class Case(NamedTuple):
@@ -214,6 +214,6 @@ def test_low_inputs(op: str, dtype: str, choice: str) -> None:
 
 def test_ops_that_paddle_lacks_are_known() -> None:
     namespaces = {"paddle", "paddle_ops", "paddle_api"}
-    without_name = {n for n, op in oplists.ops().items() if namespaces.isdisjoint(op.names)}
+    without_name = {n for n, op in op_table.ops().items() if namespaces.isdisjoint(op.names)}
     assert without_name == LACKING
     assert not set(CASES) & LACKING

@@ -170,13 +170,13 @@ def test_a_shared_kernel_says_with_whom() -> None:
 
 def test_on_a_gpu_kernels_are_cast_by_paddle_and_functions_by_us() -> None:
     """The rules alone: the labels need no GPU."""
-    from ampbridge.policies import oplists
+    from ampbridge.policies import op_table
 
     policy = amp.Policy()
     rules = rules_for(policy)
 
     def by(op: str) -> str:
-        return probing._treatment(oplists.ops()[op], policy, rules, "native").by
+        return probing._treatment(op_table.ops()[op], policy, rules, "native").by
 
     assert (by("matmul"), by("softmax"), by("mse_loss")) == ("native", "native", "ampbridge")
 

@@ -20,7 +20,7 @@ from paddle_native_scaler import unlocked
 from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches, scales_by_the_rule
 
 import ampbridge as amp
-from ampbridge.port.targets import losses, write
+from ampbridge.port.writers import losses, write
 from ampbridge_paddle.native.native_policy import policy_of_native
 
 SCALINGS = {

@@ -20,8 +20,8 @@ import ampbridge as amp
 from ampbridge import port
 from ampbridge.policies import native_lists
 from ampbridge.policies import paddle_names as names
-from ampbridge.policies.oplists import ops
-from ampbridge.port.targets import losses, write
+from ampbridge.policies.op_table import ops
+from ampbridge.port.writers import losses, write
 
 TARGETS = ("paddle", "torch")
 LOW = ("float16", "bfloat16")

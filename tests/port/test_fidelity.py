@@ -7,7 +7,7 @@ import pytest
 import ampbridge as amp
 from ampbridge.port import fidelity_report as module
 from ampbridge.port.fidelity_report import OpRow, fidelity
-from ampbridge.port.targets import Loss
+from ampbridge.port.writers import Loss
 from ampbridge.training.recipe import Recipe, Scaling
 
 PADDLE = Recipe(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies import paddle_names as names
 
 
@@ -99,7 +99,7 @@ def test_an_entry_that_is_no_string_has_no_effect():
 
 def test_the_names_of_an_op_are_read_as_that_op():
     """For every op that Paddle can list apart from others."""
-    apart = [op for op in oplists.ops() if names.paddle_names(op) and not names.moved_with(op)]
+    apart = [op for op in op_table.ops() if names.paddle_names(op) and not names.moved_with(op)]
     assert len(apart) > 150
     for op in apart:
         reading = names.paddle_list(names.paddle_names(op))

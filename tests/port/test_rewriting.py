@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampbridge.port import rewriting as rewriting_module
-from ampbridge.port.replacements import REPLACEMENTS
+from ampbridge.port.rewriters import REPLACEMENTS
 from ampbridge.port.rewriting import rewrite
 
 CORPUS = sorted(Path(__file__).parent.joinpath("corpus").glob("*.py"))

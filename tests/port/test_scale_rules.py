@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ampbridge import Recipe
 from ampbridge.port.dialect import Argument, Call, Draft
-from ampbridge.port.dialects import apex, deepspeed
+from ampbridge.port.readers import apex, deepspeed
 from ampbridge.port.reading import Place
 from ampbridge.port.table import Table
 from ampbridge.scaling.scale_rule import HostStore

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import ampbridge as amp
 from ampbridge import port
-from ampbridge.port.targets import losses, write
+from ampbridge.port.writers import losses, write
 
 SCRIPTS = Path(__file__).parent / "scripts"
 POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)

@@ -4,7 +4,7 @@ import pytest
 
 from ampbridge import Recipe
 from ampbridge.port.dialect import Argument, Call, Draft, Name, NotKnown, Object
-from ampbridge.port.dialects import accelerate, apex, deepspeed, lightning, mmengine, torch
+from ampbridge.port.readers import accelerate, apex, deepspeed, lightning, mmengine, torch
 from ampbridge.port.reading import Place
 
 DIALECTS = (torch, apex, deepspeed, lightning, accelerate, mmengine)

@@ -15,7 +15,7 @@ import tensorflow as tf  # noqa: E402
 from recorder import RECORDERS  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge.policies import oplists  # noqa: E402
+from ampbridge.policies import op_table  # noqa: E402
 from ampbridge_tensorflow.autocast import casting  # noqa: E402
 
 Call = Callable[[Any, Any], Any]
@@ -267,8 +267,8 @@ def test_ops_that_tensorflow_lacks_are_listed() -> None:
     missing = set(casting.ops_without_counterpart())
     assert {"addmm", "nll_loss", "grid_sample", "mish"} <= missing
     assert missing.isdisjoint({*OPS, *FUNCTIONS})
-    for name, op in oplists.ops().items():
-        names = [n for space in oplists.PREFIXES["tensorflow"] for n in op.names.get(space, ())]
+    for name, op in op_table.ops().items():
+        names = [n for space in op_table.PREFIXES["tensorflow"] for n in op.names.get(space, ())]
         assert (name in missing) == (not names)
 
 

@@ -21,7 +21,7 @@ from recorder import RECORDERS  # noqa: E402
 from test_ops import FUNCTIONS, OPS, POLICIES, in_region, inputs  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge_tensorflow.autocast import casting, simulation  # noqa: E402
+from ampbridge_tensorflow.autocast import casting, execution, simulation  # noqa: E402
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 MODES: dict[str, Callable[..., Any]] = {
@@ -249,23 +249,23 @@ def test_custom_gradients_compute_in_float32(mode: str) -> None:
 
 
 def auto(dtype: str) -> str:
-    return casting.execution(amp.Policy("O1", dtype))
+    return execution.of(amp.Policy("O1", dtype))
 
 
 def test_auto_is_native_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "_bfloat16_instructions", lambda: ("AMX",))
+    monkeypatch.setattr(execution, "_bfloat16_instructions", lambda: ("AMX",))
     assert (auto("float16"), auto("bfloat16")) == ("simulated", "native")
-    monkeypatch.setattr(simulation, "_bfloat16_instructions", lambda: ())
+    monkeypatch.setattr(execution, "_bfloat16_instructions", lambda: ())
     assert (auto("float16"), auto("bfloat16")) == ("simulated", "simulated")
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     assert (auto("float16"), auto("bfloat16")) == ("native", "native")
 
 
-@pytest.mark.parametrize("execution", ["native", "simulated"])
-def test_what_is_asked_for_is_done(execution: Any) -> None:
-    for level, expected in (("O0", "native"), ("O1", execution), ("O2", execution)):
-        policy = amp.Policy(level, execution=execution)  # type: ignore[arg-type]
-        assert casting.execution(policy) == expected
+@pytest.mark.parametrize("how", ["native", "simulated"])
+def test_what_is_asked_for_is_done(how: Any) -> None:
+    for level, expected in (("O0", "native"), ("O1", how), ("O2", how)):
+        policy = amp.Policy(level, execution=how)  # type: ignore[arg-type]
+        assert execution.of(policy) == expected
 
 
 def test_one_warning_a_process_and_none_where_it_was_asked_for() -> None:

@@ -17,7 +17,7 @@ import written_programs
 from written_programs import GUIDE, SPIKES, STEPS, WIDTH, Run, batches, scales_by_the_rule
 
 import ampbridge as amp
-from ampbridge.port.targets import losses, write
+from ampbridge.port.writers import losses, write
 from ampbridge_numpy import nn, optim
 
 CLOSE = 1e-5

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ampbridge as amp
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge_torch.autocast.rules import native_list, rules_for
 
 CHECKED_WITH = "2.13"
@@ -49,8 +49,8 @@ def header_lists() -> dict[str, set[str]]:
 @pytest.mark.parametrize("category", ["allow", "deny", "promote"])
 def test_the_torch_set_is_what_cuda_autocast_lists(category: str) -> None:
     """By the header's macros: an aten name has the category of the canonical op it belongs to."""
-    lists = oplists.op_list("torch", "O1", "float16")
-    owners = oplists.native_names("aten")
+    lists = op_table.op_list("torch", "O1", "float16")
+    owners = op_table.native_names("aten")
     for name in header_lists()[category]:
         if name in owners:
             assert lists.category(owners[name][0]) == category, name
@@ -70,7 +70,7 @@ def test_the_header_is_all_that_is_registered() -> None:
 def test_every_registered_op_is_on_a_native_list(device: str) -> None:
     lists = native_list(device)
     on_list = lists.allow | lists.deny | lists.promote
-    owners = oplists.native_names("aten")
+    owners = op_table.native_names("aten")
     absent = {
         name
         for name in registered(device.upper())
@@ -85,7 +85,7 @@ def test_an_op_that_the_installed_torch_does_not_register_is_not_native() -> Non
     for device in ("cpu", "cuda"):
         lists = native_list(device)
         for op in lists.allow | lists.deny | lists.promote:
-            names = set(oplists.ops()[op].names.get("aten", ()))
+            names = set(op_table.ops()[op].names.get("aten", ()))
             recorded = {n for n in names if n in recorded_registrations(device)}
             assert recorded <= registered(device.upper()), op
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from recorder import Recorder, run_compiled, run_eager
 
 import ampbridge as amp
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 
 class Case(NamedTuple):
@@ -111,12 +111,12 @@ def inputs_of(case: Case, device: str, *dtypes: str) -> list[torch.Tensor]:
 
 def test_at_least_thirty_ops_are_covered() -> None:
     assert len(CASES) >= 30
-    assert set(CASES) <= set(oplists.ops())
+    assert set(CASES) <= set(op_table.ops())
 
 
 def test_the_ops_that_torch_lacks() -> None:
     """None of the table's ops is left out above because torch has no function for it, but these."""
-    lacking = {op.name for op in oplists.ops().values() if not op.names.get("torch")}
+    lacking = {op.name for op in op_table.ops().values() if not op.names.get("torch")}
     assert lacking >= {"rotary_embedding", "swiglu", "bias_add", "add_n"}
     assert lacking.isdisjoint(CASES)
 

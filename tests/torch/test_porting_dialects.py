@@ -7,9 +7,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from ampbridge.port.dialects import accelerate as accelerate_dialect
-from ampbridge.port.dialects import lightning as lightning_dialect
-from ampbridge.port.dialects import torch as dialect
+from ampbridge.port.readers import accelerate as accelerate_dialect
+from ampbridge.port.readers import lightning as lightning_dialect
+from ampbridge.port.readers import torch as dialect
 from ampbridge.scaling.presets import preset
 
 SIGNATURES = dialect.DIALECT.signatures

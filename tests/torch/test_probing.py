@@ -13,7 +13,7 @@ from torch import nn
 
 import ampbridge as amp
 from ampbridge.adapters.backend import Decoration, Device
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_torch import probing
 
@@ -231,9 +231,9 @@ def test_what_torch_has_not_is_absent() -> None:
 
 def test_absent_are_the_ops_without_a_function() -> None:
     absent = {row.op for row in amp.explain("O1:bfloat16", "torch").ops if row.by == "absent"}
-    named = {op.name for op in oplists.ops().values() if {"torch", "aten"} & op.names.keys()}
+    named = {op.name for op in op_table.ops().values() if {"torch", "aten"} & op.names.keys()}
     assert absent.isdisjoint(op for op in OPS)
-    assert set(oplists.ops()) - named <= absent
+    assert set(op_table.ops()) - named <= absent
 
 
 @pytest.mark.filterwarnings("ignore::ampbridge.SimulationWarning")

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ampbridge as amp
 import ampbridge_torch
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge_torch.autocast import execution as execution_module
 from ampbridge_torch.autocast import simulation
 from ampbridge_torch.autocast.mode import listed
 from ampbridge_torch.autocast.rules import rules_for
@@ -561,7 +562,7 @@ def test_sparse_gradients_of_low_weights(low: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto is native on CUDA")
 @pytest.mark.parametrize("fast", [False, True])
 def test_auto_takes_the_faster(fast: bool, low: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "has_fast_kernels", lambda dtype: fast)
+    monkeypatch.setattr(execution_module, "has_fast_kernels", lambda dtype: fast)
     expected = "native" if fast else "simulated"
     assert execution(amp.Policy("O1", low)) == execution(amp.Policy("O2", low)) == expected
     assert execution(amp.Policy("O1", low, execution="native")) == "native"
@@ -575,7 +576,7 @@ def execution(policy: amp.Policy) -> str:
 
 
 def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = simulation.has_fast_kernels.__wrapped__
+    kernels = execution_module.has_fast_kernels.__wrapped__
     for feature, dtype in (("amx_fp16", "float16"), ("avx512_bf16", "bfloat16")):
         for has in (False, True):
             monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has, f=feature: {f: has})
@@ -614,8 +615,8 @@ def test_cuda_is_refused() -> None:
 def test_auto_says_so_once_a_process() -> None:
     script = """
 import warnings, torch, ampbridge as amp
-from ampbridge_torch.autocast import simulation
-simulation.has_fast_kernels = lambda dtype: False
+from ampbridge_torch.autocast import execution
+execution.has_fast_kernels = lambda dtype: False
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as caught:
     for execution in ("simulated", "auto", "auto"):

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches, scales_by_the_rule
 
 import ampbridge as amp
-from ampbridge.policies import oplists
-from ampbridge.port.targets import losses, write
+from ampbridge.policies import op_table
+from ampbridge.port.writers import losses, write
 
 SCALINGS = {
     **written_programs.SCALINGS,
@@ -470,4 +470,4 @@ def test_autocast_s_own_lists_on_cpus_are_not_the_recipe_s() -> None:
     assert amp.Policy("O1").category("softmax") == "deny"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.ones(2).bfloat16().softmax(-1).dtype == torch.bfloat16
-    assert "torch.softmax" in oplists.native_names("torch")
+    assert "torch.softmax" in op_table.native_names("torch")

@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_map
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 SAMPLES = slice(0, 12, 3)  # of each op's in `op_db`; the first are often the smallest
 
@@ -75,7 +75,7 @@ def calls() -> Iterator[Call]:
 
 def without_calls() -> set[str]:
     """The canonical ops that torch has and nothing here calls."""
-    spelled = {op.name for op in oplists.ops().values() if {"torch", "aten"} & set(op.names)}
+    spelled = {op.name for op in op_table.ops().values() if {"torch", "aten"} & set(op.names)}
     return spelled - {call.op for call in calls()}
 
 
@@ -84,7 +84,7 @@ def canonical(info: OpInfo) -> str | None:
     plain = info.name.removeprefix("nn.functional.").removeprefix("special.")
     for name in (info.name, plain, f"torch.{info.name}", info.aten_name):
         for namespace in ("torch", "aten"):
-            owners = oplists.native_names(namespace).get(name)
+            owners = op_table.native_names(namespace).get(name)
             if owners:
                 return owners[0]
     return None

@@ -16,7 +16,7 @@ import op_cases
 import pytest
 import torch
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of half of what it samples
 
@@ -60,7 +60,7 @@ def test_what_is_named_differs() -> None:
 def test_each_reason_stands_once_and_is_used() -> None:
     reasons, ops = named()["reasons"], named()["ops"]
     assert {reason for kinds in ops.values() for reason in kinds.values()} == set(reasons)
-    assert set(ops) | set(named()["unsteady"]) <= set(oplists.ops())
+    assert set(ops) | set(named()["unsteady"]) <= set(op_table.ops())
     assert {kind for kinds in ops.values() for kind in kinds} <= set(compared.KINDS)
 
 

@@ -16,7 +16,7 @@ from comparing import Region, difference, findings, outcome
 from op_cases import CASES
 
 import ampbridge as amp
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge_paddle.autocast.casting import native_region
 from ampbridge_paddle.autocast.rules import has_effect
 
@@ -191,7 +191,7 @@ WITHOUT_A_CASE = {
 
 
 def test_every_op_that_paddle_casts_has_a_case_or_a_reason() -> None:
-    ops = {op.name for op in oplists.ops().values() if has_effect(op)}
+    ops = {op.name for op in op_table.ops().values() if has_effect(op)}
     left_out = set().union(*WITHOUT_A_CASE.values())
     without = {op for op in ops if not any(op == name.partition(",")[0] for name in CASES)}
     without = {op for op in without - left_out if not op.startswith("fft_")}

@@ -19,9 +19,9 @@ from typing import Any
 
 from ampbridge.port.configs.way import Format, Way, has_any, one_way
 from ampbridge.port.dialect import Call, Draft
-from ampbridge.port.dialects import paddle
-from ampbridge.port.dialects.deepspeed import whole
-from ampbridge.port.dialects.torch import finite, tell_of_clipping
+from ampbridge.port.readers import paddle
+from ampbridge.port.readers.deepspeed import whole
+from ampbridge.port.readers.torch import finite, tell_of_clipping
 from ampbridge.port.table import Table, passing
 
 AUTO_CAST, DECORATE, SCALER = "paddle.amp.auto_cast", "paddle.amp.decorate", "paddle.amp.GradScaler"

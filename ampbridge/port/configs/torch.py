@@ -1,6 +1,6 @@
 """Configuration of what is built on torch: DeepSpeed, Accelerate, Lightning, transformers.
 
-Keys: DeepSpeed as in ``dialects.deepspeed``; Accelerate's of accelerate/commands/config/config_args.py
+Keys: DeepSpeed as in ``readers.deepspeed``; Accelerate's of accelerate/commands/config/config_args.py
 (1.15); Lightning's ``trainer`` section of LightningCLI, its keys the parameters of ``Trainer``;
 transformers' ``TrainingArguments``, as ``HfArgumentParser.parse_yaml_file`` reads them.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from ampbridge.port.configs.way import Format, Way, has_any, one_way
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
-from ampbridge.port.dialects import accelerate, deepspeed, lightning, torch
+from ampbridge.port.readers import accelerate, deepspeed, lightning, torch
 from ampbridge.port.table import Entry, Table, is_filled_in
 
 # -- DeepSpeed

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache, wraps
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import autograd.numpy as anp
 import ml_dtypes
@@ -34,8 +34,8 @@ from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import constant_result
 from ampbridge.errors import UnsupportedError
-from ampbridge.policies import function_ops, oplists
-from ampbridge.policies.oplists import Category, no_such_op
+from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.op_table import Category, no_such_op
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_numpy._private import look_up
 
@@ -145,7 +145,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
         known = [each.removeprefix("numpy.") for each in op_names().values()]
         raise no_such_op(name.replace(".", ":", 1), "autograd.numpy", known)
     op_list = policy.op_list
-    canonical = {op: op_list.category(op) for op in oplists.ops()}
+    canonical = {op: op_list.category(op) for op in op_table.ops()}
     return Rules(
         DTYPES[policy.dtype],
         {**canonical, **policy.native_rules("numpy"), **own, **dict(functions)},
@@ -154,14 +154,9 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
         {
             name: product
             for name, product in _OF_MATRICES.items()
-            if not {*policy.allow, *policy.deny} & {*oplists.native_names("numpy")[name]}
+            if not {*policy.allow, *policy.deny} & {*op_table.native_names("numpy")[name]}
         },
     )
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``. The two are one computation here; the name is the caller's choice."""
-    return "simulated" if policy.execution == "simulated" else "native"
 
 
 @contextmanager
@@ -387,7 +382,7 @@ def _sites() -> tuple[Site, ...]:
 @cache
 def op_names() -> Mapping[Any, str]:
     """Each function of autograd that is an op -> the name by which its rule is looked up."""
-    listed, differentiable = oplists.native_names("numpy"), look_up("primitive_vjps")
+    listed, differentiable = op_table.native_names("numpy"), look_up("primitive_vjps")
     names: dict[Any, str] = {}
     for module, prefix in ((anp, "numpy."), (anp.linalg, "numpy.linalg."), (anp.fft, "numpy.fft.")):
         for attribute, function in vars(module).items():

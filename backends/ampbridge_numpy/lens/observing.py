@@ -20,7 +20,7 @@ from autograd.extend import defvjp, primitive
 from ampbridge.adapters.backend import Array, Model
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
-from ampbridge.policies import function_ops, oplists
+from ampbridge.policies import function_ops, op_table
 from ampbridge_numpy import nn
 from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, value_of
@@ -106,9 +106,9 @@ def _report(
 
 def _canonical(name: str) -> str | None:
     """The op as the lens names it; None for what the table has not and that only moves values."""
-    if name in oplists.ops() or oplists.is_function(name):
+    if name in op_table.ops() or op_table.is_function(name):
         return name
-    known = oplists.native_names("numpy").get(name)
+    known = op_table.native_names("numpy").get(name)
     if known:
         return known[0]
     return None if casting.moves_only(name) else f"numpy:{name.removeprefix('numpy.')}"

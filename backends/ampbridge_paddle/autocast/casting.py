@@ -9,17 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import paddle
 
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
-from ampbridge.policies.oplists import Category
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
-from ampbridge_paddle.autocast import functions, recomputing, simulation
+from ampbridge_paddle.autocast import execution, functions, recomputing, simulation
 from ampbridge_paddle.autocast.functions import Function, Shape
 from ampbridge_paddle.autocast.rules import (
     AmpLists,
@@ -41,7 +41,7 @@ def region(policy: Policy) -> Iterator[None]:
     """
     if _tracing():
         _check_that_functions_are_seen(policy)
-    region = simulated_region(policy) if on_cpu() else native_region(policy)
+    region = simulated_region(policy) if execution.on_cpu() else native_region(policy)
     with recomputing.followed(), region:
         yield
 
@@ -68,66 +68,16 @@ _CASTABLE_BY_NAME = {name: getattr(paddle, name) for name in ("float32", "float1
 _CASTABLE = frozenset(_CASTABLE_BY_NAME.values())
 
 
-def on_cpu() -> bool:
-    """Whether Paddle's present device is the CPU, where low precision is simulated."""
-    device: str = paddle.device.get_device()
-    return device == "cpu"
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """Simulated on CPU, where Paddle has no 16-bit kernels; native elsewhere, and at O0.
-
-    Raises:
-        UnsupportedError: for the other one.
-    """
-    if policy.level == "O0":
-        return "native"
-    if not on_cpu():
-        _refuse_simulation(policy)
-        return "native"
-    if policy.execution == "native":
-        msg = (
-            f"{policy!r}: PaddlePaddle has no native {policy.dtype} kernels on CPU.\n"
-            "Hint: execution='simulated', or paddle.device.set_device('gpu')"
-        )
-        raise UnsupportedError(msg)
-    return "simulated"
-
-
-def _refuse_simulation(policy: Policy) -> None:
-    if policy.execution == "simulated":
-        msg = (
-            f"{policy!r}: on {paddle.device.get_device()} PaddlePaddle casts natively; simulation is "
-            "there for CPUs.\nHint: execution='auto', or paddle.device.set_device('cpu')"
-        )
-        raise UnsupportedError(msg)
-
-
-def check(policy: Policy) -> None:
-    """Refuse an execution or a list set that this device cannot give.
-
-    Raises:
-        UnsupportedError: for what ``region`` would refuse.
-    """
-    if execution(policy) == "simulated" and policy.lists == "native":
-        msg = (
-            f"{policy!r}: PaddlePaddle's own autocast does nothing on CPU, so lists='native' would "
-            "train in float32.\n"
-            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='paddle') follows its lists here."
-        )
-        raise UnsupportedError(msg)
-
-
 def in_region_dtype(x: Any, dtype: str) -> Any:
     """``x`` in ``dtype`` as the ops of the open region see it; what ``cast`` leaves, it leaves."""
-    if on_cpu():
+    if execution.on_cpu():
         return simulation.in_dtype(x, dtype)
     return cast(x, dtype) if _floating([x]) else x
 
 
 def is_in_low_region() -> bool:
     """Whether an O1 or O2 region is the innermost one."""
-    if on_cpu():
+    if execution.on_cpu():
         simulated = simulation.active_region()
         return simulated is not None and simulated.rules.dtype != "float32"
     native = functions.interception.active.get()
@@ -148,9 +98,9 @@ def simulated_region(policy: Policy) -> AbstractContextManager[None]:
     """
     if policy.level == "O0" and simulation.active_region() is None:
         return nullcontext()
-    check(policy)
+    execution.check(policy)
     if policy.level != "O0" and policy.execution == "auto":
-        simulation.warn_once()
+        execution.warn_once()
     return simulation.open_region(rules_for(policy))
 
 
@@ -164,7 +114,7 @@ def native_region(policy: Policy) -> AbstractContextManager[None]:
     """
     if policy.level == "O0":
         return _listed_region(policy) if _amp_is_on() else nullcontext()
-    _refuse_simulation(policy)
+    execution.refuse_simulation(policy)
     return _native_lists(policy) if policy.lists == "native" else _listed_region(policy)
 
 

@@ -21,7 +21,7 @@ from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.tracing import constant_result
 from ampbridge.policies import function_ops
-from ampbridge.policies.oplists import Category
+from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import PRIVATE, method, private
 from ampbridge_paddle.autocast.rules import Rules, function_names
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import paddle
 
 from ampbridge.adapters.calling_code import warn
-from ampbridge.policies import function_ops, oplists
-from ampbridge.policies.oplists import Category
+from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.op_table import Category
 from ampbridge.policies.paddle_names import paddle_names
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_paddle._private import private
@@ -117,7 +117,7 @@ def _own_rules(policy: Policy) -> Mapping[str, Category]:
     for name in rules:
         if name.endswith("_") or not is_op(name, unwrap(kernels.get(name, None))):
             where = f"paddle._C_ops of PaddlePaddle {paddle.__version__}"
-            raise oplists.no_such_op(f"paddle:{name}", where, kernels)
+            raise op_table.no_such_op(f"paddle:{name}", where, kernels)
     return rules
 
 
@@ -126,11 +126,11 @@ def function_names() -> list[str]:
     return sorted({name for op in made_of_several() for name in op.names["paddle_api"]})
 
 
-def made_of_several() -> list[oplists.Op]:
+def made_of_several() -> list[op_table.Op]:
     """The ops that are Python functions here, not kernels."""
     return [
         op
-        for op in oplists.ops().values()
+        for op in op_table.ops().values()
         if op.names.get("paddle_api")
         and not op.names.get("paddle_ops")
         and op.name not in WITHOUT_EFFECT
@@ -165,12 +165,12 @@ def _warn_of_ops_without_effect(policy: Policy) -> None:
 
 
 def _can_be_cast(name: str) -> bool:
-    if name in oplists.ops():
-        return has_effect(oplists.ops()[name])
-    return oplists.own_prefix(name) in ("", "paddle")
+    if name in op_table.ops():
+        return has_effect(op_table.ops()[name])
+    return op_table.own_prefix(name) in ("", "paddle")
 
 
-def has_effect(op: oplists.Op) -> bool:
+def has_effect(op: op_table.Op) -> bool:
     """Whether Paddle has something to cast that is ``op``."""
     if op.name in WITHOUT_EFFECT:
         return False
@@ -195,7 +195,7 @@ def amp_lists_for(policy: Policy) -> AmpLists:
     listed = dict(policy.native_rules("paddle"))
     listed["scale"] = listed["elementwise_mul"]  # x * 2.0, and x + 1.0 too
     for op in (*policy.allow, *policy.deny):
-        if oplists.own_prefix(op) == "paddle":
+        if op_table.own_prefix(op) == "paddle":
             listed |= dict.fromkeys(paddle_names(op), policy.category(op))
     white = frozenset(name for name, category in listed.items() if category == "allow")
     black = frozenset(name for name, category in listed.items() if category == "deny")
@@ -215,5 +215,5 @@ def lists_of_everything(dtype: str, category: Category) -> AmpLists:
 @cache
 def _every_name() -> frozenset[str]:
     return frozenset(private("paddle.base.core.get_all_op_names")()) | frozenset(
-        oplists.native_names("paddle")
+        op_table.native_names("paddle")
     )

@@ -25,11 +25,9 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
-from ampbridge.errors import SimulationWarning
 from ampbridge.policies import function_ops
-from ampbridge.policies.oplists import Category
+from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import functions
 from ampbridge_paddle.autocast.functions import Function, Replacements, Shape
@@ -559,19 +557,3 @@ def staying_installed() -> Iterator[None]:
 def active_region() -> Region | None:
     """The innermost open region of this thread or task."""
     return _interception.active.get()
-
-
-_warned = False
-
-
-def warn_once() -> None:
-    """Say that low precision is simulated; once a process."""
-    global _warned
-    if not _warned:
-        _warned = True
-        msg = (
-            "PaddlePaddle has no 16-bit kernels on CPU: low precision is simulated (values and "
-            "gradients rounded, float32 storage). This is for rehearsal, it is not faster.\n"
-            "Hint: warnings.simplefilter('ignore', ampbridge.SimulationWarning)"
-        )
-        warn(msg, SimulationWarning)

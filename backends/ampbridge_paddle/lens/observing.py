@@ -32,9 +32,9 @@ from ampbridge.adapters.backend import Array, Model
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
-from ampbridge.policies import function_ops, oplists
+from ampbridge.policies import function_ops, op_table
 from ampbridge_paddle._private import method, present, private
-from ampbridge_paddle.autocast import casting, functions, simulation
+from ampbridge_paddle.autocast import casting, execution, functions, simulation
 from ampbridge_paddle.autocast.functions import Function, Replacements
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.autocast.rules import SAME_OP, SEEN_THROUGH, is_op, made_of_several
@@ -86,7 +86,7 @@ class Watch:
         self._observer = observer
         self._gradients = gradients
         self._numbers = count()
-        self._computes_at_once = casting.on_cpu()
+        self._computes_at_once = execution.on_cpu()
 
     def op(
         self,
@@ -282,7 +282,7 @@ def _op_of_kernel(name: str, spelling: str = "") -> str | None:
     """
     candidates = _ops_named(name) or _ops_named(name.removesuffix("_"))
     for op in candidates:
-        if spelling in oplists.ops()[op].names.get("paddle_api", ()):
+        if spelling in op_table.ops()[op].names.get("paddle_api", ()):
             return op
     if candidates:
         return candidates[0]
@@ -290,7 +290,7 @@ def _op_of_kernel(name: str, spelling: str = "") -> str | None:
 
 
 def _ops_named(kernel: str) -> tuple[str, ...]:
-    return oplists.native_names("paddle_ops").get(SAME_OP.get(kernel, kernel), ())
+    return op_table.native_names("paddle_ops").get(SAME_OP.get(kernel, kernel), ())
 
 
 @cache
@@ -302,8 +302,8 @@ def _composed() -> Mapping[str, str]:
 @cache
 def _sharing_a_kernel() -> frozenset[str]:
     """Functions and layers whose kernel is that of other ops, too."""
-    shared = {op for ops in oplists.native_names("paddle_ops").values() for op in ops if ops[1:]}
-    return frozenset(n for op in shared for n in oplists.ops()[op].names.get("paddle_api", ()))
+    shared = {op for ops in op_table.native_names("paddle_ops").values() for op in ops if ops[1:]}
+    return frozenset(n for op in shared for n in op_table.ops()[op].names.get("paddle_api", ()))
 
 
 # -- replacements
@@ -558,7 +558,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 def peak_memory(action: Callable[[], None]) -> int | None:
     """See ``Backend.peak_memory``: by Paddle's own count, whose peak begins anew."""
-    if not casting.on_cpu():
+    if not execution.on_cpu():
         paddle.device.reset_max_memory_allocated()
         before = paddle.device.memory_allocated()
         action()

@@ -11,7 +11,7 @@ from ampbridge.adapters.backend import Decoration, Magnitude, is_normalization
 from ampbridge.adapters.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
-from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast import execution
 from ampbridge_paddle.model import native_o2, saving
 from ampbridge_paddle.model.low_weights import low_dtype_of
 from ampbridge_paddle.model.model_calls import (
@@ -45,7 +45,7 @@ def _own_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
 
 def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     """See ``Backend.decorate``."""
-    casting.check(decoration.policy)
+    execution.check(decoration.policy)
     at_o2 = decoration.policy.level == "O2"
     if at_o2 and isinstance(model, paddle.DataParallel):
         _check_that_its_buckets_fit(decoration)
@@ -60,7 +60,7 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
 
 def _check_that_its_buckets_fit(decoration: Decoration) -> None:
     """Data parallel groups gradients by dtype when it is made; simulated, they stay float32."""
-    if casting.execution(decoration.policy) == "native":
+    if execution.of(decoration.policy) == "native":
         msg = (
             "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
             "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
@@ -166,6 +166,6 @@ def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> P
         raise UnsupportedError(msg)
     low = low_tensors(model, decoration.kept)
     policy = decoration.policy
-    if casting.execution(policy) == "native":
+    if execution.of(policy) == "native":
         return native_o2.NativeO2(model, optimizer, decoration, low.parameters, low.left_out)
     return SimulatedO2(low.parameters, policy, optimizer)

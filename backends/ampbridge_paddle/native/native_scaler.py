@@ -12,7 +12,7 @@ import paddle
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.scaling.scaler import GradScaler
-from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.autocast import execution
 
 
 def native_scaler(state: Mapping[str, Any], optimizer: Any) -> Any:
@@ -61,7 +61,7 @@ def native_scaler_state(scaler: Any) -> Mapping[str, Any]:
         msg = f"{type(scaler).__name__} is no paddle.amp.GradScaler.\n"
         raise ArgumentTypeError(msg + "Hint: GradScaler.from_native(paddle.amp.GradScaler())")
     if not scaler.is_enable():  # one that is off has no state
-        if casting.on_cpu():
+        if execution.on_cpu():
             _warn_that_paddle_may_have_done_it()
         return GradScaler.like("paddle", enabled=False).state_dict()
     return dict(scaler.state_dict())

@@ -1,10 +1,4 @@
-"""Paddle's hybrid groups (``paddle.distributed.fleet``): what their ranks agree on, what wraps what.
-
-In the data-parallel mode the backward pass averages gradients over all ranks, inf and NaN with them.
-In the others a rank has gradients of its own: of its data, which the optimizer's ``step`` is to
-average, or of its parts of weights. There the ranks agree on the overflow before anybody steps, as
-``fleet.distributed_scaler`` does for Paddle's own scaler.
-"""
+"""Paddle's hybrid groups (``paddle.distributed.fleet``): their modes, what wraps what, what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from typing import Any
 
 import paddle
 
-from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method, private
 
@@ -31,9 +24,6 @@ _GROUP_SHARDED = "paddle.distributed.sharding.group_sharded"
 _STAGE_2, _STAGE_3 = f"{_GROUP_SHARDED}.GroupShardedStage2", f"{_GROUP_SHARDED}.GroupShardedStage3"
 _OPTIMIZER_OF_STAGE_2 = f"{_GROUP_SHARDED}.GroupShardedOptimizerStage2"
 
-# What any rank found goes before all that stands ahead of it: the maximum over the ranks' places.
-_PRECEDENCE = (FINITE, NAN, INF)
-
 
 def mode() -> str | None:
     """The name of fleet's ``ParallelMode``; None on one rank, and where fleet was not initialized."""
@@ -49,23 +39,6 @@ def mode() -> str | None:
 def gradients_differ() -> bool:
     """Whether ranks have gradients of their own until the optimizer steps."""
     return mode() not in (None, DATA)
-
-
-def agree(found: int, optimizer: Optimizer | None) -> int:
-    """See ``Backend.agree``: one int32, reduced with MAX over all ranks. Reads from the device.
-
-    All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
-    their gradients yet.
-
-    Raises:
-        UnsupportedError: for an optimizer that a step cannot serve.
-    """
-    _check_optimizer(optimizer)
-    if not gradients_differ():
-        return found
-    place = paddle.to_tensor([_PRECEDENCE.index(found)], dtype="int32")
-    paddle.distributed.all_reduce(place, op=paddle.distributed.ReduceOp.MAX)
-    return _PRECEDENCE[int(place.item())]
 
 
 # -- what is wrapped
@@ -153,7 +126,12 @@ def check_clipping() -> None:
         raise UnsupportedError(msg)
 
 
-def _check_optimizer(optimizer: Optimizer | None) -> None:
+def check_optimizer(optimizer: Optimizer | None) -> None:
+    """Refuse optimizers that a step cannot serve.
+
+    Raises:
+        UnsupportedError: for those that hold gradients in buffers of their own.
+    """
     if optimizer is None or not _is_distributed():
         return
     if isinstance(optimizer, private(_OPTIMIZER_OF_STAGE_2)) or _steps_in_stage_3(optimizer):

@@ -1,4 +1,10 @@
-"""Models that are the same on several ranks, of which one writes files."""
+"""Several ranks: they agree on an overflow, average the loss, and one of them writes files.
+
+In fleet's data-parallel mode the backward pass averages gradients over all ranks, inf and NaN with
+them. In its other modes a rank has gradients of its own: of its data, which the optimizer's ``step``
+averages later, or of its parts of weights. There the ranks agree on the overflow before anyone steps,
+as ``fleet.distributed_scaler`` does for Paddle's own scaler.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,32 @@ from typing import Any
 
 import paddle
 
+from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.adapters.ranks import act_for_all
-from ampbridge_paddle.step.hybrid_groups import is_wrapped
+from ampbridge_paddle.step.hybrid_groups import check_optimizer, gradients_differ, is_wrapped
 
 Model = Any
+Optimizer = Any
+
+# What any rank found goes before all that stands ahead of it: the maximum over the ranks' places.
+_PRECEDENCE = (FINITE, NAN, INF)
+
+
+def agree(found: int, optimizer: Optimizer | None) -> int:
+    """See ``Backend.agree``: one int32, reduced with MAX over all ranks. Reads from the device.
+
+    All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
+    their gradients yet.
+
+    Raises:
+        UnsupportedError: for an optimizer that a step cannot serve.
+    """
+    check_optimizer(optimizer)
+    if not gradients_differ():
+        return found
+    place = paddle.to_tensor([_PRECEDENCE.index(found)], dtype="int32")
+    paddle.distributed.all_reduce(place, op=paddle.distributed.ReduceOp.MAX)
+    return _PRECEDENCE[int(place.item())]
 
 
 def on_one_rank(model: Model, action: Callable[[], None]) -> None:

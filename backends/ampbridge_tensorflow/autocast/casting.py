@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
-from ampbridge.errors import UnsupportedError
-from ampbridge.policies import function_ops, oplists
+from ampbridge.policies import function_ops, op_table
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import (
+    execution,
     functions,
     keras_layers,
     op_entry,
@@ -42,29 +42,21 @@ def region(policy: Policy) -> Iterator[None]:
     Raises:
         UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself.
     """
-    check(policy)
+    execution.check(policy)
     if policy.level == "O0" and regions.active.get() is None:
         yield
         return
     _warn_of_missing(policy)
     rules = rules_for(policy)
     if rules.simulated and policy.execution == "auto":
-        simulation.warn_once(policy)
+        execution.warn_once(policy)
     with function_ops.standing(rules.python), regions.region(rules), fitted.calls_seen():
         yield
 
 
 def rules_for(policy: Policy) -> Rules:
     """What a region of ``policy`` follows."""
-    return rules_of(policy, execution(policy) == "simulated")
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """How a region of ``policy`` computes; see ``Backend``."""
-    if policy.level == "O0" or policy.execution == "native":
-        return "native"
-    asked = policy.execution == "simulated"
-    return "simulated" if asked or simulation.is_faster(policy.dtype) else "native"
+    return rules_of(policy, execution.of(policy) == "simulated")
 
 
 def differentiation(policy: Policy) -> AbstractContextManager[None]:
@@ -74,31 +66,16 @@ def differentiation(policy: Policy) -> AbstractContextManager[None]:
 
 def ops_without_counterpart() -> list[str]:
     """The canonical ops that neither TensorFlow nor Keras has; a rule for them has no effect."""
-    namespaces = oplists.PREFIXES["tensorflow"]
-    ops = oplists.ops().values()
+    namespaces = op_table.PREFIXES["tensorflow"]
+    ops = op_table.ops().values()
     return [op.name for op in ops if not any(op.names.get(n) for n in namespaces)]
-
-
-def check(policy: Policy) -> None:
-    """Refuse a list set that TensorFlow has not.
-
-    Raises:
-        UnsupportedError: for ``lists="native"``.
-    """
-    if policy.level != "O0" and policy.lists == "native":
-        msg = (
-            f"{policy!r}: TensorFlow casts nothing by itself, so lists='native' would be float32.\n"
-            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='tensorflow') has the lists of "
-            "TensorFlow's graph optimizer."
-        )
-        raise UnsupportedError(msg)
 
 
 @lru_cache(POLICIES_REMEMBERED)
 def _warn_of_missing(policy: Policy) -> None:
     """Say once for a policy which of the ops that the user listed do not exist here."""
     listed = {*policy.allow, *policy.deny}
-    foreign = {op for op in listed if oplists.own_prefix(op) not in ("", "tf")}
+    foreign = {op for op in listed if op_table.own_prefix(op) not in ("", "tf")}
     missing = sorted(listed & set(ops_without_counterpart()) | foreign)
     if missing:
         msg = (

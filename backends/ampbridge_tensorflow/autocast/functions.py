@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 from ampbridge.adapters.interception import Site
-from ampbridge.policies import oplists
-from ampbridge.policies.oplists import Category
+from ampbridge.policies import op_table
+from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import simulation
 from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
@@ -46,10 +46,10 @@ PARTS = frozenset({"tf.nn.bias_add"})
 def named_functions() -> dict[str, Any]:
     """The functions to run as one op, by their spelling in the table."""
     found = {}
-    for spelling, (owner, *_) in oplists.native_names("tensorflow_api").items():
+    for spelling, (owner, *_) in op_table.native_names("tensorflow_api").items():
         if owner_family(owner) not in MOVES_VALUES and not _is_own_op(owner):
             found[spelling] = _lookup(spelling, {"tf": tf, "keras": keras})
-    for spelling, (owner, *_) in oplists.native_names("keras_ops").items():
+    for spelling, (owner, *_) in op_table.native_names("keras_ops").items():
         if owner_family(owner) not in MOVES_VALUES:
             found[spelling] = _private.keras_implementation(spelling)
     return {s: f for s, f in found.items() if f is not None and s not in PARTS}
@@ -57,14 +57,14 @@ def named_functions() -> dict[str, Any]:
 
 def owner_family(op: str) -> str:
     """The family of canonical ``op``."""
-    return oplists.ops()[op].family
+    return op_table.ops()[op].family
 
 
 def _is_own_op(canonical: str) -> bool:
     """Whether TensorFlow has an op that means ``canonical`` when nothing else is said."""
-    raw = oplists.native_names("tensorflow")
+    raw = op_table.native_names("tensorflow")
     return any(
-        raw[name][0] == canonical for name in oplists.ops()[canonical].names.get("tensorflow", ())
+        raw[name][0] == canonical for name in op_table.ops()[canonical].names.get("tensorflow", ())
     )
 
 
@@ -85,7 +85,7 @@ def run_as_one_op(
     rule = rules.functions.get(spelling)
     if rule is None:
         return function(*args, **kwargs)
-    owner = oplists.native_names(spelling_namespace(spelling))[spelling][0]
+    owner = op_table.native_names(spelling_namespace(spelling))[spelling][0]
     if owner in LOOKED_INTO and rule != "deny":
         args, kwargs = _cast_by(rules, rule, args, kwargs)
         return function(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.functions import owner_family
@@ -123,7 +123,7 @@ def _layers_of(family: str) -> tuple[type, ...]:
     """The Keras layers that are an op of ``family``."""
     return tuple(
         getattr(keras.layers, name)
-        for name, (owner, *_) in oplists.native_names("keras_layers").items()
+        for name, (owner, *_) in op_table.native_names("keras_layers").items()
         if owner_family(owner) == family and hasattr(keras.layers, name)
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.policies import function_ops
-from ampbridge.policies.oplists import Category, no_such_op
+from ampbridge.policies.op_table import Category, no_such_op
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
 

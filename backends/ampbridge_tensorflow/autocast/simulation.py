@@ -18,11 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception
-from ampbridge.errors import SimulationWarning
-from ampbridge.policies import hardware, oplists
-from ampbridge.policies.policy import Policy
+from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
@@ -37,51 +34,15 @@ from ampbridge_tensorflow.autocast.rules import (
 
 Regions = Interception[Rules]
 
-# -- whether to simulate
-
-
-def is_faster(dtype: str) -> bool:
-    """Whether simulating ``dtype`` takes less time on this device than computing in it.
-
-    On GPUs and TPUs, never. On CPUs bfloat16 is fast where they have instructions for it; elsewhere
-    oneDNN emulates it. float16 is not: Grappler fuses a product with its bias into a kernel that
-    takes hundreds of times as long as float32's, and all the rest takes as long as the simulation.
-    """
-    if tf.config.get_visible_devices("GPU") or tf.config.list_physical_devices("TPU"):
-        return False
-    return dtype == "float16" or not _bfloat16_instructions()
-
-
-_bfloat16_instructions = cache(hardware.bfloat16_instructions)
-
-
-_warned = False
-
-
-def warn_once(policy: Policy) -> None:
-    """Say, once in a process, that "auto" has chosen to simulate."""
-    global _warned
-    if _warned:
-        return
-    _warned = True
-    msg = (
-        f"TensorFlow's {policy.dtype} kernels are slower on this CPU than float32's: it is simulated "
-        "(stored low, computed in float32, rounded once), which takes less time.\n"
-        f"Hint: {policy.replace(execution='simulated')!r} says so without a warning; "
-        "execution='native' runs TensorFlow's kernels."
-    )
-    warn(msg, SimulationWarning)
-
-
 # -- ops and functions
 
-_PRODUCTS = frozenset(op.name for op in oplists.ops().values() if op.family in ("matmul", "conv"))
+_PRODUCTS = frozenset(op.name for op in op_table.ops().values() if op.family in ("matmul", "conv"))
 
 
 @cache
 def is_product(namespace: str, spelling: str) -> bool:
     """Whether TensorFlow's or Keras' ``spelling`` is a matrix product or a convolution."""
-    return not _PRODUCTS.isdisjoint(oplists.native_names(namespace).get(spelling, ()))
+    return not _PRODUCTS.isdisjoint(op_table.native_names(namespace).get(spelling, ()))
 
 
 def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: Any) -> Any:

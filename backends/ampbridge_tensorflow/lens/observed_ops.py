@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ampbridge.policies import oplists
+from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, owner_family, spelling_namespace
 from ampbridge_tensorflow.autocast.rules import LOW, NEVER_CAST, uses_storage
@@ -38,7 +38,7 @@ def is_floating(x: Any) -> bool:
 
 def family(op: str) -> str:
     """The family of a canonical op; of others, none."""
-    return owner_family(op) if op in oplists.ops() else ""
+    return owner_family(op) if op in op_table.ops() else ""
 
 
 @cache
@@ -51,7 +51,7 @@ def of_own_op(op: str) -> str | None:
     definition = None if op in _MOVES_ONLY else _private.value(_private.OP_DEFINITION)(op)
     if definition is None or not definition.output_arg:
         return None
-    known = oplists.native_names("tensorflow").get(op)
+    known = op_table.native_names("tensorflow").get(op)
     if known:
         return known[0]
     return None if uses_storage(definition) else f"tf:{op}"
@@ -60,7 +60,7 @@ def of_own_op(op: str) -> str | None:
 @cache
 def of_function(spelling: str) -> str | None:
     """The op that a function of the table is; None if its parts have rules of their own."""
-    owner = oplists.native_names(spelling_namespace(spelling))[spelling][0]
+    owner = op_table.native_names(spelling_namespace(spelling))[spelling][0]
     return None if owner in LOOKED_INTO else owner
 
 
@@ -83,7 +83,7 @@ def of_product_in(layer: Any) -> str | None:
 @cache
 def _in_the_table(kind: type) -> tuple[Any, str | None]:
     """The nearest class of Keras that the table has, and the op that it is."""
-    names = oplists.native_names("keras_layers")
+    names = op_table.native_names("keras_layers")
     for base in kind.__mro__:
         if base.__name__ in names and getattr(keras.layers, base.__name__, None) is base:
             return base, names[base.__name__][0]

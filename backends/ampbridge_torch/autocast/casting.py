@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices
-from ampbridge_torch.autocast import simulation
 from ampbridge_torch.autocast.mode import OpListMode, active_mode, listed
 from ampbridge_torch.autocast.recomputing import checkpoints_follow
 from ampbridge_torch.autocast.rules import Rules, rules_for
@@ -107,10 +106,3 @@ def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
     if torch.compiler.is_compiling() or not rules.table:
         return nullcontext()
     return checkpoints_follow()
-
-
-def execution(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``. Where an accelerator is in use, of that."""
-    types = devices.in_use()
-    on = types if policy.execution == "simulated" else types[-1:]
-    return "simulated" if simulation.chosen(policy, on) else "native"

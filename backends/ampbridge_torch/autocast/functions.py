@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ampbridge.errors import UnsupportedError
-from ampbridge.policies.oplists import no_such_op
+from ampbridge.policies.op_table import no_such_op
 from ampbridge_torch import _private
 
 Function: TypeAlias = Callable[..., Any]

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
 from ampbridge_torch import _private
-from ampbridge_torch.autocast import simulation
+from ampbridge_torch.autocast import execution, simulation
 from ampbridge_torch.autocast.compiler_settings import (
     check_backward_pass,
     check_roundings,
@@ -146,7 +146,7 @@ class OpListMode(TorchFunctionMode):
         elif device_type == "meta":  # which has no autocast
             treatment = None
         elif self.rules.simulates_alone:
-            raise UnsupportedError(simulation.not_on(device_type))
+            raise UnsupportedError(execution.no_simulation_on(device_type))
         else:
             treatment = rule.accelerator
         if treatment is None:

@@ -19,11 +19,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from ampbridge.errors import UnsupportedError
-from ampbridge.policies import function_ops, oplists
-from ampbridge.policies.oplists import Category, OpList
+from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.op_table import Category, OpList
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_torch import _private
-from ampbridge_torch.autocast import simulation
+from ampbridge_torch.autocast import execution, simulation
 from ampbridge_torch.autocast.cuda_composites import by_parts
 from ampbridge_torch.autocast.functions import (
     PYTHON_METHODS,
@@ -155,9 +155,9 @@ def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
 def _compile(
     policy: Policy, device_types: tuple[DeviceType, ...], functions: function_ops.Rules
 ) -> Rules:
-    simulates = simulation.chosen(policy, device_types)
+    simulates = execution.simulates(policy, device_types)
     if simulates:
-        simulation.warn_once(policy)
+        execution.warn_once(policy)
     on_cpu = _categories(policy, "cpu", simulates) if "cpu" in device_types else {}
     accelerator = next((each for each in device_types if each != "cpu"), None)
     elsewhere = {} if accelerator is None else _categories(policy, accelerator)
@@ -251,7 +251,7 @@ def _categories(
         found.update(dict.fromkeys(_following(), "follow"))
     denied = _denied_as_one(policy, device_type)
     for namespace in ("aten", "torch"):
-        owners = oplists.native_names(namespace)
+        owners = op_table.native_names(namespace)
         for spelling, category in policy.native_rules(namespace).items():
             verdict = _verdict(owners[spelling], category, lists, device_type)
             if owners[spelling][0] in denied:
@@ -316,7 +316,7 @@ def native_list(device_type: DeviceType) -> OpList:
         allow, deny, promote = (frozenset(lists[k]) for k in ("allow", "deny", "promote"))
         recorded = OpList(allow, deny, promote, "follow")
     elif has_lists_of_cuda(device_type):
-        recorded = oplists.op_list("torch", "O1", "float16")
+        recorded = op_table.op_list("torch", "O1", "float16")
     else:
         return OpList(frozenset(), frozenset(), frozenset(), "follow")
     absent = _unregistered(device_type)
@@ -339,7 +339,7 @@ def _unregistered(device_type: DeviceType) -> frozenset[str]:
 def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
     return frozenset(
         op.name
-        for op in oplists.ops().values()
+        for op in op_table.ops().values()
         if not aten_names.isdisjoint(op.names.get("aten", ()))
     )
 
@@ -367,7 +367,7 @@ def cast_by(device_type: DeviceType) -> frozenset[str]:
         native = native_list(device_type)
         return native.allow | native.deny
     installed = _private.registered_for_autocast(device_type)
-    return frozenset(oplists.ops()) if installed is None else _ops_of(installed)
+    return frozenset(op_table.ops()) if installed is None else _ops_of(installed)
 
 
 def _perhaps_low(device_type: DeviceType) -> frozenset[str]:

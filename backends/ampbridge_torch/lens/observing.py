@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampbridge.adapters.interception import INHERITED, Interception, Site
 from ampbridge.adapters.observation import Observer, OpCall, Operand
-from ampbridge.policies import function_ops, oplists
+from ampbridge.policies import function_ops, op_table
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.functions import Function, functions_named, twin_of
 from ampbridge_torch.autocast.mode import OpListMode, active_mode
@@ -207,7 +207,7 @@ def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
         return None
     candidates = _spellings().get(func, ())
     for op in candidates if len(candidates) > 1 else ():
-        if any(ran.name in oplists.ops()[op].names.get("aten", ()) for ran in kernels):
+        if any(ran.name in op_table.ops()[op].names.get("aten", ()) for ran in kernels):
             return op
     if candidates:
         return candidates[0]
@@ -229,14 +229,14 @@ def _spellings() -> Mapping[Function, tuple[str, ...]]:
     """The canonical ops that each function may be, its owner first."""
     found: dict[Function, tuple[str, ...]] = {}
     for namespace in ("torch", "aten"):
-        for spelling, ops in oplists.native_names(namespace).items():
+        for spelling, ops in op_table.native_names(namespace).items():
             for function in functions_named(namespace, spelling):
                 found.setdefault(function, ops)
     return found
 
 
 def _canonical_kernel(name: str) -> str | None:
-    known = oplists.native_names("aten")
+    known = op_table.native_names("aten")
     ops = known.get(name) or known.get(name.removesuffix("_"))
     return ops[0] if ops else None
 

@@ -1,4 +1,8 @@
-"""What several ranks hold together: FSDP2's shards, and models that are the same on each of them."""
+"""Several ranks: FSDP2's shards, an overflow that all agree on, and models that are the same on each.
+
+DistributedDataParallel and FSDP2 reduce gradients in the backward pass, inf and NaN with them: ranks
+that hold whole gradients find the same overflow. Of sharded gradients each rank sees a part.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +82,11 @@ def check_placements(name: str, tensor: Tensor) -> None:
 
 
 # -- ranks
+
+
+def set_on_any(flag: Tensor) -> Tensor:
+    """Whether it is set on any rank, where gradients are sharded. (Torch does so for its own check.)"""
+    return flag.full_tensor() if _private.is_sharded(flag) else flag
 
 
 def on_one_rank(model: nn.Module, action: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, co
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.master_weights import master_of, updates_of
+from ampbridge_torch.step import ranks
 from ampbridge_torch.step.gradients import parameters, store
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
@@ -90,7 +91,7 @@ def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
     if device.type != "cpu":
         return INF if _has_inf(grads) else NAN
     # Each of them, whatever the first ones say: ranks that hold shards have to ask alike.
-    has_inf = [bool(_on_all_ranks(grad.isinf().any())) for grad in grads]
+    has_inf = [bool(ranks.set_on_any(grad.isinf().any())) for grad in grads]
     return INF if any(has_inf) else NAN
 
 
@@ -134,12 +135,7 @@ def _has_inf(grads: list[Tensor]) -> Tensor:
     excess = _private.lookup("_foreach_abs")(grads)
     _private.lookup("_foreach_sub_")(excess, _LARGEST_FLOAT32)
     _private.lookup("_foreach_sign_")(excess)
-    return _on_all_ranks(torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0)
-
-
-def _on_all_ranks(flag: Tensor) -> Tensor:
-    """Whether it is set on any rank, where gradients are sharded. (Torch does so for its own check.)"""
-    return flag.full_tensor() if _private.is_sharded(flag) else flag
+    return ranks.set_on_any(torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0)
 
 
 def worst(found: Sequence[Scalar]) -> Scalar:

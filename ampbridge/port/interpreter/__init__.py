@@ -1,0 +1,1 @@
+"""Follows a Python file without running it: what its names, expressions and calls stand for."""

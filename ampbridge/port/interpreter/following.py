@@ -1,0 +1,283 @@
+"""The state of a run that is followed: memory, what holds, which functions are active."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ampbridge.port.interpreter.decisions import (
+    And,
+    Atom,
+    Condition,
+    Cycle,
+    Not,
+    Truth,
+    negation,
+    truth,
+)
+from ampbridge.port.interpreter.evaluate import condition_of
+from ampbridge.port.interpreter.memory import Changes, Memory, joined
+from ampbridge.port.interpreter.values import (
+    Choice,
+    Constant,
+    Container,
+    Entry,
+    Event,
+    Frame,
+    Items,
+    Library,
+    Loop,
+    Made,
+    Table,
+    Unknown,
+    Value,
+)
+from ampbridge.port.source import Source
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+MOST_LEAVES = 16
+"""A value that depends on more conditions than this is taken as unknown."""
+LARGEST_CONDITION = 24
+"""A condition of more atoms than this is taken as one by itself."""
+MOST_STATEMENTS = 100_000
+
+# What is counted up somewhere: a number of steps or batches is not known at any time.
+COUNTED = re.compile(r"(?<![\w.])([\w.]+)\s*(?:[-+]=\s*\d|=\s*\1\s*[-+]\s*\d)")
+
+
+class Vocabulary(Protocol):
+    """The calls that dialects know."""
+
+    def knows(self, qualified: str) -> bool:
+        """Whether a qualified name is one of theirs."""
+
+    def names_of(self, module: str) -> list[str]:
+        """The names that ``from module import *`` brings of them."""
+
+
+class Exhausted(Exception):
+    """A file that would take too long to follow."""
+
+
+class Following:
+    """Conditions and branches, and the events met on the way."""
+
+    def __init__(self, source: Source, known: Vocabulary) -> None:
+        self.source, self.known = source, known
+        self.memory = Memory()
+        self.module = Frame(None)
+        self.frame = self.module
+        self.events: list[Event] = []
+        self.guards: list[Condition] = []
+        self.stack: list[str] = []
+        self.regions: list[Event] = []
+        self.loops: list[Loop] = []
+        self.divisors: list[Value] = []
+        """What something unknown is divided by: of a loss, the number of micro-batches."""
+        self.without_gradients = 0
+        self.counters = {text.rpartition(".")[2] for text in COUNTED.findall(source.text)}
+        self._statements = 0
+
+    def count_statement(self) -> None:
+        """One more; a bound on the time that a file may take."""
+        self._statements += 1
+        if self._statements > MOST_STATEMENTS:
+            raise Exhausted
+
+    # -- conditions
+
+    @contextmanager
+    def guarded(self, condition: Condition) -> Iterator[None]:
+        """Inside, ``condition`` holds."""
+        before = len(self.guards)
+        self.guards.append(condition)
+        try:
+            yield
+        finally:
+            del self.guards[before:]
+
+    def known_truth(self, condition: Condition) -> bool | None:
+        """Whether ``condition`` holds here, by what is known to."""
+        if isinstance(condition, Truth):
+            return condition.value
+        return truth(condition, _Facts(self.guards).holds)
+
+    def resolved(self, value: Value) -> Value:
+        """A choice whose condition is known here, as what was chosen."""
+        while isinstance(value, Choice):
+            holds = self.known_truth(value.condition)
+            if holds is None:
+                return value
+            value = value.yes if holds else value.no
+        return value
+
+    def choice(self, condition: Condition, yes: Value, no: Value, node: cst.CSTNode) -> Value:
+        """Either by ``condition``; unknown, if that makes it too many."""
+        made = joined(condition, yes, no)
+        assert made is not None
+        return self.unknown(node) if leaves(made) > MOST_LEAVES else made
+
+    def over(self, value: Value, use: Callable[[Value], Value], node: cst.CSTNode) -> Value:
+        """``use`` of each value that ``value`` may be, where it is."""
+        value = self.resolved(value)
+        if not isinstance(value, Choice):
+            return use(value)
+        yes, no = value.yes, value.no
+        return self.either_way(
+            value.condition,
+            lambda: self.over(yes, use, node),
+            lambda: self.over(no, use, node),
+            node,
+        )
+
+    def either_way(
+        self,
+        condition: Condition,
+        yes: Callable[[], Value],
+        no: Callable[[], Value],
+        node: cst.CSTNode,
+    ) -> Value:
+        """What one or the other gives, each followed where its condition holds."""
+        known = self.known_truth(condition)
+        if known is not None:
+            return yes() if known else no()
+        made: list[Value] = []
+        left = self._branch(condition, lambda: made.append(yes()))
+        right = self._branch(negation(condition), lambda: made.append(no()))
+        self.memory.join(condition, left, right)
+        return self.choice(condition, made[0], made[1], node)
+
+    def _branch(self, condition: Condition, run: Callable[[], None]) -> Changes:
+        with self.guarded(condition):
+            return self.memory.branch(run)
+
+    def holds(self, value: Value, node: cst.CSTNode) -> Condition:
+        """The condition under which ``value``, which ``node`` stands for, is true."""
+        condition = condition_of(value, self.memory, self.text)
+        return condition if condition.size <= LARGEST_CONDITION else Atom(self.text(node))
+
+    # -- values
+
+    def text(self, node: cst.CSTNode) -> str:
+        """The code of ``node``."""
+        return self.source.text_of(node)
+
+    def unknown(self, node: cst.CSTNode, *parts: Value) -> Unknown:
+        """What ``node`` stands for, made of ``parts``."""
+        held = [made for part in parts for made in self.made_in(part)]
+        return Unknown(partial(self.text, node), node, holds=tuple(dict.fromkeys(held)))
+
+    def made_in(self, value: Value) -> list[Made]:
+        """The objects of known calls in ``value``."""
+        if isinstance(value, Made):
+            return [value]
+        if isinstance(value, Choice):
+            return self.made_in(value.yes) + self.made_in(value.no)
+        if isinstance(value, Unknown):
+            return list(value.holds)
+        if isinstance(value, Items):
+            return [made for item in value.items for made in self.made_in(item)]
+        return []
+
+    def content(self, value: Value) -> Value:
+        """What is in a container, now."""
+        if isinstance(value, Container):
+            return self.memory.get(value, "content") or self.unknown(value.node)
+        return value
+
+    def container(self, node: cst.CSTNode, content: Value) -> Container:
+        """A new list, set or dictionary."""
+        made = Container(node)
+        self.memory.own(made)
+        self.memory.set(made, "content", content)
+        return made
+
+    def frozen(self, value: Value) -> Value:
+        """``value`` as it is now: containers as their content."""
+        if isinstance(value, Choice):
+            return Choice(value.condition, self.frozen(value.yes), self.frozen(value.no))
+        content = self.content(value)
+        if isinstance(content, Choice):
+            return self.frozen(content)
+        if isinstance(content, Items):
+            return Items(content.kind, tuple(self.frozen(item) for item in content.items))
+        if isinstance(content, Table):
+            frozen = {key: self.frozen(item) for key, item in content.items.items()}
+            return Table(frozen, content.rest)
+        return content
+
+    # -- names
+
+    def lookup(self, name: str, node: cst.CSTNode) -> Value:
+        """What a name stands for here."""
+        if name in self.counters:
+            return Unknown(name, node)
+        frame: Frame | None = self.frame
+        while frame is not None:
+            found = self.memory.get(frame, name)
+            if found is not None and (frame is self.frame or not frame.is_class):
+                return self.resolved(found)
+            frame = frame.parent
+        if name == "__name__":
+            return Constant("__main__")
+        return Library(f"builtins.{name}", node) if name in BUILTINS else Unknown(name, node)
+
+    def bind(self, name: str, value: Value) -> None:
+        """Bind a name here, or where it was declared to be."""
+        frame = self.frame
+        if name in frame.outer_names:
+            while frame.parent is not None and self.memory.get(frame.parent, name) is None:
+                frame = frame.parent
+            frame = frame.parent or self.module
+        self.memory.set(frame, name, value)
+
+    # -- events
+
+    def entry(self) -> Entry:
+        """Where we are."""
+        return Entry(
+            tuple(self.stack), tuple(self.regions), tuple(self.loops), self.without_gradients > 0
+        )
+
+
+BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
+
+
+class _Facts:
+    """What holds where all of ``guards`` do: formulas are large, so each fact is looked up by its text."""
+
+    def __init__(self, guards: Sequence[Condition]) -> None:
+        self._known: dict[tuple[type, str], bool] = {}
+        self._equal: dict[str, Any] = {}
+        for guard in guards:
+            self._add(guard, True)
+
+    def _add(self, condition: Condition, holds: bool) -> None:
+        if isinstance(condition, Not):
+            self._add(condition.of, not holds)
+        elif isinstance(condition, And) and holds:
+            self._add(condition.left, True)
+            self._add(condition.right, True)
+        elif isinstance(condition, (Atom, Cycle)):
+            self._known.setdefault((type(condition), condition.text), holds)
+            if holds and isinstance(condition, Atom) and condition.subject:
+                self._equal.setdefault(condition.subject, condition.value)
+
+    def holds(self, atom: Condition) -> bool | None:
+        """Whether ``atom`` is so; None if that does not follow."""
+        if not isinstance(atom, (Atom, Cycle)):
+            return None
+        known = self._known.get((type(atom), atom.text))
+        if known is None and isinstance(atom, Atom) and atom.subject in self._equal:
+            return False  # it equals another value
+        return known
+
+
+def leaves(value: Value) -> int:
+    """How many values a value may be, by its conditions."""
+    return leaves(value.yes) + leaves(value.no) if isinstance(value, Choice) else 1

@@ -1,0 +1,139 @@
+"""A recipe as ampbridge's own code; as a program, on the NumPy backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import Schedule
+from ampbridge.port.writers import Comments, Form, Loss, Target
+from ampbridge.port.writers.code import (
+    Group,
+    Item,
+    fill,
+    float32_number,
+    laid_out,
+    literal,
+    named,
+    recipe_comment,
+)
+from ampbridge.training.recipe import Recipe, Scaling
+
+
+def recipe_code(recipe: Recipe, before: str = "") -> str:
+    """``amp.Recipe(...)``, which makes an equal one, as it stands after ``before`` on its line."""
+    usual = Recipe(recipe.policy, schedule=recipe.schedule)
+    arguments: list[Item] = []
+    if recipe.schedule is None:
+        arguments.append(_policy(recipe.policy))
+    if recipe.scaler != usual.scaler:
+        arguments.append(_scaling(recipe.scaler))
+    if recipe.schedule is not None:
+        arguments.append(_schedule(recipe.schedule))
+    for name in ("accumulate", "clip_norm", "on_overflow", "save_dtype", "master_grad"):
+        value = getattr(recipe, name)
+        if value != getattr(usual, name):
+            arguments.append(named(name, value))
+    return laid_out(Group("amp.Recipe(", tuple(arguments)), column=len(before))
+
+
+def _policy(policy: Policy, name: str = "") -> Group:
+    usual = Policy(policy.level, policy.dtype).to_dict()
+    placed = [literal(policy.level)] + ([literal(policy.dtype)] if policy.level != "O0" else [])
+    changed = {k: v for k, v in policy.to_dict().items() if v != usual[k]}
+    return Group(f"{name}amp.Policy(", (*placed, *_named(changed)))
+
+
+def _scaling(scaling: Scaling | None) -> Item:
+    if scaling is None:
+        return "scaler=None"
+    changes = scaling.changes()
+    like = changes.pop("like", None)
+    numbers = tuple(
+        f"{name}={float32_number(value) if isinstance(value, float) else literal(value)}"
+        for name, value in changes.items()
+    )
+    if like is None:
+        return Group("scaler=amp.Scaling(", numbers)
+    return Group("scaler=amp.Scaling.like(", (literal(like), *numbers))
+
+
+def _schedule(schedule: Schedule) -> Group:
+    data = schedule.to_dict()
+    if "steps" in data:
+        steps = [(first, Policy.from_dict(policy)) for first, policy in data["steps"]]
+        pairs = tuple(Group("(", (str(first), _policy(policy))) for first, policy in steps)
+        return Group("schedule=amp.Schedule(", (Group("[", pairs, "]"),))
+    policies = [_policy(Policy.from_dict(data[k]), f"{k}=") for k in ("use", "otherwise")]
+    rest = {k: v for k, v in data.items() if k not in ("use", "otherwise") and v is not None}
+    return Group("schedule=amp.Schedule.when(", (*policies, *_named(rest)))
+
+
+def _named(arguments: Mapping[str, Any]) -> list[Item]:
+    return [named(name, value) for name, value in arguments.items()]
+
+
+PROGRAM = '''\
+"""Training in mixed precision with ampbridge, on its NumPy backend."""
+
+import numpy as np
+
+import ampbridge as amp
+from ampbridge_numpy import nn, optim
+
+# The recipe, as `ampbridge port --to toml` has it:
+#
+$recipe_comment
+$recipe
+
+
+# What is trained: put your own in place of these four.
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def make_optimizer(model):
+    return optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss_fn(model, x, y):
+    return nn.mse_loss(model(x), y)
+
+
+def batches(count=100, size=16):
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        x = rng.standard_normal((size, 32), dtype=np.float32)
+        yield x, x[:, :8] - x[:, 8:16]
+
+
+def main():
+    model = make_model()
+    step = amp.train_step(loss_fn, model, make_optimizer(model), recipe=RECIPE)
+    for x, y in batches():
+        print(step(x, y))
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def _program(recipe: Recipe, comments: Comments) -> str:
+    return fill(
+        PROGRAM,
+        recipe_comment=recipe_comment(recipe, comments),
+        recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
+    )
+
+
+def no_losses(recipe: Recipe) -> tuple[Loss, ...]:
+    """Ampbridge does what a recipe says."""
+    return ()
+
+
+_FORM = Form(_program, no_losses)
+TARGET = Target(native=_FORM, with_ampbridge=_FORM)

@@ -1,0 +1,163 @@
+"""What programs of all frameworks have in common: the loop, its alarms, and a schedule of precisions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from ampbridge.policies.policy import Policy
+from ampbridge.port.writers import Comments
+from ampbridge.port.writers import loop_text as text
+from ampbridge.port.writers.code import (
+    Group,
+    fill,
+    laid_out,
+    literal,
+    number,
+    program,
+    recipe_comment,
+)
+from ampbridge.training.recipe import Recipe, Scaling
+
+# -- schedules
+
+
+def precision_names(recipe: Recipe) -> Mapping[Policy, str]:
+    """The name of each policy's constant: ``O1_FLOAT16``, or ``PRECISION`` where there is one alone."""
+    if recipe.schedule is None:
+        return {recipe.policy: "PRECISION"}
+    names: dict[Policy, str] = {}
+    for policy in recipe.policies:
+        short = re.sub(r"\W", "_", f"{policy.level} {policy.dtype}").upper()
+        taken = [name for name in names.values() if name.startswith(short)]
+        names[policy] = f"{short}_{len(taken) + 1}" if taken else short
+    return names
+
+
+def schedule_section(recipe: Recipe) -> str:
+    """``class Schedule``, which says in what the next step computes; empty for a policy alone."""
+    if recipe.schedule is None:
+        return ""
+    data, names = recipe.schedule.to_dict(), precision_names(recipe)
+    if "steps" in data:
+        steps = [f"({first}, {names[Policy.from_dict(policy)]})" for first, policy in data["steps"]]
+        group = Group("STEPS = (", tuple(steps))
+        return fill(text.SCHEDULE_BY_STEPS, steps=laid_out(group, column=4))
+    use, otherwise = (names[Policy.from_dict(data[key])] for key in ("use", "otherwise"))
+    if "loss_below" in data:
+        return fill(
+            text.SCHEDULE_BY_LOSS,
+            use=use,
+            otherwise=otherwise,
+            loss_below=number(data["loss_below"]),
+            back_above=number(data["back_above"]),
+        )
+    return fill(
+        text.SCHEDULE_BY_SKIPS,
+        use=use,
+        otherwise=otherwise,
+        skips=str(data["skips"]),
+        back_after=literal(data["back_after"]),
+    )
+
+
+# -- loss scaling
+
+
+def rule_in_words(scaling: Scaling) -> str:
+    """When the loss scale grows and when it shrinks."""
+    overflows = "at each overflow"
+    if scaling.backoff_interval > 1:
+        overflows = {
+            "consecutive": "after BACKOFF_INTERVAL overflows in a row",
+            "until_finite": "at each overflow from the BACKOFF_INTERVAL-th in a row on",
+            "until_growth": "at each overflow from the BACKOFF_INTERVAL-th since it last grew on",
+        }[scaling.backoff_count]
+    delay = ", the first GROWTH_DELAY not counted" if scaling.growth_delay else ""
+    return f"It grows after GROWTH_INTERVAL finite steps in a row{delay},\nand shrinks {overflows}."
+
+
+# -- what is trained
+
+
+def model_parts(recipe: Recipe, method: str) -> dict[str, str]:
+    """Of ``make_model``: layers of the names that the recipe keeps, added by ``method``.
+
+    So the program runs as it is; of other patterns nobody knows what they name.
+    """
+    kept = dict.fromkeys(entry for policy in recipe.policies for entry in policy.keep)
+    layers = {
+        name: "nn.Sequential(nn.Linear(8, 8))" if below else "nn.Linear(8, 8)"
+        for name, below in ((entry.removesuffix(".*"), entry.endswith(".*")) for entry in kept)
+        if name.isidentifier() and name.islower()
+    }
+    if not layers:
+        return {"model": "return", "kept_layers": ""}
+    lines = [f'model.{method}("{name}", {layer})\n' for name, layer in layers.items()]
+    return {"model": "model =", "kept_layers": "".join(lines) + "return model"}
+
+
+# -- the loop
+
+
+def drops_microbatches(recipe: Recipe) -> bool:
+    """Whether each micro-batch is checked and dropped alone."""
+    return recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch"
+
+
+def batch_note(recipe: Recipe) -> str:
+    """What ``batches`` yields."""
+    if recipe.accumulate == 1:
+        return "each a batch"
+    return f"each one of {recipe.accumulate} micro-batches a step"
+
+
+def train_section(recipe: Recipe) -> str:
+    """``def train(step, batches)``, with the alarms that the recipe has set."""
+    scaling = recipe.scaler or Scaling()
+    watch = [_watch(recipe)]
+    if scaling.warn_after_skips is not None:
+        watch.append(fill(text.WARN, steps=str(scaling.warn_after_skips)))
+    if scaling.max_consecutive_skips is not None:
+        watch.append(fill(text.RAISE, steps=str(scaling.max_consecutive_skips)))
+    watched = len(watch) > 1
+    scheduled = recipe.schedule is not None
+    return fill(
+        text.TRAIN,
+        before="\n".join(["schedule = Schedule()"] * scheduled + ["skipped = 0"] * watched),
+        before_step=text.CHANGE_PRECISION if scheduled else "",
+        watch="".join(watch) if watched else "",
+        after_step=_after_step(recipe) if scheduled else "",
+    )
+
+
+def _watch(recipe: Recipe) -> str:
+    """How skipped steps in a row are counted; micro-batches that wait do not count."""
+    waits = recipe.accumulate > 1 and not drops_microbatches(recipe)
+    rest = "0 if result.applied else skipped" if waits else "0"
+    return f"skipped = skipped + 1 if result.overflowed else {rest}\n"
+
+
+def _after_step(recipe: Recipe) -> str:
+    """A dropped micro-batch is no step: another one is taken in its place."""
+    if recipe.on_overflow == "drop_microbatch":
+        return "if result.applied:\n    schedule.after(result)"
+    if recipe.accumulate == 1:
+        return "schedule.after(result)"
+    return "if result.applied or result.overflowed:\n    schedule.after(result)"
+
+
+def whole_program(
+    header: str,
+    imports: Callable[[str], str],
+    sections: Sequence[str],
+    recipe: Recipe,
+    comments: Comments,
+) -> str:
+    """The sections under ``header``, which has the imports that they need and what they are written from."""
+    filled = fill(
+        header,
+        imports=imports("".join(sections)),
+        recipe_comment=recipe_comment(recipe, comments),
+    )
+    return program(filled, *sections)
