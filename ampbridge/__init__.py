@@ -88,10 +88,19 @@ __all__ = [
 moved.install()
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name in ("lens", "port"):  # whoever needs neither does not load them
-        return import_module(f"ampbridge.{name}")
-    if name in moved.NOW:
-        return import_module(f"ampbridge.{moved.NOW[name]}")
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+_ON_FIRST_USE = ("lens", "port")  # a program that needs neither does not load them
+
+
+if not TYPE_CHECKING:  # type checkers would accept every name
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in _ON_FIRST_USE:
+            return import_module(f"ampbridge.{name}")
+        if name in moved.NOW:
+            return import_module(f"ampbridge.{moved.NOW[name]}")
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

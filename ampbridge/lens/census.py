@@ -30,6 +30,7 @@ class CensusRow(NamedTuple):
             lists.
         kernels: the kernels that ran, as ``(Kernel(name, dtype), times)``.
         share: the fraction of the time of all ops, 0 to 1; None if the device computes asynchronously.
+            It is that of a single pass: other work on the machine at that moment changes it.
     """
 
     op: str

@@ -25,8 +25,12 @@ from ampbridge.adapters.interception import Interception
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import same_bits
 
-POINTS = ("forward", "loss", "backward", "unscale_for", "clip", "apply")
-"""In the model's call, after it, in the backward pass; before a method of the backend."""
+IN_GRADIENTS = ("forward", "loss", "backward", "amid backward")
+"""In the model's call, after it, at the start of the backward pass, and after some parameters have
+gradients."""
+
+POINTS = (*IN_GRADIENTS, "unscale_for", "clip", "apply")
+"""The others are before a method of the backend."""
 
 POLICIES = ("O0", "O1:float16", "O2:bfloat16")
 
@@ -77,7 +81,9 @@ class InterruptionConformance(Layered):
 
         def loss_fn(model: Model, x: Array, target: Array, factor: Array) -> Array:
             raise_at("forward")
-            outputs = h.on_backward(model(x), lambda: raise_at("backward"))
+            first = h.on_backward(model(x), lambda: raise_at("amid backward"))
+            # Backward passes begin with the call that came last.
+            outputs = h.on_backward(0.5 * (first + model(x)), lambda: raise_at("backward"))
             raise_at("loss")
             return h.mean_squared_error(outputs, target) * factor
 
@@ -85,7 +91,7 @@ class InterruptionConformance(Layered):
         seen: list[Any] = []
         for number in range(4 * accumulate):
             last_of_step = (number + 1) % accumulate == 0
-            comes_there = last_of_step or point in ("forward", "loss", "backward")
+            comes_there = last_of_step or point in IN_GRADIENTS
             if number >= 2 and point is not None and comes_there:
                 raising.append(point)
                 with self.interrupted_at(point), pytest.raises((Interrupted, OSError)):

@@ -116,6 +116,7 @@ OF_STEP = (
     Option("clip_norm", 0.1),
     Option("scheduler", CountedSteps),
     Option("compile", True, {"compile": False}),
+    Option("on_overflow", "drop_microbatch"),
     Option("on_overflow", "drop_microbatch", {"accumulate": 2}),
     Option("name_overflows", True),
     Option("recipe", lambda: Recipe(Policy("O0"), accumulate=3)),

@@ -261,3 +261,23 @@ def test_checkpoints(toy, draw, tmp_path):
         if not refused_or_harmless(lambda: step.load(tmp_path)):
             assert step.state_dict() == before
             assert model.weight == weight
+
+
+ENDLESS = "9" * 5000
+"""More digits than Python's int() takes from a text, since 3.11."""
+
+
+def test_a_number_of_five_thousand_digits(toy, tmp_path):
+    model = toy.Model()
+    step = amp.train_step(loss_fn, model, toy.Optimizer(model))
+    step()
+    step.save(tmp_path)
+    file = tmp_path / "state.json"
+    changed = file.read_text().replace('"step": 1,', f'"step": {ENDLESS},')
+    assert ENDLESS in changed
+    file.write_text(changed)
+    with pytest.raises(amp.StateError, match="Hint:"):
+        step.load(tmp_path)
+    for text in (f"[scaler]\ninit_scale = {ENDLESS}", f"[step]\naccumulate = {ENDLESS}"):
+        with pytest.raises(amp.RecipeError, match="Hint:"):
+            Recipe.from_toml(text)

@@ -143,3 +143,10 @@ def test_a_framework_in_use_is_found_without_being_named():
         import ampbridge_numpy
         print(amp.registry.active_backend().name)
     """).split() == ["none", "numpy"]
+
+
+def test_what_is_loaded_on_first_use_is_listed():
+    shown = run(
+        "import ampbridge as amp; print({'lens', 'port'} <= {*dir(amp)}, 'read' in dir(amp.port))"
+    )
+    assert shown == "True True"

@@ -1,4 +1,6 @@
-"""Type checkers pass the code that users read: the README's blocks, and the tutorials.
+"""Type checkers pass the code that users read, and know what it returns (typed_use.py).
+
+The code is the README's blocks, and the tutorials.
 
 mypy runs with ``--strict``, pyright as it comes (its standard mode; basedpyright is the build of it that
 PyPI has). Excluded, and why:
@@ -89,4 +91,4 @@ def test_pyright(folder):
 def checked(folder: Path) -> list[Path]:
     found = [*sorted((folder / "blocks").glob("*.py")), *sorted(TUTORIALS.glob("*.py"))]
     assert len(found) == 3 + 6
-    return found
+    return [*found, Path(__file__).with_name("typed_use.py")]
