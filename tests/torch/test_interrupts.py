@@ -1,15 +1,18 @@
 """Ctrl-C at any bytecode of a region, and regions of asyncio's tasks: no worse than torch's own."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from processes import run_python
 
 import ampbridge as amp
-from ampbridge.testing import import_or_skip
+from ampbridge.testing import import_or_skip, interruption
 
 torch = import_or_skip("torch")
+
+from ampbridge_torch.step import gradients  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +25,21 @@ def test_an_interrupt_leaves_no_more_than_torch_autocast_does(left):
     assert left["ours"] <= left["natively"]
 
 
-@pytest.mark.parametrize("lists", ["torch", "native"])
-def test_a_region_whose_end_never_came_is_closed_with_its_frame(lists):
-    """Ctrl-C between a ``with`` block and its ``__exit__``; with torch's own lists it is torch's region."""
-    region = amp.backend("torch").autocast(amp.Policy("O1", "bfloat16", lists=lists))
-    region.__enter__()
-    assert torch.is_autocast_enabled("cpu")
-    del region
-    assert not torch.is_autocast_enabled("cpu")
+@pytest.mark.parametrize("time", [1, 2])
+def test_ctrl_c_at_each_line_of_the_forward_pass_leaves_no_region(time):
+    """With torch's own lists the region is torch.autocast itself, which closes by its ``__exit__`` alone."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    policy = amp.Policy("O1", "bfloat16", lists="native")
+    step = amp.train_step(lambda m, x: m(x).sum(), model, optimizer, policy=policy)
+    code, interrupted = gradients.gradients.__code__, 0
+    for line in sorted({line for *_, line in code.co_lines() if line}):
+        point = interruption._Point(code, line, time)
+        with interruption._ctrl_c_at(point) as came, suppress(KeyboardInterrupt):
+            step(torch.ones(1, 2))
+        interrupted += len(came)
+        assert not torch.is_autocast_enabled("cpu"), line
+    assert interrupted > (10 if time == 1 else 0)
 
 
 def test_tasks_of_a_thread_share_their_region_as_natively(left):

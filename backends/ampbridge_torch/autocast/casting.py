@@ -97,30 +97,9 @@ def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
 
 
 def _native(policy: Policy, device_type: DeviceType) -> torch.autocast:
-    kind = torch.autocast if torch.compiler.is_compiling() else _NativeRegion
     if policy.level == "O0":
-        return kind(device_type, enabled=False)
-    return kind(device_type, dtype=DTYPES[policy.compute_dtype])
-
-
-class _NativeRegion(torch.autocast):
-    """``torch.autocast`` that closes when it is dropped.
-
-    Ctrl-C may raise between the end of a ``with`` block and ``__exit__``, which then is never called. It
-    may come ahead of any line, so opening is one line, and closing too.
-    """
-
-    is_open = False
-
-    def __enter__(self) -> None:
-        self.is_open = super().__enter__() is not None  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *exception: object) -> None:
-        self.is_open = bool(super().__exit__(*exception))
-
-    def __del__(self) -> None:
-        if self.is_open:
-            self.__exit__(None, None, None)
+        return torch.autocast(device_type, enabled=False)
+    return torch.autocast(device_type, dtype=DTYPES[policy.compute_dtype])
 
 
 def _checkpoints(rules: Rules) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -72,12 +73,13 @@ def gradients(
     wanted = parameters(model if optimizer is None else optimizer)
     device_types = _device_types(wanted)
     inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
-    with region_on(device_types, policy):
-        try:
+    try:
+        # Ctrl-C at the end of the block comes ahead of an __exit__: the second one; the first is called.
+        with region_on(device_types, policy), nullcontext():
             loss, aux = loss_fn(model, *inputs)
-        except RuntimeError as error:
-            _explain_number_that_overflows(error)
-            raise
+    except RuntimeError as error:
+        _explain_number_that_overflows(error)
+        raise
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
     grads = _backward(scaled, wanted, _reached(model, wanted))
