@@ -25,9 +25,11 @@ def trajectory(name, history, **overrides):
     return scales
 
 
-def published(name, history):
+def published(name, history, start=None):
     """The published rule's trajectory, up to where it raises."""
     rule = RULES[name]()
+    if start is not None:
+        rule.scale = type(rule.scale)(start)
     scales = [float(rule.scale)]
     for overflow in history:
         try:
@@ -83,10 +85,13 @@ def test_at_the_floor(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_at_the_ceiling(name):
     """Ours stays where its reciprocal is an ordinary float32; theirs goes on, some to inf."""
-    history = [0] * 260_000
+    highest = GradScaler.like(name).config.max_scale
+    start, history = min(2.0**122, highest), [0] * 20_000
     with np.errstate(over="ignore"):
-        expected = published(name, history)
-    assert trajectory(name, history) == [min(scale, LARGEST_SCALE) for scale in expected]
+        expected = published(name, history, start)
+    assert expected[-1] >= highest
+    actual = trajectory(name, history, init_scale=start)
+    assert actual == [min(scale, LARGEST_SCALE) for scale in expected]
 
 
 # -- worked out by hand, so that the rules above are not our only reading of the sources

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SI
 
 
 @pytest.mark.parametrize(
-    "compiled, kills", [(True, 20 if NIGHTLY else 5), (False, 20 if NIGHTLY else 2)]
+    "compiled, kills", [(True, 20 if NIGHTLY else 3), (False, 20 if NIGHTLY else 2)]
 )
 def test_a_run_that_is_killed_ends_as_one_that_is_not(
     tmp_path: Path, compiled: bool, kills: int

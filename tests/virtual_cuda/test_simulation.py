@@ -26,8 +26,8 @@ def named() -> dict[str, Any]:
     return json.loads((Path(__file__).parent / "differing_ops.json").read_text("utf-8"))
 
 
-# Paddle's lists bring no op into another kernel than torch's and TensorFlow's do.
-IN_NIGHTLY = {("paddle", "float16"): pytest.mark.nightly}
+# Their lists bring no op into another kernel than torch's do.
+IN_NIGHTLY = dict.fromkeys((("paddle", "float16"), ("tensorflow", "bfloat16")), pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def test_ops_are_cudas_or_named(lists: str, low: str) -> None:
     assert not_named == set()
 
 
+@pytest.mark.nightly
 def test_what_is_named_differs() -> None:
     found = [compared.findings(*run).differing for run in compared.RUNS]
     differing = {op: frozenset().union(*(each.get(op, ()) for each in found)) for op in found[0]}
@@ -64,10 +65,12 @@ def test_each_reason_stands_once_and_is_used() -> None:
     assert {kind for kinds in ops.values() for kind in kinds} <= set(compared.KINDS)
 
 
+@pytest.mark.nightly
 def test_every_op_of_torch_is_called_or_named() -> None:
     assert op_cases.without_calls() == set(named()["not called"])
 
 
+@pytest.mark.nightly
 def test_the_device_refuses_what_cuda_has_no_kernels_for() -> None:
     """Outside of regions, where an op runs in the dtype that arrives."""
     found: dict[tuple[str, torch.dtype], set[bool]] = {}
