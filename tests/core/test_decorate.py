@@ -239,3 +239,9 @@ def test_value_and_grad_goes_on_with_the_user_s_decoration(model, optimizer):
     before = list(model.decorations)
     amp.value_and_grad(loss_fn, model, policy="O2")
     assert model.decorations == before
+
+
+def test_a_model_in_16_bits_is_told_of_when_it_is_decorated(toy, monkeypatch):
+    monkeypatch.setattr(toy.Backend, "low_parameters", lambda backend, model: ["weight"])
+    with pytest.warns(amp.AmpBridgeWarning, match="Parameters of the undecorated model are in 16"):
+        amp.decorate(toy.Model(), policy="O2")

@@ -342,3 +342,14 @@ def test_a_tracker_past_its_interval_grows_on_the_next_step(make, scaling):
     scaler.step(make(1.0))
     scaler.update()
     assert scaler.get_scale() == 2048.0
+
+
+def test_a_count_is_one_that_devices_can_hold():
+    largest = 2**31 - 1  # an int32, as torch's and Paddle's scalers count in
+    scaler = GradScaler(growth_interval=largest)
+    scaler.load_state_dict({**scaler.state_dict(), "good_steps": largest - 1})
+    before = scaler.state_dict()
+    for count in (2**31, 2**32 - 1):
+        with pytest.raises(amp.StateError, match="good_steps"):
+            scaler.load_state_dict({**before, "good_steps": count})
+    assert scaler.state_dict() == before

@@ -1,5 +1,6 @@
 """train_step on a backend without a framework: what the core decides by itself."""
 
+import copy
 import json
 
 import numpy as np
@@ -359,3 +360,12 @@ def test_value_and_grad_returns_aux_beside_the_loss(toy):
     assert (loss, aux["seen"], grads[0]) == (2.0, ("x",), 3.0)
     assert list(grads) == [3.0]
     assert len(grads.parameters) == len(grads) == 1
+
+
+def test_a_copy_goes_on_counting_steps_that_are_not_scaled(toy):
+    model = toy.Model(slope=np.inf)
+    step = amp.train_step(lambda model: np.zeros(()), model, toy.Optimizer(model), policy="O0")
+    step()
+    copied = copy.deepcopy(step)
+    assert copied.state_dict() == step.state_dict()
+    assert copied.state_dict()["unscaled"]["consecutive_skips"] == 1

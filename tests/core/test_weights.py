@@ -193,3 +193,20 @@ def test_a_mapping_may_name_them():
     named = PLACES._replace(name="ids", role="other.ids")
     with pytest.raises(amp.StateError, match="is no ids"):
         match_weights([PLACES], [named], {"ids": "places"})
+
+
+def test_weights_that_cannot_be_written_leave_those_that_were(toy, tmp_path, monkeypatch):
+    source = toy.Model()
+    source.weight[:] = 3.0
+    amp.train_step(lambda model: np.zeros(()), source, toy.Optimizer(source)).save(tmp_path / "a")
+    model, write = toy.Model(), toy.Backend.write_weights
+
+    def half_done(backend, model, values):
+        write(backend, model, values)
+        if values["weight"] == 3.0:
+            raise MemoryError
+
+    monkeypatch.setattr(toy.Backend, "write_weights", half_done)
+    with pytest.raises(MemoryError):
+        amp.load_weights(tmp_path / "a", model)
+    assert model.weight == 0.0
