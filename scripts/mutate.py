@@ -109,12 +109,16 @@ GROUPS = {
 
 
 class Mutant(NamedTuple):
-    """One change. ``name`` stays the same where lines move: file, function, change, and which of these."""
+    """One change. ``name`` stays the same where lines move: file, function, change, and which of these.
+
+    ``runs_once``: the function keeps its result, so that one test passes through the line for all.
+    """
 
     name: str
     file: Path
     line: int
     tree: ast.Module
+    runs_once: bool
 
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -178,15 +182,24 @@ def _says_no(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
-class _Places(ast.NodeVisitor):
-    """Every node that can be changed, with the function that it stands in.
+class _Found(NamedTuple):
+    """A node, the function in which it stands, and whether that function keeps its result."""
 
-    Not what messages are made of, and not annotations: both are read by people and tools.
+    function: str
+    node: ast.AST
+    runs_once: bool
+
+
+class _Places(ast.NodeVisitor):
+    """Every node that can be changed.
+
+    Not what messages are made of, and not annotations: both are read by people and tools. Nor overloads.
     """
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, ast.AST]] = []
+        self.found: list[_Found] = []
         self._within: list[str] = []
+        self._caching = 0
 
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)):
@@ -195,21 +208,30 @@ class _Places(ast.NodeVisitor):
             return
         if isinstance(node, ast.keyword) and node.arg in GUARDS:
             return
+        if isinstance(node, ast.FunctionDef) and _decorated(node, ("overload",)):
+            return
         if changed(node) is not None:
-            self.found.append((".".join(self._within), node))
+            self.found.append(_Found(".".join(self._within), node, bool(self._caching)))
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             self._within.append(node.name)
+            self._caching += _decorated(node, ("cache", "lru_cache", "cached_property"))
             for part in (*node.decorator_list, *node.body):
                 self.visit(part)
             if isinstance(node, ast.FunctionDef):
                 for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
                     self.visit(default)
+            self._caching -= _decorated(node, ("cache", "lru_cache", "cached_property"))
             self._within.pop()
         elif isinstance(node, ast.AnnAssign):
             if node.value is not None:
                 self.visit(node.value)
         else:
             self.generic_visit(node)
+
+
+def _decorated(node: ast.FunctionDef | ast.ClassDef, names: Sequence[str]) -> bool:
+    plain = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    return any(isinstance(each, ast.Name) and each.id in names for each in plain)
 
 
 def _named(node: ast.Assign, names: Sequence[str]) -> bool:
@@ -230,7 +252,7 @@ def mutants(file: Path) -> Iterator[Mutant]:
     places = _Places()
     places.visit(ast.parse(text))
     counts: dict[str, int] = {}
-    for number, (function, node) in enumerate(places.found):
+    for number, (function, node, runs_once) in enumerate(places.found):
         before, after = ast.unparse(node), ast.unparse(changed(node) or node)
         shown = f"{_first_line(before)} -> {_first_line(after)}"
         name = f"{file.relative_to(ROOT)}: {function}: {shown}"
@@ -240,10 +262,10 @@ def mutants(file: Path) -> Iterator[Mutant]:
         again = ast.parse(text)  # each mutant has a tree of its own
         those = _Places()
         those.visit(again)
-        old = those.found[number][1]
+        old = those.found[number].node
         new = ast.copy_location(changed(old) or old, old)
         tree = ast.fix_missing_locations(_Exchange(old, new).visit(again))
-        yield Mutant(name, file, getattr(node, "lineno", 0), tree)
+        yield Mutant(name, file, getattr(node, "lineno", 0), tree, runs_once)
 
 
 def _first_line(text: str) -> str:
@@ -358,12 +380,13 @@ class Footprints(NamedTuple):
     seconds: dict[str, float]
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Those that pass through its line, or through its module, if the line runs on import alone.
+        """Those that pass through its line, or through its module, if the line runs once for all of them.
 
         Where there are more than there is time for: the quickest of each test function, then the second
         of each, and so on. The quickest of all would be much the same test many times.
         """
-        names = self.passing.get(f"{mutant.file}:{mutant.line}") or [
+        line = [] if mutant.runs_once else self.passing.get(f"{mutant.file}:{mutant.line}")
+        names = line or [
             name
             for place, passing in self.passing.items()
             if place.startswith(f"{mutant.file}:")
