@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ class AdapterConformance:
             assert registry.backend(thing) is h.backend
 
     def test_it_imports_no_other_framework(self) -> None:
-        """In a process of its own: regions of every level, its devices, what it says of itself."""
+        """In a process of its own: regions of every level, devices, a report, a step that is saved."""
         backend = self.harness.backend
         own = {root.partition(".")[0] for root in self.harness.frameworks}
         others = sorted(set(registry.backend_names()) - own - registry.CORE_DEPENDENCIES)
@@ -82,6 +83,7 @@ class AdapterConformance:
             "for level in ('O0', 'O1', 'O2'):\n"
             "    with backend.autocast(Policy(level)): backend.explain(Policy(level))\n"
             "backend.devices()\n"
+            f"{self.training_program()}"
             f"print([name for name in {others!r} if name in sys.modules])\n"
         )
         result = subprocess.run(
@@ -92,6 +94,26 @@ class AdapterConformance:
             check=False,
         )
         assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+    def training_program(self) -> str:
+        """A step at O2, its census and its checkpoint, as code."""
+        harness = type(self.harness)
+        return textwrap.dedent(
+            f"""
+            import tempfile
+            from ampbridge import lens, train_step
+            from ampbridge.testing.reference import example
+            from {harness.__module__} import {harness.__qualname__}
+            h, given = {harness.__qualname__}(), example()
+            model = h.layered(given.weights)
+            loss_fn = lambda model, x, y: h.mean_squared_error(model(x), y)
+            policy = Policy('O2', 'bfloat16')
+            step = train_step(loss_fn, model, h.optimizer(model, 'momentum', 0.1), policy=policy)
+            step(given.x, given.target)
+            step.save(tempfile.mkdtemp())
+            lens.census(loss_fn, h.layered(given.weights), given.x, given.target, policy=policy)
+            """
+        )
 
 
 @pytest.mark.filterwarnings("ignore::ampbridge.errors.SimulationWarning")

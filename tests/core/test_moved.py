@@ -51,3 +51,10 @@ def test_functions_are_not_hidden_by_modules_of_their_name():
 def test_each_old_name_leads_somewhere():
     for name in moved.NOW.values():
         assert import_module(f"ampbridge.{name}").__name__ == f"ampbridge.{name}"
+
+
+def test_the_new_name_of_a_module_that_is_called_like_a_function():
+    import ampbridge.adapters.backend as module
+
+    assert module.Backend is amp.Backend
+    assert callable(amp.backend)

@@ -290,3 +290,89 @@ def test_trained_parts_are_saved_loaded_and_cloned_as_float32(
     again, _, _ = example("GAN")
     again.generator.load_weights(tmp_path / "generator.weights.h5")
     np.testing.assert_array_equal(again.generator(np.ones((2, 4), np.float32)), full)
+
+
+class RawLoss(keras.Model):  # type: ignore[misc]
+    """A training step that returns its loss as it is, low, and no metric's mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (x,) = data if isinstance(data, tuple) else (data,)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.dense(x))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"raw": loss}  # under "loss" Keras shows the mean that it tracks itself
+
+
+def test_a_low_loss_comes_into_the_history_as_a_number() -> None:
+    data = np.random.default_rng(0).normal(1.0, 1.0, (8, 4)).astype(np.float32)
+    values = []
+    for policy in ("O0", "O1:bfloat16"):
+        keras.utils.set_random_seed(1)
+        model = RawLoss()
+        model.compile(optimizer=keras.optimizers.SGD(0.1))
+        model(data)
+        amp.decorate(model, policy=policy)
+        (value,) = fit(model, data)["raw"]
+        amp.undecorate(model)
+        values.append(value)
+    assert type(values[1]) is float
+    assert 0.0 < abs(values[1] - values[0]) < 1e-2 * abs(values[0])
+
+
+# -- what is passed to fit
+
+LABELS = np.arange(48) % 3
+
+
+def classified(policy: str | None, folder: Path, option: str) -> tuple[Any, Any]:
+    """The history and the weights of a classifier, fitted with an option of Keras'."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, activation="gelu"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, weighted_metrics=["accuracy"])
+    data = np.random.default_rng(0).normal(0.0, 1.0, (48, 4)).astype(np.float32)
+    model(data)
+    if policy is not None:
+        amp.decorate(model, policy=policy)
+    callbacks = {
+        "checkpoints": [keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")],
+        "early stopping": [keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=1)],
+    }
+    weights = {
+        "class weights": {"class_weight": {0: 1.0, 1: 4.0, 2: 0.5}},
+        "sample weights": {"sample_weight": np.linspace(0.0, 2.0, 48)},
+    }
+    history = model.fit(
+        data, LABELS, epochs=3, verbose=0, shuffle=False, callbacks=callbacks.get(option, []),
+        **weights.get(option, {}),
+    ).history  # fmt: skip
+    if policy is not None:
+        amp.undecorate(model)
+    return history, model.get_weights()
+
+
+@pytest.mark.parametrize(
+    "option", ["checkpoints", "early stopping", "class weights", "sample weights"]
+)
+def test_options_of_fit_act_on_a_decorated_model(option: str, tmp_path: Path) -> None:
+    history, weights = classified(None, tmp_path, option)
+    same_history, same_weights = classified("O0", tmp_path, option)
+    assert same_history == history
+    assert all(map(np.array_equal, same_weights, weights))
+    low_history, low_weights = classified("O1:bfloat16", tmp_path, option)
+    assert len(low_history["loss"]) == len(history["loss"]) == (2 if "early" in option else 3)
+    np.testing.assert_allclose(low_history["loss"], history["loss"], rtol=2e-2)
+    assert not all(map(np.array_equal, low_weights, weights))
+    if option == "checkpoints":
+        saved = keras.models.load_model(tmp_path / "3.keras")
+        assert all(map(np.array_equal, saved.get_weights(), low_weights))
+        assert {variable.dtype for variable in saved.weights} == {"float32"}

@@ -231,3 +231,13 @@ def test_a_loss_module_is_refused_with_the_function_to_write(kind: Any) -> None:
     model = nn.Linear(4, 2)
     with pytest.raises(amp.ArgumentTypeError, match=r"return criterion\(model\(x\), y\)"):
         amp.train_step(kind(), model, optim.SGD(model.parameters(), 0.1))
+
+
+def test_a_scheduler_in_the_place_of_the_optimizer_is_refused() -> None:
+    model = nn.Linear(4, 2)
+    scheduler = optim.lr_scheduler.StepLR(optim.SGD(model.parameters(), 0.1), 1)
+    text = (
+        r"not a scheduler \(torch\.optim\.lr_scheduler\.StepLR\)\.\nHint: .*scheduler=scheduler\)"
+    )
+    with pytest.raises(amp.ArgumentTypeError, match=text):
+        amp.train_step(lambda m, x: m(x).sum(), model, scheduler)
