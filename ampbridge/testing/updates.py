@@ -195,6 +195,11 @@ class ClipConformance(Updating):
         assert [v.tolist() for v in values if v is not None] == [[0.0, 0.0, 0.0]]
         assert norm == 0.0
 
+    def test_clip_of_no_gradient_tells_a_norm_of_zero(self) -> None:
+        values, norm = self.clip([None, None], 1.0)
+        assert values == [None, None]
+        assert norm == 0.0
+
 
 class ApplyConformance(Updating):
     """Promises of ``Backend.apply``."""

@@ -883,6 +883,13 @@ class ClipsNoneAway(NumpyBackend):
         return super().clip([g for g in grads if g is not None], max_norm)
 
 
+@caught_by("test_clip_of_no_gradient_tells_a_norm_of_zero")
+class TellsOfNoGradientTheLimit(NumpyBackend):
+    def clip(self, grads, max_norm):
+        values, norm = super().clip(grads, max_norm)
+        return values, norm if any(g is not None for g in grads) else max_norm
+
+
 # -- apply
 
 
