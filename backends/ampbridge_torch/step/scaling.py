@@ -20,6 +20,7 @@ from ampbridge_torch.step import ranks
 from ampbridge_torch.step.gradients import parameters, store
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+_LARGE = 10_000  # elements, from which on a sum is faster than torch's kernel
 
 
 # -- unscale and check
@@ -58,8 +59,8 @@ def _unscale(
 
 
 def _widened(grad: Tensor | None) -> Tensor | None:
-    if grad is None:
-        return None
+    if grad is None or grad.dtype is torch.float32:
+        return grad
     return grad.float() if grad.dtype in LOW_DTYPES else grad.resolve_conj()
 
 
@@ -68,14 +69,15 @@ def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor
     for grad in grads:
         if grad is not None:
             values = _private.sparse_values(grad) if grad.is_sparse else grad
-            values = torch.view_as_real(values) if values.is_complex() else values
+            if values.dtype.is_complex:
+                values = torch.view_as_real(values)
             groups[values.device, values.dtype].append(values)
     return groups.values()
 
 
 def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
     device = grads[0].device
-    if scale is None and device.type == "cpu" and _have_finite_sum(grads):
+    if scale is None and device.type == "cpu" and _are_surely_finite(grads):
         return FINITE
     not_finite = torch.zeros((), device=device)
     if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
@@ -119,12 +121,23 @@ def _has_float64(device_type: str) -> bool:
     return True
 
 
-def _have_finite_sum(grads: list[Tensor]) -> bool:
-    """Whether all are finite for sure: each sum is read in two thirds of the kernel's time.
+def _are_surely_finite(grads: list[Tensor]) -> bool:
+    """Whether all are finite for sure. A sum may overflow where no gradient does.
 
-    A sum may overflow where no gradient does. Sharded gradients would be summed by all ranks.
+    Torch's kernel checks many small gradients in one call, and a sum reads a large one faster: from
+    some 10,000 elements on (measured by ``bench/check.py``). Sharded gradients would be summed by all
+    ranks.
     """
-    return all(type(grad) is Tensor and math.isfinite(grad.sum().item()) for grad in grads)
+    if any(type(grad) is not Tensor for grad in grads):
+        return False
+    small = [grad for grad in grads if grad.numel() < _LARGE]
+    if small:
+        not_finite = torch.zeros(())
+        _check_and_unscale(small, not_finite, torch.ones(()))
+        if not_finite.item():
+            return False
+    large = (grad for grad in grads if grad.numel() >= _LARGE)
+    return all(math.isfinite(grad.sum().item()) for grad in large)
 
 
 def _has_inf(grads: list[Tensor]) -> Tensor:
