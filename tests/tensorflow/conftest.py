@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for recorder; pytest adds no p
 
 LONG = re.compile(
     r"_is_ignored\[.*-O[02]\]|keeps_nothing\[(O0|O2:bfloat16|dropping micro-batches)\]"
+    r"|test_gradients_beside_float64\[.*-XLA\]|test_o0_is_plain_keras_bit_for_bit\[(GAN|siamese)\]"
 )
-"""Of the shared suite: what traces many programs here, and is quick on the other backends."""
+"""What compiles or traces many programs; of the shared suite, what is quick on the other backends."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
