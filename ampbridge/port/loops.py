@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ampbridge.port.dialect import Draft, NotKnown
 from ampbridge.port.interpreter.decisions import (
     FALSE,
     TRUE,
     And,
+    Atom,
     Condition,
     Cycle,
     Not,
     both,
     negation,
 )
-from ampbridge.port.interpreter.evaluate import Plain
-from ampbridge.port.interpreter.values import Constant, Entry, Event, Value
+from ampbridge.port.interpreter.evaluate import Plain, setting
+from ampbridge.port.interpreter.values import Class, Constant, Entry, Event, Value
 from ampbridge.port.source import Source
+
+if TYPE_CHECKING:
+    import libcst as cst
 
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
 STEPS = frozenset({"step", "minimize", "apply_gradients"})
 EVALUATES = re.compile(r"eval|valid|test|infer|predict|generate|sample|export|bench", re.I)
+OF_STEP = re.compile(r"clip|^(?:step|minimize|apply_gradients|unscale_|update|backward)$")
 SCALES = frozenset({"scale", "unscale_", "step", "minimize"})
 SCALER = re.compile(r"scaler", re.I)
 LOSS_SCALER = re.compile(r"(loss|grad|native|apex)_?scaler|^scaler$", re.I)
+MAY_SCALE = re.compile(r"scale|self\.\w+\(", re.I)
 LOGS = re.compile(r"log|writer|board|summary", re.I)
 OPTIMIZER = re.compile(r"optim|opt\b|scaler|sgd|adam", re.I)
 
@@ -62,15 +69,33 @@ def _of_entry(entry: Entry, training: set[tuple[str, ...]]) -> int:
     return 3 if any(entry.stack[n : n + 1] in training for n in range(len(entry.stack))) else 2
 
 
-def sometimes(condition: Condition, holds: bool = True) -> Condition:
-    """``condition`` with its turns taken as come: what happens each n-th time does happen."""
-    if isinstance(condition, Cycle):
+def never(atom: Atom) -> bool:
+    """Of no condition is it said that it changes while the file trains."""
+    return False
+
+
+def sometimes(
+    condition: Condition, changes: Callable[[Atom], bool] = never, holds: bool = True
+) -> Condition:
+    """``condition`` with its turns taken as come: what happens each n-th time does happen.
+
+    ``changes``: whether an atom goes both ways in one run, as a comparison of the loop's index does.
+    """
+    if isinstance(condition, Cycle) or (isinstance(condition, Atom) and changes(condition)):
         return TRUE if holds else FALSE
     if isinstance(condition, Not):
-        return negation(sometimes(condition.of, not holds))
+        return negation(sometimes(condition.of, changes, not holds))
     if isinstance(condition, And):
-        return both(sometimes(condition.left, holds), sometimes(condition.right, holds))
+        left, right = (
+            sometimes(each, changes, holds) for each in (condition.left, condition.right)
+        )
+        return both(left, right)
     return condition
+
+
+def is_of_step(event: Event) -> bool:
+    """Whether a call is a part of each step, not of what is made ready before: a clipping, an update."""
+    return OF_STEP.search(event.method) is not None
 
 
 def scales_elsewhere(event: Event) -> bool:
@@ -80,6 +105,25 @@ def scales_elsewhere(event: Event) -> bool:
     return LOSS_SCALER.search(event.method) is not None or (
         event.method in SCALES and SCALER.search(event.on) is not None
     )
+
+
+def base_elsewhere(event: Event) -> cst.CSTNode | None:
+    """The base class, from another file of the user's, of a class that enters a region."""
+    owners = (run.owner for entry in event.entered for run in entry.runs)
+    return next((found for each in owners if each and (found := _base_elsewhere(each))), None)
+
+
+def _base_elsewhere(cls: Class) -> cst.CSTNode | None:
+    bases = (
+        _base_elsewhere(base) if isinstance(base, Class) else setting(base) for base in cls.bases
+    )
+    return next(filter(None, bases), None)
+
+
+def is_unscaled_backward(event: Event) -> bool:
+    """Whether it is the backward pass of a plain loss: ``loss.backward()``."""
+    plain = not any(each.name is None for each in event.passed)
+    return event.method == "backward" and plain and not MAY_SCALE.search(event.on)
 
 
 def compiles_elsewhere(event: Event) -> bool:

@@ -15,7 +15,7 @@ from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.rewriting import Rewriting, rewrite
 from ampbridge.port.writers import write
 from ampbridge.training.recipe import Recipe
-from ampbridge.training.recipe_file import SECTIONS, text_of
+from ampbridge.training.recipe_file import SCHEDULE, SECTIONS, text_of
 
 UNKNOWN = "unknown"
 """The value of a key, in a recipe that is shown, that the file does not say. No key allows it."""
@@ -188,7 +188,7 @@ def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
         section: {
             key: settings[f"{section}.{key}"] for key in keys if f"{section}.{key}" in settings
         }
-        for section, keys in SECTIONS.items()
+        for section, keys in {**SECTIONS, "schedule": SCHEDULE}.items()
     }
     written = {section: keys for section, keys in sections.items() if keys}
     places = {key: f"say what {at.excerpt} is ({at})" for key, at in missing.items()}

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.port import loops
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown, Object
-from ampbridge.port.interpreter.decisions import Decisions, described, explore
+from ampbridge.port.interpreter.decisions import Condition, Decisions, described, explore
 from ampbridge.port.interpreter.evaluate import IMPOSSIBLE, Plain
 from ampbridge.port.interpreter.values import Event, Made, Value
 from ampbridge.port.readers import DIALECTS, scaling
 from ampbridge.port.reading import Alternative, Finding, Reading
+from ampbridge.port.schedules import Changing, joined
 from ampbridge.port.source import Source
 
 if TYPE_CHECKING:
@@ -127,14 +128,19 @@ class _Draft:
 
 class _Reader:
     def __init__(self, interpreter: Interpreter, dialects: Sequence[Dialect]) -> None:
+        from ampbridge.port.trainings import trainings  # LibCST, as above
+
         self._interpreter, self._dialects = interpreter, dialects
         self._source: Source = interpreter.source
-        self._events = loops.in_order(_with_cast_models(interpreter.events))
+        events = _with_cast_models(interpreter.events)
+        self._changing = Changing(frozenset(interpreter.counters | interpreter.turns))
+        self._trainings = trainings(events, self._source)
+        self._events = loops.in_order(events)
 
     def read(self) -> Reading:
         outcomes, all_of_them = explore(self._draft, _Draft.same_as)
         all_of_them = all_of_them and len(outcomes) <= MOST_ALTERNATIVES
-        outcomes = outcomes[:MOST_ALTERNATIVES]
+        outcomes = joined(outcomes[:MOST_ALTERNATIVES], self._changing, self._source.place)
         used = [each for each in outcomes if each.result.framework]
         findings = [f for each in outcomes for f in self._findings(each.result.draft)]
         framework = used[0].result.framework if used else None
@@ -157,6 +163,7 @@ class _Reader:
                     "port the branch that you train with, --where CONDITION",
                 )
             )
+        findings += self._trainings.findings if used else ()
         findings += self._wrappers() + self._between_unscaling_and_step()
         return Reading(
             self._source.file, framework, tuple(alternatives), tuple(dict.fromkeys(findings))
@@ -232,8 +239,10 @@ class _Reader:
         plain = Plain(self._interpreter.memory, self._source, decisions)
         plain.calls = partial(self._of_made, plain)
         origins: dict[str, tuple[str, Event]] = {}
+        happens = partial(self._happens, decisions=decisions)
+        events = [each for each in self._events if not self._trainings.is_past(each, happens)]
         trained = self._trained(decisions)
-        for event in self._events:
+        for event in events:
             for dialect in self._dialects:
                 name = resolve(dialect, event.qualified)
                 if name is None or name not in dialect.handlers:
@@ -250,7 +259,7 @@ class _Reader:
                     before = dict(draft.settings)
                     self._handle(dialect, name, event, draft, plain)
                     self._tell_of_changes(before, draft, name, event, origins)
-        return self._chosen(drafts, plain, decisions)
+        return self._chosen(drafts, events, plain, decisions)
 
     def _trained(self, decisions: Decisions) -> set[str]:
         """Regions of the training that happen, by name: they overrule those of an evaluation, and
@@ -268,14 +277,18 @@ class _Reader:
 
     def _is_known_to_happen(self, event: Event, decisions: Decisions) -> bool | None:
         """Whether an event happens, by what has been decided; None if that is not enough."""
-        known = [decisions.decided(loops.sometimes(guard)) for guard in event.guards]
+        known = [decisions.decided(self._sometimes(guard, event)) for guard in event.guards]
         return False if False in known else None if None in known else True
 
     def _happens(self, event: Event, decisions: Decisions) -> bool:
         known = self._is_known_to_happen(event, decisions)
         if known is not None:
             return known
-        return all(decisions.decide(loops.sometimes(guard)) for guard in event.guards)
+        return all(decisions.decide(self._sometimes(guard, event)) for guard in event.guards)
+
+    def _sometimes(self, guard: Condition, event: Event) -> Condition:
+        changing = self._changing if loops.is_of_step(event) else loops.never
+        return loops.sometimes(guard, changing)
 
     def _is_nested(self, event: Event, origins: Mapping[str, tuple[str, Event]]) -> bool:
         """Whether a region is only ever entered within the one that the recipe follows."""
@@ -319,11 +332,11 @@ class _Reader:
         self._tell_of_options(plain, draft)
 
     def _tell_of_options(self, plain: Plain, draft: Draft) -> None:
-        """The defaults of the command line that were taken."""
+        """The defaults that were taken, of the command line say."""
         for option in dict.fromkeys(plain.options):
             place = self._source.place(option.node)
-            message = f"The recipe has its default; the command line's {option.flag} may change it."
-            draft.find("note", place, message, f"--set, if the script is run with {option.flag}")
+            message = f"The recipe has its default; {option.changed_by} may change it."
+            draft.find("note", place, message, "--set KEY=VALUE in the recipe, if it does")
 
     def _tell_of_changes(
         self,
@@ -403,7 +416,13 @@ class _Reader:
 
     # -- of several frameworks, one
 
-    def _chosen(self, drafts: Mapping[str, Draft], plain: Plain, decisions: Decisions) -> _Draft:
+    def _chosen(
+        self,
+        drafts: Mapping[str, Draft],
+        events: Sequence[Event],
+        plain: Plain,
+        decisions: Decisions,
+    ) -> _Draft:
         used = [name for name, draft in drafts.items() if _sets(draft, "policy.", "scaler.")]
         chosen = Draft()
         framework = used[0] if used else None
@@ -417,10 +436,11 @@ class _Reader:
                     chosen.findings.extend(draft.findings)
             divisors = self._interpreter.divisors
             plain.options.clear()
-            loops.accumulate(self._events, divisors, chosen, plain, self._source)
+            loops.accumulate(events, divisors, chosen, plain, self._source)
             if not scaling.known(chosen):
                 self._note_foreign(scaling.ELSEWHERE, loops.scales_elsewhere, chosen, decisions)
                 self._note_foreign(scaling.COMPILED, loops.compiles_elsewhere, chosen, decisions)
+                self._note_inherited(events, chosen)
             self._tell_of_options(plain, chosen)
             dialect.finish(chosen)
         return _Draft(framework, chosen)
@@ -432,6 +452,13 @@ class _Reader:
             if found(event) and self._happens(event, decisions):
                 draft.seen[what] = self._source.place(event.node)
                 return
+
+    def _note_inherited(self, events: Sequence[Event], draft: Draft) -> None:
+        """A base class of another file may scale, unless the backward pass stands here."""
+        bases = filter(None, map(loops.base_elsewhere, events))
+        if not any(map(loops.is_unscaled_backward, events)):
+            for base in bases:
+                draft.seen.setdefault(scaling.ELSEWHERE, self._source.place(base))
 
     def _add(self, draft: Draft, chosen: Draft) -> None:
         """What another dialect says beside it: torch's clipping under apex, its scaler in Lightning."""

@@ -18,7 +18,7 @@ from ampbridge import Recipe, port
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = frozenset({".py", ".json", ".yaml", ".yml"})
 SNIPPETS = sorted(path for path in CORPUS.iterdir() if path.suffix in KINDS)
-SECTIONS = ("policy", "scaler", "step", "decorate")
+SECTIONS = ("policy", "schedule", "scaler", "step", "decorate")
 
 
 def expected_of(snippet):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from ampbridge.port.interpreter.evaluate import BINARY, IMPOSSIBLE, LONGEST, of_
 from ampbridge.port.interpreter.expressions import Expressions, library_base
 from ampbridge.port.interpreter.values import (
     Argument,
+    Attributes,
     Choice,
     Class,
     Constant,
@@ -28,6 +30,7 @@ from ampbridge.port.interpreter.values import (
     Parser,
     Partial,
     Passed,
+    Run,
     Super,
     Table,
     Unknown,
@@ -55,6 +58,12 @@ AS_THEIR_ARGUMENT = frozenset(
 )
 RETURN_THE_MODEL = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "apply"})
 """Methods of a torch module that return the module."""
+SETS_NAMES = re.compile(
+    r"^_?(?:update|merge|overrid|overwrit)"
+    r"|(?:load|parse|set|apply|patch|read).*(?:cfg|conf|arg|opts|options|hparam|overrid)",
+    re.IGNORECASE,
+)
+"""Functions of other files that, by their names, set what they are passed, or their object."""
 DICTIONARIES = frozenset({"builtins.dict", "collections.OrderedDict"})
 COLLECTIONS: Mapping[str, str] = {
     "builtins.list": "list",
@@ -213,10 +222,22 @@ class Calls(Expressions):
             return self._field(passed, node)
         if qualified == "typing.cast" and len(values) == 2:
             return values[1]
+        if qualified == "builtins.globals":
+            return Attributes(self.module)
+        if qualified == "builtins.exec":
+            self.may_change(self.module, node)
         if not qualified.startswith("builtins."):
             event = self.event("", passed, node, target, on=owner, method=method)
             event.library = qualified
+            self._set_by_others(method, values, node)
         return self.unknown(node, *values)
+
+    def _set_by_others(self, method: str, values: Sequence[Value], node: cst.CSTNode) -> None:
+        """What a function of another file may set in what it is passed."""
+        if SETS_NAMES.search(method):
+            for value in map(self.resolved, values):
+                if isinstance(value, (Container, Instance, Parser)):
+                    self.may_change(value, node)
 
     def _initialized(
         self, qualified: str, instance: Value, passed: tuple[Passed, ...], node: cst.CSTNode
@@ -295,15 +316,16 @@ class Calls(Expressions):
         name = qualified.rpartition(".")[2]
         key = values[1] if len(values) > 1 else None
         if name == "vars" and len(values) == 1:
-            return values[0]
+            base = self.resolved(values[0])
+            return Attributes(base) if isinstance(base, (Instance, Parser)) else base
         if name == "len" and len(values) == 1:
             items = self.iterated(values[0])
             return self.unknown(node) if items is None else Constant(len(items))
+        if name == "setattr" and len(values) == 3:
+            self.set_named(values[0], values[1], values[2], node)
+            return Constant(None)
         if not isinstance(key, Constant) or not isinstance(key.value, str):
             return self.unknown(node, *values)
-        if name == "setattr" and len(values) == 3:
-            self.set_attribute(values[0], key.value, values[2], node)
-            return Constant(None)
         attribute = key.value
         found = self.over(values[0], lambda each: self.attribute(each, attribute, node), node)
         absent = isinstance(found, Method) and found.function is None and not found.qualified
@@ -319,6 +341,17 @@ class Calls(Expressions):
             if each.name == "default_factory":
                 return self.call(each.value, (), node, "")
         return self.unknown(node)
+
+    def set_named(self, base: Value | Frame, name: Value, value: Value, node: cst.CSTNode) -> None:
+        """``setattr(base, name, value)``."""
+        name, base = self.resolved(name), base if isinstance(base, Frame) else self.resolved(base)
+        if not isinstance(name, Constant):
+            if isinstance(base, (Instance, Parser, Frame)):
+                self.may_change(base, node)
+        elif isinstance(base, Frame):
+            self.memory.set(base, str(name.value), value)
+        else:
+            self.set_attribute(base, str(name.value), value, node)
 
     def set_attribute(self, base: Value, name: str, value: Value, node: cst.CSTNode) -> None:
         """``base.name = value``."""
@@ -349,6 +382,8 @@ class Calls(Expressions):
             return self._of_parser(receiver, method.name, passed, node)
         if isinstance(receiver, Container):
             return self._of_container(receiver, method.name, passed, node)
+        if isinstance(receiver, Attributes):
+            return self._of_attributes(receiver, method.name, passed, node)
         if isinstance(receiver, Constant) and method.name in OF_TEXT:
             values = [each.value for each in passed]
             return self.apply(partial(of_text, method.name), node, receiver, *values)
@@ -371,6 +406,7 @@ class Calls(Expressions):
                 self.event(method.qualified, passed, node, target, next(iter(events), None), on)
             )
         self.event("", passed, node, target, on=self._receiver_text(node), method=method.name)
+        self._set_by_others(method.name, [receiver, *(each.value for each in passed)], node)
         if isinstance(receiver, Instance) and method.name in RETURN_THE_MODEL:
             return receiver
         return self.unknown(node, receiver, *(each.value for each in passed))
@@ -384,6 +420,7 @@ class Calls(Expressions):
             if self.known.knows(qualified):
                 return self._made(self.event(qualified, passed, node, target, held.event, on))
         self.event("", passed, node, target, on=on, method=method)
+        self._set_by_others(method, [each.value for each in passed], node)
         return self.unknown(node, function, *(each.value for each in passed))
 
     def _receiver_text(self, node: cst.CSTNode) -> Words:
@@ -416,7 +453,7 @@ class Calls(Expressions):
         self._bind_parameters(function, passed, frame, node)
         outer, self.frame = self.frame, frame
         self._active.append(key)
-        self.stack.append(function.name)
+        self.stack.append(Run(function.name, node, function.owner))
         try:
             return self.run_function(function, node)
         finally:
@@ -501,6 +538,21 @@ class Calls(Expressions):
             if isinstance(function, Function):
                 return self.call_function(function, (Passed(None, instance, node), *passed), node)
         return self.unknown(node)
+
+    def _of_attributes(
+        self, receiver: Attributes, name: str, passed: tuple[Passed, ...], node: cst.CSTNode
+    ) -> Value:
+        if name != "update":
+            return self._of_container(
+                self.container(node, self.content(receiver)), name, passed, node
+            )
+        update = self.content(self._dictionary(passed, node))
+        if isinstance(update, Table):
+            if update.rest is not None:
+                self.may_change(receiver.of, node)
+            for key, value in update.items.items():
+                self.set_named(receiver.of, Constant(key), value, node)
+        return Constant(None)
 
     # -- of containers
 
@@ -636,7 +688,7 @@ class Calls(Expressions):
             default = self._converted(kind.qualified, default)
         items = self.iterated(given["choices"]) if "choices" in given else None
         choices = tuple(each.value for each in items or () if isinstance(each, Constant))
-        return Argument(text, node, flag, default.value, choices)
+        return Argument(text, node, f"the command line's {flag}", default.value, choices)
 
     def _converted(self, kind: str, default: Constant) -> Constant:
         """A default as the option's type has it: a text is converted, a number need not be."""

@@ -36,13 +36,14 @@ class Truth(Condition):
 class Atom(Condition):
     """An expression of the file that is true or not. ``subject == value``, where it says that.
 
-    ``choices``: all that ``subject`` may be, if that is known.
+    ``choices``: all that ``subject`` may be, if that is known. ``node``: where it stands, if it compares.
     """
 
     text: str
     subject: str = ""
     value: Any = None
     choices: tuple[Any, ...] = field(default=(), compare=False)
+    node: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

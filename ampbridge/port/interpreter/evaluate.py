@@ -116,12 +116,14 @@ def condition_of(value: Value, memory: Memory, text: Callable[[cst.CSTNode], str
     return TRUE
 
 
-def equality(subject: Value, constant: Any, text: str) -> Condition:
+def equality(
+    subject: Value, constant: Any, text: str, node: cst.CSTNode | None = None
+) -> Condition:
     """``subject == constant``."""
     if isinstance(subject, (Unknown, Argument)):
         choices = subject.choices if isinstance(subject, Argument) else ()
-        return Atom(f"{subject.text} == {constant!r}", subject.text, constant, choices)
-    return Atom(text)
+        return Atom(f"{subject.text} == {constant!r}", subject.text, constant, choices, node)
+    return Atom(text, node=node)
 
 
 # -- as a plain value
@@ -186,7 +188,7 @@ class Plain:
                 return self._decisions.decide(Atom(value.text))
             excluded = Atom(f"{value.text} == {value.default!r}", value.text, value.default)
             if value.default is not None and self._decisions.decided(excluded) is not False:
-                self.options.append(Option(value.flag, value.node))
+                self.options.append(Option(value.changed_by, value.node))
                 return value.default
         elif value.boolean:
             return self._decisions.decide(Atom(value.text))
@@ -323,7 +325,7 @@ def settled(value: Value) -> Value:
     """A command-line argument as its default, where it has one to compute with."""
     computes = isinstance(value, Argument) and not isinstance(value.default, (bool, type(None)))
     if isinstance(value, Argument) and computes:
-        return Constant(value.default, (Option(value.flag, value.node),))
+        return Constant(value.default, (Option(value.changed_by, value.node),))
     return value
 
 

@@ -35,10 +35,12 @@ from ampbridge.port.interpreter.evaluate import (
 from ampbridge.port.interpreter.following import MOST_LEAVES, Following, leaves
 from ampbridge.port.interpreter.values import (
     Argument,
+    Attributes,
     Choice,
     Class,
     Constant,
     Formula,
+    Frame,
     Function,
     Instance,
     Items,
@@ -223,6 +225,8 @@ class Expressions(Following):
         """``base.name``."""
         if isinstance(base, Library):
             return Library(f"{base.qualified}.{name}", node)
+        if name == "__dict__" and isinstance(base, (Instance, Parser)):
+            return Attributes(base)
         if isinstance(base, Parser):
             return self.memory.get(base, name) or Method(base, name)
         if isinstance(base, (Instance, Made)):
@@ -463,7 +467,7 @@ class Expressions(Following):
                 return Truth(bool(COMPARISONS[kind](left.value, right.value)))
             except IMPOSSIBLE:
                 pass
-        return Atom(self.text(node))
+        return Atom(self.text(node), node=node)
 
     def _equal(self, left: Value, right: Value, node: cst.CSTNode) -> Condition:
         if isinstance(left, Constant) and not isinstance(right, Constant):
@@ -481,10 +485,10 @@ class Expressions(Following):
             return Truth(left.qualified == right.qualified)
         if isinstance(right, Constant):
             if isinstance(left, (Unknown, Argument)):
-                return equality(left, right.value, self.text(node))
+                return equality(left, right.value, self.text(node), node)
             nothing = right.value is None and not isinstance(left, Formula)
-            return FALSE if nothing else Atom(self.text(node))
-        return Atom(self.text(node))
+            return FALSE if nothing else Atom(self.text(node), node=node)
+        return Atom(self.text(node), node=node)
 
     def _contained(self, left: Value, right: Value, node: cst.CSTNode) -> Condition:
         content, plain = self.content(right), settled(left)
@@ -528,6 +532,10 @@ class Expressions(Following):
 
     def assign(self, target: cst.BaseExpression, value: Value) -> None:
         """Bind the names, attributes and items of ``target``."""
+        raise NotImplementedError
+
+    def set_named(self, base: Value | Frame, name: Value, value: Value, node: cst.CSTNode) -> None:
+        """``setattr(base, name, value)``."""
         raise NotImplementedError
 
     def call(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ampbridge.port.interpreter.decisions import (
@@ -21,20 +22,25 @@ from ampbridge.port.interpreter.decisions import (
 from ampbridge.port.interpreter.evaluate import condition_of
 from ampbridge.port.interpreter.memory import Changes, Memory, joined
 from ampbridge.port.interpreter.values import (
+    Argument,
+    Attributes,
     Choice,
     Constant,
     Container,
     Entry,
     Event,
     Frame,
+    Instance,
     Items,
     Library,
     Loop,
     Made,
+    Run,
     Table,
     Unknown,
     Value,
 )
+from ampbridge.port.reading import LONGEST_EXCERPT
 from ampbridge.port.source import Source
 
 if TYPE_CHECKING:
@@ -74,11 +80,13 @@ class Following:
         self.frame = self.module
         self.events: list[Event] = []
         self.guards: list[Condition] = []
-        self.stack: list[str] = []
+        self.stack: list[Run] = []
         self.regions: list[Event] = []
         self.loops: list[Loop] = []
         self.divisors: list[Value] = []
         """What something unknown is divided by: of a loss, the number of micro-batches."""
+        self.turns: set[str] = set()
+        """Names that loops count by: ``i`` of ``for i, batch in enumerate(loader)``."""
         self.without_gradients = 0
         self.counters = {text.rpartition(".")[2] for text in COUNTED.findall(source.text)}
         self._statements = 0
@@ -188,7 +196,33 @@ class Following:
         """What is in a container, now."""
         if isinstance(value, Container):
             return self.memory.get(value, "content") or self.unknown(value.node)
+        if isinstance(value, Attributes):
+            names = self.memory.names(value.of)
+            held = {name: self.memory.get(value.of, name) for name in names}
+            return Table({name: each for name, each in held.items() if each is not None})
         return value
+
+    def may_change(self, owner: Value | Frame, node: cst.CSTNode) -> None:
+        """``node`` may bind any name of ``owner``: what these hold are defaults from here on."""
+        changed_by = f"`{shorten(self.text(node), LONGEST_EXCERPT, placeholder=' ...')}`"
+        prefix = "self." if isinstance(owner, Instance) and owner.cls is not None else ""
+        for name in self.memory.names(owner):
+            held = self.memory.get(owner, name)
+            if isinstance(held, Constant) and not held.options:
+                default = Argument(f"{prefix}{name}", node, changed_by, held.value)
+                self.memory.set(owner, name, default)
+            elif isinstance(owner, Container):
+                self.memory.set(owner, name, self._perhaps_changed(held, node, changed_by))
+
+    def _perhaps_changed(self, held: Value | None, node: cst.CSTNode, by: str) -> Value:
+        """The content of a container that may be changed: its plain values are defaults."""
+        if not isinstance(held, Table):
+            return self.unknown(node)
+        items = {
+            key: Argument(str(key), node, by, each.value) if isinstance(each, Constant) else each
+            for key, each in held.items.items()
+        }
+        return Table(items, held.rest)
 
     def container(self, node: cst.CSTNode, content: Value) -> Container:
         """A new list, set or dictionary."""

@@ -37,6 +37,10 @@ class Memory:
         """Bind the cell."""
         self._put((id(owner), name), value)
 
+    def at(self, key: Key) -> Value | None:
+        """What the cell of a change holds now."""
+        return self._cells.get(key)
+
     def names(self, owner: object) -> list[Any]:
         """The names bound under ``owner``, oldest first."""
         return [name for key, name in self._cells if key == id(owner)]

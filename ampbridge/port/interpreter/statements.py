@@ -30,6 +30,7 @@ from ampbridge.port.interpreter.decisions import (
 from ampbridge.port.interpreter.evaluate import BINARY
 from ampbridge.port.interpreter.values import (
     Argument,
+    Attributes,
     Choice,
     Class,
     Constant,
@@ -43,6 +44,7 @@ from ampbridge.port.interpreter.values import (
     Lookup,
     Loop,
     Passed,
+    Run,
     Table,
     Unknown,
     Value,
@@ -218,6 +220,8 @@ class Interpreter(Calls):
     def _set_item(self, target: cst.Subscript, value: Value) -> None:
         base = self.value(target.value)
         content = self.content(base)
+        if isinstance(base, Attributes):
+            self.set_named(base.of, self._key(target), value, target)
         if isinstance(base, Library) and self.known.knows(f"{base.qualified}.__setitem__"):
             key = self._key(target)
             passed = (Passed(None, key, target), Passed(None, value, target))
@@ -364,6 +368,7 @@ class Interpreter(Calls):
         with self.memory.watched() as before:
             if isinstance(node, cst.For):
                 self._any_item(node.target)
+                self._count_turns(node)
             self._block([node.body])
         del self.loops[loops:]
         self._breaks = breaks
@@ -373,7 +378,8 @@ class Interpreter(Calls):
         what = node.iter if isinstance(node, cst.For) else node.test
         here = {name.rpartition(".")[2] for name in assigned(turn, self.text)}
         for key, old in before.items():  # by a function that it calls
-            if key[1] not in here and old is not None and _is_plain(old):
+            is_default = isinstance(self.memory.at(key), Argument)
+            if key[1] not in here and old is not None and _is_plain(old) and not is_default:
                 filled[key] = old
         self.memory.restore(dict.fromkeys(filled, self.unknown(what)))
 
@@ -385,6 +391,14 @@ class Interpreter(Calls):
         if len(bounds) == 1:
             return bounds[0]
         return self.apply(lambda *all: len(range(*all)), node, *bounds)
+
+    def _count_turns(self, node: cst.For) -> None:
+        counts = self.text(node.iter.func) if isinstance(node.iter, cst.Call) else ""
+        target: cst.BaseExpression = node.target
+        if counts == "enumerate" and isinstance(target, cst.Tuple):
+            target = target.elements[0].value
+        if counts in ("enumerate", "range") and isinstance(target, cst.Name):
+            self.turns.add(target.value)
 
     def _any_item(self, target: cst.BaseExpression) -> None:
         if isinstance(target, (cst.Tuple, cst.List)):
@@ -474,7 +488,9 @@ class Interpreter(Calls):
         for value in decorators:
             for made in self.made_in(value):
                 entry = self.entry()
-                made.event.entered.append(replace(entry, stack=(*entry.stack, node.name.value)))
+                made.event.entered.append(
+                    replace(entry, runs=(*entry.runs, Run(node.name.value, node)))
+                )
         self.bind(node.name.value, function)
 
     def _defaults(self, parameters: cst.Parameters) -> dict[str, Value]:

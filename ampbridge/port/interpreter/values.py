@@ -23,9 +23,9 @@ Words: TypeAlias = str | Callable[[], str]
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option that a value comes from: ``--level``, and where it is used."""
+    """A default that a value comes from, and what may change it: "the command line's --level"."""
 
-    flag: str
+    changed_by: str
     node: cst.CSTNode
 
 
@@ -62,11 +62,15 @@ class Unknown(Value):
 
 @dataclass(frozen=True, eq=False)
 class Argument(Value):
-    """An option of the command line: ``args.level``. Its default stands in where a value is needed."""
+    """What has a default in the file, and may be changed by something outside of it.
+
+    It is an option of the command line, ``args.level``, a parameter, ``config.get("level", "O1")``.
+    The default stands in where a value is needed.
+    """
 
     text: str
     node: cst.CSTNode
-    flag: str
+    changed_by: str
     default: Any
     choices: tuple[Any, ...] = ()
 
@@ -207,6 +211,13 @@ class Partial(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class Attributes(Value):
+    """``vars(of)`` and ``of.__dict__``: a dictionary of its attributes; ``globals()``, of names."""
+
+    of: Instance | Parser | Frame
+
+
+@dataclass(frozen=True, eq=False)
 class Super(Value):
     """``super()`` in a method of ``cls``."""
 
@@ -237,16 +248,29 @@ class Loop:
     turns: Value | None
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of a function of the file; ``call`` is where it was called."""
+
+    function: str
+    call: cst.CSTNode
+    owner: Class | None = None
+
+
 @dataclass(frozen=True)
 class Entry:
     """Where a call stands, or a context is entered: what is around it, outermost first."""
 
-    stack: tuple[str, ...]
-    """The functions."""
+    runs: tuple[Run, ...]
     inside: tuple[Event, ...]
     """The contexts."""
     loops: tuple[Loop, ...]
     without_gradients: bool
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The names of the functions."""
+        return tuple(run.function for run in self.runs)
 
 
 @dataclass(eq=False)

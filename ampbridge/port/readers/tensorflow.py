@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES
-from ampbridge.port.dialect import Call, Dialect, Draft, Handler, Name, NotKnown
+from ampbridge.port.dialect import Call, Dialect, Draft, Handler, Name, NotKnown, Object
 from ampbridge.port.readers import scaling
 from ampbridge.port.reading import Place
 
@@ -91,6 +91,8 @@ def _policy_name(call: Call, argument: str, draft: Draft) -> Any:
         NotKnown: if it cannot be known.
     """
     value = call.value(argument, None)
+    if isinstance(value, Object) and value.qualified in _POLICY_OBJECTS:
+        return value.call.value("name", None)
     if not isinstance(value, Name):
         return value
     policies = _seen(draft).policies
@@ -531,6 +533,7 @@ _OLD_SCALER = f"{_OLD}.LossScaleOptimizer"
 _OLD_SCALES = "tensorflow.mixed_precision.experimental"
 _CONTRIB = "tensorflow.contrib.mixed_precision"
 _REWRITER = "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite"
+_POLICY_OBJECTS = ("keras.DTypePolicy", f"{_OLD}.Policy")
 _SET_OPTIONS = "tensorflow.config.optimizer.set_experimental_options"
 _POLICIES = ("keras.config.set_dtype_policy", f"{_OLD}.set_policy", _REWRITER, _SET_OPTIONS)
 
