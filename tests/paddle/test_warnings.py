@@ -8,7 +8,7 @@ from paddle import nn
 from user_lines import OF_THE_CORE, check_that_the_last_line_is_warned_of
 
 import ampbridge as amp
-from ampbridge_paddle.autocast import simulation
+from ampbridge_paddle.autocast import execution
 
 NAMES = {
     "paddle": paddle,
@@ -63,5 +63,5 @@ def test_of_paddle(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SIMULATED_BY)
 def test_of_simulation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "_warned", False)
+    monkeypatch.setattr(execution, "_warned", False)
     check_that_the_last_line_is_warned_of(SIMULATED_BY[kind], NAMES, amp.SimulationWarning)

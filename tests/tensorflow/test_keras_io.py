@@ -329,7 +329,7 @@ def test_a_low_loss_comes_into_the_history_as_a_number() -> None:
 
 # -- what is passed to fit
 
-LABELS = np.arange(48) % 3
+CLASSES = np.arange(48) % 3
 
 
 def classified(policy: str | None, folder: Path, option: str) -> tuple[Any, Any]:
@@ -352,7 +352,7 @@ def classified(policy: str | None, folder: Path, option: str) -> tuple[Any, Any]
         "sample weights": {"sample_weight": np.linspace(0.0, 2.0, 48)},
     }
     history = model.fit(
-        data, LABELS, epochs=3, verbose=0, shuffle=False, callbacks=callbacks.get(option, []),
+        data, CLASSES, epochs=3, verbose=0, shuffle=False, callbacks=callbacks.get(option, []),
         **weights.get(option, {}),
     ).history  # fmt: skip
     if policy is not None:

@@ -302,7 +302,7 @@ OPENED_BY = {
 def test_the_warning_points_to_the_users_line(
     opened_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "_warned", False)
+    monkeypatch.setattr(execution, "_warned", False)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     names = {"amp": amp, "tf": tf, "model": model, "sgd": keras.optimizers.SGD(0.1)}
     code = compile(OPENED_BY[opened_by], "the user's line", "exec")

@@ -10,7 +10,7 @@ from torch import nn, optim
 from user_lines import OF_THE_CORE, check_that_the_last_line_is_warned_of
 
 import ampbridge as amp
-from ampbridge_torch.autocast import simulation
+from ampbridge_torch.autocast import execution
 
 NAMES = {
     "torch": torch,
@@ -62,6 +62,6 @@ def test_of_torch(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SIMULATED_BY)
 def test_of_simulation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "_warned", False)
-    monkeypatch.setattr(simulation, "chosen", lambda policy, device_types: True)
+    monkeypatch.setattr(execution, "_warned", False)
+    monkeypatch.setattr(execution, "simulates", lambda policy, device_types: True)
     check_that_the_last_line_is_warned_of(SIMULATED_BY[kind], NAMES, amp.SimulationWarning)
