@@ -21,7 +21,7 @@ from recorder import RECORDERS  # noqa: E402
 from test_ops import FUNCTIONS, OPS, POLICIES, in_region, inputs  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge_tensorflow.autocast import casting, execution, simulation  # noqa: E402
+from ampbridge_tensorflow.autocast import casting, execution  # noqa: E402
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 MODES: dict[str, Callable[..., Any]] = {
