@@ -36,6 +36,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 FRAMEWORKS = ("torch", "tensorflow", "paddle", "numpy")
 WORKLOADS = ("tiny", "mid", "transformer")
+OF_TORCH = ("bert", "llama", "unet", "many")
+"""Workloads of models_of_others.py."""
 
 Step = Callable[[], object]
 
@@ -148,7 +150,7 @@ def measure_copies(
     cases = importlib.import_module(f"overhead_{framework}").cases
     merged: dict[str, dict[str, list[float]]] = {}
     for copy in range(options.copies):
-        for case in cases(SHAPES[workload], workload):
+        for case in cases(SHAPES.get(workload), workload):
             names = list(case.makers)
             first = copy * len(names) // options.copies
             made = {name: case.makers[name]() for name in names[first:] + names[:first]}
@@ -192,13 +194,22 @@ def in_one_process_each(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS + OF_TORCH)
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
     page.add_option(parser)
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
-    return in_one_process_each(parser.parse_args(), run_here)
+    return in_one_process_each(_with_workloads(parser), run_here)
+
+
+def _with_workloads(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options; without --workload those that every framework has."""
+    options = parser.parse_args()
+    options.workload = options.workload or list(WORKLOADS)
+    if options.framework != "torch" and not set(options.workload) <= set(WORKLOADS):
+        parser.error(f"{', '.join(OF_TORCH)} are torch's: --framework torch")
+    return options
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from models_of_others import TASKS, Task
 from overhead import Case, Shape, Step, batch_of
 from torch import nn
 
@@ -71,15 +72,16 @@ def finished(step: Step) -> Step:
     return synchronised
 
 
-def native(model: nn.Module, x: torch.Tensor, y: torch.Tensor, scaled: bool) -> Step:
+def native(task: Task, scaled: bool) -> Step:
     """The loop of torch's own documentation."""
+    model, loss_fn, batch = task
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(DEVICE, enabled=scaled)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(DEVICE, dtype=DTYPE):
-            loss = loss_fn(model, x, y)
+            loss = loss_fn(model, *batch)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -87,29 +89,29 @@ def native(model: nn.Module, x: torch.Tensor, y: torch.Tensor, scaled: bool) -> 
     return step
 
 
-def bridged(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, policy: amp.Policy, scaled: bool
-) -> Step:
+def bridged(task: Task, policy: amp.Policy, scaled: bool) -> Step:
+    model, loss_fn, batch = task
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = amp.GradScaler(enabled=scaled)
     step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler)
-    return lambda: step(x, y)
+    return lambda: step(*batch)
 
 
-def accelerated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
+def accelerated(task: Task) -> Step | None:
     try:
         from accelerate import Accelerator
     except ImportError:
         return None
     precision = "fp16" if DEVICE == "cuda" else "bf16"
     accelerator = Accelerator(mixed_precision=precision, cpu=DEVICE == "cpu")
+    model, loss_fn, batch = task
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = accelerator.prepare(model, optimizer)
 
     def step() -> None:
         optimizer.zero_grad()
         with accelerator.autocast():
-            loss = loss_fn(model, x, y)
+            loss = loss_fn(model, *batch)
         accelerator.backward(loss)
         optimizer.step()
 
@@ -128,7 +130,7 @@ def lightning_fabric() -> Any:
     return None
 
 
-def fabricated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
+def fabricated(task: Task) -> Step | None:
     fabric_module = lightning_fabric()
     if fabric_module is None:
         return None
@@ -136,13 +138,14 @@ def fabricated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | Non
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     precision = "16-mixed" if DEVICE == "cuda" else "bf16-mixed"
     fabric = fabric_module.Fabric(accelerator=DEVICE, devices=1, precision=precision)
+    model, loss_fn, batch = task
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = fabric.setup(model, optimizer)
 
     def step() -> None:
         optimizer.zero_grad()
         with fabric.autocast():
-            loss = loss_fn(model, x, y)
+            loss = loss_fn(model, *batch)
         fabric.backward(loss)
         optimizer.step()
 
@@ -152,25 +155,32 @@ def fabricated(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | Non
 POLICIES = {
     'lists="native"': amp.Policy("O1", NAME, lists="native"),
     "default lists": amp.Policy("O1", NAME, execution="native"),
-    'deny=["gelu", "relu"]': amp.Policy("O1", NAME, deny=["gelu", "relu"], execution="native"),
 }
+DENIED = {
+    'deny=["gelu", "relu"]': amp.Policy("O1", NAME, deny=["gelu", "relu"], execution="native")
+}
+O2 = {"O2": amp.Policy("O2", NAME, execution="native")}
 
 
-def cases(shape: Shape, workload: str) -> Iterator[Case]:
-    arrays = batch_of(shape)
-    x, y = (torch.from_numpy(array).to(DEVICE) for array in arrays)
-    fresh = model_of(shape)
+def cases(shape: Shape | None, workload: str) -> Iterator[Case]:
+    """Of an own model of ``shape``, or of one from outside."""
+    torch.manual_seed(0)
+    if shape is None:
+        fresh, policies = TASKS[workload](), {**POLICIES, **O2}
+    else:
+        x, y = (torch.from_numpy(array) for array in batch_of(shape))
+        fresh, policies = Task(model_of(shape), loss_fn, (x, y)), {**POLICIES, **DENIED}
     for scaled in (False, True):
         if DEVICE == "cuda" and not scaled:
             continue  # float16 is never trained unscaled
-        makers: dict[str, Callable[[nn.Module], Step | None]] = {
-            "native loop": partial(native, x=x, y=y, scaled=scaled)
+        makers: dict[str, Callable[[Task], Step | None]] = {
+            "native loop": partial(native, scaled=scaled)
         }
-        for name, policy in POLICIES.items():
-            makers[f"ampbridge, {name}"] = partial(bridged, x=x, y=y, policy=policy, scaled=scaled)
+        for name, policy in policies.items():
+            makers[f"ampbridge, {name}"] = partial(bridged, policy=policy, scaled=scaled)
         if not scaled or DEVICE == "cuda":
-            makers["Accelerate"] = partial(accelerated, x=x, y=y)
-            makers["Lightning Fabric"] = partial(fabricated, x=x, y=y)
+            makers["Accelerate"] = accelerated
+            makers["Lightning Fabric"] = fabricated
         makers["native loop, again"] = makers["native loop"]
         yield Case(
             f"{NAME}, {'with' if scaled else 'no'} scaler",
@@ -178,7 +188,8 @@ def cases(shape: Shape, workload: str) -> Iterator[Case]:
         )
 
 
-def made_by(maker: Callable[[nn.Module], Step | None], fresh: nn.Module) -> Step | None:
+def made_by(maker: Callable[[Task], Step | None], fresh: Task) -> Step | None:
     """A step over a copy of ``fresh``."""
-    step = maker(copy.deepcopy(fresh))
+    batch = tuple(each.to(DEVICE) for each in fresh.batch)
+    step = maker(Task(copy.deepcopy(fresh.model).to(DEVICE), fresh.loss_fn, batch))
     return step and finished(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
+from operator import is_
 from typing import Any
 
 
@@ -28,10 +29,9 @@ def map_leaves(
     items = _items(value)
     if items is None:
         return function(value)
-    mapped = [map_leaves(function, item, leaf) for _, item in items]
-    if all(new is old for new, (_, old) in zip(mapped, items, strict=True)):
-        return value
-    return _copy_with(value, [key for key, _ in items], mapped)
+    keys, present = items
+    mapped = [map_leaves(function, item, leaf) for item in present]
+    return value if all(map(is_, mapped, present)) else _copy_with(value, keys, mapped)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -72,15 +72,15 @@ class Structure:
         return hash(self._key)
 
 
-def _items(value: Any) -> list[tuple[Any, Any]] | None:
-    """What a container holds, by key; None for a leaf."""
+def _items(value: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """The keys of what a container holds, and the values; None for a leaf."""
     if isinstance(value, (list, tuple)):
-        return list(enumerate(value))
+        return range(len(value)), value
     if isinstance(value, Mapping):
-        return list(value.items())
+        return list(value), list(value.values())
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if hasattr(value, field.name)]
-        return [(name, getattr(value, name)) for name in names]
+        return names, [getattr(value, name) for name in names]
     return None
 
 
@@ -103,4 +103,6 @@ def _copy_with(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
 
 def _key(value: Any) -> Any:
     items = _items(value)
-    return None if items is None else (type(value), tuple((key, _key(item)) for key, item in items))
+    if items is None:
+        return None
+    return type(value), tuple((key, _key(item)) for key, item in zip(*items, strict=True))

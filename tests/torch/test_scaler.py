@@ -226,6 +226,14 @@ def test_gradients_that_are_not_scaled_are_told_apart_and_stay(
     assert found != FINITE or torch.equal(checked[1], torch.tensor(values))
 
 
+def test_another_default_device_is_not_that_of_the_gradients() -> None:
+    grads = [torch.ones(3), torch.tensor([1.0, math.nan])]
+    with torch.device("meta"):
+        assert unscale(grads[:1], None)[1] == FINITE
+        assert unscale(grads, None)[1] == NAN
+        assert unscale(grads, 2.0)[1] == NAN
+
+
 def test_a_fused_step_on_a_gpu_waits_for_nothing() -> None:
     """On tensors that are on a GPU by name only: they have no values, and to read one is an error."""
     with FakeTensorMode():

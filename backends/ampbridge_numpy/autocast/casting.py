@@ -59,8 +59,20 @@ ArrayBox.register(ml_dtypes.bfloat16)
 VSpace.register(ml_dtypes.bfloat16, lambda value: vspace(np.asarray(value)))
 
 
+_OF_HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""Each float16 in float32, by its bits: NumPy looks values up in half the time of a conversion."""
+
+
 @primitive
 def _as_dtype(x: Any, dtype: np.dtype[Any]) -> Any:
+    # What is not contiguous would lie otherwise in memory than NumPy's result.
+    if (
+        type(x) is np.ndarray
+        and x.dtype == np.float16
+        and dtype == FLOAT32
+        and x.flags.c_contiguous
+    ):
+        return _OF_HALVES.take(x.view(np.uint16), mode="wrap")
     with np.errstate(over="ignore"):  # beyond the largest float16 lies inf: the scaler looks for it
         return np.asanyarray(x).astype(dtype, copy=False)
 

@@ -305,10 +305,9 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
     """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
 
     def cast(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.to(dtype) if leaf.dtype in CASTABLE else leaf
-        if isinstance(leaf, PackedSequence):
-            return leaf.to(dtype) if leaf.data.dtype in CASTABLE else leaf
+        if isinstance(leaf, (Tensor, PackedSequence)):
+            present = leaf.data.dtype if isinstance(leaf, PackedSequence) else leaf.dtype
+            return leaf if present is dtype or present not in CASTABLE else leaf.to(dtype)
         return leaf
 
     return map_leaves(cast, value, leaf=(Tensor, PackedSequence))

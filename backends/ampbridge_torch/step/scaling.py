@@ -53,14 +53,14 @@ def _unscale(
             NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
             and telling them takes four more kernels, each over all gradients.
     """
-    wide = [_widened(grad) for grad in grads]
+    wide = [
+        grad if grad is None or grad.dtype is torch.float32 else _widened(grad) for grad in grads
+    ]
     kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
     return wide, worst(kinds)
 
 
-def _widened(grad: Tensor | None) -> Tensor | None:
-    if grad is None or grad.dtype is torch.float32:
-        return grad
+def _widened(grad: Tensor) -> Tensor:
     return grad.float() if grad.dtype in LOW_DTYPES else grad.resolve_conj()
 
 
@@ -69,7 +69,7 @@ def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor
     for grad in grads:
         if grad is not None:
             values = _private.sparse_values(grad) if grad.is_sparse else grad
-            if values.dtype.is_complex:
+            if values.is_complex():
                 values = torch.view_as_real(values)
             groups[values.device, values.dtype].append(values)
     return groups.values()
@@ -130,13 +130,14 @@ def _are_surely_finite(grads: list[Tensor]) -> bool:
     """
     if any(type(grad) is not Tensor for grad in grads):
         return False
-    small = [grad for grad in grads if grad.numel() < _LARGE]
+    small, large = [], []
+    for grad in grads:
+        (small if grad.numel() < _LARGE else large).append(grad)
     if small:
-        not_finite = torch.zeros(())
-        _check_and_unscale(small, not_finite, torch.ones(()))
+        not_finite = torch.zeros((), device="cpu")
+        _check_and_unscale(small, not_finite, torch.ones((), device="cpu"))
         if not_finite.item():
             return False
-    large = (grad for grad in grads if grad.numel() >= _LARGE)
     return all(math.isfinite(grad.sum().item()) for grad in large)
 
 
@@ -214,7 +215,8 @@ def _step(
         if updates is not None and master_of(owner) is not None:
             given[id(owner)] = grad
         elif grad is not owner.grad or (grad is not None and grad.dtype != owner.dtype):
-            lent.append((owner, grad if grad is None else grad.to(owner.dtype)))
+            same = grad is None or grad.dtype == owner.dtype
+            lent.append((owner, grad if same else grad.to(owner.dtype)))
     before = [(owner, owner.grad) for owner, _ in lent]
     store(lent)
     try:
