@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from types import CodeType
@@ -62,6 +62,8 @@ NAMES = {
         Name("torch.cpu._is_amx_fp16_supported", "execution='auto' in float16", False),
         Name("torch.cpu._is_avx512_bf16_supported", "execution='auto' in bfloat16", False),
         Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
+        Name("torch._C.DisableTorchFunction", "compile=True", True),
+        Name("torch._dynamo.config.trace_autograd_ops", "compile=True, a whole step", False),
         Name("torch._C._current_graph_task_id", "amp.lens", True),
         Name("torch._C._autograd._get_sequence_nr", "amp.lens", True),
         Name("torch.autograd.graph.Node._sequence_nr", "amp.lens", True),
@@ -303,6 +305,32 @@ def backward_autocast_is_on() -> bool:
     """Whether functions compiled now would compute their backward pass under autocast."""
     config = lookup("config")
     return getattr(config, "backward_pass_autocast", "off") != "off"
+
+
+def no_function_modes() -> AbstractContextManager[Any]:
+    """A context in which no mode sees the calls of torch."""
+    context: AbstractContextManager[Any] = lookup("DisableTorchFunction")()
+    return context
+
+
+def can_trace_gradients() -> bool:
+    """Whether this torch has ``tracing_gradients``."""
+    return lookup("trace_autograd_ops") is not None
+
+
+@contextmanager
+def tracing_gradients() -> Iterator[None]:
+    """What is traced inside has ``torch.autograd.grad`` in its graph, instead of two graphs around it.
+
+    The setting is read while a function is traced.
+    """
+    config = _owner("torch._dynamo.config")
+    before = config.trace_autograd_ops
+    config.trace_autograd_ops = True
+    try:
+        yield
+    finally:
+        config.trace_autograd_ops = before
 
 
 def inductor(

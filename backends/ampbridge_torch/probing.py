@@ -287,6 +287,6 @@ FEATURES: Mapping[str, FeatureTreatment] = {
         "ampbridge", "the common rule; torch's kernels unscale and check"
     ),
     "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
-    "compile=True": FeatureTreatment("native", "torch.compile of the loss; the update is eager"),
+    "compile=True": FeatureTreatment("native", "torch.compile: loss and gradients, and the update"),
     "fit": FeatureTreatment("absent", "torch has no fit: train_step in a loop of your own"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import warnings
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
+from ampbridge_torch import _private
 
 BF16, F32 = torch.bfloat16, torch.float32
 NATIVE = amp.Policy("O1", "bfloat16", execution="native")
@@ -212,3 +215,218 @@ def test_compiling_under_lists_by_hand_warns_of_the_backward_pass(device: str) -
     messages = [str(w.message) for w in caught if issubclass(w.category, amp.AmpBridgeWarning)]
     assert messages
     assert all("backward_pass_autocast = 'off'" in message for message in messages)
+
+
+# -- whole steps
+
+
+class Squared(torch.autograd.Function):
+    """As a user writes one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Embedded(nn.Module):
+    """Its embedding has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8, sparse=True), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words((x[:, 0] * 19).long()))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.BatchNorm1d(16), nn.Linear(16, 4))
+
+
+def partly_frozen() -> nn.Module:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    model.unused = nn.Parameter(torch.ones(3))
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[2].weight = model[0].weight
+    return model
+
+
+def hooked() -> nn.Module:
+    """One parameter's gradient is zero, by a hook that a graph would leave out."""
+
+    def without_gradient(weight: torch.Tensor) -> None:
+        weight.grad.zero_()
+
+    model = mlp()
+    model[0].weight.register_post_accumulate_grad_hook(without_gradient)
+    return model
+
+
+def plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def broken_in_two(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    logits = model(x)
+    torch._dynamo.graph_break()
+    return F.cross_entropy(logits, y)
+
+
+def recomputed(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
+
+
+def with_a_function(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(Squared.apply(model(x)), y)
+
+
+def with_a_gradient_penalty(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    logits = model(x)
+    (gradient,) = torch.autograd.grad(logits.float().sum(), x, create_graph=True)
+    return F.cross_entropy(logits, y) + gradient.pow(2).mean()
+
+
+def with_aux(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    logits = model(x)
+    return F.cross_entropy(logits, y), {"logits": [logits], "count": 3}
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+WHOLE: dict[str, tuple[Any, Any, Any]] = {
+    "AdamW": (mlp, plain, torch.optim.AdamW),
+    "SGD": (mlp, plain, sgd),
+    "momentum": (mlp, plain, momentum),
+    "RMSprop": (mlp, plain, torch.optim.RMSprop),
+    "aux": (mlp, with_aux, sgd),
+    "tied": (tied, plain, sgd),
+    "frozen and unused": (partly_frozen, plain, sgd),
+    "a custom function": (mlp, with_a_function, sgd),
+}
+LOSS_ALONE: dict[str, tuple[Any, Any, Any]] = {
+    "a hook": (hooked, plain, sgd),
+    "sparse gradients": (Embedded, plain, sgd),
+    "a graph break": (mlp, broken_in_two, sgd),
+    "a checkpoint": (mlp, recomputed, sgd),
+    "a gradient penalty": (mlp, with_a_gradient_penalty, sgd),
+}
+
+
+@pytest.fixture
+def graphs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fused; what is left is AdamW's bias correction, which a graph has in float32."""
+    monkeypatch.setattr(_private, "inductor", lambda graph, inputs, keeps_roundings: graph)
+
+
+def trained(case: tuple[Any, Any, Any], device: str, compiled: bool, **settings: Any) -> Any:
+    """Weights, buffers and losses after some steps."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    make, loss_fn, optimizer = case
+    model, x = make().to(device), torch.rand(16, 8, generator=torch.Generator().manual_seed(1))
+    step = amp.train_step(
+        loss_fn,
+        model,
+        optimizer(model.parameters()),
+        policy=NATIVE,
+        compile=compiled,
+        **settings,
+    )
+    batch = x.to(device), (x[:, 0] * 3.99).long().to(device)
+    losses = [torch.tensor(step(*batch).loss) for _ in range(6)]
+    return [*model.state_dict().values(), *losses]
+
+
+# Dynamo's own, at what it reads while it traces.
+BY_DYNAMO = ("ignore:.*should not be instantiated", "ignore:The .grad attribute of a Tensor")
+
+
+@pytest.mark.filterwarnings(*BY_DYNAMO)
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize("name", [*WHOLE, *LOSS_ALONE])
+def test_a_compiled_step_trains_as_the_eager_one(name: str, device: str) -> None:
+    case = {**WHOLE, **LOSS_ALONE}[name]
+    pairs = zip(trained(case, device, True), trained(case, device, False), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(*BY_DYNAMO)
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize("name", WHOLE)
+def test_forward_and_backward_pass_are_one_graph(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a backward pass outside of the graph")
+
+    monkeypatch.setattr(torch.Tensor, "backward", refused)
+    monkeypatch.setattr(_private, "inductor", whole_graph)
+    trained(WHOLE[name], device, True)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_torch_that_traces_no_gradients_compiles_the_loss(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    name = _private.Name("torch._dynamo.config.not_there", "compile=True, a whole step", False)
+    monkeypatch.setitem(_private.NAMES, "trace_autograd_ops", name)
+    runs = [trained((mlp, plain, sgd), device, compiled) for compiled in (True, False)]
+    for found, expected in zip(*runs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def whole_graph(graph: Any, inputs: Any, keeps_roundings: bool) -> Any:
+    assert "cross_entropy" not in graph.code or "torch.autograd.grad" in graph.code
+    return graph
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scaler": amp.GradScaler(2.0**10, growth_interval=2)},
+        {"clip_norm": 0.1, "accumulate": 2},
+    ],
+    ids=["scaler", "accumulate"],
+)
+def test_settings_of_a_compiled_step(settings: Any, device: str) -> None:
+    case = mlp, plain, torch.optim.AdamW
+    runs = [trained(case, device, c, **copy.deepcopy(settings)) for c in (True, False)]
+    for found, expected in zip(*runs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_schedule_of_learning_rates_is_not_compiled_each_step(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    graphs = []
+    monkeypatch.setattr(_private, "inductor", lambda graph, *_: graphs.append(graph) or graph)
+    model = mlp().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    step = amp.train_step(plain, model, optimizer, policy=NATIVE, scheduler=scheduler, compile=True)
+    torch._dynamo.reset()
+    x = torch.rand(16, 8, device=device)
+    for _ in range(12):
+        step(x, torch.zeros(16, dtype=torch.int64, device=device))
+    assert len(graphs) <= 4

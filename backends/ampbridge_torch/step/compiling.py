@@ -1,41 +1,169 @@
-"""``torch.compile`` of the loss function.
+"""``torch.compile`` of a training step: its gradients in one graph, its update in another.
 
-The region stays outside, as torch advises: Dynamo guards on autocast and on the lists that it met,
-so a call under another policy compiles anew instead of reusing a graph.
+    whole    loss and gradients are one graph, forward and backward; the optimizer's step is another
+    loss     the loss function alone; the backward pass and the update are eager
+
+A step is whole unless a graph would leave something out: parameters with hooks, several ranks,
+simulation. The update is a graph where the optimizer is torch's own and updates no masters. The check
+for inf and NaN and the decision to skip are eager, between the two graphs, as in every other step.
+
+The region stays outside, as torch advises: Dynamo guards on autocast and on the lists that it met, so
+a call under another policy compiles anew instead of reusing a graph. The backward pass is computed
+outside of autocast as it is in eager code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn, optim
 
-from ampbridge.adapters.backend import LossFn, Program
+from ampbridge.adapters.backend import LossFn, Program, Scalar, StepOutput
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
+from ampbridge_torch.autocast import execution
 from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
+from ampbridge_torch.autocast.simulation import LOW_DTYPES
+from ampbridge_torch.devices import DeviceType
+
+
+class NotInOneGraphError(Exception):
+    """A graph would leave out something of this step. Nothing has happened yet."""
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-    """The step with its loss function compiled by Inductor; backward pass and update are eager."""
+    """The step compiled by Inductor: whole, or its loss function where that is not possible."""
+    graphs, whole, with_loss = Graphs(), build(loss_fn), build(_compiled_loss(loss_fn))
+
+    def program(*arguments: Any) -> StepOutput:
+        with in_our_hands.during(True):
+            with suppress(NotInOneGraphError), present_graphs.during(graphs):
+                return whole(*arguments)
+            return with_loss(*arguments)
+
+    return program
+
+
+class Graphs:
+    """The two graphs of a whole step, compiled when they are first run."""
+
+    def __init__(self) -> None:
+        self._differentiate = _compiled(_differentiate)
+        self._update = _compiled(optimizer_step)
+
+    def check(self, policy: Policy, wanted: Sequence[Tensor], types: Sequence[DeviceType]) -> None:
+        """Look at what a graph could leave out.
+
+        Raises:
+            NotInOneGraphError: if there is any.
+        """
+        several_ranks = dist.is_available() and dist.is_initialized()
+        if several_ranks or not _private.can_trace_gradients():
+            raise NotInOneGraphError
+        if execution.simulates(policy, types) or any(map(_is_watched, wanted)):
+            raise NotInOneGraphError
+
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        model: nn.Module,
+        inputs: Sequence[Any],
+        wanted: Sequence[Tensor],
+        factor: Scalar,
+    ) -> tuple[Tensor, Any, list[Tensor | None]]:
+        """Loss, aux and gradients, as in the region that is open."""
+        if factor is not None and not isinstance(factor, Tensor):
+            factor = torch.full((), factor, device=wanted[0].device)  # a number would be a constant
+        with _private.tracing_gradients():
+            found: tuple[Tensor, Any, list[Tensor | None]]
+            found = self._differentiate(loss_fn, model, inputs, list(wanted), factor)
+        return found
+
+    def step(self, optimizer: optim.Optimizer) -> None:
+        """``optimizer.step()``: eager where it makes its slots first, or is not torch's own."""
+        if _is_traceable(optimizer):
+            self._update(optimizer)
+        else:
+            optimizer.step()
+
+
+present_graphs: Scoped[Graphs | None] = Scoped("ampbridge_torch graphs of the step", None)
+"""Those of the step that is running, if it is a whole one."""
+
+
+def _compiled(function: Any) -> Any:
+    """Compiled by Inductor, with a cache of its own: Dynamo keeps few graphs for one code object."""
+    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return torch.compile(own, backend=_inductor)
+
+
+def _differentiate(
+    loss_fn: LossFn, model: nn.Module, inputs: Sequence[Any], wanted: list[Tensor], factor: Any
+) -> tuple[Tensor, Any, list[Tensor | None]]:
+    loss, aux = loss_fn(model, *inputs)
+    with torch.autocast(loss.device.type, enabled=False):
+        loss = loss.float() if loss.dtype in LOW_DTYPES else loss
+        scaled = loss if factor is None else loss * factor
+        grads = torch.autograd.grad(scaled, wanted, allow_unused=True)
+    return loss.detach(), map_leaves(detached, aux, leaf=Tensor), list(grads)
+
+
+def detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def optimizer_step(optimizer: optim.Optimizer) -> None:
+    optimizer.step()
+
+
+def _is_watched(parameter: Tensor) -> bool:
+    """Whether hooks wait for its gradient, or ranks hold parts of it."""
+    return bool(
+        parameter._backward_hooks
+        or parameter._post_accumulate_grad_hooks
+        or _private.is_sharded(parameter)
+    )
+
+
+def _is_traceable(optimizer: optim.Optimizer) -> bool:
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return False
+    return all(optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"])
+
+
+def _compiled_loss(loss_fn: LossFn) -> LossFn:
     natively = torch.compile(loss_fn, backend=_inductor)
     simulated = torch.compile(loss_fn, backend=partial(_inductor, keeps_roundings=True))
 
     def compiled_loss(*args: Any, **kwargs: Any) -> Any:
         mode = active_mode()
         compiled = simulated if mode is not None and mode.rules.simulates else natively
-        with in_our_hands.during(True):
-            return compiled(*args, **kwargs)
+        return compiled(*args, **kwargs)
 
-    return build(compiled_loss)
+    return compiled_loss
 
 
 def _inductor(
     graph: torch.fx.GraphModule, inputs: list[Tensor], keeps_roundings: bool = False
 ) -> Callable[..., Any]:
-    """Inductor, with the backward pass outside of autocast as it is in eager code."""
+    """Inductor, with the backward pass outside of autocast as it is in eager code.
+
+    What it has compiled has its casts: the region's mode need not see the calls again.
+    """
     with _private.backward_autocast_off():
-        return _private.inductor(graph, inputs, keeps_roundings)
+        compiled = _private.inductor(graph, inputs, keeps_roundings)
+
+    def run(*args: Any) -> Any:
+        with _private.no_function_modes():
+            return compiled(*args)
+
+    return run

@@ -21,6 +21,7 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import cast, region_on
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType, types_of
+from ampbridge_torch.step.compiling import detached, present_graphs
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -73,22 +74,33 @@ def gradients(
     wanted = parameters(model if optimizer is None else optimizer)
     device_types = _device_types(wanted)
     inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
+    graphs = present_graphs.get()
+    if graphs is not None:
+        graphs.check(policy, wanted, device_types)
     try:
         # Ctrl-C at the end of the block comes ahead of an __exit__: the second one; the first is called.
         with region_on(device_types, policy), nullcontext():
-            loss, aux = loss_fn(model, *inputs)
+            if graphs is not None:
+                loss, aux, grads = graphs.gradients(loss_fn, model, inputs, wanted, factor)
+            else:
+                loss, aux = loss_fn(model, *inputs)
     except RuntimeError as error:
         _explain_number_that_overflows(error)
         raise
-    loss = cast(loss, "float32")
-    scaled = loss if factor is None else loss * factor
-    grads = _backward(scaled, wanted, _reached(model, wanted))
+    if graphs is None:
+        loss = cast(loss, "float32")
+        scaled = loss if factor is None else loss * factor
+        grads = _backward(scaled, wanted, _reached(model, wanted))
+    grads = [
+        g if g is None or p.dtype not in LOW_DTYPES else g.float()
+        for g, p in zip(grads, wanted, strict=True)
+    ]
     check_dependence(grads)
     if _lends_gradients(model):
         grads = [g if g is None else g.clone() for g in grads]
     if total is not None:
         grads = _with_total(grads, total)
-    return loss.detach(), map_leaves(_detached, aux, leaf=Tensor), grads
+    return loss.detach(), map_leaves(detached, aux, leaf=Tensor), grads
 
 
 def _explain_number_that_overflows(error: RuntimeError) -> None:
@@ -139,14 +151,7 @@ def _backward(
         raise
     if any(grad is None for grad in grads):
         _refuse_reentrant_checkpoints(loss)
-    return [
-        g if g is None or p.dtype not in LOW_DTYPES else g.float()
-        for g, p in zip(grads, wanted, strict=True)
-    ]
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+    return grads
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.master_weights import master_of, updates_of
 from ampbridge_torch.step import ranks
+from ampbridge_torch.step.compiling import present_graphs
 from ampbridge_torch.step.gradients import parameters, store
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
@@ -130,7 +131,8 @@ def _are_surely_finite(grads: list[Tensor]) -> bool:
     """
     if any(type(grad) is not Tensor for grad in grads):
         return False
-    small, large = [], []
+    small: list[Tensor] = []
+    large: list[Tensor] = []
     for grad in grads:
         (small if grad.numel() < _LARGE else large).append(grad)
     if small:
@@ -209,21 +211,24 @@ def _step(
     optimizer: optim.Optimizer, owners: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> None:
     """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
-    updates = updates_of(optimizer)
+    updates, graphs = updates_of(optimizer), present_graphs.get()
     given, lent = {}, []
     for owner, grad in zip(owners, grads, strict=True):
         if updates is not None and master_of(owner) is not None:
             given[id(owner)] = grad
         elif grad is not owner.grad or (grad is not None and grad.dtype != owner.dtype):
-            same = grad is None or grad.dtype == owner.dtype
-            lent.append((owner, grad if same else grad.to(owner.dtype)))
+            if grad is not None and grad.dtype != owner.dtype:
+                grad = grad.to(owner.dtype)
+            lent.append((owner, grad))
     before = [(owner, owner.grad) for owner, _ in lent]
     store(lent)
     try:
-        if updates is None:
-            optimizer.step()
-        else:
+        if updates is not None:
             updates.step(optimizer, given)
+        elif graphs is not None:
+            graphs.step(optimizer)
+        else:
+            optimizer.step()
     finally:
         store(before)
 
