@@ -371,7 +371,7 @@ def test_a_compiled_step_trains_as_the_eager_one(name: str, device: str) -> None
 
 @pytest.mark.filterwarnings(*BY_DYNAMO)
 @pytest.mark.usefixtures("graphs_as_they_are")
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", ["AdamW", "aux", "a custom function"])
 def test_forward_and_backward_pass_are_one_graph(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
