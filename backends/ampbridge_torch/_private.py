@@ -63,6 +63,7 @@ NAMES = {
         Name("torch.cpu._is_avx512_bf16_supported", "execution='auto' in bfloat16", False),
         Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
         Name("torch._C.DisableTorchFunction", "compile=True", True),
+        Name("torch._dynamo.eval_frame.set_code_exec_strategy", "graph breaks in a region", False),
         Name("torch._dynamo.config.trace_autograd_ops", "compile=True, a whole step", False),
         Name("torch._C._current_graph_task_id", "amp.lens", True),
         Name("torch._C._autograd._get_sequence_nr", "amp.lens", True),
@@ -311,6 +312,26 @@ def no_function_modes() -> AbstractContextManager[Any]:
     """A context in which no mode sees the calls of torch."""
     context: AbstractContextManager[Any] = lookup("DisableTorchFunction")()
     return context
+
+
+def leave_to_python(code: CodeType) -> None:
+    """Let Dynamo compile neither ``code`` nor what it calls, where it runs outside of a graph.
+
+    A graph that is being traced still has it. Dynamo (torch 2.13) compiles the mode of a region by
+    itself where the graph around it breaks, in ``nn.LSTM`` or at a module's hooks, and mixes up the
+    arguments of the calls that the mode passes on.
+    """
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None or code in _left_to_python:  # nobody compiles, or it is known
+        return
+    set_strategy = lookup("set_code_exec_strategy")
+    if set_strategy is not None:
+        skip = eval_frame.FrameAction.SKIP
+        set_strategy(code, eval_frame.FrameExecStrategy(skip, skip))
+    _left_to_python.add(code)
+
+
+_left_to_python: set[CodeType] = set()
 
 
 def can_trace_gradients() -> bool:

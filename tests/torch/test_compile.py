@@ -273,6 +273,24 @@ def hooked() -> nn.Module:
     return model
 
 
+class Recurrent(nn.Module):
+    """Dynamo breaks its graph at an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x[:, None])[0][:, -1])
+
+
+def with_a_hook_of_a_layer() -> nn.Module:
+    """As profilers have: it looks at gradients."""
+    model = mlp()
+    model[3].register_full_backward_hook(lambda layer, inputs, outputs: (inputs[0],))
+    return model
+
+
 def plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(x), y)
 
@@ -322,6 +340,8 @@ WHOLE: dict[str, tuple[Any, Any, Any]] = {
     "a custom function": (mlp, with_a_function, sgd),
 }
 LOSS_ALONE: dict[str, tuple[Any, Any, Any]] = {
+    "an LSTM": (Recurrent, plain, sgd),
+    "a layer's hook": (with_a_hook_of_a_layer, plain, sgd),
     "a hook": (hooked, plain, sgd),
     "sparse gradients": (Embedded, plain, sgd),
     "a graph break": (mlp, broken_in_two, sgd),

@@ -44,6 +44,8 @@ def listed(rules: Rules, outer: OpListMode | None) -> Iterator[None]:
             outer.rules = outside
     elif not rules.is_empty:
         mode = OpListMode(rules)
+        if not torch.compiler.is_compiling():
+            _private.leave_to_python(OpListMode.__torch_function__.__code__)
         try:
             with mode, _replaced(rules):
                 yield
