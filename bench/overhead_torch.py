@@ -72,9 +72,10 @@ def finished(step: Step) -> Step:
     return synchronised
 
 
-def native(task: Task, scaled: bool) -> Step:
-    """The loop of torch's own documentation."""
+def native(task: Task, scaled: bool, compiled: bool = False) -> Step:
+    """The loop of torch's own documentation; ``compiled`` says whether the loss is."""
     model, loss_fn, batch = task
+    loss_fn = torch.compile(loss_fn) if compiled else loss_fn
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(DEVICE, enabled=scaled)
 
@@ -89,11 +90,11 @@ def native(task: Task, scaled: bool) -> Step:
     return step
 
 
-def bridged(task: Task, policy: amp.Policy, scaled: bool) -> Step:
+def bridged(task: Task, policy: amp.Policy, scaled: bool, compiled: bool = False) -> Step:
     model, loss_fn, batch = task
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = amp.GradScaler(enabled=scaled)
-    step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler)
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler, compile=compiled)
     return lambda: step(*batch)
 
 
@@ -159,6 +160,8 @@ POLICIES = {
 DENIED = {
     'deny=["gelu", "relu"]': amp.Policy("O1", NAME, deny=["gelu", "relu"], execution="native")
 }
+COMPILED = ("tiny", "bert")
+"""Workloads that are compiled as well; Inductor takes minutes for larger ones on a CPU."""
 O2 = {"O2": amp.Policy("O2", NAME, execution="native")}
 
 
@@ -178,6 +181,12 @@ def cases(shape: Shape | None, workload: str) -> Iterator[Case]:
         }
         for name, policy in policies.items():
             makers[f"ampbridge, {name}"] = partial(bridged, policy=policy, scaled=scaled)
+        if workload in COMPILED and not scaled:
+            makers["native loop, compiled loss"] = partial(native, scaled=scaled, compiled=True)
+            for name, policy in POLICIES.items():
+                makers[f"ampbridge, {name}, compile=True"] = partial(
+                    bridged, policy=policy, scaled=scaled, compiled=True
+                )
         if not scaled or DEVICE == "cuda":
             makers["Accelerate"] = accelerated
             makers["Lightning Fabric"] = fabricated
