@@ -193,19 +193,17 @@ def counted(state: ScaleState, overflow: Scalar, config: ScalerConfig, where: Wh
     def one_more(count: Scalar, due: Scalar) -> Scalar:
         return where(due, count + 1, count)
 
-    counting = state._replace(consecutive_skips=skips, consecutive_nans=nans)
+    counts = {"consecutive_skips": skips, "consecutive_nans": nans}
     if warn is not None:
-        counting = counting._replace(
-            skip_warnings=one_more(state.skip_warnings, skips == warn),
-            nan_warnings=one_more(state.nan_warnings, nans == NANS_BEFORE_WARNING),
-        )
+        counts["skip_warnings"] = one_more(state.skip_warnings, skips == warn)
+        counts["nan_warnings"] = one_more(state.nan_warnings, nans == NANS_BEFORE_WARNING)
     if most is not None:
-        counting = counting._replace(stuck_steps=one_more(state.stuck_steps, skips >= most))
+        counts["stuck_steps"] = one_more(state.stuck_steps, skips >= most)
     if config.at_min_scale == "raise" and config.dynamic:
         lowers = where(overflowed, state.bad + 1 >= config.backoff_interval, False)
         at_floor = where(lowers, state.scale == config.min_scale, False)
-        counting = counting._replace(floor_steps=one_more(state.floor_steps, at_floor))
-    return counting
+        counts["floor_steps"] = one_more(state.floor_steps, at_floor)
+    return state._replace(**counts)
 
 
 def _overflows_after_finite(

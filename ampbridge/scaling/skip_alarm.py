@@ -24,7 +24,8 @@ class Told(NamedTuple):
 
     def with_all_of(self, state: ScaleState) -> Told:
         """With all alarms due in ``state``, which may be an older state."""
-        return Told(*(max(getattr(state, name), count) for name, count in self._asdict().items()))
+        due = (state.skip_warnings, state.nan_warnings, state.stuck_steps, state.floor_steps)
+        return Told(*map(max, self, due))
 
     def pending(self, state: ScaleState) -> ScaleState:
         """``state`` with only the alarms that were not given yet."""
