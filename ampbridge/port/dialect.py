@@ -62,6 +62,7 @@ class Call:
     ``unpacked``: where a ``**kwargs`` or ``*args`` that cannot be known was passed.
     ``function``: the function or method around it, "" at module level.
     ``target``: the name or attribute that its result is bound to ("scaler", "self.scaler"), or "".
+    ``overridden``: the methods of a class of the file that derives from the one that is named.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Call:
     unpacked: Place | None = None
     function: str = ""
     target: str = ""
+    overridden: frozenset[str] = frozenset()
 
     def value(self, name: str, default: Any) -> Any:
         """The value of an argument, or ``default`` if it was not passed.

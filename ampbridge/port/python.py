@@ -388,6 +388,7 @@ class _Reader:
             unpacked,
             stack[-1] if stack else "",
             event.target,
+            event.overridden,
         )
 
     def _argument(self, value: Value, node: cst.CSTNode, plain: Plain) -> Argument:

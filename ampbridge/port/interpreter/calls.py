@@ -39,6 +39,8 @@ from ampbridge.port.interpreter.values import (
 )
 
 DEEPEST_CALL = 12
+ANY_OPTIMIZER = "keras.optimizers.Optimizer"
+"""Whose attributes stand for settings, also where an object comes from elsewhere."""
 MOST_RUNS = 12
 """A function of the file is followed as often as this, at most."""
 
@@ -245,6 +247,7 @@ class Calls(Expressions):
         """``super().__init__(...)`` of a known class."""
         event = self.event(qualified, passed, node, self.text(node))
         if isinstance(instance, Instance):
+            event.overridden = frozenset(self._methods(instance.cls))
             instance.made.append(self._made(event))
         return Constant(None)
 
@@ -366,6 +369,8 @@ class Calls(Expressions):
             if self.known.knows(qualified):
                 passed = (Passed(None, value, node),)
                 self.event(qualified, passed, node, "", receiver=base.event)
+        elif isinstance(base, Unknown) and self.known.knows(f"{ANY_OPTIMIZER}.{name}"):
+            self.event(f"{ANY_OPTIMIZER}.{name}", (Passed(None, value, node),), node, "")
         if isinstance(base, (Instance, Made, Parser)):
             self.memory.set(base, name, value)
 
@@ -506,8 +511,21 @@ class Calls(Expressions):
             passed = (*passed, *self._field_defaults(cls, passed, node))
             self._set_fields(cls, instance, passed)
         if base is not None and self.known.knows(base):
-            instance.made.append(self._made(self.event(base, passed, node, target)))
+            event = self.event(base, passed, node, target)
+            event.overridden = frozenset(self._methods(cls))
+            instance.made.append(self._made(event))
         return instance
+
+    def _methods(self, cls: Class | None) -> Iterator[str]:
+        """The names of the functions that a class of the file has, or one that it derives from."""
+        if cls is None:
+            return
+        for name in self.memory.names(cls.frame):
+            if isinstance(self.memory.get(cls.frame, name), Function):
+                yield str(name)
+        for base in cls.bases:
+            if isinstance(base, Class):
+                yield from self._methods(base)
 
     def _field_defaults(
         self, cls: Class, passed: tuple[Passed, ...], node: cst.CSTNode

@@ -292,6 +292,8 @@ class Event:
     receiver: Event | None = None
     library: str = ""
     """The qualified name of what was called, where no dialect knows it."""
+    overridden: frozenset[str] = frozenset()
+    """Methods of the file's own class, where ``qualified`` is the library's that it derives from."""
     entered: list[Entry] = field(default_factory=list)
 
     @cached_property

@@ -236,6 +236,16 @@ def loss_scale_optimizer(call: Call, draft: Draft) -> None:
     """
     _seen(draft).scaler = call.place
     scaling.like(draft, "keras")
+    if call.overridden - _HARMLESS:
+        for key in ("scaler.init_scale", "scaler.growth_interval"):
+            draft.unknown[key] = call.place
+        draft.find(
+            "unknown",
+            call.place,
+            "A subclass of LossScaleOptimizer: a scale of the file's own making cannot be read.",
+            "say it: scaler.init_scale, scaler.growth_interval, ...",
+        )
+        return
     names = _keras_2_names(call, draft)
     if "dynamic" in (*names.values(), *call.arguments):
         _seen(draft).is_keras_2 = True
@@ -245,6 +255,10 @@ def loss_scale_optimizer(call: Call, draft: Draft) -> None:
         elif argument in call.arguments or call.unpacked is not None:
             convert = scaling.whole if key == "growth_interval" else scaling.number
             draft.take(f"scaler.{key}", call, argument, None, _unless_none(convert))
+
+
+_HARMLESS = {"__init__", "get_config", "from_config"}
+"""Methods that a subclass may have without scaling otherwise."""
 
 
 def _keras_2_names(call: Call, draft: Draft) -> Mapping[str, str]:
@@ -386,6 +400,12 @@ def optimizer(call: Call, draft: Draft) -> None:
         _take_fixed(plain, draft, "loss_scale_factor")
 
 
+def optimizer_attribute(call: Call, draft: Draft) -> None:
+    """``optimizer.global_clipnorm = 1.0``, and what else Keras' optimizers take."""
+    name = call.name.rpartition(".")[2]
+    optimizer(Call(call.name, call.place, {name: call.arguments["value"]}), draft)
+
+
 def clip_by_global_norm(call: Call, draft: Draft) -> None:
     """``tf.clip_by_global_norm(t_list, clip_norm)``."""
     draft.take("step.clip_norm", call, "clip_norm", None, scaling.number)
@@ -519,6 +539,10 @@ _OPTIMIZERS = tuple(
         *("Nadam", "Ftrl", "Lion", "Lamb", "Muon"),
     )
 )
+_OF_OPTIMIZERS = (
+    *("global_clipnorm", "clipnorm", "clipvalue", "gradient_accumulation_steps"),
+    *("loss_scale_factor",),
+)
 _MODELS = ("keras.Model", "keras.Sequential")
 _LAYERS = tuple(
     f"keras.layers.{name}" for name in sorted({*op_table.native_names("keras_layers"), "Lambda"})
@@ -576,6 +600,11 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], Handler]] = {
         }.items()
     },
     **dict.fromkeys(_OPTIMIZERS, (("learning_rate",), optimizer)),
+    **{
+        f"{each}.{name}": (("value",), optimizer_attribute)
+        for each in ("keras.optimizers.Optimizer", *_OPTIMIZERS)
+        for name in _OF_OPTIMIZERS
+    },
     "tensorflow.clip_by_global_norm": (("t_list", "clip_norm", "use_norm"), clip_by_global_norm),
     "tensorflow.clip_by_norm": (("t", "clip_norm"), clip_by_norm),
     **{f"{model}.compile": (_COMPILE, compile_model) for model in _MODELS},
