@@ -1,6 +1,6 @@
 """What the tests of written programs share: recipes, batches that overflow, and the rule of the scale.
 
-Each framework's test_written_code.py runs programs that were written for it.
+Each framework's test_written_code.py runs modules that were written for it, with their demos.
 """
 
 from __future__ import annotations

@@ -44,13 +44,24 @@ def add_to(commands: Commands) -> None:
         metavar="FILE",
         help="Python, JSON, YAML, or a recipe in TOML; a directory for all scripts below",
     )
-    parser.add_argument("--to", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument(
+        "--to",
+        metavar="TARGET",
+        help=f"write a module to import from your own code: {', '.join(TARGETS)}",
+    )
     parser.add_argument(
         "--ampbridge",
         action="store_true",
         help="write code that uses ampbridge instead of native code",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the result to this file")
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="add a model, batches and a main() to the module, which then runs",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the result to this file, as amp_tf.py to import"
+    )
     parser.add_argument(
         "--write",
         action="store_true",
@@ -118,7 +129,11 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
     if several:
         _check_for_several(options)
     return Wish(
-        options.to, not options.ampbridge, dict(map(_known, options.set)), tuple(options.where)
+        options.to,
+        not options.ampbridge,
+        dict(map(_known, options.set)),
+        tuple(options.where),
+        options.demo,
     )
 
 
@@ -133,6 +148,9 @@ def _check_together(options: argparse.Namespace) -> None:
     if options.ampbridge and options.to not in ("paddle", "tensorflow", "torch"):
         msg = "--ampbridge is a form of a framework's code.\n"
         raise ArgumentError(msg + "Hint: --to tensorflow --ampbridge")
+    if options.demo and options.to in (None, "toml"):
+        msg = "--demo is part of a module, and TOML is none.\n"
+        raise ArgumentError(msg + "Hint: --to tensorflow --demo")
     if options.write and options.to != "ampbridge":
         msg = "--write changes scripts, as --to ampbridge does; other results are new files.\n"
         raise ArgumentError(msg + f"Hint: --to {options.to or 'toml'} --out FILE")
@@ -146,7 +164,7 @@ def _check_for_several(options: argparse.Namespace) -> None:
         msg = "--out takes the result of one file, and there are several.\n"
         raise ArgumentError(msg + "Hint: ampbridge port train.py --out FILE")
     if options.to not in (None, "ampbridge"):
-        msg = f"--to {options.to} writes a program for one file, and there are several.\n"
+        msg = f"--to {options.to} writes a module for one file, and there are several.\n"
         raise ArgumentError(msg + f"Hint: ampbridge port train.py --to {options.to}")
 
 

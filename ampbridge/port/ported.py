@@ -26,8 +26,7 @@ class Wish:
     """What a file is to become.
 
     Args:
-        target: as for ``write``; None for what the file says, as TOML.
-        native: as for ``write``.
+        target, native, demo: as for ``write``; a target of None is what the file says, as TOML.
         known: values that the file does not say, by key.
         where: conditions of the recipe that is meant.
     """
@@ -36,13 +35,14 @@ class Wish:
     native: bool
     known: Mapping[str, Any]
     where: tuple[str, ...]
+    demo: bool = False
 
 
 @dataclass(frozen=True)
 class Ported:
     """What became of one file.
 
-    ``text`` is TOML, a program, or the script as it was rewritten. ``recipe`` is None where it was not
+    ``text`` is TOML, a module, or the script as it was rewritten. ``recipe`` is None where it was not
     asked for, or is not one.
     """
 
@@ -136,7 +136,7 @@ def _made(reading: Reading, wish: Wish) -> Ported:
         reading,
         alternatives,
         recipe,
-        write(recipe, wish.target, native=wish.native, comments=comments),
+        write(recipe, wish.target, native=wish.native, comments=comments, demo=wish.demo),
         None,
         fidelity(recipe, wish.target, native=wish.native),
         reading.findings,
@@ -206,6 +206,9 @@ def _rewritten(reading: Reading, alternatives: tuple[Alternative, ...], wish: Wi
     if wish.known:
         msg = "A script keeps its own expressions when it is rewritten, and --set gives values.\n"
         raise ArgumentError(msg + "Hint: --to toml --set KEY=VALUE, or change the script.")
+    if wish.demo:
+        msg = "A script that is rewritten runs as it did; --demo adds one to a module.\n"
+        raise ArgumentError(msg + "Hint: --to tensorflow --demo, or leave it out.")
     if reading.framework is None:
         return Ported(reading.file, reading)
     rewriting = rewrite(Path(reading.file))

@@ -135,26 +135,28 @@ assert not exact.of("changes")
 # %% [markdown]
 # ## Write
 #
-# `amp.port.write` turns the recipe into a complete program, native or with ampbridge. A small model stands
-# in for yours. Here is the program with ampbridge:
+# `amp.port.write` turns the recipe into a module to import from your own code, native or with ampbridge.
+# Here is the module with ampbridge:
 
 # %%
-program = amp.port.write(recipe, "tensorflow", native=False)
-print(program)
+module = amp.port.write(recipe, "tensorflow", native=False)
+print(module)
 
-compile(program, "train.py", "exec")
-assert "import keras" in program
-assert "paddle" not in program.replace('"paddle"', "")
+compile(module, "amp_tf.py", "exec")
+assert "def train_step(" in module
+assert "import paddle" not in module
 
 # %% [markdown]
-# The native program is longer. Keras has neither per-op lists nor accumulation of scaled gradients, so the
-# program contains code for both. It needs only Keras and TensorFlow.
+# The native module is longer. Keras has neither per-op lists nor accumulation of scaled gradients, so the
+# module contains code for both. It needs only Keras and TensorFlow, and has `set_precision(model)`,
+# `optimizer(inner)` for `compile` and `fit`, and `train_step` for a loop of your own. With `demo=True`, a
+# small model stands in for yours, and the module runs.
 
 # %%
 standalone = amp.port.write(recipe, "tensorflow")
 print(f"{len(standalone.splitlines())} lines, ampbridge in none of them")
 
-compile(standalone, "train.py", "exec")
+compile(standalone, "amp_tf.py", "exec")
 assert "ampbridge" not in standalone
 
 # %% [markdown]

@@ -40,9 +40,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*without loss scaling")
 
 
 def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:
-    """The program written for a recipe, as a module."""
+    """The module written for a recipe, with its demo."""
     module = ModuleType("written")
-    exec(compile(write(recipe, "paddle", native=native), "<written>", "exec"), vars(module))
+    exec(
+        compile(write(recipe, "paddle", native=native, demo=True), "<written>", "exec"),
+        vars(module),
+    )
     return module
 
 
@@ -102,7 +105,7 @@ def simple_net() -> nn.Layer:
 
 
 def native_run(module: ModuleType, data: Callable[[], Iterator[Any]] = batches) -> Run:
-    """The program as it stands, but for the model and the data."""
+    """Module and demo as they stand, but for the model and the data."""
     results, steps = [], []
     train = module.train
 

@@ -165,13 +165,25 @@ def test_toml_can_be_read_and_ported_again(file, port):
     assert amp.Recipe.from_toml(text) == amp.Recipe.load("recipe.toml")
 
 
-def test_a_program_goes_to_standard_output_and_the_report_to_standard_error(file, port):
+def test_a_module_goes_to_standard_output_and_the_report_to_standard_error(file, port):
     code, out, err = port(file(PADDLE), "--to", "tensorflow")
     assert code == 0
-    compile(out, "program.py", "exec")
+    compile(out, "module.py", "exec")
     assert "import ampbridge" not in out
     assert "1024.0" in out
     assert "Fidelity (tensorflow, native code): " in err
+
+
+@pytest.mark.parametrize("form", [[], ["--ampbridge"]])
+@pytest.mark.parametrize("target", ["tensorflow", "torch", "paddle"])
+def test_a_demo_is_added_to_the_module(file, port, target, form):
+    name = file(PADDLE)
+    _, module, _ = port(name, "--to", target, *form)
+    _, with_demo, _ = port(name, "--to", target, *form, "--demo")
+    assert "def main" not in module
+    assert "def make_model" not in module
+    assert "def main():" in with_demo
+    assert len(with_demo) > len(module)
 
 
 def test_the_form_that_uses_ampbridge(file, port):
@@ -218,7 +230,7 @@ def test_the_result_as_data(file, port):
     assert data["recipe"]["scaler"]["init_scale"] == 1024.0
     assert data["fidelity"]["target"] == "tensorflow"
     assert [f["kind"] for f in data["findings"]].count("ignored") == 1
-    compile(data["text"], "program.py", "exec")
+    compile(data["text"], "module.py", "exec")
 
 
 # -- strict
@@ -286,17 +298,19 @@ MISTAKES = {
     "a target": (["--to", "tensorflw"], "Cannot write for 'tensorflw'", "--to tensorflow"),
     "a form": (["--ampbridge"], "a form of a framework's code", "--to tensorflow --ampbridge"),
     "the form of TOML": (["--to", "toml", "--ampbridge"], "a form", "--to tensorflow --ampbridge"),
-    "writing programs": (
+    "writing modules": (
         ["--to", "torch", "--write"],
         "--write changes scripts",
         "--to torch --out",
     ),
     "writing twice": (["--to", "ampbridge", "--write", "--out", "x"], "as it is", "one of them"),
+    "a demo of TOML": (["--to", "toml", "--demo"], "TOML is none", "--to tensorflow --demo"),
+    "a demo of nothing": (["--demo"], "TOML is none", "--to tensorflow --demo"),
     "a key": (["--set", "scaler.init=1"], "no 'scaler.init'", "did you mean 'scaler.init_scale'?"),
     "a section": (["--set", "scalar.init_scale=1"], "no 'scalar.init_scale'", "scaler.init_scale"),
     "a value": (["--set", "scaler.init_scale"], "Cannot read --set", "scaler.init_scale=1024.0"),
     "out of several": (["b.py", "--out", "x"], "there are several", "train.py --out FILE"),
-    "a program of several": (["b.py", "--to", "torch"], "there are several", "--to torch"),
+    "a module of several": (["b.py", "--to", "torch"], "there are several", "--to torch"),
 }
 
 
@@ -483,16 +497,18 @@ def test_a_script_that_cannot_be_written_stops_no_other(file, port, tmp_path, mo
     assert sorted(os.listdir(tmp_path)) == ["a.py", "b.py"]
 
 
-@pytest.mark.parametrize("option", [["--where", "x"], ["--set", "scaler.init_scale=1.0"]])
+@pytest.mark.parametrize(
+    "option", [["--where", "x"], ["--set", "scaler.init_scale=1.0"], ["--demo"]]
+)
 def test_a_script_is_rewritten_as_it_is(file, port, option):
     code, out, err = port(file(EITHER), "--to", "ampbridge", *option)
     assert (code, out) == (1, "")
     assert "Hint: " in err.splitlines()[-1]
 
 
-def test_of_a_configuration_ampbridge_is_a_program(file, port):
+def test_of_a_configuration_ampbridge_is_a_module(file, port):
     name = file('{"fp16": {"enabled": true}}', "deepspeed.json")
     code, out, _ = port(name, "--to", "ampbridge")
     assert code == 0
     assert "amp.train_step(" in out
-    compile(out, "program.py", "exec")
+    compile(out, "module.py", "exec")

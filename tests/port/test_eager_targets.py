@@ -1,4 +1,4 @@
-"""Programs for torch and Paddle as text: read back, in form, and with the recipe's numbers in them.
+"""Modules for torch and Paddle as text: read back, in form, and with the recipe's numbers in them.
 
 ``tests/torch/test_written_code.py`` and ``tests/paddle/test_written_code.py`` run them.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -170,12 +171,12 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
 @pytest.mark.parametrize("target", TARGETS)
 @few(2)
 @given(some=st.lists(recipes(), min_size=20, max_size=20))
-def test_programs_are_in_good_form(some: list[amp.Recipe], target: str, tmp_path: Path) -> None:
+def test_modules_are_in_good_form(some: list[amp.Recipe], target: str, tmp_path: Path) -> None:
     """As ruff formats and checks them. A recipe's own lines, in comments, may be long."""
     for number, recipe in enumerate(some):
-        for native in (True, False):
-            file = tmp_path / f"{target}_{number}_{native}.py"
-            code = write(recipe, target, native=native)
+        for native, demo in itertools.product((True, False), repeat=2):
+            file = tmp_path / f"{target}_{number}_{native}_{demo}.py"
+            code = write(recipe, target, native=native, demo=demo)
             assert all(len(line) <= 100 or line.startswith("#") for line in code.splitlines())
             file.write_text(code, encoding="utf-8")
     assert _ruff("format", "--diff", str(tmp_path)).returncode == 0
@@ -228,12 +229,12 @@ def test_the_source_s_words_stand_behind_its_numbers(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_program_has_no_more_than_its_recipe_needs(target: str) -> None:
+def test_a_module_has_no_more_than_its_recipe_needs(target: str) -> None:
     """Of a plain recipe; each name that is left out stands for a section."""
     lists = {"torch": "torch", "paddle": "paddle"}[target]
     code = write(amp.Recipe(amp.Policy("O1", lists=lists), None), target)
     tree = ast.parse(code)
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    assert classes == {"Result", "TrainStep"}
+    assert classes == {"TrainStep"}
     used: set[Any] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert used.isdisjoint({"ACCUMULATE", "PRECISION", "LossScale", "kept_layers"})

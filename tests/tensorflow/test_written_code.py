@@ -45,12 +45,12 @@ def _unchanged_settings() -> Iterator[None]:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Imports the program written for a recipe, from a file: AutoGraph reads its source."""
+    """Imports the module written for a recipe, with its demo, from a file: AutoGraph reads its source."""
     numbers = itertools.count()
 
     def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:
         file = tmp_path / f"written_{next(numbers)}.py"
-        file.write_text(write(recipe, "tensorflow", native=native), encoding="utf-8")
+        file.write_text(write(recipe, "tensorflow", native=native, demo=True), encoding="utf-8")
         spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
         assert spec.loader is not None
@@ -87,13 +87,13 @@ def numpy_net() -> nn.Module:
 
 
 def native_run(module: ModuleType, data: Callable[[], Iterator[Any]] = batches) -> Run:
-    """The program as it stands, but for the model and the data."""
+    """Module and demo as they stand, but for the model and the data."""
     results, models = [], []
     train = module.train
 
-    def watched(step: Any, batches: Any) -> Iterator[Any]:
-        models.append(step.model)
-        for result in train(step, batches):
+    def watched(model: Any, *arguments: Any) -> Iterator[Any]:
+        models.append(model)
+        for result in train(model, *arguments):
             results.append(result)
             yield result
 
@@ -254,8 +254,7 @@ def test_keras_own_scaler_has_the_recipe_s_numbers(load: Load) -> None:
     scaling = amp.Scaling.like("keras", init_scale=2.0**12, growth_interval=123)
     recipe = amp.Recipe("O2", scaling, 4, 0.5, on_overflow="drop_microbatch")
     module = load(recipe)
-    step = module.TrainStep(simple_net(), module.make_optimizer(), module.make_loss())
-    native = step.optimizer
+    native = module.optimizer(module.make_optimizer())
     assert isinstance(native, keras.optimizers.LossScaleOptimizer)
     assert (native.initial_scale, native.dynamic_growth_steps) == (2.0**12, 123)
     assert native.inner_optimizer.global_clipnorm == 0.5
@@ -287,7 +286,7 @@ def layered() -> keras.Model:
 def dtypes_of(module: ModuleType, policy: amp.Policy) -> dict[str, str]:
     """The dtype of what each layer returns."""
     model = layered()
-    module.set_precision(model, module.PRECISION)
+    module.set_precision(model)
     outputs = keras.Model(model.inputs[0], [layer.output for layer in model.layers[1:]])
     outputs.autocast = policy.level == "O2"
     values = outputs(np.ones((2, 8, 16), np.float32))
@@ -336,29 +335,33 @@ def test_a_program_has_layers_of_the_names_that_are_kept(
     assert capsys.readouterr().out.count("applied") == 100
     if native:
         model = module.make_model()
-        module.set_precision(model, module.PRECISION)
+        module.set_precision(model)
         assert [layer.compute_dtype for layer in model.layers] == ["float32"] * 4
 
 
 def test_a_kept_layer_that_is_not_there_is_an_error(load: Load) -> None:
     module = load(amp.Recipe(amp.Policy("O2", keep=["head"])))
     with pytest.raises(ValueError, match="'head' names no layer"):
-        module.set_precision(simple_net(), module.PRECISION)
+        module.set_precision(simple_net())
 
 
-def test_the_parts_of_attention_go_with_it(load: Load) -> None:
-    """Its softmax is a layer, which torch's lists would deny; Keras computes it in float32 anyway."""
+def test_the_parts_of_attention_go_with_it_but_for_its_softmax(load: Load) -> None:
+    """Dropout follows softmax, and would hand float32 on to what is float16 in the recipe."""
     module = load(amp.Recipe("O1"))
-    model = layered()
-    module.set_precision(model, module.PRECISION)
-    attention = model.get_layer("attention")
-    assert {part.compute_dtype for part in attention._flatten_layers()} == {"float16"}
+    inputs = keras.Input((8, 16))
+    attention = keras.layers.MultiHeadAttention(2, 8, dropout=0.5, name="attention")
+    model = keras.Model(inputs, attention(inputs, inputs))
+    module.set_precision(model)
+    computed = {type(part).__name__: part.compute_dtype for part in attention._flatten_layers()}
+    assert computed.pop("Softmax") == "float32"
+    assert set(computed.values()) == {"float16"}
+    assert {part.autocast for part in attention._flatten_layers()} == {True}
 
 
 def test_attention_is_kept_with_all_its_parts(load: Load) -> None:
     module = load(amp.Recipe(amp.Policy("O2", keep=["MultiHeadAttention"])))
     model = layered()
-    module.set_precision(model, module.PRECISION)
+    module.set_precision(model)
     attention = model.get_layer("attention")
     assert {part.compute_dtype for part in attention._flatten_layers()} == {"float32"}
 
@@ -422,6 +425,7 @@ def test_what_keras_expresses_loses_nothing() -> None:
         (amp.Recipe(amp.Policy("O2", execution="simulated")), "policy.execution", "lost"),
         (amp.Recipe("O2", save_dtype="float16"), "decorate.save_dtype", "lost"),
         (amp.Recipe(accumulate=2, on_overflow="drop_microbatch"), "step.accumulate", "changes"),
+        (amp.Recipe("O2", amp.Scaling.like("deepspeed")), "scaler.at_min_scale", "changes"),
     ),
 )
 def test_what_keras_cannot_express_is_said(recipe: amp.Recipe, key: str, kind: str) -> None:

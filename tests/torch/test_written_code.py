@@ -33,9 +33,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*without loss scaling")
 
 
 def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:
-    """The program written for a recipe, as a module."""
+    """The module written for a recipe, with its demo."""
     module = ModuleType("written")
-    exec(compile(write(recipe, "torch", native=native), "<written>", "exec"), vars(module))
+    exec(
+        compile(write(recipe, "torch", native=native, demo=True), "<written>", "exec"), vars(module)
+    )
     return module
 
 
@@ -49,7 +51,7 @@ def simple_net() -> nn.Module:
 
 
 def native_run(module: ModuleType, data: Callable[[], Iterator[Any]] = batches) -> Run:
-    """The program as it stands, but for the model and the data."""
+    """Module and demo as they stand, but for the model and the data."""
     results, models = [], []
     train = module.train
 
@@ -181,9 +183,8 @@ def test_overflow_at_the_smallest_scale_stops_where_the_recipe_says_so() -> None
 
 def step_of(recipe: amp.Recipe, model: nn.Module) -> Any:
     module = load(recipe)
-    precision = [module.PRECISION] if hasattr(module, "PRECISION") else []
     model.to(module.DEVICE)
-    return module.TrainStep(model, module.make_optimizer(model), nn.MSELoss(), *precision)
+    return module.TrainStep(model, module.make_optimizer(model), nn.MSELoss())
 
 
 def test_the_scaler_has_the_recipe_s_numbers() -> None:
@@ -313,11 +314,14 @@ def test_a_program_has_layers_of_the_names_that_it_keeps(
 )
 def test_the_table_names_what_autocast_runs_otherwise(policy: amp.Policy) -> None:
     """By the functions' own names, which is what a function mode sees."""
-    precision = load(amp.Recipe(policy)).PRECISION
+    module = load(amp.Recipe(policy))
+    constants = {
+        "LOW_FUNCTIONS": "allow",
+        "FLOAT32_FUNCTIONS": "deny",
+        "WIDEST_FUNCTIONS": "promote",
+    }
     table = {
-        **dict.fromkeys(precision.low_functions, "allow"),
-        **dict.fromkeys(precision.float32_functions, "deny"),
-        **dict.fromkeys(precision.widest_functions, "promote"),
+        function: rule for name, rule in constants.items() for function in getattr(module, name, ())
     }
     autocast = amp.Policy("O1", policy.dtype).native_rules("torch")
     for spelling, rule in policy.native_rules("torch").items():
@@ -339,7 +343,7 @@ def test_functions_run_as_the_recipe_says() -> None:
         "O1", deny=["linear", "subtract"], allow=["layer_norm", "batch_norm"], lists="paddle"
     )
     module = load(amp.Recipe(policy))
-    lists = module.OpLists(module.PRECISION)
+    lists = module.OpLists()
     x = torch.randn(4, 4, device=module.DEVICE)
     low = torch.randn(4, 4, device=module.DEVICE).half()
     statistics = torch.zeros(4, device=module.DEVICE), torch.ones(4, device=module.DEVICE)
@@ -442,7 +446,7 @@ def test_functions_that_no_table_knows_follow_their_inputs() -> None:
     assert any("in no op table" in loss.message for loss in losses(recipe, "torch"))
     module = load(recipe)
     low = torch.ones(2, device=module.DEVICE).half()
-    with torch.autocast(module.DEVICE, dtype=torch.float16), module.OpLists(module.PRECISION):
+    with torch.autocast(module.DEVICE, dtype=torch.float16), module.OpLists():
         assert low.frac().dtype == torch.float16
         assert low.cummax(0).values.dtype == torch.float32
 

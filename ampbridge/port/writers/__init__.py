@@ -1,11 +1,12 @@
 """Recipes written as code of a framework.
 
 A target is a module of this package with a ``TARGET``. It has two forms: native code, which needs no
-ampbridge, and code that uses it. Each is a complete program: a model, an optimizer and batches, to be
-replaced by your own, and a training loop with the recipe's exact numbers.
+ampbridge, and code that uses it. Each is a small module to import from your own code, with the
+recipe's exact numbers at its top; with ``demo=True`` it also has a program that trains on random data.
 
     write(recipe, "tensorflow")                    # only Keras and TensorFlow
     write(recipe, "tensorflow", native=False)      # the same training with ampbridge
+    write(recipe, "tensorflow", demo=True)         # a module that runs
     losses(recipe, "tensorflow")                   # how the native code differs
 
 ``losses`` lists how that code differs from the recipe; the fidelity report shows it.
@@ -50,7 +51,8 @@ class Form:
     ``losses`` and ``code`` use the same functions to decide, so they agree.
     """
 
-    code: Callable[[Recipe, Comments], str]
+    code: Callable[[Recipe, Comments, bool], str]
+    """Given a recipe, comments by key, and whether there is a demo."""
     losses: Callable[[Recipe], tuple[Loss, ...]]
 
 
@@ -68,20 +70,22 @@ def write(
     *,
     native: bool = True,
     comments: Comments = MappingProxyType({}),
+    demo: bool = False,
 ) -> str:
-    """Write ``recipe`` as a program for ``target``, or as TOML.
+    """Write ``recipe`` as a module for ``target``, or as TOML.
 
     Args:
         recipe: the recipe to write.
-        target: one of ``TARGETS``. "ampbridge" is a program for the NumPy backend.
-        native: whether the program uses the framework's own API; otherwise it uses ampbridge.
+        target: one of ``TARGETS``. "ampbridge" trains on any framework; its demo uses NumPy.
+        native: whether the module uses the framework's own API; otherwise it uses ampbridge.
         comments: comments for the settings: ``Alternative.comments`` of a reading.
+        demo: whether a model, random batches and a ``main()`` follow; TOML has none.
 
     Raises:
         ArgumentError: for an unknown target.
     """
     shown = {key: on_one_line(comment) for key, comment in comments.items()}
-    return _form(target, native).code(recipe, shown)
+    return _form(target, native).code(recipe, shown, demo)
 
 
 def losses(recipe: Recipe, target: str, *, native: bool = True) -> tuple[Loss, ...]:

@@ -1,13 +1,14 @@
-"""A recipe as ampbridge's own code; as a program, on the NumPy backend."""
+"""A recipe as ampbridge's own code; the demo is on the NumPy backend."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.port.writers import Comments, Form, Loss, Target
+from ampbridge.port.writers import loop_text as text
 from ampbridge.port.writers.code import (
     Group,
     Item,
@@ -16,6 +17,7 @@ from ampbridge.port.writers.code import (
     laid_out,
     literal,
     named,
+    program,
     recipe_comment,
 )
 from ampbridge.training.recipe import Recipe, Scaling
@@ -74,23 +76,7 @@ def _named(arguments: Mapping[str, Any]) -> list[Item]:
     return [named(name, value) for name, value in arguments.items()]
 
 
-PROGRAM = '''\
-"""Training in mixed precision with ampbridge, on its NumPy backend."""
-
-import numpy as np
-
-import ampbridge as amp
-from ampbridge_numpy import nn, optim
-
-# The recipe, as `ampbridge port --to toml` has it:
-#
-$recipe_comment
-$recipe
-
-
-# What is trained: put your own in place of these four.
-
-
+DEMO = """\
 def make_model():
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
 
@@ -99,8 +85,8 @@ def make_optimizer(model):
     return optim.SGD(model.parameters(), lr=0.01)
 
 
-def loss_fn(model, x, y):
-    return nn.mse_loss(model(x), y)
+def make_loss():
+    return nn.mse_loss
 
 
 def batches(count=100, size=16):
@@ -108,25 +94,46 @@ def batches(count=100, size=16):
     for _ in range(count):
         x = rng.standard_normal((size, 32), dtype=np.float32)
         yield x, x[:, :8] - x[:, 8:16]
+"""
 
 
-def main():
-    model = make_model()
-    step = amp.train_step(loss_fn, model, make_optimizer(model), recipe=RECIPE)
-    for x, y in batches():
-        print(step(x, y))
+def module_with_ampbridge(
+    recipe: Recipe,
+    comments: Comments,
+    framework: str,
+    imports: Sequence[str] = (),
+    ours: Sequence[str] = (),
+    demo: str = "",
+) -> str:
+    """A module with ``RECIPE`` and ``train_step``; ``comments`` are those of the recipe that was read."""
+    above = [*imports, ""] if imports else []
+    return program(
+        fill(
+            text.WITH_AMPBRIDGE,
+            framework=framework,
+            imports="\n".join([*above, "import ampbridge as amp", *ours]),
+            recipe_comment=recipe_comment(recipe, comments),
+            recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
+            demo=demo,
+        )
+    )
 
 
-if __name__ == "__main__":
-    main()
-'''
+def demo_section(trained: str, loss: str, device: str = "", model: str = "model") -> str:
+    """What ``trained`` makes, in a loop that runs."""
+    return fill(text.DEMO_WITH_AMPBRIDGE, trained=trained, loss=loss, device=device, model=model)
 
 
-def _program(recipe: Recipe, comments: Comments) -> str:
-    return fill(
-        PROGRAM,
-        recipe_comment=recipe_comment(recipe, comments),
-        recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
+def _module(recipe: Recipe, comments: Comments, demo: bool) -> str:
+    if not demo:
+        return module_with_ampbridge(recipe, comments, "any framework")
+    return module_with_ampbridge(
+        recipe,
+        comments,
+        "NumPy",
+        ["import numpy as np"],
+        ["from ampbridge_numpy import nn, optim"],
+        demo_section(DEMO, "make_loss()(model(x), y)"),
     )
 
 
@@ -135,5 +142,5 @@ def no_losses(recipe: Recipe) -> tuple[Loss, ...]:
     return ()
 
 
-_FORM = Form(_program, no_losses)
+_FORM = Form(_module, no_losses)
 TARGET = Target(native=_FORM, with_ampbridge=_FORM)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ampbridge.training.recipe import Recipe
+from ampbridge.training.recipe_file import text_of
 
 LINE_LENGTH = 100
 INDENT = " " * 4
@@ -135,10 +136,16 @@ def constants(values: Mapping[str, tuple[str, str]]) -> str:
     )
 
 
-def recipe_comment(recipe: Recipe, comments: Mapping[str, str]) -> str:
-    """The recipe as TOML in a block of comments, what keys were called in the source behind them."""
-    keys = [f"{section}.{key}" for section, keys in recipe.to_dict().items() for key in keys]
-    text = recipe.to_toml({key: comments.get(key, _NO_COMMENT) for key in keys})
+def recipe_comment(
+    recipe: Recipe, comments: Mapping[str, str], leave_out: Sequence[str] = ()
+) -> str:
+    """The recipe as TOML in a block of comments, what keys were called in the source behind them.
+
+    ``leave_out``: sections that stand elsewhere.
+    """
+    data = {name: keys for name, keys in recipe.to_dict().items() if name not in leave_out}
+    keys = [f"{section}.{key}" for section, keys in data.items() for key in keys]
+    text = text_of(data, {key: comments.get(key, _NO_COMMENT) for key in keys})
     lines = [line.removesuffix(f" # {_NO_COMMENT}") for line in text.splitlines()[2:]]
     return "\n".join(f"#     {line}".rstrip() for line in lines)
 

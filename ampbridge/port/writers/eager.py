@@ -1,4 +1,4 @@
-"""What programs for torch and for Paddle have in common: the backward pass, and a loss scale that is a
+"""What modules for torch and for Paddle have in common: the backward pass, and a loss scale that is a
 number of Python's.
 
 It is kept on the host: a step waits for the device in any case, to know whether its gradients are
@@ -8,6 +8,7 @@ finite before the optimizer runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ampbridge.port.writers import Comments
 from ampbridge.port.writers import eager_text as text
@@ -16,14 +17,12 @@ from ampbridge.port.writers.loop import rule_in_words
 from ampbridge.training.recipe import Recipe, Scaling
 
 
-def loss_scale_section(scaling: Scaling, comments: Comments) -> str:
+def loss_scale_section(scaling: Scaling) -> str:
     """``class LossScale``: the rule of ``scaling`` and no more of it than it uses."""
     if not scaling.dynamic:
-        numbers = {"INIT_SCALE": _number(scaling, "init_scale", comments)}
-        return fill(text.STATIC_LOSS_SCALE, constants=constants(numbers))
+        return text.STATIC_LOSS_SCALE
     section = fill(
         text.LOSS_SCALE,
-        constants=_scale_constants(scaling, comments),
         rule=rule_in_words(scaling),
         counters=_counters(scaling),
         finite=_finite(scaling),
@@ -34,12 +33,46 @@ def loss_scale_section(scaling: Scaling, comments: Comments) -> str:
     return f"{section}\n\n{text.FLOAT32}" if "float32(" in section else section
 
 
-def _scale_constants(scaling: Scaling, comments: Comments) -> str:
+def numbers(recipe: Recipe, comments: Comments, of_scaler: Sequence[str]) -> str:
+    """The constants at the top, each with its origin; ``of_scaler`` are those of a native scaler."""
+    values = {}
+    if recipe.scaler is not None:
+        names = of_scaler or _scale_names(recipe.scaler)
+        values = {name.upper(): _number(recipe.scaler, name, comments) for name in names}
+    if recipe.accumulate > 1:
+        values["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
+    if recipe.clip_norm is not None:
+        values["CLIP_NORM"] = (number(recipe.clip_norm), comments.get("step.clip_norm", ""))
+    return constants(values)
+
+
+def _scale_names(scaling: Scaling) -> Sequence[str]:
+    if not scaling.dynamic:
+        return ("init_scale",)
     names = ["init_scale", "growth_factor", "backoff_factor", "growth_interval"]
     names += ["backoff_interval"] if scaling.backoff_interval > 1 else []
     names += ["growth_delay"] if scaling.growth_delay else []
-    names += ["min_scale", "max_scale"]
-    return constants({name.upper(): _number(scaling, name, comments) for name in names})
+    return [*names, "min_scale", "max_scale"]
+
+
+def saved(recipe: Recipe) -> str:
+    """What is to be saved, as the end of a sentence."""
+    if recipe.scaler is None:
+        return "there is nothing to save."
+    return "save step.state_dict(), too."
+
+
+def state_methods(recipe: Recipe, native: bool) -> str:
+    """``state_dict`` of a step, and ``load_state_dict``; empty where there is nothing to save."""
+    held = {}
+    if recipe.scaler is not None:
+        scaler = ("self.scaler.state_dict()", "self.scaler.load_state_dict")
+        loss_scale = ("dict(vars(self.loss_scale))", "vars(self.loss_scale).update")
+        held["scaler" if native else "loss_scale"] = scaler if native else loss_scale
+    if not held:
+        return ""
+    ((key, (save, load)),) = held.items()
+    return fill(text.STATE_METHODS, key=key, save=save, load=load)
 
 
 def _number(scaling: Scaling, name: str, comments: Comments) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Text that programs for torch and for Paddle have in common; ``eager.py`` says what goes where."""
+"""Text that modules for torch and for Paddle have in common; ``eager.py`` says what goes where."""
 
 # -- layers
 
@@ -22,11 +22,6 @@ def is_named(name, layer, pattern):
 # -- loss scaling
 
 LOSS_SCALE = '''\
-# -- Loss scaling
-
-$constants
-
-
 class LossScale:
     """What the loss is multiplied by, so that small gradients do not become zero in float16.
 
@@ -49,11 +44,6 @@ class LossScale:
 '''
 
 STATIC_LOSS_SCALE = '''\
-# -- Loss scaling
-
-$constants
-
-
 class LossScale:
     """What the loss is multiplied by, so that small gradients do not become zero in float16."""
 
@@ -72,22 +62,44 @@ def float32(value):
 
 # -- the step
 
-RESULT = '''\
-class Result(NamedTuple):
-    """What a step did."""
-
-    loss: $tensor
-    scale: float
-    """What the loss was multiplied by."""
-    applied: bool
-    """Whether the optimizer ran."""
-    overflowed: bool
-    """Whether the gradients held inf or NaN, which are dropped."""
-'''
+RESULT = """\
+Result = namedtuple("Result", "loss scale applied overflowed")
+"""
 
 KEPT_FIELD = '''\
 kept: Sequence[str] = ()
 """Layers held in float32 with all below them: patterns of their names, or class names."""
+'''
+
+STATE_METHODS = '''\
+def state_dict(self):
+    """What to save after a step, beside the states of model and optimizer."""
+    return {"$key": $save}
+
+def load_state_dict(self, state):
+    $load(state["$key"])
+'''
+
+USAGE = """\
+step = amp.TrainStep(model, optimizer, loss)
+result = step(x, y)
+"""
+
+SCHEDULED_USAGE = """\
+step = amp.TrainStep(model, optimizer, loss, amp.Schedule().precision)
+for result in amp.train(step, batches): ...
+"""
+
+AUTOCAST = '''\
+def autocast($parameter):
+    """What the model and the loss run in."""
+    $region
+'''
+
+SCALER = '''\
+def scaler():
+    """The loss scaling of the recipe."""
+    $made
 '''
 
 WAIT = """\

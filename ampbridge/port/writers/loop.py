@@ -1,4 +1,4 @@
-"""What programs of all frameworks have in common: the loop, its alarms, and a schedule of precisions."""
+"""What modules for all frameworks have in common: alarms, a schedule of precisions, a demo's loop."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def rule_in_words(scaling: Scaling) -> str:
 def model_parts(recipe: Recipe, method: str) -> dict[str, str]:
     """Of ``make_model``: layers of the names that the recipe keeps, added by ``method``.
 
-    So the program runs as it is; of other patterns nobody knows what they name.
+    So the demo runs as it is; of other patterns nobody knows what they name.
     """
     kept = dict.fromkeys(entry for policy in recipe.policies for entry in policy.keep)
     layers = {
@@ -112,33 +112,39 @@ def batch_note(recipe: Recipe) -> str:
     return f"each one of {recipe.accumulate} micro-batches a step"
 
 
-def train_section(recipe: Recipe) -> str:
-    """``def train(step, batches)``, with the alarms that the recipe has set."""
-    scaling = recipe.scaler or Scaling()
-    watch = [_watch(recipe)]
-    if scaling.warn_after_skips is not None:
-        watch.append(fill(text.WARN, steps=str(scaling.warn_after_skips)))
-    if scaling.max_consecutive_skips is not None:
-        watch.append(fill(text.RAISE, steps=str(scaling.max_consecutive_skips)))
-    watched = len(watch) > 1
-    scheduled = recipe.schedule is not None
-    return fill(
-        text.TRAIN,
-        before="\n".join(["schedule = Schedule()"] * scheduled + ["skipped = 0"] * watched),
-        before_step=text.CHANGE_PRECISION if scheduled else "",
-        watch="".join(watch) if watched else "",
-        after_step=_after_step(recipe) if scheduled else "",
+def alarm_limits(recipe: Recipe) -> tuple[int | None, int | None]:
+    """After how many skipped steps in a row to warn, and to raise, where the recipe sets it.
+
+    No framework has the alarms that ampbridge has by default.
+    """
+    scaling, usual = recipe.scaler or Scaling(), Scaling()
+    warn, most = scaling.warn_after_skips, scaling.max_consecutive_skips
+    return (
+        None if warn == usual.warn_after_skips else warn,
+        None if most == usual.max_consecutive_skips else most,
     )
 
 
-def _watch(recipe: Recipe) -> str:
-    """How skipped steps in a row are counted; micro-batches that wait do not count."""
-    waits = recipe.accumulate > 1 and not drops_microbatches(recipe)
-    rest = "0 if result.applied else skipped" if waits else "0"
-    return f"skipped = skipped + 1 if result.overflowed else {rest}\n"
+def alarms(recipe: Recipe) -> str:
+    """What a step does when too many in a row were skipped, as the recipe has set it."""
+    warn, most = alarm_limits(recipe)
+    lines = [] if warn is None else [fill(text.WARN, steps=str(warn))]
+    lines += [] if most is None else [fill(text.RAISE, steps=str(most))]
+    return text.COUNT_SKIPS + "".join(lines) if lines else ""
 
 
-def _after_step(recipe: Recipe) -> str:
+def train_section(recipe: Recipe) -> str:
+    """``def train(step, batches)``, which a schedule needs and a demo has."""
+    scheduled = recipe.schedule is not None
+    return fill(
+        text.TRAIN,
+        before="schedule = Schedule()" if scheduled else "",
+        before_step=text.CHANGE_PRECISION if scheduled else "",
+        after_step=after_step(recipe) if scheduled else "",
+    )
+
+
+def after_step(recipe: Recipe) -> str:
     """A dropped micro-batch is no step: another one is taken in its place."""
     if recipe.on_overflow == "drop_microbatch":
         return "if result.applied:\n    schedule.after(result)"
@@ -147,17 +153,25 @@ def _after_step(recipe: Recipe) -> str:
     return "if result.applied or result.overflowed:\n    schedule.after(result)"
 
 
-def whole_program(
+NUMBERS = ("scaler", "step")
+"""Sections of a recipe whose numbers are constants of a module."""
+
+
+def module(
     header: str,
+    parts: Mapping[str, str],
     imports: Callable[[str], str],
+    numbers: str,
     sections: Sequence[str],
     recipe: Recipe,
     comments: Comments,
 ) -> str:
-    """The sections under ``header``, which has the imports that they need and what they are written from."""
+    """The sections under ``header``: imports that they need, the recipe, and its numbers."""
     filled = fill(
         header,
-        imports=imports("".join(sections)),
-        recipe_comment=recipe_comment(recipe, comments),
+        **parts,
+        imports=imports("".join([numbers, *sections])),
+        recipe_comment=recipe_comment(recipe, comments, NUMBERS),
+        constants=numbers,
     )
     return program(filled, *sections)

@@ -1,4 +1,4 @@
-"""Text that programs of all frameworks have in common; ``loop.py`` says what goes where."""
+"""Text that modules for all frameworks have in common; ``loop.py`` says what goes where."""
 
 # -- schedule
 
@@ -62,22 +62,65 @@ def train(step, batches):
     for x, y in batches:
         $before_step
         result = step(x, y)
-        $watch
         yield result
         $after_step
 '''
 
+COUNT_SKIPS = """\
+self.skipped = 0 if finite else self.skipped + 1
+"""
+
 WARN = """\
-if skipped == $steps:
+if self.skipped == $steps:
     warnings.warn("$steps steps in a row were skipped: nothing is being trained")
 """
 
 RAISE = """\
-if skipped >= $steps:
+if self.skipped >= $steps:
     raise RuntimeError("$steps steps in a row were skipped")
 """
 
 CHANGE_PRECISION = """\
 if step.precision is not schedule.precision:
     step.set_precision(schedule.precision)
+"""
+
+# -- with ampbridge
+
+WITH_AMPBRIDGE = '''\
+"""Training in mixed precision with $framework and ampbridge."""
+
+$imports
+
+# The recipe, as `ampbridge port --to toml` has it:
+#
+$recipe_comment
+$recipe
+
+
+def train_step(loss_fn, model, optimizer):
+    """``step(x, y)`` trains by one batch; ``loss_fn(model, x, y)`` is the loss."""
+    return amp.train_step(loss_fn, model, optimizer, recipe=RECIPE)
+
+
+$demo
+'''
+
+DEMO_WITH_AMPBRIDGE = """\
+$trained
+
+
+def loss_fn(model, x, y):
+    return $loss
+
+
+def main():
+    model = make_model()$device
+    step = train_step(loss_fn, model, make_optimizer($model))
+    for x, y in batches():
+        print(step(x, y))
+
+
+if __name__ == "__main__":
+    main()
 """

@@ -1,4 +1,4 @@
-"""Recipes as programs for Paddle.
+"""Recipes as modules for Paddle.
 
 ``paddle.amp.auto_cast`` casts op by op, by Paddle's lists and by custom ones, whose names are those of
 its old static graph; ``paddle.amp.decorate`` makes the model of O2. A loss scale that
@@ -15,30 +15,34 @@ from ampbridge.policies.paddle_names import paddle_names
 from ampbridge.policies.policy import Policy
 from ampbridge.port.writers import Comments, Form, Loss, Target, eager_text
 from ampbridge.port.writers import paddle_text as text
-from ampbridge.port.writers.ampbridge import no_losses, recipe_code
+from ampbridge.port.writers.ampbridge import demo_section, module_with_ampbridge, no_losses
 from ampbridge.port.writers.code import (
     Group,
     Item,
     constant_words,
-    constants,
     fill,
-    float32_number,
     laid_out,
     literal,
     named,
-    number,
     program,
-    recipe_comment,
 )
-from ampbridge.port.writers.eager import backward, loss_scale_section, present_scale
+from ampbridge.port.writers.eager import (
+    backward,
+    loss_scale_section,
+    numbers,
+    present_scale,
+    saved,
+    state_methods,
+)
 from ampbridge.port.writers.loop import (
+    alarms,
     batch_note,
     drops_microbatches,
     model_parts,
+    module,
     precision_names,
     schedule_section,
     train_section,
-    whole_program,
 )
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.training.recipe import Recipe, Scaling
@@ -88,7 +92,7 @@ def _returns_low(recipe: Recipe) -> bool:
 
 def _precision_section(recipe: Recipe) -> str:
     if _is_float32(recipe) and recipe.schedule is None and not _returns_low(recipe):
-        return program(text.FLOAT32, text.CAST)
+        return text.CAST
     scheduled = recipe.schedule is not None
     output_dtype = fill(text.OUTPUT_DTYPE, dtype=recipe.policy.output_dtype)
     return program(
@@ -100,6 +104,8 @@ def _precision_section(recipe: Recipe) -> str:
         _scheduled_precision(recipe) if scheduled else "",
         schedule_section(recipe),
         _keep_section() if _keeps(recipe) else "",
+        _autocast_section(recipe),
+        _decorate_section(recipe),
         text.CAST,
     )
 
@@ -173,35 +179,38 @@ def _keep_section() -> str:
 
 # -- loss scaling
 
+OF_GRAD_SCALER = {
+    "init_scale": "init_loss_scaling",
+    "growth_factor": "incr_ratio",
+    "backoff_factor": "decr_ratio",
+    "growth_interval": "incr_every_n_steps",
+    "backoff_interval": "decr_every_n_nan_or_inf",
+}
 
-def _scale_section(recipe: Recipe, comments: Comments) -> str:
+
+def _of_scaler(recipe: Recipe) -> Sequence[str]:
+    """The numbers that ``paddle.amp.GradScaler`` is given."""
+    if recipe.scaler is None or not _is_grad_scaler(recipe):
+        return ()
+    return tuple(OF_GRAD_SCALER) if recipe.scaler.dynamic else ("init_scale",)
+
+
+def _scale_section(recipe: Recipe) -> str:
     if recipe.scaler is None:
         return ""
     if not _is_grad_scaler(recipe):
-        return loss_scale_section(recipe.scaler, comments)
-    return text.NATIVE_SCALING if recipe.scaler.dynamic else ""
-
-
-# -- what is trained
-
-
-def _trained_section(recipe: Recipe) -> str:
-    parts = model_parts(recipe, "add_sublayer")
-    return fill(text.TRAINED, **parts, optimizer=_optimizer(recipe), batch_note=batch_note(recipe))
-
-
-def _optimizer(recipe: Recipe) -> str:
-    """Paddle's optimizers clip when they step, which is when gradients have been unscaled."""
-    arguments = ["learning_rate", "parameters=model.parameters()"]
-    if recipe.clip_norm is not None:
-        arguments.append(f"grad_clip=nn.ClipGradByGlobalNorm({number(recipe.clip_norm)})")
-    return laid_out(Group("return paddle.optimizer.SGD(", tuple(arguments)), column=4)
+        return loss_scale_section(recipe.scaler)
+    arguments = [f"{OF_GRAD_SCALER[name]}={name.upper()}" for name in _of_scaler(recipe)]
+    arguments += ["use_dynamic_loss_scaling=False"] * (not recipe.scaler.dynamic)
+    made = laid_out(Group("return paddle.amp.GradScaler(", tuple(arguments)), column=4)
+    native = text.NATIVE_SCALING if recipe.scaler.dynamic else ""
+    return program(native, fill(eager_text.SCALER, made=made))
 
 
 # -- the step
 
 
-def _step_section(recipe: Recipe, comments: Comments) -> str:
+def _step_section(recipe: Recipe) -> str:
     scheduled, native = recipe.schedule is not None, _is_grad_scaler(recipe)
     step = fill(
         text.STEP,
@@ -213,12 +222,10 @@ def _step_section(recipe: Recipe, comments: Comments) -> str:
         call=_call(recipe),
         forward=_forward(recipe),
         scale_method=text.SCALE_METHOD if native else "",
+        state_methods=state_methods(recipe, native),
     )
-    accumulated = (str(recipe.accumulate), comments.get("step.accumulate", ""))
     return program(
-        "# -- The step\n",
-        constants({"ACCUMULATE": accumulated} if recipe.accumulate > 1 else {}),
-        fill(eager_text.RESULT, tensor="paddle.Tensor"),
+        eager_text.RESULT,
         step,
         text.UNSCALE if recipe.scaler is not None and not native else "",
         text.ADD_GRADIENTS if drops_microbatches(recipe) else "",
@@ -229,27 +236,14 @@ def _step_section(recipe: Recipe, comments: Comments) -> str:
 def _state(recipe: Recipe) -> str:
     lines = []
     if _is_grad_scaler(recipe):
-        assert recipe.scaler is not None
-        lines.append(laid_out(_grad_scaler(recipe.scaler), column=8))
+        lines.append("self.scaler = scaler()")
     elif recipe.scaler is not None:
         lines.append("self.loss_scale = LossScale()")
     if recipe.accumulate > 1:
         lines.append("self.micro_batches = 0")
+    if alarms(recipe):
+        lines.append("self.skipped = 0")
     return "\n".join(lines)
-
-
-def _grad_scaler(scaling: Scaling) -> Item:
-    arguments = [f"init_loss_scaling={float32_number(scaling.init_scale)}"]
-    if not scaling.dynamic:
-        arguments.append("use_dynamic_loss_scaling=False")
-        return Group("self.scaler = paddle.amp.GradScaler(", tuple(arguments))
-    arguments += [
-        f"incr_ratio={float32_number(scaling.growth_factor)}",
-        f"decr_ratio={float32_number(scaling.backoff_factor)}",
-        f"incr_every_n_steps={scaling.growth_interval}",
-        f"decr_every_n_nan_or_inf={scaling.backoff_interval}",
-    ]
-    return Group("self.scaler = paddle.amp.GradScaler(", tuple(arguments))
 
 
 def _set_precision_method(recipe: Recipe) -> str:
@@ -265,13 +259,14 @@ def _call(recipe: Recipe) -> str:
     wait = fill(eager_text.WAIT, scale=scale) if accumulates else ""
     if _is_grad_scaler(recipe):
         share = "loss / ACCUMULATE" if accumulates else "loss"
-        return fill(text.GRAD_SCALER_CALL, share=share, wait=wait)
+        return fill(text.GRAD_SCALER_CALL, share=share, wait=wait, alarms=alarms(recipe))
     parts = {
         "present_scale": f"scale = {present_scale(recipe)}" if scales else "",
         "scale": scale,
         "backward": backward(recipe),
         "unscale": "unscale(parameters, scale)" if scales else "",
         "update": _update(recipe),
+        "alarms": alarms(recipe),
     }
     if drops_microbatches(recipe):
         return fill(text.DROP_MICROBATCH_CALL, **parts)
@@ -296,15 +291,15 @@ def _forward(recipe: Recipe) -> str:
             lines = 'on_cpu = paddle.get_device() == "cpu"\n'
             lines += 'dtype = "float32" if on_cpu else self.precision.output_dtype\n'
     loss = f"loss = self.loss(cast(self.model(x), {returned}), y)"
-    region = _region(recipe)
-    lines += f"with {region}:\n    {loss}" if region else loss
+    region = "autocast(self.precision)" if recipe.schedule else "autocast()"
+    lines += f"with {region}:\n    {loss}" if _region(recipe) else loss
     return f'{lines}\nreturn loss.astype("float32")'
 
 
 def _region(recipe: Recipe) -> str:
     """What the model and the loss run in; nothing in float32 alone."""
     if recipe.schedule is not None:
-        return "paddle.amp.auto_cast(**self.precision.auto_cast)"
+        return "paddle.amp.auto_cast(**precision.auto_cast)"
     if _is_float32(recipe):
         return ""
     lists = _named_lists(recipe, recipe.policy, "")
@@ -313,23 +308,33 @@ def _region(recipe: Recipe) -> str:
         f"level={literal(recipe.policy.level)}",
         f"dtype={literal(recipe.policy.dtype)}",
     ]
-    return laid_out(Group("paddle.amp.auto_cast(", tuple(arguments)), column=13, after=1)
+    return laid_out(Group("paddle.amp.auto_cast(", tuple(arguments)), column=11)
+
+
+def _autocast_section(recipe: Recipe) -> str:
+    region = _region(recipe)
+    if not region:
+        return ""
+    parameter = "precision" if recipe.schedule else ""
+    return fill(eager_text.AUTOCAST, parameter=parameter, region=f"return {region}")
 
 
 # -- all of it
 
 
-def _main_section(recipe: Recipe) -> str:
+def _decorate_section(recipe: Recipe) -> str:
+    """``def decorate``: what is done to a model once; nothing where a schedule does it anew."""
     keeps = _keeps(recipe) and recipe.schedule is None
+    if not keeps and not _is_decorated(recipe):
+        return ""
     patterns = laid_out(
-        Group("kept = keep(model, [", tuple(map(literal, _kept(recipe.policy))), "])")
+        Group("kept = keep(model, [", tuple(map(literal, _kept(recipe.policy))), "])"), column=4
     )
     assigned = patterns if _is_decorated(recipe) else patterns.removeprefix("kept = ")
     return fill(
-        text.MAIN,
+        text.DECORATE,
         keep=assigned if keeps else "",
         decorate=laid_out(_decorate(recipe), column=4) if _is_decorated(recipe) else "",
-        more=", Schedule().precision" if recipe.schedule else "",
     )
 
 
@@ -350,25 +355,62 @@ def _decorate(recipe: Recipe) -> Item:
     return Group("model, optimizer = paddle.amp.decorate(", tuple(arguments))
 
 
-def _native(recipe: Recipe, comments: Comments) -> str:
+def _native(recipe: Recipe, comments: Comments, demo: bool) -> str:
     body = [
-        _trained_section(recipe),
         _precision_section(recipe),
-        _scale_section(recipe, comments),
-        _step_section(recipe, comments),
-        train_section(recipe),
-        _main_section(recipe),
+        _scale_section(recipe),
+        _clip_section(recipe),
+        _step_section(recipe),
+        train_section(recipe) if recipe.schedule else "",
+        _demo(recipe) if demo else "",
     ]
-    return whole_program(text.HEADER, _imports, body, recipe, comments)
+    at_the_top = numbers(recipe, comments, _of_scaler(recipe))
+    header = {"usage": _usage(recipe), "saved": saved(recipe)}
+    return module(text.HEADER, header, _imports, at_the_top, body, recipe, comments)
+
+
+def _clip_section(recipe: Recipe) -> str:
+    """Paddle's optimizers clip when they step, which is when gradients have been unscaled."""
+    if recipe.clip_norm is None:
+        return ""
+    return fill(text.GRAD_CLIP, made="nn.ClipGradByGlobalNorm(CLIP_NORM)")
+
+
+def _usage(recipe: Recipe) -> str:
+    lines = [text.CLIP_USAGE] * bool(_clip_section(recipe))
+    lines += [text.DECORATE_USAGE] * bool(_decorate_section(recipe))
+    return "".join([*lines, eager_text.SCHEDULED_USAGE if recipe.schedule else eager_text.USAGE])
+
+
+def _demo(recipe: Recipe) -> str:
+    scheduled = recipe.schedule is not None
+    decorate = "model, optimizer = decorate(model, optimizer)"
+    main = fill(
+        text.MAIN,
+        decorate=decorate if _decorate_section(recipe) else "",
+        more=", Schedule().precision" if scheduled else "",
+    )
+    clip = ", grad_clip=grad_clip()" if _clip_section(recipe) else ""
+    trained = _trained_section(recipe, clip)
+    return program(trained, "" if scheduled else train_section(recipe), main)
+
+
+def _trained_section(recipe: Recipe, clip: str = "") -> str:
+    parts = model_parts(recipe, "add_sublayer")
+    return fill(text.TRAINED, **parts, clip=clip, batch_note=batch_note(recipe))
 
 
 def _imports(body: str) -> str:
     lines = ["import warnings"] if "warnings.warn(" in body else []
+    lines += ["from collections import namedtuple"]
     abstract = [name for name in ("Mapping", "Sequence") if f"{name}[" in body]
     lines += [f"from collections.abc import {', '.join(abstract)}"] if abstract else []
     lines += ["from fnmatch import fnmatchcase"] if "fnmatchcase(" in body else []
-    lines += [f"from typing import {'Any, ' if ', Any]' in body else ''}NamedTuple", ""]
-    lines += ["import numpy as np", "import paddle", "from paddle import nn"]
+    lines += ["from typing import Any, NamedTuple"] if "(NamedTuple)" in body else []
+    lines += [""]
+    lines += ["import numpy as np"] if "np." in body else []
+    lines += ["import paddle"]
+    lines += ["from paddle import nn"] if "nn." in body else []
     lines += ["from paddle.amp import grad_scaler"] if "grad_scaler.float" in body else []
     return "\n".join(lines)
 
@@ -455,15 +497,12 @@ def _scheduled_losses(recipe: Recipe) -> list[Loss]:
 # -- with ampbridge
 
 
-def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
-    return program(
-        fill(
-            text.WITH_AMPBRIDGE,
-            recipe_comment=recipe_comment(recipe, comments),
-            recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
-            trained=_trained_section(recipe.replace(clip_norm=None)),
-        )
-    )
+def _with_ampbridge(recipe: Recipe, comments: Comments, demo: bool) -> str:
+    if not demo:
+        return module_with_ampbridge(recipe, comments, "PaddlePaddle")
+    imports = ["import numpy as np", "import paddle", "from paddle import nn"]
+    shown = demo_section(_trained_section(recipe), "make_loss()(model(x), y)")
+    return module_with_ampbridge(recipe, comments, "PaddlePaddle", imports, demo=shown)
 
 
 TARGET = Target(Form(_native, _native_losses), Form(_with_ampbridge, no_losses))

@@ -1,22 +1,26 @@
-"""The text of programs for Paddle; ``paddle.py`` says what goes where."""
+"""The text of modules for Paddle; ``paddle.py`` says what goes where."""
 
 HEADER = '''\
-"""Training in mixed precision with PaddlePaddle; it needs nothing else.
+"""Mixed precision for PaddlePaddle, which needs nothing else.
 
-Put your own model, optimizer, loss and batches in place of those under "What is trained".
+    import amp_paddle as amp  # this file
+    $usage
+
+A result has loss, scale, applied and overflowed; $saved
 """
 
 $imports
 
-# Written from this recipe:
-#
+# Of this recipe; the rest of it is numbers:
 $recipe_comment
+
+$constants
 '''
 
 # -- what is trained
 
 TRAINED = '''\
-# -- What is trained
+# -- A demo
 
 
 def make_model():
@@ -31,7 +35,7 @@ def make_model():
 
 
 def make_optimizer(model, learning_rate=0.01):
-    $optimizer
+    return paddle.optimizer.SGD(learning_rate, parameters=model.parameters()$clip)
 
 
 def make_loss():
@@ -49,19 +53,11 @@ def batches(count=100, size=16):
 # -- precision
 
 PRECISION = """\
-# -- Precision
-
 # Paddle has mixed precision on GPUs and other accelerators. On CPUs it switches it off, with warnings,
 # and everything below runs in float32.
 
 $lists
 $output_dtype
-"""
-
-FLOAT32 = """\
-# -- Precision
-
-# Everything runs in float32.
 """
 
 OUTPUT_DTYPE = 'OUTPUT_DTYPE = "float32" if paddle.get_device() == "cpu" else "$dtype"'
@@ -125,8 +121,6 @@ def cast(values, dtype):
 # -- loss scaling
 
 NATIVE_SCALING = """\
-# -- Loss scaling
-
 # When the scale falls, Paddle 3.3 prints float(scale) of a tensor of shape [1], which is an error from
 # NumPy 2.4 on. This line is for that print alone.
 grad_scaler.float = lambda value: float(np.asarray(value).item())
@@ -153,6 +147,8 @@ class TrainStep:
         $forward
 
     $scale_method
+
+    $state_methods
 '''
 
 GRAD_SCALER_CALL = """\
@@ -167,6 +163,7 @@ def __call__(self, x, y):
         self.scaler.step(self.optimizer)
     self.scaler.update()
     self.optimizer.clear_grad(set_to_zero=False)
+    $alarms
     return Result(loss.detach(), scale, applied=finite, overflowed=not finite)
 """
 
@@ -189,6 +186,7 @@ def __call__(self, x, y):
         self.optimizer.step()
     self.optimizer.clear_grad(set_to_zero=False)
     $update
+    $alarms
     return Result(loss.detach(), $scale, applied=finite, overflowed=not finite)
 """
 
@@ -214,6 +212,7 @@ def __call__(self, x, y):
     if applied:
         self.optimizer.step()
         self.optimizer.clear_grad(set_to_zero=False)
+    $alarms
     return Result(loss.detach(), $scale, applied, overflowed=not finite)
 '''
 
@@ -249,11 +248,28 @@ def all_finite(tensors):
 
 # -- the loop
 
+GRAD_CLIP = '''\
+def grad_clip():
+    """For your optimizer's argument of this name."""
+    return $made
+'''
+
+CLIP_USAGE = "optimizer = paddle.optimizer.SGD(0.01, parameters=..., grad_clip=amp.grad_clip())\n"
+
+DECORATE_USAGE = "model, optimizer = amp.decorate(model, optimizer)\n"
+
+DECORATE = '''\
+def decorate(model, optimizer):
+    """Both as the recipe has them."""
+    $keep
+    $decorate
+    return model, optimizer
+'''
+
 MAIN = """\
 def main():
     model = make_model()
     optimizer = make_optimizer(model)
-    $keep
     $decorate
     step = TrainStep(model, optimizer, make_loss()$more)
     for number, result in enumerate(train(step, batches())):
@@ -264,38 +280,3 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-# -- with ampbridge
-
-WITH_AMPBRIDGE = '''\
-"""Training in mixed precision with PaddlePaddle and ampbridge."""
-
-import numpy as np
-import paddle
-from paddle import nn
-
-import ampbridge as amp
-
-# The recipe, as `ampbridge port --to toml` has it:
-#
-$recipe_comment
-$recipe
-
-
-$trained
-
-
-def loss_fn(model, x, y):
-    return make_loss()(model(x), y)
-
-
-def main():
-    model = make_model()
-    step = amp.train_step(loss_fn, model, make_optimizer(model), recipe=RECIPE)
-    for x, y in batches():
-        print(step(x, y))
-
-
-if __name__ == "__main__":
-    main()
-'''

@@ -1,7 +1,7 @@
-"""Recipes as programs for TensorFlow and Keras 3.
+"""Recipes as modules for TensorFlow and Keras 3.
 
-A loss scale that Keras' LossScaleOptimizer does not know is written out, as are schedules, and the
-accumulation of gradients where an overflow drops the whole step.
+Keras' LossScaleOptimizer takes a loss scale whose rule it has; for others a subclass of it is written,
+which also accumulates gradients where an overflow drops the whole step. So ``fit`` runs with both.
 
 O1 with TensorFlow's own lists in float16 is what TensorFlow's graph optimizer does by itself.
 """
@@ -9,6 +9,7 @@ O1 with TensorFlow's own lists in float16 is what TensorFlow's graph optimizer d
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import indent
 from typing import Any
 
 from ampbridge.policies import op_table
@@ -16,32 +17,35 @@ from ampbridge.policies import schedule as schedules
 from ampbridge.policies.policy import Policy
 from ampbridge.port.writers import Comments, Form, Loss, Target
 from ampbridge.port.writers import tensorflow_text as text
-from ampbridge.port.writers.ampbridge import recipe_code
+from ampbridge.port.writers.ampbridge import demo_section, module_with_ampbridge
 from ampbridge.port.writers.code import (
+    INDENT,
     Group,
     constants,
     fill,
-    float32_number,
     laid_out,
     named,
     number,
     program,
-    recipe_comment,
 )
 from ampbridge.port.writers.loop import (
+    after_step,
+    alarm_limits,
     batch_note,
     drops_microbatches,
-    train_section,
-    whole_program,
+    module,
+    rule_in_words,
+    schedule_section,
 )
 from ampbridge.port.writers.tensorflow_precision import (
     ACTIVATIONS,
     is_graph_optimizer,
     is_uniform,
     listed,
+    precision_numbers,
     precision_section,
 )
-from ampbridge.port.writers.tensorflow_scale import loss_scale_class
+from ampbridge.port.writers.tensorflow_scale import build_lines, scale_numbers, update_lines
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.training.recipe import Recipe, Scaling
 
@@ -49,7 +53,10 @@ from ampbridge.training.recipe import Recipe, Scaling
 
 
 def _is_keras_scaling(recipe: Recipe) -> bool:
-    """Whether Keras' LossScaleOptimizer does it, with Keras' gradient accumulation."""
+    """Whether Keras' LossScaleOptimizer does it, with Keras' gradient accumulation.
+
+    It has no alarms, which is as well where nobody has asked for them.
+    """
     scaling = recipe.scaler
     if scaling is None or recipe.schedule is not None:
         return False
@@ -58,34 +65,166 @@ def _is_keras_scaling(recipe: Recipe) -> bool:
             **PRESETS["keras"].settings,
             "init_scale": scaling.init_scale,
             "growth_interval": scaling.growth_interval,
-            "warn_after_skips": scaling.warn_after_skips,
-            "max_consecutive_skips": scaling.max_consecutive_skips,
         }
     )
     return scaling == keras and not _accumulates(recipe)
 
 
 def _accumulates(recipe: Recipe) -> bool:
-    """Whether gradients are added up by the program; Keras' optimizers drop micro-batches alone."""
+    """Whether gradients are added up by our own optimizer; Keras' drop micro-batches alone."""
     return recipe.accumulate > 1 and not drops_microbatches(recipe)
 
 
-# -- the sections of a program
+# -- the numbers
 
 
-def _scale_section(recipe: Recipe, comments: Comments) -> str:
-    if recipe.scaler is None or _is_keras_scaling(recipe):
+def _numbers(recipe: Recipe, comments: Comments) -> str:
+    """The constants at the top, each with its origin."""
+    numbers = {}
+    if _is_keras_scaling(recipe):
+        every = scale_numbers(recipe.scaler, comments)
+        numbers = {name: every[name] for name in ("INIT_SCALE", "GROWTH_INTERVAL")}
+    else:
+        numbers = scale_numbers(recipe.scaler, comments)
+    if recipe.accumulate > 1:
+        numbers["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
+    if recipe.clip_norm is not None:
+        numbers["CLIP_NORM"] = (number(recipe.clip_norm), comments.get("step.clip_norm", ""))
+    return constants(numbers)
+
+
+# -- the optimizer
+
+
+def _optimizer_section(recipe: Recipe) -> str:
+    settings = _settings(recipe)
+    if _is_keras_scaling(recipe):
+        return fill(text.KERAS_OPTIMIZER, settings=settings)
+    accumulates = _accumulates(recipe)
+    return program(
+        fill(
+            text.OPTIMIZER,
+            settings=settings,
+            initial_scale="1.0" if recipe.scaler is None else "INIT_SCALE",
+            rule=_rule(recipe),
+            scales_loss="scales_loss = True" if recipe.schedule else "",
+            build=_build(recipe),
+            scale_loss=_scale_loss(recipe),
+            apply=text.ADD_UP if accumulates else _step(recipe, "trainable_variables"),
+            finish=fill(text.FINISH, step=_step(recipe, "variables")) if accumulates else "",
+        ),
+        _check_skips(recipe),
+    )
+
+
+def _settings(recipe: Recipe) -> str:
+    """What Keras' optimizers do by themselves, with unscaled gradients."""
+    lines = ["inner.global_clipnorm = CLIP_NORM"] if recipe.clip_norm is not None else []
+    lines += ["inner.gradient_accumulation_steps = ACCUMULATE"] * drops_microbatches(recipe)
+    return "\n".join(lines)
+
+
+def _rule(recipe: Recipe) -> str:
+    scaling = recipe.scaler
+    if scaling is None:
+        return "Skips steps whose gradients overflow; no loss is scaled."
+    if not scaling.dynamic:
+        return "Scales the loss, always alike, and skips steps whose gradients overflow."
+    rule = rule_in_words(scaling).replace("It grows", "The scale grows")
+    return f"Skips steps whose gradients overflow.\n\n{indent(rule, INDENT)}\n{INDENT}"
+
+
+def _build(recipe: Recipe) -> str:
+    lines = _counter("skips") + (_counter("skipped") if _has_alarms(recipe) else "")
+    lines += build_lines(recipe.scaler) if recipe.scaler else ""
+    return lines + (text.BUILD_TOTALS if _accumulates(recipe) else "")
+
+
+def _counter(name: str) -> str:
+    return f'self.{name} = self.add_variable((), "zeros", "int32", name="{name}")\n'
+
+
+def _scale_loss(recipe: Recipe) -> str:
+    accumulates = _accumulates(recipe)
+    if recipe.schedule is not None:
+        share = "loss / ACCUMULATE" if accumulates else "loss"
+        return fill(text.SCHEDULED_SCALE_LOSS, share=share)
+    return text.SCALE_LOSS if accumulates else ""
+
+
+def _step(recipe: Recipe, variables: str) -> str:
+    scale = "self.scale()" if recipe.schedule else "self.dynamic_scale"
+    apply = f"lambda: self.inner_optimizer.apply(grads, {variables})"
+    return fill(
+        text.STEP,
+        unscale=fill(text.UNSCALE, scale=scale) if recipe.scaler else "",
+        apply=laid_out(Group("tf.cond(", ("finite", apply, "lambda: None")), column=8),
+        count=text.COUNT if _has_alarms(recipe) else "",
+        update=_update(recipe),
+    )
+
+
+def _update(recipe: Recipe) -> str:
+    if recipe.scaler is None:
         return ""
-    return loss_scale_class(recipe.scaler, comments)
+    lines = update_lines(recipe.scaler)
+    if recipe.schedule is None or not lines:
+        return lines
+    return "if self.scales_loss:\n" + indent(lines, INDENT)
+
+
+def _has_alarms(recipe: Recipe) -> bool:
+    """Whether many skipped steps in a row are to be told; Keras' own scaling does not count them."""
+    return alarm_limits(recipe) != (None, None)
+
+
+def _check_skips(recipe: Recipe) -> str:
+    warn, most = alarm_limits(recipe)
+    lines = [] if most is None else [fill(text.RAISE, steps=str(most))]
+    lines += [] if warn is None else [fill(text.WARN_OF_SKIPS, steps=str(warn))]
+    return fill(text.CHECK_SKIPS, checks="".join(lines)) if lines else ""
+
+
+# -- the step
+
+
+def _step_section(recipe: Recipe) -> str:
+    scheduled, native = recipe.schedule is not None, _is_keras_scaling(recipe)
+    step = fill(text.SCHEDULED_STEP, after_step=after_step(recipe)) if scheduled else ""
+    return fill(
+        text.TRAIN_STEP,
+        batch="batch" if recipe.accumulate == 1 else "micro-batch",
+        parameter=", schedule" if scheduled else "",
+        name="traced" if scheduled else "step",
+        traced_parameter=", precision" if scheduled else "",
+        scale="optimizer.scale()" if scheduled else "tf.identity(optimizer.dynamic_scale)",
+        before="" if native else "skips = tf.identity(optimizer.skips)",
+        output_dtype=recipe.policy.output_dtype,
+        overflowed="optimizer.dynamic_scale < scale" if native else "optimizer.skips > skips",
+        scheduled=step,
+    )
+
+
+# -- a demo
+
+
+def _demo(recipe: Recipe) -> str:
+    main = fill(
+        text.MAIN,
+        schedule=", Schedule()" if recipe.schedule else "",
+        check="check_skips(optimizer)" if _has_alarms(recipe) else "",
+        set_precision="set_precision(model)" if _sets_precision(recipe) else "",
+    )
+    return f"{_trained_section(recipe)}\n\n{main}"
+
+
+def _sets_precision(recipe: Recipe) -> bool:
+    """Whether it is to be called once; a schedule's step calls it."""
+    return recipe.schedule is None and not is_uniform(recipe)
 
 
 def _trained_section(recipe: Recipe) -> str:
-    return fill(
-        text.TRAINED,
-        layers=_layers(recipe),
-        optimizer=_optimizer(recipe),
-        batch_note=batch_note(recipe),
-    )
+    return fill(text.TRAINED, layers=_layers(recipe), batch_note=batch_note(recipe))
 
 
 def _layers(recipe: Recipe) -> str:
@@ -103,159 +242,36 @@ def _layers(recipe: Recipe) -> str:
     return "\n".join(laid_out(group, column=12, after=1) + "," for group in groups)
 
 
-def _optimizer(recipe: Recipe) -> str:
-    """Keras' optimizers are given unscaled gradients; they clip what they have accumulated."""
-    arguments = ["learning_rate"]
-    if recipe.clip_norm is not None:
-        arguments.append(f"global_clipnorm={number(recipe.clip_norm)}")
-    if drops_microbatches(recipe):
-        arguments.append(f"gradient_accumulation_steps={recipe.accumulate}")
-    return laid_out(Group("return keras.optimizers.SGD(", tuple(arguments)), column=4)
-
-
-# -- the step
-
-
-def _step_section(recipe: Recipe, comments: Comments) -> str:
-    if _is_keras_scaling(recipe):
-        assert recipe.scaler is not None
-        return program(
-            "# -- The step\n",
-            text.RESULT,
-            fill(
-                text.KERAS_STEP,
-                init_scale=float32_number(recipe.scaler.init_scale),
-                growth_interval=str(recipe.scaler.growth_interval),
-                output_dtype=_output_dtype(recipe),
-            ),
-        )
-    step = fill(
-        text.STEP,
-        batch="batch" if recipe.accumulate == 1 else "micro-batch",
-        more_parameters=", precision" if recipe.schedule else "",
-        state=_state(recipe),
-        set_precision="self.set_precision(precision)" if recipe.schedule else "",
-        set_precision_method=_set_precision_method(recipe),
-        call=_call(recipe),
-        share=", one micro-batch's share of them" if _accumulates(recipe) else "",
-        output_dtype=_output_dtype(recipe),
-        scaled_loss=_scaled_loss(recipe),
-        present_scale=_present_scale_method(recipe),
-    )
-    numbers = {}
-    if _accumulates(recipe):
-        numbers["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
-    return program("# -- The step\n", constants(numbers), text.RESULT, step, text.ALL_FINITE)
-
-
-def _output_dtype(recipe: Recipe) -> str:
-    return f"tf.{recipe.policy.output_dtype}"
-
-
-def _state(recipe: Recipe) -> str:
-    lines = [] if recipe.scaler is None else ["self.loss_scale = LossScale()"]
-    if _accumulates(recipe):
-        totals = "[tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]"
-        lines += [f"self.totals = {totals}", "self.micro_batches = 0"]
-    return "\n".join(lines)
-
-
-def _set_precision_method(recipe: Recipe) -> str:
-    if recipe.schedule is None:
-        return ""
-    names = ["add", "last"] if _accumulates(recipe) else ["run"]
-    retrace = "\n".join(f"self.{name} = tf.function(self.{name}_batch)" for name in names)
-    return fill(text.SET_PRECISION_METHOD, retrace=retrace)
-
-
-def _call(recipe: Recipe) -> str:
-    """The methods that run a batch: traced by decorator, or anew for each precision of a schedule."""
-    scheduled = recipe.schedule is not None
-    parts = {
-        "decorator": "" if scheduled else "@tf.function",
-        "scale": _scale(recipe),
-        "update": _update(recipe),
-    }
-    if _accumulates(recipe):
-        suffix = "_batch" if scheduled else ""
-        names = {"add_name": f"add{suffix}", "last_name": f"last{suffix}"}
-        scale = _present_scale(recipe)
-        return fill(text.ACCUMULATING_CALL, **parts, **names, present_scale=scale)
-    waits = drops_microbatches(recipe)
-    run = fill(
-        text.CALL,
-        **parts,
-        name="run_batch" if scheduled else "__call__",
-        before="steps = tf.identity(self.optimizer.iterations)" if waits else "",
-        after="applied = self.optimizer.iterations > steps" if waits else "",
-        applied="applied" if waits else "applied=finite",
-    )
-    return f"{text.SCHEDULED_CALL}\n{run}" if scheduled else run
-
-
-def _present_scale(recipe: Recipe) -> str:
-    if recipe.scaler is None:
-        return "tf.constant(1.0)"
-    return "self.present_scale()" if recipe.schedule else "tf.identity(self.loss_scale.value)"
-
-
-def _present_scale_method(recipe: Recipe) -> str:
-    return text.PRESENT_SCALE if recipe.schedule and recipe.scaler is not None else ""
-
-
-def _scale(recipe: Recipe) -> str:
-    """The scale of this step, and gradients without it."""
-    lines = f"scale = {_present_scale(recipe)}\n"
-    if recipe.scaler is not None:
-        lines += "gradients = [gradient / scale for gradient in gradients]\n"
-    return lines
-
-
-def _scaled_loss(recipe: Recipe) -> str:
-    scale = "self.present_scale()" if recipe.schedule else "self.loss_scale.value"
-    if recipe.scaler is None:
-        return "loss / ACCUMULATE" if _accumulates(recipe) else "loss"
-    return f"loss * ({scale} / ACCUMULATE)" if _accumulates(recipe) else f"loss * {scale}"
-
-
-def _update(recipe: Recipe) -> str:
-    if recipe.scaler is None:
-        return ""
-    if recipe.schedule is None:
-        return "self.loss_scale.update(finite)"
-    return "if self.precision.scales_loss:\n    self.loss_scale.update(finite)"
-
-
 # -- all of it
 
 
-def _main_section(recipe: Recipe) -> str:
-    scheduled = recipe.schedule is not None
-    uniform = scheduled or is_uniform(recipe)
-    return fill(
-        text.MAIN,
-        set_precision="" if uniform else "set_precision(model, PRECISION)",
-        more=", Schedule().precision" if scheduled else "",
-    )
-
-
-def _native(recipe: Recipe, comments: Comments) -> str:
+def _native(recipe: Recipe, comments: Comments, demo: bool) -> str:
+    numbers = _numbers(recipe, comments) + precision_numbers(recipe, comments)
     body = [
-        _trained_section(recipe),
+        schedule_section(recipe),
         precision_section(recipe),
-        _scale_section(recipe, comments),
-        _step_section(recipe, comments),
-        train_section(recipe),
-        _main_section(recipe),
+        _optimizer_section(recipe),
+        _step_section(recipe),
+        _demo(recipe) if demo else "",
     ]
-    return whole_program(text.HEADER, _imports, body, recipe, comments)
+    usage = {"usage": _usage(recipe)}
+    return module(text.HEADER, usage, _imports, numbers, body, recipe, comments)
+
+
+def _usage(recipe: Recipe) -> str:
+    lines = [text.SET_PRECISION_USAGE] * _sets_precision(recipe)
+    lines += [text.SCHEDULED_USAGE if recipe.schedule else text.USAGE]
+    return "".join([*lines, *[text.CHECK_USAGE] * _has_alarms(recipe)])
 
 
 def _imports(body: str) -> str:
     lines = ["import warnings"] if "warnings.warn(" in body else []
+    lines += ["from collections import namedtuple"]
     lines += ["from collections.abc import Sequence"] if "Sequence[" in body else []
     lines += ["from fnmatch import fnmatchcase"] if "fnmatchcase(" in body else []
-    lines += ["from typing import NamedTuple", "", "import keras", "import numpy as np"]
+    lines += ["from typing import NamedTuple"] if "(NamedTuple)" in body else []
+    lines += ["", "import keras"]
+    lines += ["import numpy as np"] if "np." in body else []
     return "\n".join([*lines, "import tensorflow as tf"])
 
 
@@ -268,6 +284,9 @@ def _native_losses(recipe: Recipe) -> tuple[Loss, ...]:
         if policy.level != "O0" and not is_graph_optimizer(recipe):
             found += _policy_losses(policy)
     found += [*_schedule_loss(recipe), *_accumulation_loss(recipe), *_settings_losses(recipe)]
+    if recipe.scaler and recipe.scaler.dynamic and recipe.scaler.at_min_scale == "raise":
+        msg = "XLA drops the error of an overflow at the smallest scale: compile(jit_compile=False)"
+        found.append(Loss("scaler.at_min_scale", "changes", msg))
     return tuple(dict.fromkeys(found))
 
 
@@ -309,10 +328,8 @@ def _function_loss(key: str, listed: Iterable[str]) -> Loss | None:
         functions = [op for op in functions if op_table.op(op).family != "loss"]
     if not functions:
         return None
-    wrapped = "through InFloat32" if key == "deny" else "on tensors cast to the low precision"
-    msg = (
-        f"{', '.join(functions)}: no layers of Keras; where your model calls them, do it {wrapped}"
-    )
+    to = "float32 (set_precision warns, with the line)" if key == "deny" else "low precision"
+    msg = f"{', '.join(functions)}: no layers of Keras; where your model calls them, cast to {to}"
     return Loss(f"policy.{key}", "changes", msg)
 
 
@@ -346,17 +363,15 @@ def _accumulation_loss(recipe: Recipe) -> list[Loss]:
 # -- with ampbridge
 
 
-def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
-    return fill(
-        text.WITH_AMPBRIDGE,
-        recipe_comment=recipe_comment(recipe, comments),
-        recipe=f"RECIPE = {recipe_code(_honoured(recipe), before='RECIPE = ')}",
-        trained=fill(
-            text.TRAINED,
-            layers=_layers(recipe),
-            optimizer="return keras.optimizers.SGD(learning_rate)",
-            batch_note=batch_note(recipe),
-        ),
+def _with_ampbridge(recipe: Recipe, comments: Comments, demo: bool) -> str:
+    trained = _trained_section(recipe)
+    loss = "make_loss()(y, model(x, training=True))"
+    return module_with_ampbridge(
+        _honoured(recipe),
+        comments,
+        "TensorFlow, Keras 3",
+        ["import keras", "import numpy as np"] if demo else [],
+        demo=demo_section(trained, loss, model="") if demo else "",
     )
 
 

@@ -1,191 +1,377 @@
-"""The text of programs for TensorFlow and Keras 3; ``tensorflow.py`` says what goes where."""
+"""The text of modules for TensorFlow and Keras 3; ``tensorflow.py`` says what goes where."""
 
 HEADER = '''\
-"""Training in mixed precision with TensorFlow and Keras 3; it needs nothing else.
+"""Mixed precision for TensorFlow and Keras 3, which needs nothing else.
 
-Put your own model, optimizer, loss and batches in place of those under "What is trained".
+    import amp_tf as amp  # this file, before the model is made
+    $usage
+
+The loss scale is one of optimizer.variables: model.save and tf.train.Checkpoint save it.
 """
 
 $imports
 
-# Written from this recipe:
-#
+# Of this recipe; the rest of it is numbers:
 $recipe_comment
+
+$constants
 '''
+
+SET_PRECISION_USAGE = "amp.set_precision(model)  # once it has been built, or loaded\n"
+
+USAGE = """\
+optimizer = amp.optimizer(keras.optimizers.SGD(0.01))
+model.compile(optimizer, loss)  # and fit; or in a loop of your own:
+step = amp.train_step(model, optimizer, loss)
+result = step(x, y)
+"""
+
+SCHEDULED_USAGE = """\
+optimizer = amp.optimizer(keras.optimizers.SGD(0.01))
+step = amp.train_step(model, optimizer, loss, amp.Schedule())  # which fit does not follow
+result = step(x, y)
+"""
+
+CHECK_USAGE = "amp.check_skips(optimizer)  # now and then: it waits for the device\n"
 
 # -- precision
 
 FLOAT32_POLICY = """\
-# -- Precision
-
 keras.config.set_dtype_policy("float32")
 """
 
 GRAPH_OPTIMIZER = """\
-# -- Precision
-
 # TensorFlow's graph optimizer casts op by op, by its own lists. It sees what runs in tf.function on
 # a GPU; it does not see eager code, nor what is compiled by XLA.
 tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
 """
 
+DTYPE_POLICY = """\
+keras.config.set_dtype_policy($policy)  # of layers made from here on
+"""
+
 PRECISION = '''\
-# -- Precision
-
-# Layers made from here on compute in $dtype and hold float32 variables.
-keras.config.set_dtype_policy($policy)
-
-
 class Precision(NamedTuple):
     """What a model computes in. Layers are named by class, which names those that derive from it."""
 
     dtype_policy: str
     """Of every layer but the following."""
+    low_layers: Sequence[str] = ()
+    """Those of Keras without weights that do not take the precision in which values arrive."""
     float32_layers: Sequence[str] = ()
-    """Layers whose op must not run in low precision."""
-    following_layers: Sequence[str] = ()
-    """Layers that take the precision in which values arrive: nothing is cast for them."""
-    float32_activations: Sequence[str] = ()
+    float32_functions: Sequence[str] = ()
+    """Of keras.activations and keras.ops."""
     kept: Sequence[str] = ()
     """Layers held in float32 with all below them: patterns of their names, or class names."""
-    $scaling_field
+    follow: bool = False
+    """Whether layers without weights take the precision in which values arrive."""
+    scales_loss: bool = False
+    """Steps in other precisions leave the loss scale as it is."""
 
 
 $precisions
 '''
 
-SCALING_FIELD = '''\
-scales_loss: bool = False
-"""Steps in other precisions leave the loss scale as it is."""
+SET_PRECISION = '''\
+def set_precision(model$parameter):
+    """Give every layer of ``model``, which has been built, its precision."""
+    if not model.built:
+        raise ValueError("build the model first, with keras.Input or a call: layers go by weights")
+    for layer in layers_of(model):
+        layer.dtype_policy, layer.autocast = $dtype_policy, $autocast
+        $activation
+        $warn
+    $parts
+    $check_kept
 '''
 
-SET_PRECISION = '''\
-def set_precision(model, precision):
-    """Give every layer of ``model``, which has been built, its precision.
+ACTIVATION = """\
+function = vars(layer).get("activation")
+if getattr(function, "__name__", None) in $float32_functions:
+    layer.activation = InFloat32(function)
+"""
 
-    Functions that are called by a layer of your own are up to you: InFloat32(keras.ops.softmax)(x).
-    """
-    layers = model._flatten_layers()  # with nested ones: Keras has no public name for it
-    # Attention is one op to Keras: its parts go with it.
-    parts = {id(part) for layer in layers if is_a(layer, ATTENTIONS) for part in below(layer)}
-    for layer in layers:
-        own = id(layer) not in parts
-        denied = own and is_a(layer, precision.float32_layers)
-        layer.dtype_policy = "float32" if denied else precision.dtype_policy
-        layer.autocast = not (own and is_a(layer, precision.following_layers))
-        if "activation" in vars(layer):
-            layer.activation = activation_in(layer.activation, precision)
-    for layer in kept_layers(layers, precision.kept):
-        layer.dtype_policy, layer.autocast = "float32", True
+CHANGING_ACTIVATION = """\
+function = vars(layer).get("activation")
+function = getattr(function, "function", function)
+if getattr(function, "__name__", None) in $float32_functions:
+    layer.activation = InFloat32(function)
+elif function is not None:
+    layer.activation = function
+"""
 
+WARN = """\
+for name in called(layer, $float32_functions):
+    warnings.warn(
+        f"{type(layer).__name__} runs {name} in low precision, the recipe in float32; "
+        f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x)'
+    )
+"""
 
-ATTENTIONS = ("MultiHeadAttention", "GroupQueryAttention")
+PARTS = """\
+for layer in layers_of(model):
+    $together
+    $denied
+"""
 
+TOGETHER = """\
+if is_of_keras(type(layer)) and not follows(layer$argument):
+    for part in layers_of(layer):  # one op with the layer, as in attention
+        part.autocast = True
+"""
 
+DENIED = """\
+if $denied:
+    for part in layers_of(layer):
+        part.dtype_policy, part.autocast = "float32", True
+"""
+
+CHECK_KEPT = """\
+for pattern in $kept:
+    if not any(is_named(layer, [pattern]) for layer in layers_of(model)):
+        raise ValueError(f"{pattern!r} names no layer of this model")
+"""
+
+FOLLOWS = '''\
+def follows(layer$parameter):
+    """Whether it takes values as they arrive: a model, or a layer of Keras without weights."""
+    $early
+    weightless = is_of_keras(type(layer)) and not layer.weights
+    return isinstance(layer, keras.Model) or weightless$but_low
+'''
+
+LAYERS = '''\
+def layers_of(model):
+    """The model, and all layers in it: a layer has those of its attributes in a list of Keras'."""
+    found, rest = {}, [model]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, keras.Layer) and id(value) not in found:
+            found[id(value)] = value
+            rest += vars(value).values()
+        elif isinstance(value, (list, tuple)):
+            rest += value
+    return list(found.values())
+'''
+
+IS_A = '''\
 def is_a(layer, names):
     """Whether one of ``names`` is that of the layer's class, or of one from which it derives."""
     return any(base.__name__ in names for base in type(layer).__mro__)
+'''
 
+IS_OF_KERAS = """\
+def is_of_keras(cls):
+    return cls.__module__.startswith("keras.")
+"""
 
-def below(layer):
-    """All that ``layer`` is made of."""
-    return layer._flatten_layers(include_self=False)
+CALLED = '''\
+def called(layer, functions):
+    """Those that a model calls, a Lambda, or a method of a class of yours, unless it also casts."""
+    own = [cls for cls in reversed(type(layer).__mro__) if not is_of_keras(cls)]
+    found = {"": vars(layer).get("function"), **{n: f for cls in own for n, f in vars(cls).items()}}
+    names = [set(f.__code__.co_names) for f in found.values() if hasattr(f, "__code__")]
+    ops = [each for each in getattr(layer, "operations", ()) if not isinstance(each, keras.Layer)]
+    names = [*names, {type(op).__name__.lower() for op in ops}]
+    names = set().union(*(each for each in names if "cast" not in each))
+    return [each for each in functions if {each, each.replace("_", "")} & names]
+'''
 
-
-def kept_layers(layers, patterns):
-    """The layers that ``patterns`` name, and all below them."""
-    kept = []
-    for pattern in patterns:
-        found = [layer for layer in layers if is_named(layer, pattern)]
-        if not found:
-            raise ValueError(f"{pattern!r} names no layer of this model")
-        kept += [part for layer in found for part in (layer, *below(layer))]
-    return kept
-
-
-def is_named(layer, pattern):
-    """Whether ``pattern`` is the layer's class, or matches its name or its dotted path."""
+IS_NAMED = '''\
+def is_named(layer, patterns):
+    """Whether a pattern is the layer's class, or matches its name or its dotted path."""
     names = (layer.name, (layer.path or "").replace("/", "."))
-    return pattern == type(layer).__name__ or any(fnmatchcase(name, pattern) for name in names)
+    matches = any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    return matches or type(layer).__name__ in patterns
+'''
 
-
+IN_FLOAT32 = '''\
+@keras.saving.register_keras_serializable(__name__)
 class InFloat32:
-    """``function``, computed in float32 whatever it is given."""
+    """An activation, computed in float32 whatever it is given."""
 
     def __init__(self, function):
-        self.function = function
+        self.function = keras.activations.get(function)
 
-    def __call__(self, *args, **kwargs):
-        return self.function(*cast(args, tf.float32), **cast(kwargs, tf.float32))
+    def __call__(self, x):
+        return self.function(cast(x, "float32"))
 
+    def get_config(self):
+        return {"function": keras.activations.serialize(self.function)}
 
-def activation_in(function, precision):
-    """A layer's activation, in float32 where the precision says so."""
-    function = getattr(function, "function", function)
-    denied = getattr(function, "__name__", None) in precision.float32_activations
-    return InFloat32(function) if denied else function
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
 '''
 
 CAST = '''\
 def cast(values, dtype):
-    """Tensors of up to 32 bits in ``dtype``, everything else as it is."""
-
-    def one(value):
-        floating = getattr(value, "dtype", None) in (tf.float16, tf.bfloat16, tf.float32)
-        return tf.cast(value, dtype) if floating else value
-
-    return tf.nest.map_structure(one, values)
+    """Floats of up to 32 bits in ``dtype``, everything else as it is."""
+    floats = (tf.float16, tf.bfloat16, tf.float32)
+    return tf.nest.map_structure(
+        lambda v: tf.cast(v, dtype) if getattr(v, "dtype", None) in floats else v, values
+    )
 '''
 
-# -- loss scaling
+# -- the optimizer
 
-LOSS_SCALE = '''\
-# -- Loss scaling
-
-$constants
-
-
-class LossScale(tf.Module):
-    """What the loss is multiplied by, so that small gradients do not become zero in float16.
-
-    $rule
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.value = tf.Variable(INIT_SCALE, trainable=False, dtype=tf.float32)
-        $counters
-
-    def update(self, finite):
-        """After each step: whether its gradients were all finite."""
-        $counting
-        $growing
-        $falling
-        scale = tf.where(grows, larger, self.value)
-        $assigning
+KERAS_OPTIMIZER = '''\
+def optimizer(inner):
+    """``inner``, a Keras optimizer, under Keras' own loss scaling."""
+    $settings
+    return keras.optimizers.LossScaleOptimizer(
+        inner, initial_scale=INIT_SCALE, dynamic_growth_steps=GROWTH_INTERVAL
+    )
 '''
 
-STATIC_LOSS_SCALE = '''\
-# -- Loss scaling
+OPTIMIZER = '''\
+def optimizer(inner):
+    """``inner``, a Keras optimizer, by the recipe."""
+    $settings
+    return AmpOptimizer(inner, initial_scale=$initial_scale)
 
-$constants
 
+@keras.saving.register_keras_serializable(__name__)
+class AmpOptimizer(keras.optimizers.LossScaleOptimizer):
+    """$rule"""
 
-class LossScale(tf.Module):
-    """What the loss is multiplied by, so that small gradients do not become zero in float16."""
+    $scales_loss
 
-    def __init__(self):
-        super().__init__()
-        self.value = tf.Variable(INIT_SCALE, trainable=False, dtype=tf.float32)
+    def build(self, variables):
+        super().build(variables)
+        $build
 
-    def update(self, finite):
-        """It stays; a step whose gradients are not finite is skipped."""
+    $scale_loss
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        $apply
+
+    $finish
 '''
 
-# -- what is trained
+STEP = """\
+finite = self.check_finite(grads)
+$unscale
+$apply
+self.skips.assign_add(keras.ops.where(finite, 0, 1))
+$count
+$update
+"""
+
+UNSCALE = "grads = [g if g is None else keras.ops.divide(g, $scale) for g in grads]"
+
+COUNT = "self.skipped.assign(keras.ops.where(finite, 0, self.skipped + 1))"
+
+SCALE_LOSS = """\
+def scale_loss(self, loss):
+    return super().scale_loss(loss / ACCUMULATE)
+"""
+
+SCHEDULED_SCALE_LOSS = '''\
+def scale_loss(self, loss):
+    return super().scale_loss($share) if self.scales_loss else $share
+
+def scale(self):
+    """What the loss is multiplied by in this precision."""
+    return tf.identity(self.dynamic_scale) if self.scales_loss else tf.constant(1.0)
+'''
+
+BUILD_TOTALS = """\
+self.micro_batches = self.add_variable((), "zeros", "int32", name="micro_batches")
+self.totals = [self.add_variable(v.shape, "zeros", "float32") for v in variables]
+"""
+
+ADD_UP = """\
+for total, grad in zip(self.totals, grads):
+    if grad is not None:
+        total.assign_add(tf.convert_to_tensor(grad))
+self.micro_batches.assign_add(1)
+last = tf.equal(self.micro_batches % ACCUMULATE, 0)
+tf.cond(last, lambda: self.finish(trainable_variables), lambda: None)
+"""
+
+FINISH = '''\
+def finish(self, variables):
+    """The step of all micro-batches; an overflow in one drops it."""
+    grads = [tf.identity(total) for total in self.totals]
+    $step
+    for total in self.totals:
+        total.assign(tf.zeros_like(total))
+'''
+
+UPDATE = """\
+$counting
+$growing
+$falling
+scale = keras.ops.where(grows, larger, self.dynamic_scale)
+$assigning
+"""
+
+CHECK_SKIPS = '''\
+def check_skips(optimizer):
+    """Warn or raise if nothing is being trained. It waits for the device: call it now and then."""
+    $checks
+'''
+
+RAISE = """\
+if int(optimizer.skipped) >= $steps:
+    raise RuntimeError("at least $steps steps in a row were skipped")
+"""
+
+WARN_OF_SKIPS = """\
+if int(optimizer.skipped) >= $steps:
+    warnings.warn("at least $steps steps in a row were skipped: nothing is being trained")
+"""
+
+# -- the step
+
+TRAIN_STEP = '''\
+Result = namedtuple("Result", "loss scale applied overflowed")  # of tensors: looking at one waits
+
+
+def train_step(model, optimizer, loss_fn$parameter):
+    """``step(x, y)``, which trains by one $batch, for a loop of your own."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def $name(x, y$traced_parameter):
+        scale, steps = $scale, tf.identity(optimizer.iterations)
+        $before
+        with tf.GradientTape() as tape:
+            predictions = cast(model(x, training=True), "$output_dtype")
+            loss = tf.add_n(cast([loss_fn(y, predictions), *model.losses], "float32"))
+            scaled_loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled_loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return Result(loss, scale, optimizer.iterations > steps, $overflowed)
+
+    $scheduled
+
+    return step
+'''
+
+SCHEDULED_STEP = """\
+in_effect = None
+
+def step(x, y):
+    nonlocal in_effect
+    precision = schedule.precision
+    if precision is not in_effect:
+        set_precision(model, precision)
+        in_effect, optimizer.scales_loss = precision, precision.scales_loss
+    result = traced(x, y, precision)
+    $after_step
+    return result
+
+"""
+
+# -- a demo
 
 TRAINED = '''\
-# -- What is trained
+# -- A demo
 
 
 def make_model():
@@ -198,7 +384,7 @@ def make_model():
 
 
 def make_optimizer(learning_rate=0.01):
-    $optimizer
+    return keras.optimizers.SGD(learning_rate)
 
 
 def make_loss():
@@ -213,192 +399,21 @@ def batches(count=100, size=16):
         yield x, x[:, :8] - x[:, 8:16]
 '''
 
-# -- the step
+MAIN = '''\
+def train(model, optimizer, batches):
+    """Run all batches; yields each step's result."""
+    step = train_step(model, optimizer, make_loss()$schedule)
+    for x, y in batches:
+        yield step(x, y)
+        $check
 
-RESULT = '''\
-class Result(NamedTuple):
-    """What a step did, as tensors: looking at one waits for the device."""
 
-    loss: tf.Tensor
-    scale: tf.Tensor
-    """What the loss was multiplied by."""
-    applied: tf.Tensor
-    """Whether the optimizer ran."""
-    overflowed: tf.Tensor
-    """Whether the gradients held inf or NaN, which are dropped."""
-'''
-
-KERAS_STEP = '''\
-class TrainStep:
-    """``result = step(x, y)`` trains ``model``, which has been built, by one batch.
-
-    Keras' own optimizer scales the loss: it halves the scale and skips the step where gradients
-    overflow, and doubles it after $growth_interval finite steps in a row.
-    """
-
-    def __init__(self, model, optimizer, loss):
-        self.model, self.loss = model, loss
-        self.optimizer = keras.optimizers.LossScaleOptimizer(
-            optimizer,
-            initial_scale=$init_scale,
-            dynamic_growth_steps=$growth_interval,
-        )
-        self.optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def __call__(self, x, y):
-        optimizer, variables = self.optimizer, self.model.trainable_variables
-        with tf.GradientTape() as tape:
-            predictions = cast(self.model(x, training=True), $output_dtype)
-            loss = tf.cast(self.loss(y, predictions), tf.float32)
-            scaled_loss = optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled_loss, variables)
-        scale, steps = tf.identity(optimizer.dynamic_scale), tf.identity(optimizer.iterations)
-        optimizer.apply(gradients, variables)
-        applied = optimizer.iterations > steps
-        return Result(loss, scale, applied, overflowed=optimizer.dynamic_scale < scale)
-'''
-
-STEP = '''\
-class TrainStep:
-    """``result = step(x, y)`` trains ``model``, which has been built, by one $batch."""
-
-    def __init__(self, model, optimizer, loss$more_parameters):
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        $state
-        optimizer.build(model.trainable_variables)
-        $set_precision
-
-    $set_precision_method
-
-    $call
-
-    def scaled_gradients(self, x, y):
-        """The loss, and the gradients of the loss times the scale$share."""
-        variables = self.model.trainable_variables
-        with tf.GradientTape() as tape:
-            predictions = cast(self.model(x, training=True), $output_dtype)
-            loss = tf.cast(self.loss(y, predictions), tf.float32)
-            scaled_loss = $scaled_loss
-        gradients = tape.gradient(scaled_loss, variables, unconnected_gradients="zero")
-        return loss, [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
-
-    $present_scale
-'''
-
-SET_PRECISION_METHOD = '''\
-def set_precision(self, precision):
-    """From the next step on; it is traced anew, since a trace holds the precision it began with."""
-    self.precision = precision
-    set_precision(self.model, precision)
-    $retrace
-'''
-
-CALL = """\
-$decorator
-def $name(self, x, y):
-    loss, gradients = self.scaled_gradients(x, y)
-    $scale
-    finite = all_finite(gradients)
-    $before
-    if finite:
-        self.optimizer.apply(gradients, self.model.trainable_variables)
-    $update
-    $after
-    return Result(loss, scale, $applied, overflowed=tf.logical_not(finite))
-"""
-
-ACCUMULATING_CALL = '''\
-def __call__(self, x, y):
-    """Adds up gradients; the optimizer runs with the last of ``ACCUMULATE`` micro-batches."""
-    self.micro_batches += 1
-    if self.micro_batches % ACCUMULATE == 0:
-        return self.last(x, y)
-    return self.add(x, y)
-
-$decorator
-def $add_name(self, x, y):
-    loss, gradients = self.scaled_gradients(x, y)
-    for total, gradient in zip(self.totals, gradients):
-        total.assign_add(gradient)
-    scale, no = $present_scale, tf.constant(False)
-    return Result(loss, scale, applied=no, overflowed=no)
-
-$decorator
-def $last_name(self, x, y):
-    loss, gradients = self.scaled_gradients(x, y)
-    gradients = [total + gradient for total, gradient in zip(self.totals, gradients)]
-    $scale
-    finite = all_finite(gradients)  # an overflow in one micro-batch drops the whole step
-    if finite:
-        self.optimizer.apply(gradients, self.model.trainable_variables)
-    for total in self.totals:
-        total.assign(tf.zeros_like(total))
-    $update
-    return Result(loss, scale, applied=finite, overflowed=tf.logical_not(finite))
-'''
-
-SCHEDULED_CALL = """\
-def __call__(self, x, y):
-    return self.run(x, y)
-"""
-
-PRESENT_SCALE = '''\
-def present_scale(self):
-    """What the loss is multiplied by in this precision."""
-    scaled = self.precision.scales_loss
-    return tf.identity(self.loss_scale.value) if scaled else tf.constant(1.0)
-'''
-
-ALL_FINITE = '''\
-def all_finite(tensors):
-    """Whether no element is inf or NaN."""
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
-'''
-
-# -- all of it
-
-MAIN = """\
 def main():
     model = make_model()
     $set_precision
-    step = TrainStep(model, make_optimizer(), make_loss()$more)
-    for number, result in enumerate(train(step, batches())):
+    results = train(model, optimizer(make_optimizer()), batches())
+    for number, result in enumerate(results):
         print(f"{number}: loss {result.loss:.6f}, scale {result.scale:g}, applied {result.applied}")
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-# -- with ampbridge
-
-WITH_AMPBRIDGE = '''\
-"""Training in mixed precision with TensorFlow, Keras 3 and ampbridge."""
-
-import keras
-import numpy as np
-
-import ampbridge as amp
-
-# The recipe, as `ampbridge port --to toml` has it:
-#
-$recipe_comment
-$recipe
-
-
-$trained
-
-
-def loss_fn(model, x, y):
-    return make_loss()(y, model(x, training=True))
-
-
-def main():
-    model = make_model()
-    step = amp.train_step(loss_fn, model, make_optimizer(), recipe=RECIPE)
-    for x, y in batches():
-        print(step(x, y))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from ampbridge.port.writers import Form, Target
+from ampbridge.port.writers import Comments, Form, Target
 from ampbridge.port.writers.ampbridge import no_losses
 from ampbridge.training.recipe import Recipe
 
-_FORM = Form(Recipe.to_toml, no_losses)
+
+def _toml(recipe: Recipe, comments: Comments, demo: bool) -> str:
+    return recipe.to_toml(comments)
+
+
+_FORM = Form(_toml, no_losses)
 TARGET = Target(native=_FORM, with_ampbridge=_FORM)

@@ -1,4 +1,4 @@
-"""Recipes as programs for torch.
+"""Recipes as modules for torch.
 
 ``torch.autocast`` casts op by op, on CUDA by the lists of the list set "torch". Where a recipe says
 otherwise, a function mode on top of it casts for the functions in question. At O2 the model is called
@@ -15,29 +15,34 @@ from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge.port.writers import Comments, Form, Loss, Target, eager_text
 from ampbridge.port.writers import torch_text as text
-from ampbridge.port.writers.ampbridge import no_losses, recipe_code
+from ampbridge.port.writers.ampbridge import demo_section, module_with_ampbridge, no_losses
 from ampbridge.port.writers.code import (
     Group,
     Item,
-    constants,
+    constant_words,
     fill,
-    float32_number,
     laid_out,
     named,
-    number,
     program,
-    recipe_comment,
     words,
 )
-from ampbridge.port.writers.eager import backward, loss_scale_section, present_scale
+from ampbridge.port.writers.eager import (
+    backward,
+    loss_scale_section,
+    numbers,
+    present_scale,
+    saved,
+    state_methods,
+)
 from ampbridge.port.writers.loop import (
+    alarms,
     batch_note,
     drops_microbatches,
     model_parts,
+    module,
     precision_names,
     schedule_section,
     train_section,
-    whole_program,
 )
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.training.recipe import Recipe, Scaling
@@ -113,12 +118,6 @@ def _rounds_weights(recipe: Recipe) -> bool:
     return any(policy.level == "O2" and not policy.master_weights for policy in recipe.policies)
 
 
-def _has_precision(recipe: Recipe) -> bool:
-    """Whether there is more to say than ``torch.autocast`` can be told."""
-    scheduled = recipe.schedule is not None
-    return scheduled or _has_lists(recipe) or _keeps(recipe) or _casts_weights(recipe)
-
-
 def _output_dtypes_differ(recipe: Recipe) -> bool:
     return len({policy.output_dtype for policy in recipe.policies}) > 1
 
@@ -131,29 +130,66 @@ def _saves_low(recipe: Recipe) -> bool:
 # -- precision
 
 
-def _precision_section(recipe: Recipe) -> str:
-    cast = text.CAST
-    if not _has_precision(recipe):
-        return f"# -- Precision\n\n\n{cast}"
-    with_lists, keeps = _has_lists(recipe), _keeps(recipe)
-    precision = fill(
-        text.PRECISION,
-        functions=text.FUNCTION_FIELDS if with_lists else "",
-        low_weights=text.LOW_WEIGHTS_FIELD if _casts_weights(recipe) else "",
-        master_weights=text.MASTER_WEIGHTS_FIELD if _rounds_weights(recipe) else "",
-        kept=eager_text.KEPT_FIELD if keeps else "",
-        output_dtype=text.OUTPUT_DTYPE_FIELD if _output_dtypes_differ(recipe) else "",
-        scales_loss=text.SCALES_LOSS_FIELD if recipe.schedule else "",
-        precisions=_precisions(recipe),
+def _precision_numbers(recipe: Recipe) -> str:
+    """The constants of it, where no schedule changes it."""
+    if recipe.schedule is not None:
+        return ""
+    groups = {**_function_groups(recipe.policy), "kept": _kept(recipe.policy)}
+    return "".join(
+        f"{constant_words(name.upper(), group)}\n" for name, group in groups.items() if group
     )
+
+
+def _function_groups(policy: Policy) -> Mapping[str, Sequence[str]]:
+    functions = _functions(policy)
+    return {
+        "low_functions": functions["allow"],
+        "float32_functions": functions["deny"],
+        "widest_functions": functions["promote"],
+    }
+
+
+def _precision_section(recipe: Recipe) -> str:
+    with_lists, keeps = _has_lists(recipe), _keeps(recipe)
     return program(
-        precision,
+        _scheduled_precision(recipe) if recipe.schedule else "",
         schedule_section(recipe),
-        text.OP_LISTS if with_lists else "",
+        _op_lists_section(recipe) if with_lists else "",
         _keep_section() if keeps else "",
         _low_weights_section(recipe) if _casts_weights(recipe) else "",
-        cast,
+        _autocast_section(recipe),
+        text.CAST,
     )
+
+
+def _scheduled_precision(recipe: Recipe) -> str:
+    return fill(
+        text.PRECISION,
+        functions=text.FUNCTION_FIELDS if _has_lists(recipe) else "",
+        low_weights=text.LOW_WEIGHTS_FIELD if _casts_weights(recipe) else "",
+        master_weights=text.MASTER_WEIGHTS_FIELD if _rounds_weights(recipe) else "",
+        kept=eager_text.KEPT_FIELD if _keeps(recipe) else "",
+        output_dtype=text.OUTPUT_DTYPE_FIELD if _output_dtypes_differ(recipe) else "",
+        scales_loss=text.SCALES_LOSS_FIELD,
+        precisions=_precisions(recipe),
+    )
+
+
+def _op_lists_section(recipe: Recipe) -> str:
+    if recipe.schedule is not None:
+        return fill(text.OP_LISTS, lists="a precision names", dtypes=text.SCHEDULED_DTYPES)
+    dtypes = {
+        "low_functions": f", torch.{recipe.policy.dtype}",
+        "float32_functions": ", torch.float32",
+        "widest_functions": "",
+    }
+    entries = tuple(
+        f"**dict.fromkeys({name.upper()}{dtypes[name]})"
+        for name, group in _function_groups(recipe.policy).items()
+        if group
+    )
+    dtypes_of_names = laid_out(Group("dtypes = {", entries, "}"), column=4)
+    return fill(text.OP_LISTS, lists="are listed above", dtypes=dtypes_of_names)
 
 
 def _keep_section() -> str:
@@ -164,13 +200,15 @@ def _keep_section() -> str:
 
 
 def _low_weights_section(recipe: Recipe) -> str:
-    keeps = _keeps(recipe)
+    keeps, scheduled = _keeps(recipe), recipe.schedule is not None
     early = "if not precision.low_weights:\n    return {}"
+    kept = "precision.kept" if scheduled else "KEPT"
     return fill(
         text.LOW_WEIGHTS,
+        parameter=", precision" if scheduled else "",
         and_kept=" and kept layers" if keeps else "",
-        early=early if recipe.schedule else "",
-        kept="layers += kept_layers(model, precision.kept)" if keeps else "",
+        early=early if scheduled else "",
+        kept=f"layers += kept_layers(model, {kept})" if keeps else "",
     )
 
 
@@ -181,14 +219,9 @@ def _precisions(recipe: Recipe) -> str:
 
 def _precision(recipe: Recipe, policy: Policy, name: str) -> str:
     """``name = Precision(...)`` of one policy; what is as usual is left out."""
-    functions = _functions(policy)
-    groups = {
-        "low_functions": functions["allow"],
-        "float32_functions": functions["deny"],
-        "widest_functions": functions["promote"],
-    }
+    groups = _function_groups(policy).items()
     arguments: list[Item] = [f"torch.{policy.dtype}"]
-    arguments += [words(name, group) for name, group in groups.items() if group]
+    arguments += [words(name, group) for name, group in groups if group]
     if policy.level == "O2":
         arguments.append(named("low_weights", True))
         if not policy.master_weights:
@@ -204,81 +237,79 @@ def _precision(recipe: Recipe, policy: Policy, name: str) -> str:
 
 # -- loss scaling
 
+OF_GRAD_SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
-def _scale_section(recipe: Recipe, comments: Comments) -> str:
-    if recipe.scaler is None or _is_grad_scaler(recipe):
+
+def _scale_section(recipe: Recipe) -> str:
+    if recipe.scaler is None:
         return ""
-    return loss_scale_section(recipe.scaler, comments)
+    if not _is_grad_scaler(recipe):
+        return loss_scale_section(recipe.scaler)
+    arguments = ("DEVICE", *(f"{name}={name.upper()}" for name in OF_GRAD_SCALER))
+    made = laid_out(Group("return torch.amp.GradScaler(", arguments), column=4)
+    return fill(eager_text.SCALER, made=made)
 
 
-# -- the sections of a program
+# -- the step
 
 
-def _trained_section(recipe: Recipe) -> str:
-    parts = model_parts(recipe, "add_module")
-    return fill(text.TRAINED, **parts, batch_note=batch_note(recipe))
-
-
-def _step_section(recipe: Recipe, comments: Comments) -> str:
+def _step_section(recipe: Recipe) -> str:
+    native = _is_grad_scaler(recipe)
     step = fill(
         text.STEP,
         batch="batch" if recipe.accumulate == 1 else "micro-batch",
-        more_parameters=", precision" if _has_precision(recipe) else "",
+        more_parameters=", precision" if recipe.schedule else "",
         state=_state(recipe),
-        set_precision="self.set_precision(precision)" if _has_precision(recipe) else "",
-        set_precision_method=_set_precision_method(recipe),
+        set_precision="self.set_precision(precision)" if recipe.schedule else _precise(recipe),
+        set_precision_method=_set_precision_method(recipe) if recipe.schedule else "",
         call=_call(recipe),
         forward=_forward(recipe),
         predictions_method=_predictions_method(recipe),
-        round_method=text.ROUND_METHOD if _rounds_weights(recipe) else "",
+        round_method=fill(text.ROUND_METHOD, dtype=_dtype(recipe))
+        if _rounds_weights(recipe)
+        else "",
+        state_methods=state_methods(recipe, native),
     )
-    accumulated = (str(recipe.accumulate), comments.get("step.accumulate", ""))
     return program(
-        "# -- The step\n",
-        constants({"ACCUMULATE": accumulated} if recipe.accumulate > 1 else {}),
-        fill(eager_text.RESULT, tensor="torch.Tensor"),
+        eager_text.RESULT,
         step,
-        "" if _is_grad_scaler(recipe) else text.ALL_FINITE,
+        "" if native else text.ALL_FINITE,
         fill(text.SAVE_DTYPE, dtype=recipe.save_dtype or "") if _saves_low(recipe) else "",
     )
+
+
+def _dtype(recipe: Recipe) -> str:
+    """The low precision, in a method of a step."""
+    return "self.precision.dtype" if recipe.schedule else f"torch.{recipe.policy.dtype}"
 
 
 def _state(recipe: Recipe) -> str:
     lines = []
     if _is_grad_scaler(recipe):
-        assert recipe.scaler is not None
-        lines.append(laid_out(_grad_scaler(recipe.scaler), column=8))
+        lines.append("self.scaler = scaler()")
     elif recipe.scaler is not None:
         lines.append("self.loss_scale = LossScale()")
     if recipe.accumulate > 1:
         lines.append("self.micro_batches = 0")
+    if alarms(recipe):
+        lines.append("self.skipped = 0")
     if _saves_low(recipe):
         lines.append("model.register_state_dict_post_hook(save_low)")
     return "\n".join(lines)
 
 
-def _grad_scaler(scaling: Scaling) -> Item:
-    arguments = (
-        "DEVICE",
-        f"init_scale={float32_number(scaling.init_scale)}",
-        f"growth_factor={float32_number(scaling.growth_factor)}",
-        f"backoff_factor={float32_number(scaling.backoff_factor)}",
-        f"growth_interval={scaling.growth_interval}",
-    )
-    return Group("self.scaler = torch.amp.GradScaler(", arguments)
-
-
 def _set_precision_method(recipe: Recipe) -> str:
-    if not _has_precision(recipe):
-        return ""
-    weights = "self.weights = weights_to_cast(self.model, precision)"
-    return fill(
-        text.SET_PRECISION_METHOD,
-        lists="self.lists = OpLists(precision)" if _has_lists(recipe) else "",
-        keep="keep(self.model, precision.kept)" if _keeps(recipe) else "",
-        weights=weights if _casts_weights(recipe) else "",
-        round=_round(recipe),
-    )
+    return fill(text.SET_PRECISION_METHOD, precise=_precise(recipe))
+
+
+def _precise(recipe: Recipe) -> str:
+    """What a step does to a model for its precision."""
+    scheduled = recipe.schedule is not None
+    kept = "precision.kept" if scheduled else "KEPT"
+    argument = ", precision" if scheduled else ""
+    lines = [f"keep(self.model, {kept})"] * _keeps(recipe)
+    lines += [f"self.weights = weights_to_cast(self.model{argument})"] * _casts_weights(recipe)
+    return "\n".join([*lines, _round(recipe)])
 
 
 def _round(recipe: Recipe) -> str:
@@ -304,6 +335,7 @@ def _call(recipe: Recipe) -> str:
         "clip": _clip(recipe),
         "round": _round(recipe),
         "update": _update(recipe),
+        "alarms": alarms(recipe),
     }
     if drops_microbatches(recipe):
         return fill(text.DROP_MICROBATCH_CALL, **parts)
@@ -320,14 +352,14 @@ def _grad_scaler_call(recipe: Recipe) -> str:
         wait=fill(eager_text.WAIT, scale="scale") if accumulates else "",
         clip=clip if recipe.clip_norm is not None else "",
         round=_round(recipe),
+        alarms=alarms(recipe),
     )
 
 
 def _clip(recipe: Recipe) -> str:
     if recipe.clip_norm is None:
         return ""
-    norm = number(recipe.clip_norm)
-    return f"nn.utils.clip_grad_norm_(self.model.parameters(), {norm})"
+    return "nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)"
 
 
 def _update(recipe: Recipe) -> str:
@@ -344,60 +376,93 @@ def _forward(recipe: Recipe) -> str:
     if _output_dtypes_differ(recipe):
         returned = "self.precision.output_dtype"
     loss = f"loss = self.loss(cast({model}, {returned}), y)"
+    if not _region(recipe):
+        return f"{loss}\nreturn loss.float()"
+    region = "autocast(self.precision)" if recipe.schedule else "autocast()"
+    return f"with {region}:\n    {loss}\nreturn loss.float()"
+
+
+def _autocast_section(recipe: Recipe) -> str:
+    """``def autocast``; none where everything is float32."""
     region = _region(recipe)
     if not region:
-        return f"{loss}\nreturn loss.float()"
-    dtype = "dtype = self.precision.dtype\n" if _has_precision(recipe) else ""
-    return f"{dtype}with {region}:\n    {loss}\nreturn loss.float()"
+        return ""
+    parameter = "precision" if recipe.schedule else ""
+    enabled = "enabled = precision.dtype is not torch.float32\n" * ("enabled" in region)
+    returned, decorator = f"return {region}", ""
+    if _has_lists(recipe):
+        returned, decorator = (
+            f"with {region}, OpLists({parameter}):\n    yield",
+            "@contextmanager\n",
+        )
+    return decorator + fill(eager_text.AUTOCAST, parameter=parameter, region=enabled + returned)
 
 
 def _region(recipe: Recipe) -> str:
-    """What the model and the loss run in; nothing in float32 alone."""
+    """What torch is told of the precision; nothing in float32 alone."""
     if all(policy.level == "O0" for policy in recipe.policies):
         return ""
-    if not _has_precision(recipe):
+    if recipe.schedule is None:
         return f"torch.autocast(DEVICE, dtype=torch.{recipe.policy.dtype})"
     switched = any(policy.level == "O0" for policy in recipe.policies)
-    enabled = ", enabled=dtype is not torch.float32" if switched else ""
-    autocast = f"torch.autocast(DEVICE, dtype=dtype{enabled})"
-    return f"{autocast}, self.lists" if _has_lists(recipe) else autocast
+    enabled = ", enabled=enabled" if switched else ""
+    return f"torch.autocast(DEVICE, dtype=precision.dtype{enabled})"
 
 
 def _predictions_method(recipe: Recipe) -> str:
     if not _casts_weights(recipe):
         return ""
     early = "if not self.precision.low_weights:\n    return self.model(x)"
-    return fill(text.PREDICTIONS_METHOD, early=early if recipe.schedule else "")
+    return fill(
+        text.PREDICTIONS_METHOD, early=early if recipe.schedule else "", dtype=_dtype(recipe)
+    )
 
 
 # -- all of it
 
 
-def _native(recipe: Recipe, comments: Comments) -> str:
+def _native(recipe: Recipe, comments: Comments, demo: bool) -> str:
     body = [
-        _trained_section(recipe),
         _precision_section(recipe),
-        _scale_section(recipe, comments),
-        _step_section(recipe, comments),
-        train_section(recipe),
-        _main_section(recipe),
+        _scale_section(recipe),
+        _step_section(recipe),
+        train_section(recipe) if recipe.schedule else "",
+        _demo(recipe) if demo else "",
     ]
-    return whole_program(text.HEADER, _imports, body, recipe, comments)
+    of_scaler = OF_GRAD_SCALER if _is_grad_scaler(recipe) else ()
+    at_the_top = numbers(recipe, comments, of_scaler) + _precision_numbers(recipe)
+    header = {"usage": _usage(recipe), "saved": saved(recipe)}
+    return module(text.HEADER, header, _imports, at_the_top, body, recipe, comments)
 
 
-def _main_section(recipe: Recipe) -> str:
-    precision = ""
-    if _has_precision(recipe):
-        precision = ", Schedule().precision" if recipe.schedule else ", PRECISION"
-    return fill(text.MAIN, more=precision)
+def _usage(recipe: Recipe) -> str:
+    if recipe.schedule is not None:
+        return eager_text.SCHEDULED_USAGE
+    return eager_text.USAGE
+
+
+def _demo(recipe: Recipe) -> str:
+    scheduled = recipe.schedule is not None
+    main = fill(text.MAIN, more=", Schedule().precision" if scheduled else "")
+    return program(_trained_section(recipe), "" if scheduled else train_section(recipe), main)
+
+
+def _trained_section(recipe: Recipe) -> str:
+    parts = model_parts(recipe, "add_module")
+    return fill(text.TRAINED, **parts, batch_note=batch_note(recipe))
 
 
 def _imports(body: str) -> str:
     lines = ["import warnings"] if "warnings.warn(" in body else []
+    lines += ["from collections import namedtuple"]
     lines += ["from collections.abc import Sequence"] if "Sequence[" in body else []
+    lines += ["from contextlib import contextmanager"] if "@contextmanager" in body else []
     lines += ["from fnmatch import fnmatchcase"] if "fnmatchcase(" in body else []
-    lines += ["from typing import NamedTuple", "", "import numpy as np", "import torch"]
-    lines += ["from torch import nn"]
+    lines += ["from typing import NamedTuple"] if "(NamedTuple)" in body else []
+    lines += [""]
+    lines += ["import numpy as np"] if "np." in body else []
+    lines += ["import torch"]
+    lines += ["from torch import nn"] if "nn." in body else []
     lines += ["from torch.func import functional_call"] if "functional_call(" in body else []
     mode = "from torch.overrides import TorchFunctionMode"
     lines += [mode] if "TorchFunctionMode" in body else []
@@ -413,7 +478,7 @@ def _native_losses(recipe: Recipe) -> tuple[Loss, ...]:
         if policy.level != "O0":
             found += _policy_losses(policy)
     if recipe.save_dtype is not None and recipe.schedule and _casts_weights(recipe):
-        msg = "the program saves float32, under every policy of the schedule"
+        msg = "state_dict holds float32, under every policy of the schedule"
         found.append(Loss("decorate.save_dtype", "lost", msg))
     return tuple(dict.fromkeys(found))
 
@@ -462,15 +527,13 @@ def _nameless_losses(policy: Policy) -> list[Loss]:
 # -- with ampbridge
 
 
-def _with_ampbridge(recipe: Recipe, comments: Comments) -> str:
-    return program(
-        fill(
-            text.WITH_AMPBRIDGE,
-            recipe_comment=recipe_comment(recipe, comments),
-            recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
-            trained=_trained_section(recipe),
-        )
-    )
+def _with_ampbridge(recipe: Recipe, comments: Comments, demo: bool) -> str:
+    if not demo:
+        return module_with_ampbridge(recipe, comments, "PyTorch")
+    imports = ["import numpy as np", "import torch", "from torch import nn"]
+    trained = f"{text.DEVICE}\n\n{_trained_section(recipe)}"
+    shown = demo_section(trained, "make_loss()(model(x), y)", device=".to(DEVICE)")
+    return module_with_ampbridge(recipe, comments, "PyTorch", imports, demo=shown)
 
 
 TARGET = Target(Form(_native, _native_losses), Form(_with_ampbridge, no_losses))

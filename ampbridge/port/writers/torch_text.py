@@ -1,24 +1,31 @@
-"""The text of programs for torch; ``torch.py`` says what goes where."""
+"""The text of modules for torch; ``torch.py`` says what goes where."""
 
 HEADER = '''\
-"""Training in mixed precision with PyTorch; it needs nothing else.
+"""Mixed precision for PyTorch, which needs nothing else.
 
-Put your own model, optimizer, loss and batches in place of those under "What is trained".
+    import amp_torch as amp  # this file
+    $usage
+
+A result has loss, scale, applied and overflowed; $saved
 """
 
 $imports
 
-# Written from this recipe:
-#
+# Of this recipe; the rest of it is numbers:
 $recipe_comment
 
+$constants
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 '''
+
+DEVICE = """\
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""
 
 # -- what is trained
 
 TRAINED = '''\
-# -- What is trained
+# -- A demo
 
 
 def make_model():
@@ -51,9 +58,6 @@ def batches(count=100, size=16):
 # -- precision
 
 PRECISION = '''\
-# -- Precision
-
-
 class Precision(NamedTuple):
     """What a model computes in."""
 
@@ -99,18 +103,12 @@ scales_loss: bool = False
 
 OP_LISTS = '''\
 class OpLists(TorchFunctionMode):
-    """Casts for the functions that a precision names, and leaves all others to torch.autocast.
+    """Casts for the functions that $lists, and leaves all others to torch.autocast.
 
     As there, in-place functions and those that are told a dtype are left alone.
     """
 
-    def __init__(self, precision):
-        super().__init__()
-        self.dtypes = {
-            **dict.fromkeys(precision.low_functions, precision.dtype),
-            **dict.fromkeys(precision.float32_functions, torch.float32),
-            **dict.fromkeys(precision.widest_functions),
-        }
+    $dtypes
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -131,6 +129,16 @@ def widest(values):
     dtypes = {tensor.dtype for tensor in tensors if is_castable(tensor)}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 '''
+
+SCHEDULED_DTYPES = """\
+def __init__(self, precision):
+    super().__init__()
+    self.dtypes = {
+        **dict.fromkeys(precision.low_functions, precision.dtype),
+        **dict.fromkeys(precision.float32_functions, torch.float32),
+        **dict.fromkeys(precision.widest_functions),
+    }
+"""
 
 KEEP = '''\
 class InFloat32:
@@ -168,7 +176,7 @@ NORMALIZATIONS = (
 )
 
 
-def weights_to_cast(model, precision):
+def weights_to_cast(model$parameter):
     """The weights and buffers that are computed with in low precision, by name.
 
     Those of normalizations$and_kept are not.
@@ -230,6 +238,8 @@ class TrainStep:
     $predictions_method
 
     $round_method
+
+    $state_methods
 '''
 
 GRAD_SCALER_CALL = """\
@@ -243,8 +253,9 @@ def __call__(self, x, y):
     self.scaler.update()
     self.optimizer.zero_grad()
     $round
-    overflowed = self.scaler.get_scale() < scale
-    return Result(loss.detach(), scale, applied=not overflowed, overflowed=overflowed)
+    finite = self.scaler.get_scale() >= scale
+    $alarms
+    return Result(loss.detach(), scale, applied=finite, overflowed=not finite)
 """
 
 CALL = """\
@@ -262,6 +273,7 @@ def __call__(self, x, y):
         $round
     self.optimizer.zero_grad()
     $update
+    $alarms
     return Result(loss.detach(), $scale, applied=finite, overflowed=not finite)
 """
 
@@ -290,6 +302,7 @@ def __call__(self, x, y):
         self.optimizer.step()
         self.optimizer.zero_grad()
         $round
+    $alarms
     return Result(loss.detach(), $scale, applied, overflowed=not finite)
 '''
 
@@ -302,19 +315,15 @@ SET_PRECISION_METHOD = '''\
 def set_precision(self, precision):
     """From the next step on."""
     self.precision = precision
-    $lists
-    $keep
-    $weights
-    $round
+    $precise
 '''
 
 PREDICTIONS_METHOD = '''\
 def predictions(self, x):
     """The model's, computed with weights and inputs in low precision."""
     $early
-    dtype = self.precision.dtype
-    low = {name: weight.to(dtype) for name, weight in self.weights.items()}
-    predictions = functional_call(self.model, low, cast((x,), dtype))
+    low = {name: weight.to($dtype) for name, weight in self.weights.items()}
+    predictions = functional_call(self.model, low, cast((x,), $dtype))
     for name, weight in self.weights.items():
         if not isinstance(weight, nn.Parameter):  # a buffer, which the model may have changed
             weight.copy_(low[name])
@@ -326,7 +335,7 @@ ROUND_METHOD = '''\
 def round_weights(self):
     """Give up what low precision cannot hold."""
     for weight in self.weights.values():
-        weight.copy_(weight.to(self.precision.dtype))
+        weight.copy_(weight.to($dtype))
 '''
 
 ALL_FINITE = '''\
@@ -355,40 +364,3 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-# -- with ampbridge
-
-WITH_AMPBRIDGE = '''\
-"""Training in mixed precision with PyTorch and ampbridge."""
-
-import numpy as np
-import torch
-from torch import nn
-
-import ampbridge as amp
-
-# The recipe, as `ampbridge port --to toml` has it:
-#
-$recipe_comment
-$recipe
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-$trained
-
-
-def loss_fn(model, x, y):
-    return make_loss()(model(x), y)
-
-
-def main():
-    model = make_model().to(DEVICE)
-    step = amp.train_step(loss_fn, model, make_optimizer(model), recipe=RECIPE)
-    for x, y in batches():
-        print(step(x, y))
-
-
-if __name__ == "__main__":
-    main()
-'''
