@@ -362,14 +362,15 @@ class Calls(Expressions):
         if isinstance(base, Choice):
             for each in (base.yes, base.no):
                 self.set_attribute(each, name, value, node)
+            return
         if isinstance(base, Class):
             self.memory.set(base.frame, name, value)
-        if isinstance(base, Made):
-            qualified = f"{base.qualified}.{name}"
+        for made in self.made_in(base):
+            qualified = f"{made.qualified}.{name}"
             if self.known.knows(qualified):
                 passed = (Passed(None, value, node),)
-                self.event(qualified, passed, node, "", receiver=base.event)
-        elif isinstance(base, Unknown) and self.known.knows(f"{ANY_OPTIMIZER}.{name}"):
+                self.event(qualified, passed, node, "", receiver=made.event)
+        if isinstance(base, Unknown) and self.known.knows(f"{ANY_OPTIMIZER}.{name}"):
             self.event(f"{ANY_OPTIMIZER}.{name}", (Passed(None, value, node),), node, "")
         if isinstance(base, (Instance, Made, Parser)):
             self.memory.set(base, name, value)
@@ -536,7 +537,7 @@ class Calls(Expressions):
         names = [name for name in self.memory.names(cls.frame) if isinstance(name, str)]
         for name in names[positional:]:
             value = self.memory.get(cls.frame, name)
-            if name not in given and value is not None and not isinstance(value, Unknown):
+            if name not in given and value is not None and not _is_declared_alone(value, name):
                 yield Passed(name, value, node)
 
     def _set_fields(self, cls: Class, instance: Instance, passed: tuple[Passed, ...]) -> None:
@@ -717,6 +718,11 @@ class Calls(Expressions):
         except IMPOSSIBLE:
             return default
         return Constant(made)
+
+
+def _is_declared_alone(value: Value, name: str) -> bool:
+    """Whether a field has a type and no default: ``level: str``."""
+    return isinstance(value, Unknown) and isinstance(value.node, cst.Name) and value.text == name
 
 
 def name_of(node: cst.CSTNode) -> str:

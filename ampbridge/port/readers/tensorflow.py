@@ -433,8 +433,12 @@ def layer(call: Call, draft: Draft) -> None:
         return
     try:
         name = str(_policy_name(passed, "dtype", draft))
-    except NotKnown:
-        return  # tensors have dtypes as well, and a layer may be of any
+    except NotKnown as error:
+        # tensors have dtypes as well, and a layer may be of any: unless a policy is made for some
+        if _seen(draft).policies and "policy.level" not in draft.settings:
+            draft.set("policy.lists", "tensorflow")
+            draft.unknown["policy.level"] = error.place
+        return
     dtype = name.removeprefix("mixed_")
     if name == "float32":
         _seen(draft).float32_layers.append(passed)
