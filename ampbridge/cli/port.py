@@ -18,13 +18,14 @@ from ampbridge.checkpoints import atomic_files
 from ampbridge.cli.options import add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.errors.foreign_text import printable
+from ampbridge.port.choosing import in_short
 from ampbridge.port.writers import TARGETS
 from ampbridge.reports.printing import Table, print_text
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import SECTIONS, unknown
 
 if TYPE_CHECKING:  # only this command loads readers and dialects
-    from ampbridge.port import Alternative, Outcome
+    from ampbridge.port import Outcome
     from ampbridge.port.ported import Ported, Wish
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
@@ -79,7 +80,13 @@ def add_to(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="choose the recipe with this condition, if there are several",
+        help="choose the recipe with this condition; several are joined by ' and '",
+    )
+    parser.add_argument(
+        "--pick",
+        type=int,
+        metavar="N",
+        help="choose the recipe with this number, if there are several",
     )
     parser.add_argument(
         "--strict",
@@ -133,6 +140,7 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
         not options.ampbridge,
         dict(map(_known, options.set)),
         tuple(options.where),
+        options.pick,
         options.demo,
     )
 
@@ -163,6 +171,9 @@ def _check_for_several(options: argparse.Namespace) -> None:
     if options.out:
         msg = "--out takes the result of one file, and there are several.\n"
         raise ArgumentError(msg + "Hint: ampbridge port train.py --out FILE")
+    if options.pick is not None:
+        msg = "--pick chooses one of one file's recipes, and there are several files.\n"
+        raise ArgumentError(msg + f"Hint: ampbridge port train.py --pick {options.pick}")
     if options.to not in (None, "ampbridge"):
         msg = f"--to {options.to} writes a module for one file, and there are several.\n"
         raise ArgumentError(msg + f"Hint: ampbridge port train.py --to {options.to}")
@@ -305,15 +316,6 @@ def _row(result: Ported) -> tuple[str, ...]:
     if result.error:
         return (result.file, "", f"failed: {str(result.error).splitlines()[0]}", "", "", "")
     kinds = [finding.kind for finding in result.findings]
-    recipes = [_short(alternative) for alternative in result.alternatives]
+    recipes = [in_short(candidate) for candidate in result.candidates]
     counts = (str(kinds.count(kind) or "") for kind in ("unknown", "ignored", "lost"))
     return (result.file, result.framework or "", ", ".join(dict.fromkeys(recipes)), *counts)
-
-
-def _short(alternative: Alternative) -> str:
-    """``O1:float16``, as far as it is known."""
-    shown = [
-        "?" if key in alternative.unknown else str(alternative.settings.get(key, usual))
-        for key, usual in (("policy.level", "O1"), ("policy.dtype", "float16"))
-    ]
-    return "O0" if shown[0] == "O0" else ":".join(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 from ampbridge.errors import AmpBridgeError, ArgumentError, SourceError, listed, nearest
 from ampbridge.errors.foreign_text import on_one_line
+from ampbridge.port import choosing
+from ampbridge.port.choosing import Chosen
 from ampbridge.port.fidelity_report import Report, fidelity
 from ampbridge.port.files import Outcome
-from ampbridge.port.reading import Alternative, Finding, Reading
+from ampbridge.port.reading import Alternative, Finding, Place, Reading, what_is_unknown
 from ampbridge.port.rewriting import Rewriting, rewrite
 from ampbridge.port.writers import write
 from ampbridge.training.recipe import Recipe
@@ -29,13 +32,30 @@ class Wish:
         target, native, demo: as for ``write``; a target of None is what the file says, as TOML.
         known: values that the file does not say, by key.
         where: conditions of the recipe that is meant.
+        pick: its number among those of a file, from 1.
     """
 
     target: str | None
     native: bool
     known: Mapping[str, Any]
     where: tuple[str, ...]
+    pick: int | None = None
     demo: bool = False
+
+    def command(self, file: str, *options: str) -> str:
+        """The command that wishes this for ``file``, with further options."""
+        said = ["--to", self.target] if self.target else []
+        said += [] if self.native else ["--ampbridge"]
+        said += ["--demo"] if self.demo else []
+        for condition in self.where:
+            said += ["--where", condition]
+        if self.pick is not None:
+            said += ["--pick", str(self.pick)]
+        for key, value in self.known.items():
+            said += ["--set", f"{key}={value}"]
+        return shlex.join(["ampbridge", "port", file, *said]) + "".join(
+            f" {each}" for each in options
+        )
 
 
 @dataclass(frozen=True)
@@ -43,12 +63,13 @@ class Ported:
     """What became of one file.
 
     ``text`` is TOML, a module, or the script as it was rewritten. ``recipe`` is None where it was not
-    asked for, or is not one.
+    asked for, or is not one. ``candidates`` are the alternatives that may be meant.
     """
 
     file: str
     reading: Reading | None = None
     alternatives: tuple[Alternative, ...] = ()
+    candidates: tuple[Alternative, ...] = ()
     recipe: Recipe | None = None
     text: str = ""
     rewriting: Rewriting | None = None
@@ -121,25 +142,36 @@ def port(outcome: Outcome, wish: Wish) -> Ported:
 
 def _made(reading: Reading, wish: Wish) -> Ported:
     alternatives = _selected(reading, wish.where)
+    chosen = choosing.choose(alternatives)
+    candidates = chosen.candidates if wish.pick is None else (_picked(reading, chosen, wish.pick),)
+    findings = (
+        *_of_candidates(reading, candidates),
+        *_taken(reading, chosen, candidates, wish),
+    )
     if wish.target is None:
-        text = "\n".join(as_toml(each, wish.known) for each in alternatives)
-        unknown = {key for each in alternatives for key in each.unknown} - wish.known.keys()
-        found = reading.findings
+        unknown = {key for each in candidates for key in each.unknown} - wish.known.keys()
         return Ported(
-            reading.file, reading, alternatives, None, text, findings=found, unknown=(*unknown,)
+            reading.file,
+            reading,
+            alternatives,
+            candidates,
+            text=_listed(candidates, wish.known),
+            findings=findings,
+            unknown=(*unknown,),
         )
     if wish.target == "ampbridge" and Path(reading.file).suffix == ".py":
-        return _rewritten(reading, alternatives, wish)
-    recipe, comments = _the_recipe(reading, alternatives, wish.known)
+        return _rewritten(reading, alternatives, candidates, wish)
+    recipe, comments = _the_recipe(reading, candidates, wish)
     return Ported(
         reading.file,
         reading,
         alternatives,
+        candidates,
         recipe,
         write(recipe, wish.target, native=wish.native, comments=comments, demo=wish.demo),
         None,
         fidelity(recipe, wish.target, native=wish.native),
-        reading.findings,
+        findings,
     )
 
 
@@ -149,28 +181,88 @@ def _selected(reading: Reading, where: Sequence[str]) -> tuple[Alternative, ...]
     Raises:
         SourceError: if there is none.
     """
-    found = tuple(each for each in reading.alternatives if set(where) <= set(each.conditions))
-    if where and not found:
-        conditions = dict.fromkeys(c for each in reading.alternatives for c in each.conditions)
-        close = nearest(where[0], conditions, 1) or list(conditions)
+    conditions = dict.fromkeys(c for each in reading.alternatives for c in each.conditions)
+    wanted = choosing.asked_for(where, conditions)
+    none = wanted if isinstance(wanted, str) else " and ".join(where)
+    found = tuple(each for each in reading.alternatives if set(wanted) <= set(each.conditions))
+    if where and (isinstance(wanted, str) or not found):
+        close = nearest(none, conditions, 1) or list(conditions)
         known = f"its conditions are {listed(conditions)}" if conditions else "it has no conditions"
-        msg = f"{reading.file} has no recipe where {' and '.join(where)}; {known}.\n"
+        msg = f"{reading.file} has no recipe where {none}; {known}.\n"
         hint = f"Hint: --where {close[0]!r}" if close else "Hint: leave --where out."
         raise SourceError(msg + hint)
     return found
 
 
+def _picked(reading: Reading, chosen: Chosen, number: int) -> Alternative:
+    """The recipe with a number.
+
+    Raises:
+        SourceError: if there is none.
+    """
+    if not 1 <= number <= len(chosen.all):
+        msg = f"{reading.file} has no recipe {number}; it has {len(chosen.all)}.\n"
+        raise SourceError(msg + "Hint: --pick 1" if chosen.all else msg + "Hint: leave --pick out.")
+    return chosen.all[number - 1]
+
+
+MOST_TOLD = 4
+
+
+def _taken(
+    reading: Reading, chosen: Chosen, candidates: Sequence[Alternative], wish: Wish
+) -> tuple[Finding, ...]:
+    """Under which conditions the recipe holds, if the file has others."""
+    if wish.pick is not None or len(candidates) != 1 or not chosen.others:
+        return ()
+    others = choosing.numbered(chosen.all)[1:]
+    more = [f"and {len(others) - MOST_TOLD} more, with --json"] if len(others) > MOST_TOLD else []
+    told = "".join(f"\n  {line}" for line in (*others[:MOST_TOLD], *more))
+    conditions = choosing.where(candidates[0])
+    message = (
+        f"The recipe is {choosing.in_short(candidates[0])}{conditions}; there are others:{told}"
+    )
+    place = Place(reading.file, 1, 0, "")
+    return (Finding("note", place, message, wish.command(reading.file, "--pick 2")),)
+
+
+def _of_candidates(reading: Reading, candidates: Sequence[Alternative]) -> tuple[Finding, ...]:
+    """Without what is found under other alternatives alone."""
+    own = {found for each in candidates for found in each.findings}
+    idle = {found for each in reading.alternatives for found in each.findings} - own
+    return tuple(found for found in reading.findings if found not in idle)
+
+
+def _listed(candidates: Sequence[Alternative], known: Mapping[str, Any]) -> str:
+    """The recipes as TOML; several with their numbers."""
+    texts = [as_toml(each, known) for each in candidates]
+    if len(texts) > 1:
+        texts = [f"# --pick {number}\n{text}" for number, text in enumerate(texts, 1)]
+    return "\n".join(texts)
+
+
 def _the_recipe(
-    reading: Reading, alternatives: Sequence[Alternative], known: Mapping[str, Any]
+    reading: Reading, candidates: Sequence[Alternative], wish: Wish
 ) -> tuple[Recipe, Mapping[str, str]]:
     """The one recipe, and what its keys were called in the source.
 
     Raises:
         SourceError: if there is none, or several, or something of it is unknown.
     """
-    if len(alternatives) != 1:
-        return Reading(reading.file, reading.framework, tuple(alternatives), ()).recipe, {}
-    return alternatives[0].recipe_with(known), alternatives[0].comments
+    if not candidates:
+        return reading.recipe, {}
+    if len(candidates) > 1:
+        msg = choosing.several(reading.file, candidates)
+        raise SourceError(msg + f"Hint: {wish.command(reading.file, '--pick 1')}")
+    (only,) = candidates
+    missing = [key for key in only.unknown if key not in wish.known]
+    if missing:
+        msg = what_is_unknown(only, wish.known)
+        values = [f"--set {key}=..." for key in missing]
+        raise SourceError(
+            f"{msg}Hint: pass the value, {' '.join(values)}: {wish.command(reading.file, *values)}"
+        )
+    return only.recipe_with(wish.known), only.comments
 
 
 def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
@@ -198,11 +290,17 @@ def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:
 # -- scripts that stay scripts
 
 
-def _rewritten(reading: Reading, alternatives: tuple[Alternative, ...], wish: Wish) -> Ported:
+def _rewritten(
+    reading: Reading,
+    alternatives: tuple[Alternative, ...],
+    candidates: tuple[Alternative, ...],
+    wish: Wish,
+) -> Ported:
     """The script with its calls replaced; with a report where it stands for one recipe."""
-    if wish.where:
-        msg = "A script keeps all its conditions when it is rewritten, and --where chooses one.\n"
-        raise ArgumentError(msg + f"Hint: --to toml --where {wish.where[0]!r}")
+    if wish.where or wish.pick is not None:
+        name, value = ("--where", repr(wish.where[0])) if wish.where else ("--pick", wish.pick)
+        msg = f"A script keeps all its conditions when it is rewritten, and {name} chooses one.\n"
+        raise ArgumentError(msg + f"Hint: --to toml {name} {value}")
     if wish.known:
         msg = "A script keeps its own expressions when it is rewritten, and --set gives values.\n"
         raise ArgumentError(msg + "Hint: --to toml --set KEY=VALUE, or change the script.")
@@ -212,15 +310,16 @@ def _rewritten(reading: Reading, alternatives: tuple[Alternative, ...], wish: Wi
     if reading.framework is None:
         return Ported(reading.file, reading)
     rewriting = rewrite(Path(reading.file))
-    is_one = len(alternatives) == 1 and not alternatives[0].unknown
-    recipe = alternatives[0].recipe if is_one else None
+    is_one = len(candidates) == 1 and not candidates[0].unknown
+    recipe = candidates[0].recipe if is_one else None
     return Ported(
         reading.file,
         reading,
         alternatives,
+        candidates,
         recipe,
         rewriting.text,
         rewriting,
         None if recipe is None else fidelity(recipe, "ampbridge"),
-        (*reading.findings, *rewriting.findings),
+        (*_of_candidates(reading, candidates), *rewriting.findings),
     )

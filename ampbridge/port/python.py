@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.port import loops
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, NotKnown, Object
-from ampbridge.port.interpreter.decisions import Condition, Decisions, described, explore
+from ampbridge.port.interpreter.decisions import (
+    Atom,
+    Condition,
+    Decisions,
+    atoms,
+    described,
+    explore,
+)
 from ampbridge.port.interpreter.evaluate import IMPOSSIBLE, Plain
-from ampbridge.port.interpreter.values import Event, Made, Value
+from ampbridge.port.interpreter.values import Argument as Default
+from ampbridge.port.interpreter.values import Choice, Event, Made, Value
 from ampbridge.port.readers import DIALECTS, scaling
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.schedules import Changing, joined
@@ -136,6 +144,7 @@ class _Reader:
         self._changing = Changing(frozenset(interpreter.counters | interpreter.turns))
         self._trainings = trainings(events, self._source)
         self._events = loops.in_order(events)
+        self._asked = frozenset(each.option for each in _conditions(events)) - {""}
 
     def read(self) -> Reading:
         outcomes, all_of_them = explore(self._draft, _Draft.same_as)
@@ -146,12 +155,15 @@ class _Reader:
         framework = used[0].result.framework if used else None
         alternatives = [
             Alternative(
-                described(each.decisions),
+                tuple(conditions),
                 each.result.draft.settings if each.result.framework else {"policy.level": "O0"},
                 each.result.draft.unknown if each.result.framework else {},
                 each.result.draft.comments if each.result.framework else {},
+                tuple(text for text, is_usual in conditions.items() if not is_usual),
+                tuple(dict.fromkeys(self._findings(each.result.draft))),
             )
             for each in (outcomes if used else ())
+            for conditions in (described(each.decisions),)
         ]
         if used and not all_of_them:
             place = self._source.place(self._source.module)
@@ -237,7 +249,7 @@ class _Reader:
     def _draft(self, decisions: Decisions) -> _Draft:
         drafts = {dialect.framework: Draft() for dialect in self._dialects}
         plain = Plain(self._interpreter.memory, self._source, decisions)
-        plain.calls = partial(self._of_made, plain)
+        plain.calls, plain.asked = partial(self._of_made, plain), self._asked
         origins: dict[str, tuple[str, Event]] = {}
         happens = partial(self._happens, decisions=decisions)
         events = [each for each in self._events if not self._trainings.is_past(each, happens)]
@@ -321,8 +333,8 @@ class _Reader:
     def _handle(
         self, dialect: Dialect, name: str, event: Event, draft: Draft, plain: Plain
     ) -> None:
-        call = self._call(dialect, name, event, plain)
         plain.options.clear()
+        call = self._call(dialect, name, event, plain)
         try:
             dialect.handlers[name](call, draft)
         except NotKnown as error:
@@ -369,6 +381,9 @@ class _Reader:
         unpacked = None
         position = 0
         for each in event.passed:
+            if each.star == "**" and isinstance(each.value, Default):
+                plain.of(each.value)  # empty by default, which is told
+                continue
             if each.star:
                 unpacked = self._source.place(each.node)
                 continue
@@ -469,6 +484,18 @@ class _Reader:
         chosen.unknown = {**draft.unknown, **chosen.unknown}
         chosen.comments = {**draft.comments, **chosen.comments}
         chosen.findings.extend(draft.findings)
+
+
+def _conditions(events: Iterable[Event]) -> Iterator[Atom]:
+    """Those on which events, and what they are passed, depend."""
+    for event in events:
+        for guard in event.guards:
+            yield from atoms(guard)
+        for each in event.passed:
+            value = each.value
+            while isinstance(value, Choice):
+                yield from atoms(value.condition)
+                value = value.no
 
 
 _AMP_NAME = re.compile(

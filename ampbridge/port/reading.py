@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import Any, Literal
 
 from ampbridge.errors import SourceError
+from ampbridge.port import choosing
 from ampbridge.training.recipe import Recipe
 
 LONGEST_EXCERPT = 100
@@ -63,6 +64,10 @@ class Alternative:
     unknown: Mapping[str, Place]
     comments: Mapping[str, str]
     """The source text for each key, in the source framework's words."""
+    departures: tuple[str, ...] = ()
+    """The conditions under which something has not the default that stands in the file."""
+    findings: tuple[Finding, ...] = ()
+    """What was found on the way to this one; ``Reading.findings`` has all of them."""
 
     @property
     def recipe(self) -> Recipe:
@@ -79,13 +84,11 @@ class Alternative:
         Raises:
             SourceError: if a value is still unknown.
         """
-        missing = {key: place for key, place in self.unknown.items() if key not in known}
+        missing = what_is_unknown(self, known)
         if missing:
-            shown = "; ".join(f"{key} is {p.excerpt!r} ({p})" for key, p in missing.items())
-            key = next(iter(missing))
-            msg = f"Some values are unknown without running the file: {shown}.\n"
+            key = next(key for key in self.unknown if key not in known)
             raise SourceError(
-                msg + f"Hint: pass the value, --set {key}=..., recipe_with({{{key!r}: ...}})"
+                missing + f"Hint: pass the value, --set {key}=..., recipe_with({{{key!r}: ...}})"
             )
         sections: dict[str, dict[str, Any]] = {}
         for name, value in {**self.settings, **known}.items():
@@ -94,9 +97,16 @@ class Alternative:
         return Recipe.from_dict(sections)
 
 
+def what_is_unknown(alternative: Alternative, known: Mapping[str, Any]) -> str:
+    """A line that says what is unknown besides ``known``, and where; "" if nothing is."""
+    missing = {key: place for key, place in alternative.unknown.items() if key not in known}
+    shown = "; ".join(f"{key} is {p.excerpt!r} ({p})" for key, p in missing.items())
+    return f"Some values are unknown without running the file: {shown}.\n" if missing else ""
+
+
 @dataclass(frozen=True)
 class Reading:
-    """A file's use of mixed precision.
+    """A file's use of mixed precision: ``alternatives`` has every recipe that it may stand for.
 
     ``framework``: the library of its settings ("paddle", "torch", "tensorflow", "apex",
     "deepspeed", "accelerate", "lightning"); None without mixed precision.
@@ -109,16 +119,16 @@ class Reading:
 
     @property
     def recipe(self) -> Recipe:
-        """The one recipe of the file.
+        """The recipe that trains in mixed precision on an accelerator, by the defaults in the file.
 
         Raises:
             SourceError: if there is no recipe, if there are several, or if a value is unknown.
         """
-        if len(self.alternatives) == 1:
-            return self.alternatives[0].recipe
         if not self.alternatives:
             msg = f"{self.file} uses no mixed precision that is known here.\n"
             raise SourceError(msg + "Hint: amp.Recipe(...).save('recipe.toml') writes one by hand.")
-        shown = "; ".join(" and ".join(each.conditions) for each in self.alternatives)
-        msg = f"{self.file} stands for {len(self.alternatives)} recipes, one each where {shown}.\n"
-        raise SourceError(msg + "Hint: reading.alternatives[0].recipe, or --where CONDITION")
+        candidates = choosing.choose(self.alternatives).candidates
+        if len(candidates) == 1:
+            return candidates[0].recipe
+        msg = choosing.several(self.file, candidates)
+        raise SourceError(msg + "Hint: reading.alternatives[0].recipe, or --pick 1")

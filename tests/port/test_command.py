@@ -311,6 +311,7 @@ MISTAKES = {
     "a value": (["--set", "scaler.init_scale"], "Cannot read --set", "scaler.init_scale=1024.0"),
     "out of several": (["b.py", "--out", "x"], "there are several", "train.py --out FILE"),
     "a module of several": (["b.py", "--to", "torch"], "there are several", "--to torch"),
+    "one of several": (["b.py", "--pick", "2"], "there are several files", "train.py --pick 2"),
 }
 
 
@@ -498,7 +499,8 @@ def test_a_script_that_cannot_be_written_stops_no_other(file, port, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "option", [["--where", "x"], ["--set", "scaler.init_scale=1.0"], ["--demo"]]
+    "option",
+    [["--where", "len(sys.argv) > 1"], ["--pick", "1"], ["--set", "scaler.init_scale=1.0"], ["--demo"]],
 )
 def test_a_script_is_rewritten_as_it_is(file, port, option):
     code, out, err = port(file(EITHER), "--to", "ampbridge", *option)

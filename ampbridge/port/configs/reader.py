@@ -32,9 +32,13 @@ def _reading(file: str, framework: str, ways: Iterable[Way]) -> Reading:
     for conditions, read in ways:
         draft = Draft()
         read(draft)
-        alternatives.append(Alternative(conditions, draft.settings, draft.unknown, draft.comments))
-        for finding in (*_unknown(draft), *draft.findings):
-            findings[finding] = None
+        found = dict.fromkeys((*_unknown(draft), *draft.findings))
+        alternatives.append(
+            Alternative(
+                conditions, draft.settings, draft.unknown, draft.comments, findings=tuple(found)
+            )
+        )
+        findings.update(found)
     return Reading(file, framework, tuple(alternatives), tuple(findings))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import libcst as cst
 
 from ampbridge.port.interpreter.evaluate import BINARY, IMPOSSIBLE, LONGEST, of_text
-from ampbridge.port.interpreter.expressions import Expressions, library_base
+from ampbridge.port.interpreter.expressions import OF_TEXT, Expressions, library_base
 from ampbridge.port.interpreter.values import (
     Argument,
     Attributes,
@@ -66,6 +66,8 @@ SETS_NAMES = re.compile(
     re.IGNORECASE,
 )
 """Functions of other files that, by their names, set what they are passed, or their object."""
+GETS = frozenset({"get", "pop", "setdefault"})
+"""Methods of a mapping that take a key and a default."""
 DICTIONARIES = frozenset({"builtins.dict", "collections.OrderedDict"})
 COLLECTIONS: Mapping[str, str] = {
     "builtins.list": "list",
@@ -91,12 +93,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "numpy.int64": int,
     "numpy.dtype": str,
 }
-OF_TEXT = frozenset(
-    {
-        "upper", "lower", "strip", "lstrip", "rstrip", "format", "split", "replace", "startswith",
-        "endswith", "title", "capitalize", "removeprefix", "removesuffix", "join", "hex", "is_integer",
-    }
-)  # fmt: skip
 
 
 class Calls(Expressions):
@@ -335,6 +331,11 @@ class Calls(Expressions):
         base = self.resolved(values[0])
         plain = isinstance(base, Instance) and base.cls is None
         absent = absent or (plain and self.memory.get(base, attribute) is None)
+        if isinstance(base, Unknown) and len(values) == 3:
+            default = self.default_of(values[2])
+            if default is None or default.value is None:
+                return found
+            return Argument(f"{base.text}.{attribute}", node, f"`{base.text}`", default.value)
         return values[2] if absent and len(values) == 3 else found
 
     def _field(self, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:
@@ -390,9 +391,13 @@ class Calls(Expressions):
             return self._of_container(receiver, method.name, passed, node)
         if isinstance(receiver, Attributes):
             return self._of_attributes(receiver, method.name, passed, node)
-        if isinstance(receiver, Constant) and method.name in OF_TEXT:
+        if isinstance(receiver, (Constant, Argument)) and method.name in OF_TEXT:
             values = [each.value for each in passed]
-            return self.apply(partial(of_text, method.name), node, receiver, *values)
+            made = self.apply(partial(of_text, method.name), node, receiver, *values)
+            if isinstance(receiver, Argument) and isinstance(made, Constant):
+                by, origin = receiver.changed_by, receiver.option
+                return Argument(self.text(node), node, by, made.value, origin=origin)
+            return made
         return self._of_foreign_method(method, passed, node, target)
 
     def _of_foreign_method(
@@ -425,9 +430,27 @@ class Calls(Expressions):
             qualified = f"{held.qualified}.{method}"
             if self.known.knows(qualified):
                 return self._made(self.event(qualified, passed, node, target, held.event, on))
+        values = [each.value for each in passed]
+        if method in GETS and isinstance(function, Unknown) and len(values) == 2:
+            default = self.default_of(values[1])
+            if default is not None:
+                return self._default(node, f"`{on() if callable(on) else on}`", default)
         self.event("", passed, node, target, on=on, method=method)
-        self._set_by_others(method, [each.value for each in passed], node)
-        return self.unknown(node, function, *(each.value for each in passed))
+        self._set_by_others(method, values, node)
+        return self.unknown(node, function, *values)
+
+    def default_of(self, value: Value) -> Constant | None:
+        """The plain value of a default: a constant, a list of constants or an empty dictionary."""
+        content = self.content(self.resolved(value))
+        if isinstance(content, Items) and all(isinstance(each, Constant) for each in content.items):
+            return Constant([each.value for each in content.items if isinstance(each, Constant)])
+        if isinstance(content, Table) and not content.items and content.rest is None:
+            return Constant({})
+        return content if isinstance(content, Constant) else None
+
+    def _default(self, node: cst.CSTNode, changed_by: str, default: Constant) -> Argument:
+        none = default.value is None
+        return Argument(self.text(node), node, changed_by, default.value, may_be_none=none)
 
     def _receiver_text(self, node: cst.CSTNode) -> Words:
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
@@ -474,7 +497,7 @@ class Calls(Expressions):
         names = [p.name.value for p in (*parameters.posonly_params, *parameters.params)]
         keywords = [p.name.value for p in parameters.kwonly_params]
         bound = dict(function.defaults)
-        rest = [each for each in passed if each.star]
+        rest = [each for each in passed if each.star and not _is_empty_by_default(each)]
         positional = [each.value for each in passed if each.name is None and not each.star]
         given = {each.name: each.value for each in passed if each.name is not None}
         for name in names + keywords:
@@ -645,7 +668,9 @@ class Calls(Expressions):
                 left = {k: v for k, v in content.items.items() if k != key.value}
                 self.memory.set(receiver, "content", Table(left, content.rest))
             if found is None and content.rest is not None:
-                return self.unknown(node)
+                usual = self.default_of(values[1]) if len(values) > 1 else None
+                by = f"`{content.rest.text}`"
+                return self.unknown(node) if usual is None else self._default(node, by, usual)
             default = values[1] if len(values) > 1 else Constant(None)
             if name == "setdefault" and found is None:
                 self.memory.set(
@@ -718,6 +743,11 @@ class Calls(Expressions):
         except IMPOSSIBLE:
             return default
         return Constant(made)
+
+
+def _is_empty_by_default(each: Passed) -> bool:
+    """Whether it is ``**config.get("scaler", {})``."""
+    return each.star == "**" and isinstance(each.value, Argument)
 
 
 def _is_declared_alone(value: Value, name: str) -> bool:

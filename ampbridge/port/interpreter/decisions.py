@@ -7,7 +7,7 @@ and the reading is done again for the other way: replayed, not resumed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -37,6 +37,7 @@ class Atom(Condition):
     """An expression of the file that is true or not. ``subject == value``, where it says that.
 
     ``choices``: all that ``subject`` may be, if that is known. ``node``: where it stands, if it compares.
+    ``usual``: which way it goes by the default of ``option``, a text of the file, if it has one.
     """
 
     text: str
@@ -44,6 +45,8 @@ class Atom(Condition):
     value: Any = None
     choices: tuple[Any, ...] = field(default=(), compare=False)
     node: Any = field(default=None, compare=False)
+    usual: bool | None = field(default=None, compare=False)
+    option: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,23 @@ def either(left: Condition, right: Condition) -> Condition:
     return negation(both(negation(left), negation(right)))
 
 
+def atoms(condition: Condition) -> Iterator[Atom]:
+    """The atoms of a formula, each once."""
+    seen: set[int] = set()
+    left = [condition]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Atom):
+            yield each
+        elif isinstance(each, Not):
+            left.append(each.of)
+        elif isinstance(each, And):
+            left += (each.left, each.right)
+
+
 Answer = Callable[[Condition], "bool | None"]
 
 
@@ -131,6 +151,11 @@ class Decision(NamedTuple):
 
     atom: Atom
     holds: bool
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it goes as a default of the file has it, or none says."""
+        return self.atom.usual in (None, self.holds)
 
     def __str__(self) -> str:
         if self.holds:
@@ -169,9 +194,25 @@ class Decisions:
         left = [each for each in (about[0].atom.choices if about else ()) if each not in excluded]
         return (left[0],) if len(left) == 1 else None
 
+    def departs_from(self, option: str) -> bool:
+        """Whether it has been decided that ``option`` has not its default."""
+        return any(each.atom.option == option and not each.is_usual for each in self.made)
+
+    def is_about(self, option: str) -> bool:
+        """Whether anything of ``option`` has been decided."""
+        return any(each.atom.option == option for each in self.made)
+
+    def _has_default(self, option: str) -> bool:
+        return any(
+            each.atom.option == option and each.atom.subject and each.atom.usual and each.holds
+            for each in self.made
+        )
+
     def _known(self, atom: Condition) -> bool | None:
         if not isinstance(atom, Atom):
             return None
+        if atom.option and self._has_default(atom.option):
+            return atom.usual
         for made in self.made:
             if made.atom.text == atom.text:
                 return made.holds
@@ -191,16 +232,20 @@ class Decisions:
         return known
 
 
-def described(decisions: Sequence[Decision]) -> tuple[str, ...]:
-    """Conditions in the file's words; what a variable equals says all that it does not equal."""
+def described(decisions: Sequence[Decision]) -> dict[str, bool]:
+    """Conditions in the file's words, and whether they are ``usual``.
+
+    What a variable equals says all that it does not equal.
+    """
     made = Decisions()
     made.made.extend(decisions)
-    texts: dict[str, None] = {}
+    texts: dict[str, bool] = {}
     for each in decisions:
         subject = each.atom.subject
         equal = made.value_of(subject) if subject else None
-        texts[f"{subject} == {equal[0]!r}" if equal else str(each)] = None
-    return tuple(texts)
+        text = f"{subject} == {equal[0]!r}" if equal else str(each)
+        texts[text] = texts.get(text, True) and each.is_usual
+    return texts
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,7 @@ def condition_of(value: Value, memory: Memory, text: Callable[[cst.CSTNode], str
         yes, no = (condition_of(each, memory, text) for each in (value.yes, value.no))
         return either(both(value.condition, yes), both(negation(value.condition), no))
     if isinstance(value, Argument):
-        asks = value.default is None or isinstance(value.default, bool)
-        return Atom(value.text) if asks else Truth(bool(value.default))
+        return Atom(value.text, usual=bool(value.default), option=value.option)
     if isinstance(value, Unknown):
         return Atom(value.text)
     node = setting(value)
@@ -120,9 +119,12 @@ def equality(
     subject: Value, constant: Any, text: str, node: cst.CSTNode | None = None
 ) -> Condition:
     """``subject == constant``."""
-    if isinstance(subject, (Unknown, Argument)):
-        choices = subject.choices if isinstance(subject, Argument) else ()
-        return Atom(f"{subject.text} == {constant!r}", subject.text, constant, choices, node)
+    if isinstance(subject, Argument):
+        usual = bool(subject.default == constant)
+        said = f"{subject.text} == {constant!r}"
+        return Atom(said, subject.text, constant, subject.choices, node, usual, subject.option)
+    if isinstance(subject, Unknown):
+        return Atom(f"{subject.text} == {constant!r}", subject.text, constant, (), node)
     return Atom(text, node=node)
 
 
@@ -135,6 +137,8 @@ class Plain:
     def __init__(self, memory: Memory, source: Source, decisions: Decisions) -> None:
         self._memory, self._source, self._decisions = memory, source, decisions
         self.options: list[Option] = []
+        self.asked: frozenset[str] = frozenset()
+        """Options of which conditions ask: where one stands for its default, that is decided."""
         self.calls: Callable[[Made], Any] = lambda made: Name(made.qualified)
 
     def truth(self, value: Value) -> bool:
@@ -177,7 +181,11 @@ class Plain:
         content = self._memory.get(value, "content") if isinstance(value, Container) else value
         if isinstance(content, Items):
             return dict(enumerate(content.items))
-        return content.items if isinstance(content, Table) and content.rest is None else None
+        if not isinstance(content, Table) or isinstance(content.rest, Unknown):
+            return None
+        if content.rest is not None:
+            self.of(content.rest)
+        return content.items
 
     def _unknown(self, value: Unknown | Argument) -> Any:
         equal = self._decisions.value_of(value.text)
@@ -185,14 +193,19 @@ class Plain:
             return equal[0]
         if isinstance(value, Argument):
             if isinstance(value.default, bool):
-                return self._decisions.decide(Atom(value.text))
-            excluded = Atom(f"{value.text} == {value.default!r}", value.text, value.default)
-            if value.default is not None and self._decisions.decided(excluded) is not False:
+                return self.truth(value)
+            has_default = value.default is not None or value.may_be_none
+            if has_default and self._is_default(value):
                 self.options.append(Option(value.changed_by, value.node))
                 return value.default
         elif value.boolean:
             return self._decisions.decide(Atom(value.text))
         raise NotKnown(self._source.place(value.node))
+
+    def _is_default(self, value: Argument) -> bool:
+        if value.option in self.asked and not self._decisions.is_about(value.option):
+            return self._decisions.decide(equality(value, value.default, ""))
+        return not self._decisions.departs_from(value.option)
 
     def _found(self, value: Lookup) -> Any:
         found = value.table.items.get(self.of(value.key), value.default)
@@ -208,7 +221,7 @@ class Plain:
             return _set(plain) if content.kind == "set" else made[content.kind](plain)
         if isinstance(content, Table):
             if content.rest is not None:
-                raise NotKnown(self._source.place(content.rest.node))
+                self.of(content.rest)
             return {key: self.of(item) for key, item in content.items.items()}
         if content is None:
             raise NotKnown(self._source.place(value.node))  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import libcst as cst
@@ -59,6 +59,15 @@ from ampbridge.port.interpreter.values import (
 
 MOST_ITEMS = 64
 """As long a list is followed item by item, at most."""
+
+
+OF_TEXT = frozenset(
+    {
+        "upper", "lower", "strip", "lstrip", "rstrip", "format", "split", "replace", "startswith",
+        "endswith", "title", "capitalize", "removeprefix", "removesuffix", "join", "hex", "is_integer",
+    }
+)  # fmt: skip
+"""Methods of a text."""
 
 
 class Expressions(Following):
@@ -149,9 +158,25 @@ class Expressions(Following):
                     return Table(items, base.rest or self.unknown(node))
                 items[key] = self.choice(update.condition, left, right, node)
             return Table(items, base.rest or yes.rest or no.rest)
+        if isinstance(update, Argument) and update.default == {}:
+            return Table(self.as_defaults(base.items, update), base.rest or update)
         if isinstance(update, Table):
-            return Table({**base.items, **update.items}, base.rest or update.rest)
+            kept = base.items
+            if isinstance(update.rest, Argument):
+                kept = self.as_defaults(kept, update.rest)
+            elif update.rest is not None:
+                kept = {}
+            return Table({**kept, **update.items}, update.rest or base.rest)
         return Table({}, update if isinstance(update, Unknown) else self.unknown(node))
+
+    def as_defaults(self, items: Mapping[Any, Value], by: Argument) -> dict[Any, Value]:
+        """Plain values as defaults, which ``by`` may change."""
+        return {
+            key: Argument(str(key), by.node, by.changed_by, each.value)
+            if isinstance(each, Constant)
+            else each
+            for key, each in items.items()
+        }
 
     # -- comprehensions
 
@@ -241,6 +266,8 @@ class Expressions(Following):
             return self.unknown(node)
         if isinstance(base, Constant) and name == "value":  # of an enumeration's member
             return base
+        if isinstance(base, Argument) and name not in OF_TEXT:
+            return Unknown(lambda: f"{base.text}.{name}", node)
         return Method(base, name)
 
     def _of_object(self, base: Instance | Made, name: str, node: cst.CSTNode) -> Value:
@@ -461,12 +488,16 @@ class Expressions(Following):
             return self._contained(left, right, node)
         if kind in ("Equal", "Is"):
             return self._equal(left, right, node)
+        options = [each.option for each in (left, right) if isinstance(each, Argument)]
         left, right = settled(left), settled(right)
         if isinstance(left, Constant) and isinstance(right, Constant):
             try:
-                return Truth(bool(COMPARISONS[kind](left.value, right.value)))
+                usual = bool(COMPARISONS[kind](left.value, right.value))
             except IMPOSSIBLE:
-                pass
+                return Atom(self.text(node), node=node)
+            if options:
+                return Atom(self.text(node), node=node, usual=usual, option=options[0])
+            return Truth(usual)
         return Atom(self.text(node), node=node)
 
     def _equal(self, left: Value, right: Value, node: cst.CSTNode) -> Condition:
@@ -477,8 +508,6 @@ class Expressions(Following):
             left = self.unknown(elsewhere)
         if isinstance(left, Remainder) and isinstance(right, Constant):
             return Cycle(left.period, self.text(node))
-        if isinstance(left, Argument) and not isinstance(left.default, (str, bool, type(None))):
-            left = settled(left)
         if isinstance(left, Constant) and isinstance(right, Constant):
             return Truth(left.value == right.value)
         if isinstance(left, Library) and isinstance(right, Library):

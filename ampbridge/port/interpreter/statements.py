@@ -43,6 +43,7 @@ from ampbridge.port.interpreter.values import (
     Library,
     Lookup,
     Loop,
+    Made,
     Passed,
     Run,
     Table,
@@ -126,10 +127,11 @@ class Interpreter(Calls):
         name = parameter.name.value
         if name in OPTIONS and len(self.parsers) == 1:
             return self.parsers[0]
-        default = function.defaults.get(name)
+        usual = self.default_of(function.defaults.get(name, Constant(None)))
+        if usual is not None and usual.value is not None:
+            return Argument(name, parameter, f"a call of {function.name}", usual.value)
         annotation = parameter.annotation.annotation if parameter.annotation else None
-        boolean = isinstance(default, Constant) and isinstance(default.value, bool)
-        boolean = boolean or (isinstance(annotation, cst.Name) and annotation.value == "bool")
+        boolean = isinstance(annotation, cst.Name) and annotation.value == "bool"
         return Unknown(name, parameter, boolean)
 
     # -- blocks
@@ -429,7 +431,7 @@ class Interpreter(Calls):
             value = self.value(item.item)
             if name_of(item.item) in WITHOUT_GRADIENTS:
                 self.without_gradients += 1
-            self.enter(value)
+            self.enter(value, self._made_before(item.item))
             if item.asname is not None:
                 self.assign(item.asname.name, value)
         flow = self._block([node.body])
@@ -437,9 +439,20 @@ class Interpreter(Calls):
         self.without_gradients = plain
         return flow
 
-    def enter(self, value: Value) -> None:
-        """A context is entered here."""
-        entered = [made.event for made in self.made_in(value)]
+    def _made_before(self, node: cst.BaseExpression) -> list[Made]:
+        """What holds a context by itself: the decorated model of ``model.no_sync()`` is no region."""
+        owner = (
+            node.func.value
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+            else None
+        )
+        return (
+            self.made_in(self.value(owner)) if isinstance(owner, (cst.Name, cst.Attribute)) else []
+        )
+
+    def enter(self, value: Value, before: Sequence[Made] = ()) -> None:
+        """A context is entered here, which is made of more than what was made ``before``."""
+        entered = [made.event for made in self.made_in(value) if made not in before]
         for event in entered:
             event.entered.append(self.entry())
         self.regions.extend(entered)

@@ -65,7 +65,8 @@ class Argument(Value):
     """What has a default in the file, and may be changed by something outside of it.
 
     It is an option of the command line, ``args.level``, a parameter, ``config.get("level", "O1")``.
-    The default stands in where a value is needed.
+    The default stands in where a value is needed, None if ``may_be_none``. ``origin``: the text of the
+    one that it was made from, ``args.level`` of ``args.level.upper()``.
     """
 
     text: str
@@ -73,6 +74,13 @@ class Argument(Value):
     changed_by: str
     default: Any
     choices: tuple[Any, ...] = ()
+    origin: str = ""
+    may_be_none: bool = False
+
+    @property
+    def option(self) -> str:
+        """The text of what has the default."""
+        return self.origin or self.text
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +126,13 @@ class Items(Value):
 
 @dataclass(frozen=True, eq=False)
 class Table(Value):
-    """The content of a dictionary. ``rest``: where it was merged from what cannot be known."""
+    """The content of a dictionary. ``rest``: where it was merged from what cannot be known.
+
+    It is an ``Argument`` where that is empty by a default of the file.
+    """
 
     items: Mapping[Any, Value]
-    rest: Unknown | None = None
+    rest: Unknown | Argument | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,14 +114,14 @@ def take_lists(call: Call, draft: Draft, *, static: bool = False) -> None:
         draft.settings["policy.allow"].remove(op)
 
 
-def enabled(call: Call, draft: Draft, argument: str = "enable") -> bool:
-    """Whether a region is on; says so in the draft where it is not, or where that is not known."""
+def enabled(call: Call, draft: Draft, argument: str = "enable") -> bool | None:
+    """Whether a region is on; says so in the draft where it is not, or where that is not known (None)."""
     try:
         on = call.flag(argument, True)
     except NotKnown as error:
         draft.set("policy.level", None)
         draft.unknown["policy.level"] = error.place
-        return True
+        return None
     if on:
         return True
     if "decorated" in draft.seen:  # its parameters are low all the same
@@ -143,9 +143,9 @@ def auto_cast(call: Call, draft: Draft) -> None:
     """``paddle.amp.auto_cast``: the region."""
     on = enabled(call, draft)
     draft.set("policy.lists", "paddle")
-    if not on:
+    if on is False:
         return
-    if "policy.level" not in draft.unknown:
+    if on:
         take_level(call, draft)
     draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
     draft.seen["region"] = call.place
@@ -158,8 +158,8 @@ def autocast(call: Call, draft: Draft) -> None:
     on = enabled(call, draft, "enabled")
     draft.set("policy.lists", "paddle")
     if on:
-        if "policy.level" not in draft.unknown:
-            draft.set("policy.level", "O1")
+        draft.set("policy.level", "O1")
+    if on is not False:
         draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
 
 

@@ -1,4 +1,4 @@
-"""The same, made by another file: what its callers pass cannot be known."""
+"""The same, made by another file: its parameters have their defaults, which its callers may change."""
 import paddle
 
 

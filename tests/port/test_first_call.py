@@ -1,0 +1,192 @@
+"""Scripts as they are written, with their AMP switched by options: one call gives the recipe.
+
+``first_call/name.toml`` is the recipe that ``name.py`` trains with in mixed precision, on one GPU, by the
+defaults that stand in it; it was written by hand. What no default decides is asked once: the command that
+answers is printed.
+"""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+import ampbridge as amp
+from ampbridge.cli import main
+
+SCRIPTS = sorted((Path(__file__).parent / "first_call").glob("*.py"))
+ANSWERS = {
+    "clas_epoch": "true",  # its scaler is made in another file
+    "ocr_program": "true",
+    "gan_both_dtypes": None,  # float16 or bfloat16
+    "level_of_another_file": None,
+    "video_train": None,
+}
+"""What was asked, by script: the value to put in the place of ``...``, if any."""
+
+
+def told(capsys, *arguments):
+    """Exit code, output and errors of the command."""
+    code = main(["port", *arguments])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_recipe_is_that_of_the_training(script, capsys):
+    expected = amp.Recipe.load(script.with_suffix(".toml"))
+    code, out, err = told(capsys, str(script), "--to", "toml")
+    if script.stem in ANSWERS:
+        assert (code, out) == (1, "")
+        command = err.splitlines()[-1].partition("ampbridge port ")[2]
+        answer = command.replace("...", ANSWERS[script.stem] or "...")
+        code, out, err = told(capsys, *shlex.split(answer))
+    assert code == 0, err
+    assert amp.Recipe.from_toml(out) == expected
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_recipe_is_the_same_in_python(script):
+    if script.stem in ANSWERS:
+        with pytest.raises(amp.SourceError):
+            _ = amp.port.read(script).recipe
+    else:
+        assert amp.port.read(script).recipe == amp.Recipe.load(script.with_suffix(".toml"))
+
+
+def test_fifteen_of_eighteen_are_answered_at_once():
+    of_paddle = [script for script in SCRIPTS if "import torch" not in script.read_text()]
+    answered = [script for script in of_paddle if script.stem not in ANSWERS]
+    assert len(of_paddle) >= 18
+    assert len(answered) >= 15
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_every_recipe_can_be_picked_and_is_one_of_its_alternatives(script, capsys):
+    reading = amp.port.read(script)
+    kinds = {frozenset(map(str, each.settings.items())) for each in reading.alternatives}
+    count = 0
+    while told(capsys, str(script), "--pick", str(count + 1))[0] == 0:
+        count += 1
+    assert count >= len(kinds)
+
+
+def test_what_was_taken_is_told(capsys):
+    script = next(each for each in SCRIPTS if each.stem == "ocr_train")
+    _, _, err = told(capsys, str(script), "--to", "toml")
+    assert "note: " in err
+    assert "The recipe is O2:float16, where config" in err
+    assert "--pick 5: O0, where not config" in err
+    assert 'The recipe has its default; `config["Global"]` may change it.' in err
+
+
+def test_what_holds_elsewhere_alone_is_not_told_of_the_recipe(capsys):
+    """Of the branch at O2, that the region of an evaluation has no casts."""
+    script = next(each for each in SCRIPTS if each.stem == "clas_engine")
+    assert any(found.kind == "lost" for found in amp.port.read(script).findings)
+    _, _, err = told(capsys, str(script), "--to", "toml", "--strict")
+    assert "lost: " not in err
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ["args.use_amp", "args.amp_level == 'O1'"],
+        ["args.use_amp and args.amp_level == 'O1'"],
+        ["self.args.use_amp and self.args.amp_level == 'O1'"],
+        ['args.amp_level=="O1" and args.use_amp'],
+    ],
+)
+def test_conditions_are_taken_as_they_were_printed(where, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(
+        """\
+import paddle
+
+
+class Trainer:
+    def __init__(self, args):
+        self.args = args
+        if self.args.use_amp:
+            self.scaler = paddle.amp.GradScaler()
+
+    def train(self):
+        with paddle.amp.auto_cast(self.args.use_amp, level="O1" if self.args.amp_level == "O1" else "O2"):
+            loss = self.model()
+        self.scaler.scale(loss).backward()
+"""
+    )
+    conditions = [each for text in where for each in ("--where", text)]
+    code, out, err = told(capsys, str(script), "--to", "toml", *conditions)
+    assert code == 0, err
+    assert amp.Recipe.from_toml(out).policy.level == "O1"
+
+
+def test_a_number_that_is_none(capsys):
+    script = str(next(each for each in SCRIPTS if each.stem == "gan_both_dtypes"))
+    for number in ("0", "4"):
+        code, out, err = told(capsys, script, "--to", "toml", "--pick", number)
+        assert (code, out) == (1, "")
+        assert f"has no recipe {number}; it has 3.\nHint: --pick 1" in err
+
+
+def test_what_is_left_is_numbered(capsys):
+    script = str(next(each for each in SCRIPTS if each.stem == "gan_both_dtypes"))
+    _, out, _ = told(capsys, script)
+    assert [line for line in out.splitlines() if "--pick" in line] == ["# --pick 1", "# --pick 2"]
+    _, _, err = told(capsys, script, "--to", "tensorflow", "--ampbridge")
+    *_, first, second, hint = err.splitlines()
+    assert first == "  --pick 1: O1:float16, where args.fp16"
+    assert second == "  --pick 2: O1:bfloat16, where not args.fp16 and args.bf16"
+    assert hint == f"Hint: ampbridge port {script} --to tensorflow --ampbridge --pick 1"
+    for number, dtype in ((1, "float16"), (2, "bfloat16")):
+        _, out, _ = told(capsys, script, "--to", "toml", "--pick", str(number))
+        assert amp.Recipe.from_toml(out).policy.dtype == dtype
+
+
+RANKED = {
+    "a GPU": ("paddle.is_compiled_with_cuda()", True),
+    "a GPU by its name": ("place == 'gpu'", True),
+    "no CPU": ("paddle.device.get_device() == 'cpu'", False),
+    "no other accelerator": ("args.use_xpu", False),
+    "the first process": ("paddle.distributed.get_rank() == 0", True),
+    "one process": ("paddle.distributed.get_world_size() > 1", False),
+    "one of few": ("nranks < 2", True),
+    "the newest version": ("paddle.__version__ >= '2.5'", True),
+    "no old version": ("paddle.__version__ < '2.5'", False),
+    "what it has by now": ("hasattr(paddle.amp, 'is_float16_supported')", True),
+    "a training": ("mode == 'train'", True),
+    "no evaluation": ("args.eval_only", False),
+}
+
+
+@pytest.mark.parametrize("case", RANKED)
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+def test_what_is_meant(case, turned):
+    """Both branches are in mixed precision, and no default decides."""
+    condition, holds = RANKED[case]
+    first, second = (2048, 512) if turned is not holds else (512, 2048)  # 2048 is meant
+    reading = amp.port.read(
+        f"""\
+import paddle
+from here import args, mode, nranks, place
+scale = {first} if {f"not ({condition})" if turned else condition} else {second}
+scaler = paddle.amp.GradScaler(init_loss_scaling=scale)
+with paddle.amp.auto_cast():
+    loss = model(x)
+scaler.scale(loss).backward()
+"""
+    )
+    assert len(reading.alternatives) == 2
+    assert reading.recipe.scaler.init_scale == 2048
+
+
+def test_bfloat16_where_the_hardware_has_it_is_a_question():
+    reading = amp.port.read(
+        """\
+import torch
+dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+with torch.autocast("cuda", dtype=dtype):
+    loss = model(x)
+"""
+    )
+    with pytest.raises(amp.SourceError, match="stands for 2 recipes"):
+        _ = reading.recipe
