@@ -273,6 +273,12 @@ def checked_float(name: str, value: object) -> float:
     )
 
 
+def as_written(value: Any) -> Any:
+    """A float that was rounded to float32 as the shortest one that is rounded to the same: 0.8."""
+    rounded = isinstance(value, float) and math.frexp(value)[0] != 0.5
+    return float(str(np.float32(value))) if rounded else value
+
+
 def _check_count(name: str, value: object, least: int) -> None:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if value >= least:

@@ -21,7 +21,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, single
 from ampbridge.policies.schedule import from_dict as plan_from_dict
 from ampbridge.scaling.presets import preset as preset_named
-from ampbridge.scaling.scale_rule import ScalerConfig
+from ampbridge.scaling.scale_rule import ScalerConfig, as_written
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training import recipe_file
 from ampbridge.training.decorate import check_parameter_settings
@@ -81,11 +81,11 @@ class Scaling(ScalerConfig):
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preset"}
 
     def changes(self) -> dict[str, Any]:
-        """``like``, if there is a preset, and the arguments that differ from the preset."""
+        """``like``, if there is a preset, and the arguments that differ from the preset, as written."""
         base = Scaling() if self.preset is None else Scaling.like(self.preset)
         like = {} if self.preset is None else {"like": self.preset}
         usual = base.arguments()
-        return like | {k: v for k, v in self.arguments().items() if v != usual[k]}
+        return like | {k: as_written(v) for k, v in self.arguments().items() if v != usual[k]}
 
     def __repr__(self) -> str:
         changes = self.changes()
@@ -331,7 +331,7 @@ def _scaler_section(scaling: Scaling) -> dict[str, Any]:
 
     TOML has no null, so false stands for None.
     """
-    changed = {**scaling.changes(), "init_scale": scaling.init_scale}
+    changed = {**scaling.changes(), "init_scale": as_written(scaling.init_scale)}
     return {
         k: False if changed[k] is None else changed[k] for k in SECTIONS["scaler"] if k in changed
     }

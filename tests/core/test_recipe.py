@@ -340,3 +340,15 @@ def test_nothing_else_is_said_beside_a_recipe(make, beside):
 def test_a_recipe_is_a_recipe(make):
     with pytest.raises(amp.ArgumentTypeError, match=r"Recipe\.load"):
         make(recipe="recipe.toml")
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.1, 1e-3, 0.999, 0.5, 2.0**-20])
+def test_numbers_are_written_as_they_were_passed(factor):
+    """They are rounded to float32, and 0.8 is 0.800000011920929 then."""
+    recipe = Recipe("O1", Scaling.like("paddle", backoff_factor=factor, init_scale=factor))
+    expected = "as usual" if factor == 0.5 else factor
+    assert recipe.to_dict()["scaler"].get("backoff_factor", "as usual") == expected
+    assert recipe.to_dict()["scaler"]["init_scale"] == factor
+    assert f"init_scale={factor!r}" in repr(recipe)
+    assert f"init_scale = {factor!r} " in recipe.to_toml()
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
