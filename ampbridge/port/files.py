@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 
 from ampbridge.errors import SourceError
 from ampbridge.port import python, source
+from ampbridge.port.interpreter.following import Exhausted
 from ampbridge.port.reading import Reading
 
 CONFIGURATIONS = frozenset({".json", ".yaml", ".yml"})
@@ -79,8 +82,23 @@ def _read_python(data: bytes, file: str) -> Reading:
     if not python.concerns(data):
         source.check(data, file)
         return Reading(file, None, (), ())
-    parsed = source.parse(data, file)
+    with _uncollected():
+        parsed = source.parse(data, file)
+        try:
+            return python.read_module(parsed)
+        except RecursionError as error:
+            raise source.too_deep(file) from error
+        except Exhausted as error:
+            raise source.too_long(file) from error
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's garbage collector, which would look through the whole tree again and again."""
+    collects = gc.isenabled()
+    gc.disable()
     try:
-        return python.read_module(parsed)
-    except RecursionError as error:
-        raise source.too_deep(file) from error
+        yield
+    finally:
+        if collects:
+            gc.enable()

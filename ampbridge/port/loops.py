@@ -143,7 +143,8 @@ def accumulate(
         return
     steps = [event for event in events if _is_step(event)]
     by_turns = ((step, _turns(step)) for step in steps)  # says more than a loop that may warm up
-    by_loops = ((step, _backward_passes(step, events)) for step in steps)
+    passes = [event for event in events if event.method == "backward"]
+    by_loops = ((step, _backward_passes(step, passes)) for step in steps)
     found = (each for each in (*by_turns, *by_loops) if each[1] is not None)
     step, turns = next(found, (None, None))
     if step is None or turns is None:
@@ -182,12 +183,17 @@ def _turns(step: Event) -> Value | None:
     return None if cycle is None else cycle.period
 
 
-def _backward_passes(step: Event, events: Sequence[Event]) -> Value | None:
+def is_of_loop(event: Event) -> bool:
+    """Whether a call says how a loop takes its steps."""
+    return event.method == "backward" or event.method in STEPS or bool(event.entered)
+
+
+def _backward_passes(step: Event, passes: Sequence[Event]) -> Value | None:
     """How many backward passes a loop beside the step makes."""
     around = step.entry.loops
-    for event in events:
+    for event in passes:
         loops = event.entry.loops
-        within = event.method == "backward" and event.entry.stack[:1] == step.entry.stack[:1]
+        within = event.entry.stack[:1] == step.entry.stack[:1]
         if within and len(loops) == len(around) + 1 and loops[: len(around)] == around:
             return loops[-1].turns
     return None

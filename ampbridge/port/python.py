@@ -144,6 +144,10 @@ class _Reader:
         self._changing = Changing(frozenset(interpreter.counters | interpreter.turns))
         self._trainings = trainings(events, self._source)
         self._events = loops.in_order(events)
+        self._handlers = {id(each): self._handlers_of(each) for each in self._events}
+        self._telling = [
+            each for each in self._events if self._handlers[id(each)] or loops.is_of_loop(each)
+        ]
         self._asked = frozenset(each.option for each in _conditions(events)) - {""}
 
     def read(self) -> Reading:
@@ -252,13 +256,10 @@ class _Reader:
         plain.calls, plain.asked = partial(self._of_made, plain), self._asked
         origins: dict[str, tuple[str, Event]] = {}
         happens = partial(self._happens, decisions=decisions)
-        events = [each for each in self._events if not self._trainings.is_past(each, happens)]
+        events = [each for each in self._telling if not self._trainings.is_past(each, happens)]
         trained = self._trained(decisions)
         for event in events:
-            for dialect in self._dialects:
-                name = resolve(dialect, event.qualified)
-                if name is None or name not in dialect.handlers:
-                    continue
+            for dialect, name in self._handlers[id(event)]:
                 draft = drafts[dialect.framework]
                 overruled = event.qualified in trained and loops.evaluates(event)
                 if overruled and self._is_known_to_happen(event, decisions) is None:
@@ -272,6 +273,11 @@ class _Reader:
                     self._handle(dialect, name, event, draft, plain)
                     self._tell_of_changes(before, draft, name, event, origins)
         return self._chosen(drafts, events, plain, decisions)
+
+    def _handlers_of(self, event: Event) -> list[tuple[Dialect, str]]:
+        """The dialects that handle a call, and its name there."""
+        names = ((dialect, resolve(dialect, event.qualified)) for dialect in self._dialects)
+        return [(dialect, name) for dialect, name in names if name in dialect.handlers and name]
 
     def _trained(self, decisions: Decisions) -> set[str]:
         """Regions of the training that happen, by name: they overrule those of an evaluation, and
@@ -488,9 +494,10 @@ class _Reader:
 
 def _conditions(events: Iterable[Event]) -> Iterator[Atom]:
     """Those on which events, and what they are passed, depend."""
+    guards = {id(guard): guard for event in events for guard in event.guards}
+    for guard in guards.values():
+        yield from atoms(guard)
     for event in events:
-        for guard in event.guards:
-            yield from atoms(guard)
         for each in event.passed:
             value = each.value
             while isinstance(value, Choice):

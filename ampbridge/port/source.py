@@ -44,13 +44,28 @@ class Source:
 
     @cached_property
     def _positions(self) -> Mapping[cst.CSTNode, Any]:
+        import libcst as cst
         from libcst.metadata import PositionProvider
+
+        spaces = (
+            cst.BaseParenthesizableWhitespace,
+            cst.TrailingWhitespace,
+            cst.EmptyLine,
+            cst.Newline,
+        )
+
+        class OfCode(dict[cst.CSTNode, Any]):
+            """Positions but those of spaces, which are most of the nodes."""
+
+            def __setitem__(self, node: cst.CSTNode, position: Any) -> None:
+                if not isinstance(node, spaces):
+                    super().__setitem__(node, position)
 
         class Positions(PositionProvider):
             """The provider alone: resolving it visits the whole tree once more."""
 
             def of(self, module: cst.Module) -> Mapping[cst.CSTNode, Any]:
-                self._computed = {}
+                self._computed = OfCode()
                 self._gen_impl(module)
                 return self._computed
 
@@ -134,6 +149,11 @@ def check(data: bytes, file: str) -> None:
         raise _no_source(file, "is binary, not text")
 
 
+def too_long(file: str) -> SourceError:
+    """What to raise where following a file would take for ever."""
+    return _no_source(file, "has too many statements to be followed")
+
+
 def too_deep(file: str) -> SourceError:
     """What to raise where following a file exceeds Python's own recursion limit."""
     return _no_source(file, "is nested too deeply to be followed")
@@ -171,10 +191,21 @@ _TOKEN = re.compile(
 
 
 def _is_deep(text: str) -> bool:
-    """Whether the tree of ``text`` may be too deep: operators in a row count, at each bracket."""
-    levels, depth, branches = [0], 0, 0
+    """Whether the tree of ``text`` may be too deep: operators in a row count, at each bracket.
+
+    So do the branches of an ``if``, each of which LibCST has within the one before.
+    """
+    levels, depth = [0], 0
+    branches: dict[int, int] = {}  # of the last ``if`` at each indentation
     for token in _TOKEN.finditer(text):
         kind = token.lastgroup
+        if kind == "elif":
+            indentation = _indentation(text, token.start()) or 0
+            branches[indentation] = branches.get(indentation, 0) + 1
+        elif token.group() == "if" and len(levels) == 1 and branches:
+            begins = _indentation(text, token.start())
+            if begins is not None:
+                branches[begins] = 0
         if kind == "open":
             levels.append(0)
             depth += 1
@@ -187,7 +218,13 @@ def _is_deep(text: str) -> bool:
         elif kind in ("operator", "string"):
             levels[-1] += 1
             depth += 1
-        branches += kind == "elif"
-        if max(depth, branches // 2) > DEEPEST:
+        if depth > DEEPEST or (kind == "elif" and sum(branches.values()) // 2 > DEEPEST):
             return True
     return False
+
+
+def _indentation(text: str, start: int) -> int | None:
+    """How far a statement that begins at ``start`` is indented; None if none begins there."""
+    line = text.rfind("\n", 0, start) + 1
+    begins = not text[line:start].strip() and text[max(line - 2, 0) : line - 1] != "\\"
+    return start - line if begins else None

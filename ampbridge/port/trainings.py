@@ -104,20 +104,25 @@ def _with_replaced_models(
 ) -> tuple[frozenset[int], list[cst.CSTNode]]:
     """Events of models before the last, and where the last is made."""
     models = {each.on for each in events if each.method in OF_MODELS}
-    steps = [source.place(e.node).line for e in events if e.method in TAKES_STEPS]
+    steps = [_line(e.node, source) for e in events if e.method in TAKES_STEPS]
     replaced: set[int] = set()
     found: list[cst.CSTNode] = []
     for made in _made_anew(source, models) if len(steps) > 1 else ():
-        lines = [source.place(node).line for node in made]
+        lines = [_line(node, source) for node in made]
         trained = [n for n in range(1, len(lines)) if _any_within(steps, lines[n - 1], lines[n])]
         if not trained:
             continue
         first, last = lines[0], lines[trained[-1]]
-        past = [e for e in events if first <= source.place(e.node).line < last]
-        kept = {id(e.receiver) for e in events if id(e) not in set(map(id, past))}
+        past = [e for e in events if first <= _line(e.node, source) < last]
+        of_it = set(map(id, past))
+        kept = {id(e.receiver) for e in events if id(e) not in of_it}
         replaced.update(id(event) for event in past if id(event) not in kept)
         found.append(made[trained[-1]])
     return frozenset(replaced), found
+
+
+def _line(node: cst.CSTNode, source: Source) -> int:
+    return source.range_of(node)[0][0]
 
 
 def _any_within(lines: Sequence[int], first: int, last: int) -> bool:
@@ -126,9 +131,7 @@ def _any_within(lines: Sequence[int], first: int, last: int) -> bool:
 
 def _made_anew(source: Source, names: set[str]) -> Iterator[list[cst.CSTNode]]:
     """Assignments of one name in one block that do not use what it held: two or more."""
-    blocks = _Blocks()
-    source.module.visit(blocks)
-    for block in blocks.found:
+    for block in _blocks(source.module):
         made: dict[str, list[cst.CSTNode]] = {}
         for statement in block:
             for part in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
@@ -157,13 +160,13 @@ class _Names(cst.CSTVisitor):
         self.found.add(node.value)
 
 
-class _Blocks(cst.CSTVisitor):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Sequence[cst.CSTNode]] = []
-
-    def visit_Module(self, node: cst.Module) -> None:
-        self.found.append(node.body)
-
-    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> None:
-        self.found.append(node.body)
+def _blocks(node: cst.CSTNode) -> Iterator[Sequence[cst.CSTNode]]:
+    """The bodies of statements, inside of ``node`` and its own; expressions have none."""
+    left = [node]
+    while left:
+        each = left.pop()
+        if isinstance(each, (cst.Module, cst.IndentedBlock)):
+            yield each.body
+            left.extend(each.body)
+        elif not isinstance(each, (cst.SimpleStatementLine, cst.BaseExpression)):
+            left.extend(each.children)

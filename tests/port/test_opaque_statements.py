@@ -15,7 +15,10 @@ from ampbridge import port
 from tests.nightly import PROFILE
 
 CORPUS = Path(__file__).parent / "corpus"
-SNIPPETS = sorted(CORPUS.glob("*.py"))
+LARGER = CORPUS.parent / "first_call"
+SNIPPETS = sorted(CORPUS.glob("*.py")) + (
+    sorted(LARGER.glob("*.py")) if PROFILE == "nightly" else []
+)
 NAMES = re.compile(
     r"(self\.)?_?\w*(model|net|optim|opt|scaler|args|config|cfg|loss|policy|strategy)\w*", re.I
 )

@@ -1,11 +1,13 @@
 """Files as they come: hostile ones fail alone, each with its reason; none is run."""
 
+import cProfile
 import sys
 
 import pytest
 
 from ampbridge import SourceError, port
 from ampbridge.port import source
+from ampbridge.port.interpreter import following
 
 USES_AMP = "from paddle.amp import auto_cast\nwith auto_cast():\n    pass\n"
 
@@ -74,6 +76,79 @@ def test_what_is_long_but_not_deep_is_read():
     numbers = ", ".join(str(n) for n in range(5000))
     lines = "\n".join(f"x{n} = f(a[{n}].b + 1) if c else [d for d in e]" for n in range(300))
     assert port.read(f"{USES_AMP}table = [{numbers}]\n{lines}\n").recipe.policy.lists == "paddle"
+
+
+def test_many_branches_beside_each_other_are_not_deep():
+    """Each function has a chain of ten."""
+    chain = "    if x == 0:\n        pass\n" + "    elif f(x if a else b):\n        pass\n" * 10
+    functions = "".join(f"def f{n}(x):\n{chain}" for n in range(100))
+    assert port.read(USES_AMP + functions).recipe.policy.lists == "paddle"
+
+
+@pytest.mark.parametrize(
+    "filler", ["", "    x = 1 \\\nif a else 2\n", "    x = (1\nif a else 2)\n"]
+)
+def test_a_chain_of_branches_is_deep_whatever_stands_in_it(filler, tmp_path):
+    branch = "elif b:\n    pass\n" + filler
+    assert "nested" in refused(f"{USES_AMP}if a:\n    pass\n{branch * 3000}", tmp_path)
+
+
+RETURNS = (
+    "    if data.is_{n}:\n        return data.first_{n}(config.size_{n})\n"
+    "    a{n} = data.next_{n}({n})\n"
+)
+BRANCHES = (
+    "    if config.option_{n}:\n        a{n} = data.make_{n}()\n    else:\n        a{n} = {n}\n"
+)
+TRAINER = """\
+class Trainer{n}:
+    def __init__(self, config):
+        self.use_amp = config.get("amp", False)
+        self.level = config.get("level", "O1")
+        self.scaler = paddle.amp.GradScaler(enable=self.use_amp)
+        if self.use_amp and self.level == "O2":
+            self.model, self.optimizer = paddle.amp.decorate(build(config), sgd(config), "O2")
+
+    def train(self, loader):
+        for x, y in loader:
+            with paddle.amp.auto_cast(self.use_amp, level=self.level):
+                loss = self.model(x, y)
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.optimizer.clear_grad()
+"""
+LOOP = """\
+scaler = paddle.amp.GradScaler(init_loss_scaling=1024)
+with paddle.amp.auto_cast():
+    loss = model(x)
+scaler.scale(loss).backward()
+"""
+LONG = {
+    "returns": ("def run(config, data):\n", RETURNS, 150),
+    "branches": ("def run(config, data):\n", BRANCHES, 150),
+    "trainers": ("", TRAINER, 12),
+    "statements": ("", "x{n} = f({n}) + [y, {n}][0]\n", 400),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_reading_takes_as_long_as_a_file_has_lines(kind):
+    """Counted in calls of Python's functions: of twice as many lines, about twice as many."""
+    head, part, count = LONG[kind]
+    counts = []
+    for times in (1, 2):
+        body = "".join(part.format(n=n) for n in range(times * count))
+        profile = cProfile.Profile()
+        profile.runcall(port.read, f"import paddle\n{head}{body}{LOOP}")
+        counts.append(sum(entry.callcount for entry in profile.getstats()))
+    assert counts[1] < 2.3 * counts[0]
+
+
+def test_a_file_that_takes_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "MOST_STATEMENTS", 10)
+    monkeypatch.setattr(following, "MOST_TURNS", 1)
+    text = USES_AMP + "for a in (1, 2, 3, 4, 5, 6, 7, 8):\n    x = a\n    y = a\n"
+    assert "has too many statements to be followed" in refused(text, tmp_path)
 
 
 def test_a_declared_encoding_is_followed(tmp_path):

@@ -51,6 +51,8 @@ MOST_LEAVES = 16
 LARGEST_CONDITION = 24
 """A condition of more atoms than this is taken as one by itself."""
 MOST_STATEMENTS = 100_000
+"""As many are followed, at most, and each line of the file ``MOST_TURNS`` times besides."""
+MOST_TURNS = 8
 
 # What is counted up somewhere: a number of steps or batches is not known at any time.
 COUNTED = re.compile(r"(?<![\w.])([\w.]+)\s*(?:[-+]=\s*\d|=\s*\1\s*[-+]\s*\d)")
@@ -80,6 +82,7 @@ class Following:
         self.frame = self.module
         self.events: list[Event] = []
         self.guards: list[Condition] = []
+        self._facts = _Facts(())
         self.stack: list[Run] = []
         self.regions: list[Event] = []
         self.loops: list[Loop] = []
@@ -90,11 +93,12 @@ class Following:
         self.without_gradients = 0
         self.counters = {text.rpartition(".")[2] for text in COUNTED.findall(source.text)}
         self._statements = 0
+        self._most_statements = MOST_STATEMENTS + MOST_TURNS * source.text.count("\n")
 
     def count_statement(self) -> None:
         """One more; a bound on the time that a file may take."""
         self._statements += 1
-        if self._statements > MOST_STATEMENTS:
+        if self._statements > self._most_statements:
             raise Exhausted
 
     # -- conditions
@@ -113,7 +117,9 @@ class Following:
         """Whether ``condition`` holds here, by what is known to."""
         if isinstance(condition, Truth):
             return condition.value
-        return truth(condition, _Facts(self.guards).holds)
+        if self._facts.guards != self.guards:
+            self._facts = _Facts(self.guards, self._facts)
+        return truth(condition, self._facts.holds)
 
     def resolved(self, value: Value) -> Value:
         """A choice whose condition is known here, as what was chosen."""
@@ -283,12 +289,20 @@ BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) els
 
 
 class _Facts:
-    """What holds where all of ``guards`` do: formulas are large, so each fact is looked up by its text."""
+    """What holds where all of ``guards`` do: formulas are large, so each fact is looked up by its text.
 
-    def __init__(self, guards: Sequence[Condition]) -> None:
+    ``before``: the facts of other guards; if those are the first of ``guards``, theirs are taken over.
+    """
+
+    def __init__(self, guards: Sequence[Condition], before: _Facts | None = None) -> None:
+        self.guards = list(guards)
+        shared = 0
         self._known: dict[tuple[type, str], bool] = {}
         self._equal: dict[str, Any] = {}
-        for guard in guards:
+        if before is not None and self.guards[: len(before.guards)] == before.guards:
+            shared = len(before.guards)
+            self._known, self._equal = dict(before._known), dict(before._equal)
+        for guard in self.guards[shared:]:
             self._add(guard, True)
 
     def _add(self, condition: Condition, holds: bool) -> None:

@@ -22,6 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._cells: dict[Key, Value] = {}
+        self._names: dict[int, dict[Any, None]] = {}
         self._owners: list[object] = []  # held, so that no id is given twice
         self._logs: list[Changes] = []
 
@@ -43,15 +44,18 @@ class Memory:
 
     def names(self, owner: object) -> list[Any]:
         """The names bound under ``owner``, oldest first."""
-        return [name for key, name in self._cells if key == id(owner)]
+        return list(self._names.get(id(owner), ()))
 
     def _put(self, key: Key, value: Value | None) -> None:
         for log in self._logs:
             log.setdefault(key, self._cells.get(key))
+        owner, name = key
         if value is None:
             self._cells.pop(key, None)
+            self._names.get(owner, {}).pop(name, None)
         else:
             self._cells[key] = value
+            self._names.setdefault(owner, {})[name] = None
 
     @contextmanager
     def watched(self) -> Iterator[Changes]:

@@ -74,6 +74,8 @@ class Interpreter(Calls):
         super().__init__(*arguments)
         self._returns: list[tuple[Condition, Value]] = []
         self._depth = 0
+        self._joint: tuple[list[Condition], Condition] = ([], TRUE)
+        """Guards of the function, and all of them as one."""
         self._breaks = 0
         self._functions: list[Function] = []
         self._classes: list[Class] = []
@@ -268,11 +270,19 @@ class Interpreter(Calls):
 
     def _on_Return(self, node: cst.Return) -> Flow:
         value = Constant(None) if node.value is None else self.value(node.value)
-        condition: Condition = TRUE
-        for guard in self.guards[self._depth :]:
-            condition = both(condition, guard)
-        self._returns.append((condition, value))
+        self._returns.append((self._guarded_by(), value))
         return Flow.RAISES if node.value is None else Flow.RETURNS
+
+    def _guarded_by(self) -> Condition:
+        """All guards of the function that is followed, as one."""
+        *first, last = self.guards[self._depth :] or (TRUE,)
+        known, condition = self._joint
+        if first[: len(known)] != known:
+            known, condition = [], TRUE
+        for guard in first[len(known) :]:
+            condition = both(condition, guard)
+        self._joint = first, condition
+        return both(condition, last)
 
     def _on_Raise(self, node: cst.Raise) -> Flow:
         return Flow.RAISES

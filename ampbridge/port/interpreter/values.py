@@ -278,7 +278,7 @@ class Entry:
     loops: tuple[Loop, ...]
     without_gradients: bool
 
-    @property
+    @cached_property
     def stack(self) -> tuple[str, ...]:
         """The names of the functions."""
         return tuple(run.function for run in self.runs)
