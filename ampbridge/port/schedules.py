@@ -23,6 +23,11 @@ _COMPARED = re.compile(rf"(?P<what>[^<>=!]+?)\s*(?P<sign><=?|>=?)\s*(?P<bound>{_
 _TURNED = re.compile(rf"(?P<bound>{_NUMBER})\s*(?P<sign><=?|>=?)\s*(?P<what>[^<>=!]+)")
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LOSS = re.compile(r"(?:\b|_)loss(?:es)?(?:\b|_)", re.IGNORECASE)
+_OF_SETTINGS = re.compile(
+    r"loss(?:es)?_?(?:scal|func|fn|weight|coef|ratio|type|name|list|cfg|conf|arg)|\blen\(|parameters\(",
+    re.IGNORECASE,
+)
+"""What is called after a loss and stays as it is: its scale, its function."""
 _STEPS = re.compile(
     r"(?:^|[._])(?:global_?step|step|steps|iteration|iter|it)(?:$|_?(?:num|idx|count))"
 )
@@ -67,7 +72,9 @@ def _bound(atom: Atom) -> _Bound | None:
 
 def _of_loss(atom: Atom) -> _Bound | None:
     bound = _bound(atom)
-    return bound if bound is not None and _LOSS.search(bound.what) else None
+    if bound is None or _OF_SETTINGS.search(bound.what):
+        return None
+    return bound if _LOSS.search(bound.what) else None
 
 
 def _of_steps(atom: Atom) -> _Bound | None:
