@@ -131,6 +131,7 @@ def _parsed(condition: str) -> _Condition:
 
 _TRAINS = re.compile(r"\b(?:is_|do_|self\.)?train(?:ing)?(?:_mode|_only)?$", re.IGNORECASE)
 _EVALUATES = re.compile(r"(?:\b|_)(?:eval|evaluate|valid|infer|predict|export|test)(?:\b|_)", re.I)
+_TRAINED = re.compile(r"(?:\b|_)(?:optimizer|optim|opt)$")
 _MODE = re.compile(r"(?:\b|_)(?:mode|phase|stage|split)\b")
 _ACCELERATOR = re.compile(
     r"compiled_with_(?:cuda|rocm)|cuda\.is_available|(?:use|with|has|is)_(?:gpu|cuda)\b|cuda\.device_count"
@@ -157,6 +158,8 @@ def _trains(each: _Condition) -> bool | None:
     """Whether a condition holds in a training; None if it says nothing of that."""
     if isinstance(each.value, str) and _MODE.search(each.subject):
         return each.holds is ("train" in each.value.lower())
+    if each.sign == "==" and each.value is None and _TRAINED.search(each.subject):
+        return not each.holds
     if each.sign == "" and _TRAINS.search(each.subject):
         return each.holds
     return not each.holds if each.sign == "" and _EVALUATES.search(each.subject) else None

@@ -12,6 +12,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.cli import main
+from ampbridge.port.choosing import choose
 
 SCRIPTS = sorted((Path(__file__).parent / "first_call").glob("*.py"))
 ANSWERS = {
@@ -154,7 +155,11 @@ RANKED = {
     "no old version": ("paddle.__version__ < '2.5'", False),
     "what it has by now": ("hasattr(paddle.amp, 'is_float16_supported')", True),
     "a training": ("mode == 'train'", True),
+    "what trains": ("args.is_train", True),
+    "the main process": ("args.is_main_process", True),
+    "nothing distributed": ("args.use_fleet", False),
     "no evaluation": ("args.eval_only", False),
+    "with an optimizer": ("args.optimizer is None", False),
 }
 
 
@@ -177,6 +182,46 @@ scaler.scale(loss).backward()
     )
     assert len(reading.alternatives) == 2
     assert reading.recipe.scaler.init_scale == 2048
+
+
+def test_what_is_known_is_taken_before_what_is_not():
+    reading = amp.port.read(
+        """\
+import paddle
+from here import config
+scale = config["scale"] if "scale" in config else 512.0
+scaler = paddle.amp.GradScaler(init_loss_scaling=scale)
+with paddle.amp.auto_cast():
+    loss = model(x)
+scaler.scale(loss).backward()
+"""
+    )
+    assert [sorted(each.unknown) for each in reading.alternatives] == [["scaler.init_scale"], []]
+    assert reading.recipe.scaler.init_scale == 512
+
+
+def test_of_equal_recipes_the_shared_conditions_are_told():
+    """Where it is wide, it makes no difference whether it is large."""
+    reading = amp.port.read(
+        """\
+import paddle
+from here import args
+scale = 1024.0
+if args.large:
+    scale = 2048.0 if args.wide else 512.0
+elif args.wide:
+    scale = 2048.0
+scaler = paddle.amp.GradScaler(init_loss_scaling=scale)
+with paddle.amp.auto_cast():
+    loss = model(x)
+scaler.scale(loss).backward()
+"""
+    )
+    found = choose(reading.alternatives)
+    by_scale = {each.settings["scaler.init_scale"]: each.conditions for each in found.all}
+    assert len(reading.alternatives) == 4
+    assert by_scale[2048.0] == ("args.wide",)
+    assert set(by_scale[512.0]) == {"args.large", "not args.wide"}
 
 
 def test_bfloat16_where_the_hardware_has_it_is_a_question():
