@@ -216,7 +216,8 @@ def _taken(
     if wish.pick is not None or len(candidates) != 1 or not chosen.others:
         return ()
     others = choosing.numbered(chosen.all)[1:]
-    more = [f"and {len(others) - MOST_TOLD} more, with --json"] if len(others) > MOST_TOLD else []
+    count = len(others)
+    more = [f"and {count - MOST_TOLD} more, to --pick {count + 1}"] if count > MOST_TOLD else []
     told = "".join(f"\n  {line}" for line in (*others[:MOST_TOLD], *more))
     conditions = choosing.where(candidates[0])
     message = (

@@ -85,6 +85,7 @@ def test_what_holds_elsewhere_alone_is_not_told_of_the_recipe(capsys):
     assert any(found.kind == "lost" for found in amp.port.read(script).findings)
     _, _, err = told(capsys, str(script), "--to", "toml", "--strict")
     assert "lost: " not in err
+    assert "  and 10 more, to --pick 15\n" in err
 
 
 @pytest.mark.parametrize(
