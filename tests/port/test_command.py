@@ -500,7 +500,12 @@ def test_a_script_that_cannot_be_written_stops_no_other(file, port, tmp_path, mo
 
 @pytest.mark.parametrize(
     "option",
-    [["--where", "len(sys.argv) > 1"], ["--pick", "1"], ["--set", "scaler.init_scale=1.0"], ["--demo"]],
+    [
+        ["--where", "len(sys.argv) > 1"],
+        ["--pick", "1"],
+        ["--set", "scaler.init_scale=1.0"],
+        ["--demo"],
+    ],
 )
 def test_a_script_is_rewritten_as_it_is(file, port, option):
     code, out, err = port(file(EITHER), "--to", "ampbridge", *option)
