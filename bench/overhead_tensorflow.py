@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import keras
@@ -10,10 +10,16 @@ import tensorflow as tf
 from overhead import Case, Shape, Step, batch_of
 
 import ampbridge as amp
+from ampbridge_tensorflow import LossScaleOptimizer
+
+Wrap = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
 # One thread, as on the other frameworks: two shared cores make the ratios of threads meaningless.
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
+BATCHES = 50
+"""In one call of ``fit``."""
+
 NAME = "float16" if tf.config.list_physical_devices("GPU") else "bfloat16"
 
 
@@ -75,6 +81,17 @@ def bridged(shape: Shape, x: tf.Tensor, y: tf.Tensor, scaled: bool, policy: amp.
     return lambda: step(x, y)
 
 
+def fitted(shape: Shape, x: tf.Tensor, y: tf.Tensor, wrap: Wrap, policy: str) -> Step:
+    """One epoch of Keras' own loop, with an optimizer that scales."""
+    model = model_of(shape, policy)
+    model.compile(
+        wrap(keras.optimizers.AdamW(1e-4)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    data = tf.data.Dataset.from_tensors((x, y)).repeat(BATCHES)
+    return lambda: model.fit(data, verbose=0)
+
+
 def cases(shape: Shape, workload: str) -> Iterator[Case]:
     x, y = map(tf.constant, batch_of(shape))
     default, deny = amp.Policy("O1", NAME), amp.Policy("O1", NAME, deny=["relu"])
@@ -90,3 +107,12 @@ def cases(shape: Shape, workload: str) -> Iterator[Case]:
                 "float32, no scaler": partial(native, shape, x, y, False, "float32"),
             },
         )
+    by_keras = partial(fitted, shape, x, y, keras.optimizers.LossScaleOptimizer, f"mixed_{NAME}")
+    yield Case(
+        f"{NAME}, {BATCHES} steps of Model.fit, compiled",
+        {
+            "Keras' LossScaleOptimizer": by_keras,
+            "ampbridge's": partial(fitted, shape, x, y, LossScaleOptimizer, f"mixed_{NAME}"),
+            "Keras' LossScaleOptimizer, again": by_keras,
+        },
+    )

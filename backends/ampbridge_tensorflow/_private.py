@@ -97,6 +97,18 @@ FUNCTION_CONTEXT = PrivateName(
     "make_function_context",
     "a traced tf.function is reused under another policy",
 )
+EAGER_TENSOR = PrivateName(
+    "tensorflow.python.framework.ops",
+    "EagerTensor",
+    "compiled steps go through tf.function's dispatch, which takes longer",
+    required=False,
+)
+CALL_FLAT = PrivateName(
+    "tensorflow.python.eager.polymorphic_function.concrete_function",
+    "ConcreteFunction._call_flat",
+    "the same",
+    required=False,
+)
 WHILE_LOOP = PrivateName(
     "tensorflow.python.ops.while_v2",
     "while_loop",
@@ -525,6 +537,22 @@ def keras_implementation(spelling: str) -> Any:
         backend = None
     beside = import_module(function.__module__)
     return getattr(backend, name, None) or getattr(beside, f"_{name}", None)
+
+
+def runs_eagerly(traced: Any) -> bool:
+    """Whether ``traced``, a tf.function, would run as the Python that it was made of."""
+    name = RUNS_EAGERLY.attribute.rpartition(".")[2]
+    eagerly: bool = getattr(traced, name, True)
+    return eagerly
+
+
+def direct_call(concrete: Any) -> Callable[[list[Any]], Any] | None:
+    """A call of a concrete function with its tensors alone, past the check of its signature."""
+    call = value(CALL_FLAT)
+    if call is None:
+        return None
+    # What is captured may be a function of the moment, as a replica's copy of a variable is.
+    return lambda tensors: call(concrete, tensors, concrete.captured_inputs)
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

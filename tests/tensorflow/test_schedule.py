@@ -12,6 +12,7 @@ from keras import layers
 from recorder import Seen, below_the_adapter, in_graph
 
 import ampbridge as amp
+from ampbridge_tensorflow import _private
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 Y = np.array([0, 1, 2, 0])
@@ -82,13 +83,16 @@ class Watch:
         self.ran: Seen = []
 
     def function(self, body: Any, **options: Any) -> Any:
-        traced = tf_function(body, **options)
-        self.functions.append(traced)
+        self.functions.append(tf_function(body, **options))
+        return self.functions[-1]
 
-        def run(*arguments: Any) -> Any:
-            result = traced(*arguments)
-            self.ran = in_graph(traced.get_concrete_function(*arguments))
-            return result
+    def direct_call(self, concrete: Any) -> Any:
+        call, graph = direct_call(concrete), in_graph(concrete)
+        self.ran = graph  # tf.function has called it just now
+
+        def run(tensors: list[Any]) -> Any:
+            self.ran = graph
+            return call(tensors)
 
         return run
 
@@ -97,7 +101,7 @@ class Watch:
         return sum(each.experimental_get_tracing_count() for each in self.functions)
 
 
-tf_function = tf.function
+tf_function, direct_call = tf.function, _private.direct_call
 
 
 @every_low
@@ -107,6 +111,7 @@ def test_traced_graphs_change_at_the_steps_of_the_schedule(
     """One trace for each policy, however often it comes back, the one that builds the optimizer too."""
     watch = Watch()
     monkeypatch.setattr(tf, "function", watch.function)
+    monkeypatch.setattr(_private, "direct_call", watch.direct_call)
     step = scheduled_step(low, compiled=True)
     for level in LEVELS:
         for _ in range(STEPS_EACH):

@@ -252,7 +252,16 @@ def test_accumulated_sparse_gradients(compiled: bool) -> None:
 
 @pytest.mark.parametrize(
     ("values", "kind"),
-    [([1.0, 2.0], FINITE), ([1.0, np.nan], NAN), ([np.inf, 1.0], INF), ([np.nan, -np.inf], INF)],
+    [
+        ([1.0, 2.0], FINITE),
+        ([1.0, np.nan], NAN),
+        ([np.inf, 1.0], INF),
+        ([np.nan, -np.inf], INF),
+        # sums of squares that are infinite themselves
+        ([1e30, 1.0], FINITE),
+        ([1e30, np.nan], NAN),
+        ([1e30, -np.inf], INF),
+    ],
 )
 @pytest.mark.parametrize("mode", ["eager", "tf.function", "XLA"])
 def test_what_unscale_finds(mode: str, values: list[float], kind: int) -> None:

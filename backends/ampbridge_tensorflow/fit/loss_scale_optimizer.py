@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -18,7 +19,7 @@ from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.fit.unscaled_updates import scaled
 from ampbridge_tensorflow.native_values import values_of
-from ampbridge_tensorflow.step.scaling import VariableStore, divided
+from ampbridge_tensorflow.step.scaling import VariableStore, divided, kind_of
 
 
 @keras.saving.register_keras_serializable("ampbridge")
@@ -82,7 +83,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.scaler = scaler
         self._store: VariableStore | None = None
         self._traced_with: ScalerConfig | None = None
-        self._found: Scalar = None  # while a step is being applied
+        self._found: Callable[[], Scalar] = _nothing
+        """What is in the gradients of the step that is being applied, if they are not finite."""
         self.active = True
         """Whether steps that are traced now are scaled at all; see ``PolicySchedule``."""
         self.waits = False
@@ -138,7 +140,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         try:
             super().apply(grads, trainable_variables)
         finally:
-            self._found = None
+            self._found = _nothing
         if tf.executing_eagerly():
             self.sound_alarms()
         else:
@@ -151,14 +153,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         finite = super().check_finite(grads)
         values = [values_of(gradient) for gradient in grads if gradient is not None]
-        infinite = tf.cond(finite, lambda: tf.constant(False), lambda: _has_inf(values))
         replica = tf.distribute.get_replica_context()
-        if replica is not None and replica.num_replicas_in_sync > 1:
-            flags = tf.cast(tf.stack([finite, infinite]), tf.int32)
-            counts = replica.all_reduce(tf.distribute.ReduceOp.SUM, flags)
-            finite, infinite = counts[0] == replica.num_replicas_in_sync, counts[1] > 0
-        self._found = tf.where(finite, FINITE, tf.where(infinite, INF, NAN))
-        return finite
+        if replica is None or replica.num_replicas_in_sync == 1:
+            self._found = partial(kind_of, values)  # in the branch of an overflow alone
+            return finite
+        infinite = tf.cond(finite, lambda: tf.constant(False), lambda: _has_inf(values))
+        flags = tf.cast(tf.stack([finite, infinite]), tf.int32)
+        counts = replica.all_reduce(tf.distribute.ReduceOp.SUM, flags)
+        found = tf.where(counts[1] > 0, INF, NAN)
+        self._found = lambda: found
+        return counts[0] == replica.num_replicas_in_sync
 
     @scaled
     def _stateful_handle_finite_grads(
@@ -175,7 +179,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._adapt(FINITE)
 
     def _stateful_handle_non_finite_grads(self) -> None:
-        self._adapt(self._found)
+        self._adapt(self._found())
 
     def _adapt(self, overflow: Scalar) -> None:
         self.scaler.store.update(overflow, self.scaler.config)
@@ -233,6 +237,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         made: LossScaleOptimizer = super().from_config({**config, "scaler": scaler}, custom_objects)
         made.waits = waits
         return made
+
+
+def _nothing() -> Scalar:
+    """No step is being applied."""
+    return FINITE
 
 
 def _has_inf(values: Sequence[Array]) -> Array:

@@ -14,6 +14,7 @@ from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
+from ampbridge_tensorflow.step.direct_calls import DirectCalls
 from ampbridge_tensorflow.step.gradients import native_batch, unbuilt_if_it_fails
 
 
@@ -26,6 +27,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     """
     step = build(_with_autograph(loss_fn))
     traced: dict[tuple[Policy, bool, bool, Structure], Any] = {}
+    direct = DirectCalls()
 
     def trace(policy: Policy, final: bool, first: bool, structure: Structure) -> Any:
         # One flat list of arguments: tf.function knows fewer containers, and takes 0.1 ms to look
@@ -39,17 +41,31 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         # itself: else it would warn of five steps' first traces as of one function's.
         return tf.function(partial(run), autograph=False, reduce_retracing=True)
 
+    def forget() -> None:
+        traced.clear()
+        direct.clear()
+
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
         native = native_batch(batch)
+        tensors: list[Any] = []
+        key = direct.key(policy, final, (native, total), tensors)
+        call = direct.find(key)
+        output: StepOutput
+        if call is not None:
+            hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
+            output = call(tensors)
+            return output
         kind = (policy, final, total is None, Structure(native))
         if kind in traced:
-            hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
+            hold_interrupts()
         else:
             traced[kind] = trace(*kind)
-        with unbuilt_if_it_fails(traced.clear), traces_keyed_otherwise():
-            output: StepOutput = traced[kind](*leaves(native), *(total or ()))
+        with unbuilt_if_it_fails(forget), traces_keyed_otherwise():
+            arguments = *leaves(native), *(total or ())
+            output = traced[kind](*arguments)
+            direct.note(key, traced[kind], arguments)
         return output
 
     return program

@@ -1,8 +1,8 @@
 """Unscaling, clipping, the step that may be skipped, and the scaler's state in tf.Variables.
 
 All of it works eagerly, in tf.function and under XLA. A traced step waits for no device; an eager
-one does where it branches, in ``unscale`` and ``apply``. None of it follows a region's rules, in case
-the caller stands in one.
+one does where it branches, in ``unscale``, ``apply`` and ``update``. None of it follows a region's
+rules, in case the caller stands in one.
 """
 
 from __future__ import annotations
@@ -43,13 +43,19 @@ def _found(values: Sequence[Array]) -> Scalar:
     """FINITE, INF or NAN as an int32 scalar."""
     if not values:
         return tf.constant(FINITE)
-    finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
+    # A sum of squares is one op, and finite only if all of its terms are. One that is not may have
+    # overflowed by itself, beyond 1e19: then one looks at every number.
+    squares = [tf.cast(tf.nn.l2_loss(_full(v)), tf.float32) for v in values]
+    return tf.cond(
+        tf.math.is_finite(tf.add_n(squares)), lambda: tf.constant(FINITE), lambda: kind_of(values)
+    )
 
-    def kind() -> Array:
-        infinite = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
-        return tf.where(infinite, INF, NAN)
 
-    return tf.cond(finite, lambda: tf.constant(FINITE), kind)
+def kind_of(values: Sequence[Array]) -> Scalar:
+    """FINITE, INF or NAN, number by number."""
+    infinite = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
+    nan = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_nan(v)) for v in values]))
+    return tf.where(infinite, INF, tf.where(nan, NAN, FINITE))
 
 
 @outside_of_regions
@@ -155,5 +161,25 @@ class VariableStore:
 
     @outside_of_regions
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
-        """State <- next_state(state, overflow), without a branch."""
-        self.write(next_state(self.read(), tf.convert_to_tensor(overflow), config, tf.where))
+        """State <- next_state(state, overflow). Most of a finite step's is known when it is traced."""
+        state = self.read()
+
+        def after(overflow: Scalar) -> tuple[Array, Array]:
+            scale, *counts = next_state(state, overflow, config, _where)
+            return tf.convert_to_tensor(scale), tf.stack(counts)
+
+        if isinstance(overflow, int):
+            scale, counts = after(overflow)
+        else:
+            finite = tf.equal(overflow, FINITE)
+            scale, counts = tf.cond(finite, lambda: after(FINITE), lambda: after(overflow))
+        self._counts.assign(counts)
+        if config.dynamic:
+            self._scale.assign(scale)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    """``tf.where``; of what is known while a step is traced, one of both."""
+    if isinstance(condition, bool):
+        return a if condition else b
+    return tf.where(condition, a, b)

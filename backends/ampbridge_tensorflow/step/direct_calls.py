@@ -1,0 +1,94 @@
+"""Calls of a traced step past ``tf.function``'s own dispatch, which takes longer than a small step.
+
+``tf.function`` chooses a trace and this remembers which: by the shapes and dtypes of the arguments, by
+Python values among them, and by TensorFlow's own key for all else that a trace depends on. What is
+not known goes through ``tf.function``, which traces where it has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from ampbridge.policies.policy import Policy
+from ampbridge_tensorflow import _private
+
+Call: TypeAlias = Callable[[list[Any]], Any]
+
+MOST = 64
+"""How many calls are remembered at a time. Data of ever-new shapes make no more of them."""
+
+_CONTEXT = _private.FUNCTION_CONTEXT._replace(required=False)
+_PLAIN = (bool, int, float, str, type(None))
+_HANDLES = (tf.resource, tf.variant)
+
+
+class DirectCalls:
+    """Which trace of a step runs for which arguments."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable | None, _Known] = {}
+        self._context = _private.find(_CONTEXT)
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._known.clear()
+
+    def key(
+        self, policy: Policy, final: bool, arguments: Any, tensors: list[Any]
+    ) -> Hashable | None:
+        """What the choice of a trace depends on; the tensors in ``arguments`` go to ``tensors``.
+
+        None where that is for ``tf.function`` to say: other arguments than tensors and plain values in
+        plain containers.
+        """
+        described = _described(arguments, tensors)
+        if described is None or self._context is None:
+            return None
+        around = getattr(self._context.owner, self._context.attribute)()
+        return policy, final, described, around
+
+    def find(self, key: Hashable | None) -> Call | None:
+        """The call for ``key``, of its tensors; None the first time, and where functions run eagerly."""
+        known = self._known.get(key)
+        return None if known is None or _private.runs_eagerly(known.traced) else known.call
+
+    def note(self, key: Hashable | None, traced: Any, arguments: Sequence[Any]) -> None:
+        """Remember the trace that ``traced``, a ``tf.function``, has run for ``arguments``."""
+        if key is None or len(self._known) == MOST or _private.runs_eagerly(traced):
+            return
+        if any(isinstance(each, tf.Tensor) and each.dtype in _HANDLES for each in arguments):
+            return  # what a handle is of counts, too
+        call = _private.direct_call(traced.get_concrete_function(*arguments))
+        if call is not None:
+            self._known[key] = _Known(traced, call)
+
+
+class _Known(NamedTuple):
+    traced: Any
+    call: Call
+
+
+def _described(value: Any, tensors: list[Any]) -> Hashable | None:
+    """Types, shapes and plain values of ``value``; None if anything else is in it."""
+    kind = type(value)
+    if kind is _eager_tensor():
+        tensors.append(value)
+        return value.dtype, value.shape
+    if kind in _PLAIN:
+        return kind, value
+    if kind is tuple or kind is list:
+        parts = [_described(item, tensors) for item in value]
+        return None if None in parts else (kind, *parts)
+    if kind is dict:
+        values = _described(tuple(value.values()), tensors)
+        return values and (dict, *value, values)
+    return None
+
+
+@cache
+def _eager_tensor() -> Any:
+    return _private.value(_private.EAGER_TENSOR)
