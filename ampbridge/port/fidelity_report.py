@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any, Literal, NamedTuple
@@ -53,7 +53,7 @@ class OpRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The result of ``fidelity``; prints as two tables."""
+    """The result of ``fidelity``; prints as two tables. ``used``: the ops that the second one shows."""
 
     recipe: Recipe
     target: str
@@ -61,6 +61,7 @@ class Report:
     rows: tuple[Row, ...]
     ops: tuple[OpRow, ...]
     remarks: tuple[str, ...]
+    used: frozenset[str] | None = None
 
     def of(self, kind: Kind) -> tuple[Row, ...]:
         """The settings that are kept, or change, or are lost."""
@@ -99,29 +100,40 @@ class Report:
         return f"{self.target}, {'native code' if self.native else 'with ampbridge'}"
 
     def _ops_table(self) -> Table:
-        kept = sum(row.is_kept for row in self.ops)
-        several = len({row.policy for row in self.ops}) > 1
+        shown = [row for row in self.ops if self.used is None or row.op in self.used]
+        kept = sum(row.is_kept for row in shown)
+        several = len({row.policy for row in shown}) > 1
         header = ("recipe", f"{self.target} by default", "here", "ops")
         return Table(
-            f"Ops: {len(self.ops) - kept} run in a different dtype than in the recipe; {kept} run as "
+            f"Ops: {len(shown) - kept} run in a different dtype than in the recipe; {kept} run as "
             f"in the recipe, unlike {self.target}'s own lists",
             ("policy", *header) if several else header,
-            tuple(self._groups(several)),
+            tuple(_groups(shown, several)),
+            tuple(self._about_others(len(shown))),
         )
 
-    def _groups(self, several: bool) -> Iterator[tuple[str, ...]]:
-        """Ops that differ in the same way share a row; those that change come first."""
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for row in sorted(self.ops, key=lambda row: (row.is_kept, row.policy)):
-            key = (row.recipe, row.by_default, row.code)
-            groups.setdefault((row.policy, *key) if several else key, []).append(row.op)
-        for cells, ops in groups.items():
-            first, *others = wrap(", ".join(ops), WIDEST)
-            yield (*cells, first)
-            yield from ((*("" for _ in cells), line) for line in others)
+    def _about_others(self, shown: int) -> Iterator[str]:
+        if shown < len(self.ops):
+            changed = sum(not row.is_kept and row.op not in (self.used or ()) for row in self.ops)
+            yield (
+                f"Of ops that the script does not name, {changed} change and "
+                f"{len(self.ops) - shown - changed} are kept: --json lists them."
+            )
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.tables()))
+
+
+def _groups(rows: Iterable[OpRow], several: bool) -> Iterator[tuple[str, ...]]:
+    """Ops that differ in the same way share a row; those that change come first."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in sorted(rows, key=lambda row: (row.is_kept, row.policy)):
+        key = (row.recipe, row.by_default, row.code)
+        groups.setdefault((row.policy, *key) if several else key, []).append(row.op)
+    for cells, ops in groups.items():
+        first, *others = wrap(", ".join(ops), WIDEST)
+        yield (*cells, first)
+        yield from ((*("" for _ in cells), line) for line in others)
 
 
 _SAID: Mapping[Kind, str] = {
@@ -131,8 +143,13 @@ _SAID: Mapping[Kind, str] = {
 }
 
 
-def fidelity(recipe: Recipe, target: str, *, native: bool = True) -> Report:
+def fidelity(
+    recipe: Recipe, target: str, *, native: bool = True, used: Collection[str] | None = None
+) -> Report:
     """Report what ``write(recipe, target, native=native)`` keeps of ``recipe``, and what it does not.
+
+    Args:
+        used: the ops that its table shows, as ``Reading.ops``; None for all that differ.
 
     Raises:
         ArgumentError: for an unknown target.
@@ -148,7 +165,14 @@ def fidelity(recipe: Recipe, target: str, *, native: bool = True) -> Report:
         tuple(sorted(rows, key=lambda row: _ORDER[row.kind])),
         tuple(_op_rows(recipe, target)) if by_casting else (),
         tuple(_remarks(recipe, target, native)),
+        None if used is None else frozenset(used).union(*_listed(recipe)),
     )
+
+
+def _listed(recipe: Recipe) -> Iterator[frozenset[str]]:
+    """The ops that the recipe itself lists."""
+    for policy in recipe.policies:
+        yield frozenset((*policy.allow, *policy.deny))
 
 
 # -- settings

@@ -170,7 +170,7 @@ def _made(reading: Reading, wish: Wish) -> Ported:
         recipe,
         write(recipe, wish.target, native=wish.native, comments=comments, demo=wish.demo),
         None,
-        fidelity(recipe, wish.target, native=wish.native),
+        fidelity(recipe, wish.target, native=wish.native, used=reading.ops),
         findings,
     )
 

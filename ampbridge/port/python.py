@@ -26,6 +26,7 @@ from ampbridge.port.readers import DIALECTS, scaling
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.schedules import Changing, joined
 from ampbridge.port.source import Source
+from ampbridge.port.used_ops import used_ops
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -182,7 +183,11 @@ class _Reader:
         findings += self._trainings.findings if used else ()
         findings += self._wrappers() + self._between_unscaling_and_step()
         return Reading(
-            self._source.file, framework, tuple(alternatives), tuple(dict.fromkeys(findings))
+            self._source.file,
+            framework,
+            tuple(alternatives),
+            tuple(dict.fromkeys(findings)),
+            used_ops(self._source.text),
         )
 
     def calls(self) -> list[Call]:

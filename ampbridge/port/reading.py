@@ -109,13 +109,15 @@ class Reading:
     """A file's use of mixed precision: ``alternatives`` has every recipe that it may stand for.
 
     ``framework``: the library of its settings ("paddle", "torch", "tensorflow", "apex",
-    "deepspeed", "accelerate", "lightning"); None without mixed precision.
+    "deepspeed", "accelerate", "lightning"); None without mixed precision. ``ops``: those that a script
+    names; None where it is no script.
     """
 
     file: str
     framework: str | None
     alternatives: tuple[Alternative, ...]
     findings: tuple[Finding, ...]
+    ops: frozenset[str] | None = None
 
     @property
     def recipe(self) -> Recipe:

@@ -1,0 +1,61 @@
+"""The ops that a script names, and the report that shows those alone."""
+
+import pytest
+
+import ampbridge as amp
+from ampbridge.policies import op_table
+from ampbridge.port.used_ops import used_ops
+
+MODEL = """
+import paddle
+import paddle.nn as nn
+import paddle.nn.functional as F
+from paddle.nn import Conv2D as Convolution
+
+class Net(nn.Layer):
+    def __init__(self):
+        self.conv, self.norm = Convolution(3, 8, 3), nn.LayerNorm(8)
+        self.first = nn.BatchNorm2D(3)
+
+    def forward(self, x, softmax):
+        mean = sum(x)  # nobody calls F.exp
+        return F.log_softmax(self.norm(self.conv(x)) @ mean).mean()
+
+with paddle.amp.auto_cast(level="O1"):
+    loss = Net()(x)
+scaled = paddle.amp.GradScaler(init_loss_scaling=1024.0).scale(loss)
+"""
+NAMED = {"conv2d", "batch_norm", "layer_norm", "log_softmax", "mean", "matmul"}
+
+
+def test_functions_methods_and_layers_are_ops():
+    """Not what is a name of the script's own, nor a word in a comment."""
+    found = used_ops(MODEL)
+    assert found >= NAMED
+    assert not found & {"softmax", "sum", "exp", "conv3d", "lstm"}
+    assert found <= op_table.ops().keys()
+
+
+@pytest.mark.parametrize("text", ["print 'Python 2'", "(" * 5000, ""])
+def test_a_text_without_a_tree_names_none(text):
+    assert used_ops(text) == frozenset()
+
+
+def test_a_reading_has_them_and_one_of_a_configuration_has_none():
+    assert amp.port.read(MODEL).ops == used_ops(MODEL)
+    assert amp.port.read("Global:\n  use_amp: true\n").ops is None
+
+
+def test_the_report_shows_them_and_counts_the_others():
+    recipe = amp.Recipe(amp.Policy(lists="paddle", deny=["sum"]))
+    whole = amp.port.fidelity(recipe, "tensorflow")
+    short = amp.port.fidelity(recipe, "tensorflow", used=NAMED)
+    assert short.ops == whole.ops
+    _, table = short.tables()
+    shown = {op for row in table.rows for op in row[-1].split(", ")}
+    assert shown == {row.op for row in whole.ops} & {*NAMED, "sum"}
+    others = [row for row in whole.ops if row.op not in shown]
+    changed = sum(row.code != row.recipe for row in others)
+    (remark,) = table.remarks
+    assert f"{changed} change and {len(others) - changed} are kept" in remark
+    assert whole.tables()[1].remarks == ()
