@@ -139,6 +139,27 @@ def test_what_has_no_replacement_is_left_and_said():
     assert "train_step" in finding.hint
 
 
+FLEET = """import paddle
+from paddle.distributed import fleet
+from paddle.distributed.sharding import group_sharded_parallel
+scaler = paddle.amp.GradScaler(init_loss_scaling=1024)
+scaler = fleet.distributed_scaler(scaler)
+model, optimizer, scaler = group_sharded_parallel(model, optimizer, "os_g", scaler=scaler)
+scaler.unscale_(optimizer)
+"""
+
+
+def test_fleet_s_scaler_is_ours_and_sharded_gradients_are_told_of():
+    rewriting = rewrite(FLEET)
+    assert "fleet.distributed_scaler" not in rewriting.text  # ours finds the groups by itself
+    assert rewriting.text.endswith("scaler.unscale(optimizer)\n")
+    (finding,) = rewriting.findings
+    assert finding.kind == "lost"
+    assert finding.place.text.startswith("group_sharded_parallel(")
+    without = rewrite(FLEET.replace(", scaler=scaler", "").replace(", scaler =", " ="))
+    assert without.findings == ()
+
+
 # -- the corpus: whatever is written in a script, only its AMP calls change
 
 

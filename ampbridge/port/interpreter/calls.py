@@ -58,6 +58,13 @@ NAMESPACES = frozenset(
 AS_THEIR_ARGUMENT = frozenset(
     {"copy.copy", "copy.deepcopy", "builtins.reversed", "ml_collections.FrozenConfigDict"}
 )
+WRAPPERS = frozenset(
+    {
+        "paddle.distributed.fleet.distributed_scaler",
+        "paddle.distributed.sharding.group_sharded_parallel",
+    }
+)
+"""Known functions that return what they are given, wrapped."""
 RETURN_THE_MODEL = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "apply"})
 """Methods of a torch module that return the module."""
 SETS_NAMES = re.compile(
@@ -190,13 +197,13 @@ class Calls(Expressions):
     def _of_library(
         self, function: Library, passed: tuple[Passed, ...], node: cst.CSTNode, target: str
     ) -> Value:
-        qualified = function.qualified
+        qualified, values = function.qualified, [each.value for each in passed]
         if self.known.knows(qualified):
-            return self._made(self.event(qualified, passed, node, target))
+            event = self.event(qualified, passed, node, target)
+            return self.unknown(node, *values) if qualified in WRAPPERS else self._made(event)
         owner, _, method = qualified.rpartition(".")
         if method == "__init__" and passed and self.known.knows(owner):
             return self._initialized(owner, passed[0].value, passed[1:], node)
-        values = [each.value for each in passed]
         if qualified == "torch.device" and values:
             return self._device(values[0], node)
         if qualified == "functools.partial" and values:

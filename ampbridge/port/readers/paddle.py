@@ -662,6 +662,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_OPTIMIZERS, ()),
     **dict.fromkeys(_SCALERS, SCALER),
     **{f"{scaler}.{name}": names for scaler in _SCALERS for name, names in _SCALER_METHODS.items()},
+    "paddle.distributed.fleet.distributed_scaler": ("scaler",),
+    "paddle.distributed.sharding.group_sharded_parallel": ("model", "optimizer", "level", "scaler"),
     "paddle.static.amp.decorate": STATIC[:2],
     "paddle.fluid.contrib.mixed_precision.decorate": STATIC_OLD,
     "paddle.static.amp.bf16.decorate_bf16": (

@@ -146,6 +146,15 @@ def distributed_scaler(call: Call) -> str:
     return scaler_text
 
 
+def sharded(call: Call) -> None:
+    """``group_sharded_parallel``, whose gradients lie in buffers of its own; see docs/distributed.md."""
+    if text(call, "scaler") in (None, "None"):
+        return
+    msg = f"{call.place.text.splitlines()[0]}: our scaler cannot see the gradients, and is refused."
+    hint = "fleet.distributed_model and fleet.distributed_optimizer with sharding of stage 1."
+    raise NoReplacement(msg, hint)
+
+
 def prepare(call: Call) -> None:
     """``paddle.Model.prepare`` with ``amp_configs``: of ours it is a function of the model."""
     if text(call, "amp_configs") is None:
@@ -177,5 +186,6 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "paddle.amp.AmpScaler": amp_scaler,
     "paddle.distributed.fleet.distributed_scaler": distributed_scaler,
     "paddle.Model.prepare": prepare,
+    "paddle.distributed.sharding.group_sharded_parallel": sharded,
     **{f"{scaler}.{name}": each for scaler in _SCALERS for name, each in _METHODS.items()},
 }
