@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FRAMEWORKS := numpy torch tensorflow paddle
 OLDER := avx2 sse
 # In the night all of them; TensorFlow and Paddle follow these settings in oneDNN alone.
-NUMERICS_UNDER_avx2 := $(FRAMEWORKS)
+NUMERICS_UNDER_avx2 := numpy torch paddle
 NUMERICS_UNDER_sse := numpy torch
 NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py

@@ -185,7 +185,7 @@ def test_bars_on_a_terminal():
     assert "done" in shown
 
 
-@pytest.mark.parametrize("command", [SHORT, ["doctor"]])
+@pytest.mark.parametrize("command", [SHORT, pytest.param(["doctor"], marks=pytest.mark.nightly)])
 def test_quiet_is_silent_on_a_terminal(command):
     assert on_a_terminal(*command, "--json", "--quiet") == ""
 

@@ -689,7 +689,7 @@ def expected_range(dumped: np.ndarray, scale: float) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0**30])
+@pytest.mark.parametrize("scale", [1.0, pytest.param(2.0**30, marks=pytest.mark.nightly)])
 def test_ranges_are_numpy_s_on_dumped_tensors(scale: float) -> None:
     model = keras.Sequential(
         [
