@@ -354,6 +354,14 @@ class Backend(Protocol):
         names = self.parameter_names(model) if any(is_low) else []
         return list(compress(names, is_low))
 
+    def records(self, optimizer: Optimizer) -> Sequence[Any]:
+        """Objects in which the framework keeps records of the optimizer's slots, besides its attributes.
+
+        They are remembered with it, and put back if something fails. The default has none.
+        """
+        del optimizer
+        return ()
+
     @abstractmethod
     def parameter_names(self, model: Model) -> list[str]:
         """A dotted name for each of ``parameters(model)``, in their order."""

@@ -151,7 +151,8 @@ _HINT_IF_OTHER = "Hint: make optimizer and scheduler as they were when it was sa
 def _what_puts_back(trained: Trained) -> Callable[[], None]:
     """A function that sets model, optimizer and scheduler to what they are now."""
     backend, model, optimizer = trained.backend, trained.model, trained.optimizer
-    objects = Remembered(optimizer, trained.scheduler)  # also of slots that reading makes
+    # Also of slots that reading makes.
+    objects = Remembered(optimizer, *backend.records(optimizer), trained.scheduler)
     weights = backend.read_weights(model)
     state = backend.read_optimizer(optimizer, model)
 

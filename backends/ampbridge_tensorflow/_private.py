@@ -410,6 +410,12 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
     return None if found is None else list(found)
 
 
+def trackers(optimizer: Any) -> list[Any]:
+    """Where a Keras optimizer notes the variables that it has met (``_tracker``)."""
+    found = getattr(optimizer, "_tracker", None)
+    return [] if found is None else [found]
+
+
 # -- attributes of objects
 
 

@@ -42,6 +42,7 @@ class TensorflowBackend(Backend):
 
     cast = staticmethod(gradients.cast)
     parameters = staticmethod(gradients.parameters)
+    records = staticmethod(gradients.records)
     stored_gradients = staticmethod(gradients.stored_gradients)
     add = staticmethod(gradients.add)
     gradients = staticmethod(gradients.gradients)

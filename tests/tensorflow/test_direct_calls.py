@@ -136,7 +136,7 @@ def strategy() -> tf.distribute.Strategy:
 
 SURROUNDINGS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], int]] = {
     "nothing": (nullcontext, 1),
-    "a region": (lambda: amp.autocast("O1:bfloat16"), 2),
+    "a region": (lambda: amp.autocast("O1:bfloat16", "tensorflow"), 2),
     "a strategy": (lambda: strategy().scope(), 2),
     "functions run eagerly": (functions_run_eagerly, 3),
 }

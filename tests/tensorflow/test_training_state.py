@@ -313,6 +313,10 @@ def assert_unbuilt(optimizer: Any, held: dict[str, Any], folder: Path) -> None:
     assert now.keys() == held.keys()
     assert all(now[name] is value for name, value in held.items())
     assert [v.name for v in optimizer.variables] == ["iteration", "learning_rate"]
+    # An id that is noted there would hide the next variable at that place in memory.
+    tracker = optimizer._tracker
+    for store, (_, tracked) in tracker.config.items():
+        assert tracker.stored_ids[store] == {id(each) for each in tracked}
     keras_made = type(optimizer)(0.1)
     for name, value in vars(keras_made).items():
         if isinstance(value, (list, dict)):

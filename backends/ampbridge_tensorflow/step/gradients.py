@@ -76,7 +76,7 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
     if not optimizer.built:
         remembered = _built_here.get()
         if remembered is not None:
-            remembered.append(Remembered(optimizer))
+            remembered.append(Remembered(optimizer, *records(optimizer)))
         strategy = made_under(parameters[0]) if parameters else None
         with ranks.variables_made_under(strategy):
             optimizer.build(list(parameters))
@@ -84,6 +84,11 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
 
 
 _built_here: Scoped[list[Remembered] | None] = Scoped("ampbridge_tensorflow builds", None)
+
+
+def records(optimizer: Any) -> Sequence[Any]:
+    """See ``Backend.records``. Keras' tracker passes over a variable whose ``id`` it has met before."""
+    return _private.trackers(optimizer)
 
 
 @contextmanager
