@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from operator import is_
+from types import NoneType
 from typing import Any
 
 
@@ -24,9 +25,7 @@ def map_leaves(
     Args:
         leaf: classes of containers that ``function`` sees to as a whole.
     """
-    if isinstance(value, leaf):
-        return function(value)
-    items = _items(value)
+    items = None if isinstance(value, leaf) else _items(value)
     if items is None:
         return function(value)
     keys, present = items
@@ -72,11 +71,16 @@ class Structure:
         return hash(self._key)
 
 
+_LEAVES = frozenset({NoneType, bool, int, float, str})
+
+
 def _items(value: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
     """The keys of what a container holds, and the values; None for a leaf."""
+    if type(value) in _LEAVES:  # which the questions below would take the longest time to answer
+        return None
     if isinstance(value, (list, tuple)):
         return range(len(value)), value
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return list(value), list(value.values())
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if hasattr(value, field.name)]

@@ -83,6 +83,8 @@ class ScaleState(NamedTuple):
 
     def on_host(self) -> ScaleState:
         """As Python numbers. Waits for the device."""
+        if self.is_on_host:
+            return self
         return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
 
 
@@ -252,6 +254,8 @@ class HostStore:
         self._state = state._replace(scale=float(np.float32(state.scale)))
 
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+        if overflow == FINITE and not config.dynamic and not self._state.consecutive_skips:
+            return  # nothing to count: each step without loss scaling saves the time
         state = next_state(self._state, overflow, config, where_on_host)
         if state.scale == self._state.scale:  # as after most steps: rounded already
             self._state = state

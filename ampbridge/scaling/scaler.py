@@ -418,8 +418,10 @@ class GradScaler:
         if not self.enabled:
             return
         now = (self._store.read() if state is None else state).on_host()
-        given, self._alarms = self._alarms, self._alarms.with_all_of(now)
-        sound(given, now, self.config)
+        due = Told.due_in(now)
+        if due != self._alarms:
+            given, self._alarms = self._alarms, self._alarms.with_all_of(due)
+            sound(given, now, self.config)
 
     def bind(self, backend: Backend, like: Any) -> None:
         """Move the state to the store of ``backend``, once.

@@ -22,9 +22,13 @@ class Told(NamedTuple):
     stuck_steps: int = 0
     floor_steps: int = 0
 
-    def with_all_of(self, state: ScaleState) -> Told:
-        """With all alarms due in ``state``, which may be an older state."""
-        due = (state.skip_warnings, state.nan_warnings, state.stuck_steps, state.floor_steps)
+    @classmethod
+    def due_in(cls, state: ScaleState) -> Told:
+        """The numbers of alarms that are due in ``state``, on the host."""
+        return cls(state.skip_warnings, state.nan_warnings, state.stuck_steps, state.floor_steps)
+
+    def with_all_of(self, due: Told) -> Told:
+        """With all alarms of ``due``, which may be those of an older state."""
         return Told(*map(max, self, due))
 
     def pending(self, state: ScaleState) -> ScaleState:

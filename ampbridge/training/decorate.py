@@ -198,6 +198,8 @@ def for_steps(
 def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> None:
     """Decorate for steps under a policy, unless it is done already. For ``train_step``."""
     present = backend.decoration(model, optimizer)
+    if present is wanted:
+        return  # as ahead of almost each step
     if wanted.policy.level == "O0":
         if present is not None:
             with uninterrupted():

@@ -163,10 +163,10 @@ class TrainStep:
                 isinstance(self._plan, Schedule) and self._plan.watches_loss
             ):  # on all ranks the same
                 output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
-            counted = StepResult(output, self._steps)  # without alarms, which may raise
             if isinstance(self._plan, Schedule):
+                counted = StepResult(output, self._steps)  # without alarms, which may raise
                 self._schedule_state = self._plan.next_state(self._schedule_state, counted)
-            if self._advance_scheduler is not None and counted.applied:
+            if self._advance_scheduler is not None and bool(output.applied):
                 self._advance_scheduler()
             return self._result(output, policy)
 
@@ -193,13 +193,14 @@ class TrainStep:
     ) -> StepResult:
         if accumulating:
             return StepResult(output, self._steps, accumulating=True)
-        alarm = partial(self._calculation.counting(policy).sound_alarms, output.after)
+        sound_alarms = self._calculation.counting(policy).sound_alarms
         names = self._parameter_names() if self.name_overflows else ()
-        result = StepResult(output, self._steps, alarm=alarm, names=names)
         costs_nothing = output.after is not None and output.after.is_on_host
         if costs_nothing or (isinstance(output.overflow, int) and output.overflow != FINITE):
-            result._raise_alarm()
-        return result
+            sound_alarms(output.after)
+            return StepResult(output, self._steps, names=names)
+        alarm = partial(sound_alarms, output.after)
+        return StepResult(output, self._steps, alarm=alarm, names=names)
 
     def _parameter_names(self) -> list[str]:
         """The names of the optimizer's parameters; those outside of the model are named by index."""

@@ -39,7 +39,7 @@ class Watcher:
                 sound(self.told, state, self.config)
             except amp.OverflowStuckError as error:
                 caught.append(error)
-        self.told = self.told.with_all_of(state)
+        self.told = self.told.with_all_of(Told.due_in(state))
         texts = [str(getattr(each, "message", each)) for each in caught]
         self.heard |= {kind_of(text) for text in texts}
         return texts

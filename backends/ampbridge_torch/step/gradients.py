@@ -141,7 +141,8 @@ def _backward(
         return [None] * len(wanted)
     before = [(p, p.grad) for p in reached]
     try:
-        store((p, None) for p in reached)
+        for parameter in reached:
+            parameter.grad = None
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
         loss.backward(inputs=None if any(map(_private.is_sharded, reached)) else reached)
         grads = [p.grad for p in wanted]

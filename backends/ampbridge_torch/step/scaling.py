@@ -22,6 +22,7 @@ from ampbridge_torch.step.gradients import parameters, store
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _LARGE = 10_000  # elements, from which on a sum is faster than torch's kernel
+_ONE = torch.ones((), device="cpu")
 
 
 # -- unscale and check
@@ -43,7 +44,6 @@ def unscale_for(
     return _unscale(grads, scale, waits=not _private.decides_by_itself(optimizer))
 
 
-@torch.no_grad()
 def _unscale(
     grads: Sequence[Tensor | None], scale: Scalar, *, waits: bool
 ) -> tuple[list[Tensor | None], Scalar]:
@@ -54,11 +54,18 @@ def _unscale(
             NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
             and telling them takes four more kernels, each over all gradients.
     """
-    wide = [
-        grad if grad is None or grad.dtype is torch.float32 else _widened(grad) for grad in grads
-    ]
-    kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
-    return wide, worst(kinds)
+    present = [grad for grad in grads if grad is not None]
+    if present and all(map(_is_plain, present)):
+        if scale is None and _are_surely_finite(present):
+            return list(grads), FINITE
+        return list(grads), _unscale_group(present, scale, waits)
+    with torch.no_grad():
+        wide = [
+            grad if grad is None or grad.dtype is torch.float32 else _widened(grad)
+            for grad in grads
+        ]
+        kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
+        return wide, worst(kinds)
 
 
 def _widened(grad: Tensor) -> Tensor:
@@ -78,8 +85,6 @@ def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor
 
 def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
     device = grads[0].device
-    if scale is None and device.type == "cpu" and _are_surely_finite(grads):
-        return FINITE
     not_finite = torch.zeros((), device=device)
     if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
         inverse = _widest(scale.to(device)).reciprocal().float()
@@ -122,25 +127,33 @@ def _has_float64(device_type: str) -> bool:
     return True
 
 
-def _are_surely_finite(grads: list[Tensor]) -> bool:
-    """Whether all are finite for sure. A sum may overflow where no gradient does.
+def _are_surely_finite(grads: Sequence[Tensor]) -> bool:
+    """Whether all of these plain ones are finite for sure. A sum may overflow where none does.
 
     Torch's kernel checks many small gradients in one call, and a sum reads a large one faster: from
-    some 10,000 elements on (measured by ``bench/check.py``). Sharded gradients would be summed by all
-    ranks.
+    some 10,000 elements on (measured by ``bench/check.py``).
     """
-    if any(type(grad) is not Tensor for grad in grads):
-        return False
     small: list[Tensor] = []
     large: list[Tensor] = []
     for grad in grads:
         (small if grad.numel() < _LARGE else large).append(grad)
     if small:
         not_finite = torch.zeros((), device="cpu")
-        _check_and_unscale(small, not_finite, torch.ones((), device="cpu"))
+        _check_and_unscale(small, not_finite, _ONE)
         if not_finite.item():
             return False
     return all(math.isfinite(grad.sum().item()) for grad in large)
+
+
+def _is_plain(grad: Tensor) -> bool:
+    """Whether a kernel of the CPU may read it as it is, outside of any graph."""
+    return (
+        type(grad) is Tensor
+        and grad.dtype is torch.float32
+        and grad.is_cpu
+        and grad.layout is torch.strided
+        and not grad.requires_grad
+    )
 
 
 def _has_inf(grads: list[Tensor]) -> Tensor:
@@ -212,15 +225,17 @@ def _step(
 ) -> None:
     """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
     updates, graphs = updates_of(optimizer), present_graphs.get()
-    given, lent = {}, []
+    given, lent, before = {}, [], []
     for owner, grad in zip(owners, grads, strict=True):
         if updates is not None and master_of(owner) is not None:
             given[id(owner)] = grad
-        elif grad is not owner.grad or (grad is not None and grad.dtype != owner.dtype):
-            if grad is not None and grad.dtype != owner.dtype:
-                grad = grad.to(owner.dtype)
+            continue
+        if grad is not None and grad.dtype is not owner.dtype:
+            grad = grad.to(owner.dtype)
+        stored = owner.grad
+        if grad is not stored:
             lent.append((owner, grad))
-    before = [(owner, owner.grad) for owner, _ in lent]
+            before.append((owner, stored))
     store(lent)
     try:
         if updates is not None:
