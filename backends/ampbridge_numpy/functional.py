@@ -296,9 +296,12 @@ def _relu_to_x(g: np.ndarray, result: np.ndarray) -> Array:
 def _where_positive(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """``y`` where ``x`` is positive or NaN, else 0: also where ``y`` is inf.
 
-    By their bits, which for 16 bits is ten times as fast as NumPy's ``where`` and ``maximum``.
+    By their bits, which for 16 bits is ten times as fast as NumPy's ``where``, ``maximum`` and
+    ``isnan``: the bits of a negative NaN are beyond those of -inf.
     """
-    kept = (x.view(f"i{x.itemsize}") > 0) | np.isnan(x)
+    unsigned = f"u{x.itemsize}"
+    kept = x.view(f"i{x.itemsize}") > 0
+    kept |= x.view(unsigned) > np.array(-np.inf, x.dtype).view(unsigned)
     bits: np.ndarray = y.view(f"u{y.itemsize}") * kept
     return bits.view(y.dtype)
 

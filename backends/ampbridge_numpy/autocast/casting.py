@@ -38,16 +38,18 @@ from ampbridge.policies import function_ops, op_table
 from ampbridge.policies.op_table import Category, no_such_op
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_numpy._private import look_up
+from ampbridge_numpy.autocast import rounding
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+FLOAT16, FLOAT32, FLOAT64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 DTYPES: Mapping[str, np.dtype[Any]] = {
-    "float16": np.dtype(np.float16),
+    "float16": FLOAT16,
     "bfloat16": np.dtype(ml_dtypes.bfloat16),  # np.finfo and dtype.kind == "f" do not know it
     "float32": FLOAT32,
 }
 CASTABLE = frozenset(DTYPES.values())
+LOW = CASTABLE - {FLOAT32}
 FLOATING = CASTABLE | {FLOAT64}  # look dtypes up in sets: np.dtype(np.float64) == None is True
 
 ArrayBox = look_up("ArrayBox")
@@ -59,25 +61,34 @@ ArrayBox.register(ml_dtypes.bfloat16)
 VSpace.register(ml_dtypes.bfloat16, lambda value: vspace(np.asarray(value)))
 
 
-_OF_HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
-"""Each float16 in float32, by its bits: NumPy looks values up in half the time of a conversion."""
-
-
 @primitive
 def _as_dtype(x: Any, dtype: np.dtype[Any]) -> Any:
-    # What is not contiguous would lie otherwise in memory than NumPy's result.
-    if (
-        type(x) is np.ndarray
-        and x.dtype == np.float16
-        and dtype == FLOAT32
-        and x.flags.c_contiguous
-    ):
-        return _OF_HALVES.take(x.view(np.uint16), mode="wrap")
+    if type(x) is np.ndarray:
+        if x.dtype == FLOAT16 and dtype == FLOAT32:
+            return rounding.widened(x)
+        if x.dtype == FLOAT32 and dtype == FLOAT16:
+            return rounding.halves(x)
     with np.errstate(over="ignore"):  # beyond the largest float16 lies inf: the scaler looks for it
         return np.asanyarray(x).astype(dtype, copy=False)
 
 
+@primitive
+def _rounded_through(x: Any, low: np.dtype[Any]) -> Any:
+    """``x``, which is float32, rounded to ``low`` and held in float32 all the time."""
+    if type(x) is np.ndarray and low == FLOAT16:
+        return rounding.rounded_to_halves(x)
+    return _as_dtype(_as_dtype(x, low), FLOAT32)
+
+
+def _gradient_through(g: Any, low: np.dtype[Any]) -> Any:
+    """The gradient of a value that was rounded: rounded likewise, from whatever dtype it comes in."""
+    if _dtype_of(g) == FLOAT32:
+        return _rounded_through(g, low)
+    return _as_dtype(_as_dtype(g, low), FLOAT32)
+
+
 defvjp(_as_dtype, lambda ans, x, dtype: lambda g: _as_dtype(g, x.dtype), argnums=(0,))
+defvjp(_rounded_through, lambda ans, x, low: lambda g: _gradient_through(g, low), argnums=(0,))
 
 
 def cast(x: Any, dtype: str) -> Any:
@@ -338,6 +349,8 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
     dtype = _dtype_of(x)
     if dtype not in FLOATING:
         return x
+    if dtype == held == FLOAT32 and target in LOW:
+        return _rounded_through(x, target)
     if dtype != FLOAT64 and target not in (dtype, held):
         x = _as_dtype(x, target)
     return _as_dtype(x, held)
