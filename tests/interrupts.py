@@ -30,7 +30,8 @@ def interceptions():
 def replaced_attributes(harness):
     """What a region replaces, as it is outside of it."""
     with amp.autocast("O1:float16", backend=harness.backend):
-        sites = [(site.owner, site.attribute) for i in interceptions() for site in i._installed]
+        groups = [group for each in interceptions() for group in each._installed]
+    sites = [(site.owner, site.attribute) for group in groups for site in group.sites]
     return [(owner, name, vars(owner).get(name)) for owner, name in sites]
 
 

@@ -15,8 +15,11 @@ which their ops are called. The rule of good manners is the same for all of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from threading import Lock
+from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
@@ -38,6 +41,55 @@ class Site(NamedTuple):
     replacement: Any
 
 
+class _OneByOne:
+    """Sites of classes and other objects, whose attributes are set each by itself."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self.sites = tuple(sites)
+
+    def replace(self) -> None:
+        for site in self.sites:
+            setattr(site.owner, site.attribute, site.replacement)
+
+    def put_back(self) -> None:
+        """The originals, where the replacement is still there."""
+        for site in reversed(self.sites):
+            if vars(site.owner).get(site.attribute) is site.replacement:
+                _put_back(site)
+
+
+class _OfOneModule(_OneByOne):
+    """Sites of one module, whose names are set all at once: each step opens and closes a region."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        super().__init__(sites)
+        self._namespace = vars(self.sites[0].owner)
+        self._originals = {site.attribute: site.original for site in self.sites}
+        self._replacements = {site.attribute: site.replacement for site in self.sites}
+
+    def replace(self) -> None:
+        self._namespace.update(self._replacements)
+
+    def put_back(self) -> None:
+        present = map(self._namespace.get, self._replacements)
+        if all(map(is_, present, self._replacements.values())):
+            self._namespace.update(self._originals)
+        else:
+            super().put_back()
+
+
+def _grouped(sites: Sequence[Site]) -> list[_OneByOne]:
+    """Those of each module together, and the others in their order."""
+    of_modules: dict[int, list[Site]] = defaultdict(list)
+    others = []
+    for site in sites:
+        if type(site.owner) is ModuleType:
+            of_modules[id(site.owner)].append(site)
+        else:
+            others.append(site)
+    return [_OneByOne(others), *map(_OfOneModule, of_modules.values())]
+
+
 class Interception(Generic[T]):
     """Installs the sites that ``find_sites`` lists for as long as any region is open.
 
@@ -51,7 +103,9 @@ class Interception(Generic[T]):
         self._find_sites = find_sites
         self._lock = Lock()
         self._regions: set[ref[Region[T]]] = set()
-        self._installed: Sequence[Site] = ()
+        self._sites: Sequence[Site] | None = None
+        self._groups: Sequence[_OneByOne] = ()
+        self._installed: Sequence[_OneByOne] = ()
 
     def region(self, state: T | None) -> Region[T]:
         """Make ``state`` the active one; None is a region in which nothing is intercepted."""
@@ -69,9 +123,12 @@ class Interception(Generic[T]):
         with self._lock:
             if not self._has_regions():
                 self._put_all_back()
-                self._installed = self._find_sites()
-                for site in self._installed:
-                    setattr(site.owner, site.attribute, site.replacement)
+                sites = self._find_sites()
+                if sites is not self._sites:
+                    self._groups, self._sites = _grouped(sites), sites
+                self._installed = self._groups
+                for group in self._installed:
+                    group.replace()
             self._regions.add(ref(region, self._cut_off))
 
     def _close(self, region: Region[T]) -> None:
@@ -97,9 +154,8 @@ class Interception(Generic[T]):
         return any(region is not None and not region.is_over for region in regions)
 
     def _put_all_back(self) -> None:
-        for site in reversed(self._installed):
-            if vars(site.owner).get(site.attribute) is site.replacement:
-                _put_back(site)
+        for group in self._installed:
+            group.put_back()
         self._installed = ()
 
 
