@@ -22,7 +22,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda test-gpu $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda test-gpu $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,12 @@ bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cos
 	$(BIN)/python bench/simulated.py
 	$(BIN)/python bench/scaler.py
 	$(BIN)/python bench/lens.py
+	$(BIN)/python bench/sweep.py
+	$(BIN)/python bench/host.py
+	$(BIN)/python bench/imports.py
+
+bench-quick: $(VENV)/.bench ## two minutes: which figures are worse than those that were kept last
+	$(BIN)/python bench/quick.py
 
 docs: $(VENV)/.test ## write the tables that are made from code; build the site into site/
 	$(BIN)/python scripts/write_tables.py

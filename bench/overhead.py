@@ -6,7 +6,8 @@
 Within one run all variants take turns, a few steps each, round after round; a figure is the median
 over the rounds of (variant / baseline), so that a machine whose speed drifts does not decide. Every
 model is made several times. The row "again" is the baseline a second time: what it differs from 1.000
-by is what this machine cannot tell apart. `--json FILE` keeps every round.
+by is what this machine cannot tell apart. `--json FILE` keeps every round; `--without deny compile`
+leaves out what has one of these words in its name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,13 +117,19 @@ class Figure(NamedTuple):
         return self.workload, self.case, self.variant, milliseconds, ratio, f"{low} to {high}"
 
 
+def quartiles(times: list[float], baseline: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of the ratios, round by round."""
+    ratios = [a / b for a, b in zip(times, baseline, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return low, median, high
+
+
 def figures(workload: str, case: str, times: dict[str, list[float]]) -> list[Figure]:
     """Median and quartiles of the paired ratios."""
     baseline = next(iter(times.values()))
     lines = []
     for variant, measured in times.items():
-        ratios = [t / b for t, b in zip(measured, baseline, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        low, median, high = quartiles(measured, baseline)
         ms = 1000 * statistics.median(measured)
         lines.append(Figure(workload, case, variant, ms, median, low, high))
     return lines
@@ -130,13 +137,19 @@ def figures(workload: str, case: str, times: dict[str, list[float]]) -> list[Fig
 
 def machine(framework: str) -> str:
     """Processor, cores and versions, for the table's head."""
-    module = importlib.import_module(framework)
-    cpu = platform.processor() or platform.machine()
+    version = importlib.import_module(framework).__version__
+    adapter = importlib.import_module(f"overhead_{framework}")
+    return f"{framework} {version}, {adapter.device()}, {cpu()}"
+
+
+def cpu() -> str:
+    """The processor and its cores."""
+    model = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(": ")[1] for line in lines if line.startswith("model name")), cpu)
-    adapter = importlib.import_module(f"overhead_{framework}")
-    return f"{framework} {module.__version__}, {adapter.device()}, {cpu}, {os.cpu_count()} cores"
+        models = (line.split(": ")[1] for line in lines if line.startswith("model name"))
+        model = next(models, model)
+    return f"{model}, {os.cpu_count()} cores"
 
 
 def measure_copies(
@@ -151,7 +164,9 @@ def measure_copies(
     merged: dict[str, dict[str, list[float]]] = {}
     for copy in range(options.copies):
         for case in cases(SHAPES.get(workload), workload):
-            names = list(case.makers)
+            if _has_one(case.title, options.without):
+                continue
+            names = [name for name in case.makers if not _has_one(name, options.without)]
             first = copy * len(names) // options.copies
             made = {name: case.makers[name]() for name in names[first:] + names[:first]}
             steps = {name: step for name in names if (step := made[name])}
@@ -162,16 +177,22 @@ def measure_copies(
     return merged
 
 
+def _has_one(name: str, words: Iterable[str]) -> bool:
+    return any(word in name for word in words)
+
+
 def run_here(framework: str, options: argparse.Namespace) -> None:
     """Measure one framework in this process and print its table."""
-    kept, sections = [], []
+    kept, sections, again = [], [], []
     for workload in options.workload:
         for title, times in measure_copies(framework, workload, options).items():
             lines = figures(workload, title, times)
             sections.append([line.cells() for line in lines])
+            again += [line.ratio for line in lines if line.variant.endswith(", again")]
             kept += [{**line._asdict(), "rounds": times[line.variant]} for line in lines]
     columns = ("workload", "case", "variant", "ms a step", "ratio", "quartiles")
-    page.report(Findings(f"overhead {framework}", machine(framework), columns, sections), options)
+    name = f"overhead {framework}"
+    page.report(Findings(name, machine(framework), columns, sections, again), options)
     if options.json:
         head = {"machine": machine(framework), "figures": kept}
         Path(f"{options.json}.{framework}.json").write_text(json.dumps(head, indent=1))
@@ -198,6 +219,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--copies", type=int, default=4, help="of every model, among the rounds")
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
+    parser.add_argument("--without", nargs="+", default=[], metavar="WORD", help="in a name")
     page.add_option(parser)
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
     return in_one_process_each(_with_workloads(parser), run_here)

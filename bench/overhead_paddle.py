@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import paddle
@@ -93,11 +93,18 @@ POLICIES = {
 def cases(shape: Shape, workload: str) -> Iterator[Case]:
     x, y = map(paddle.to_tensor, batch_of(shape))
     fresh = model_of(shape)
-    makers = {"float32 loop": lambda: finished(float32(copy.deepcopy(fresh), x, y))}
+    makers = {"float32 loop": float32}
     for name, policy in POLICIES.items():
-        makers[f"ampbridge, {name}"] = partial(made_by, fresh, x, y, policy)
-    yield Case("against float32", makers)
+        makers[f"ampbridge, {name}"] = partial(bridged, policy=policy)
+    makers["float32 loop, again"] = float32
+    yield Case(
+        "against float32",
+        {name: partial(made_by, maker, fresh, x, y) for name, maker in makers.items()},
+    )
 
 
-def made_by(fresh: nn.Layer, x: paddle.Tensor, y: paddle.Tensor, policy: amp.Policy) -> Step:
-    return finished(bridged(copy.deepcopy(fresh), x, y, policy))
+def made_by(
+    maker: Callable[..., Step], fresh: nn.Layer, x: paddle.Tensor, y: paddle.Tensor
+) -> Step:
+    """A step over a copy of ``fresh``."""
+    return finished(maker(copy.deepcopy(fresh), x, y))

@@ -52,9 +52,13 @@ def loss_fn(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(losses)
 
 
-def native(shape: Shape, x: tf.Tensor, y: tf.Tensor, scaled: bool, policy: str) -> Step:
+Model = Callable[[str], keras.Model]
+"""Made in a Keras dtype policy."""
+
+
+def native(made_in: Model, x: tf.Tensor, y: tf.Tensor, scaled: bool, policy: str) -> Step:
     """A custom training loop of Keras' guide, with its LossScaleOptimizer."""
-    model = model_of(shape, policy)
+    model = made_in(policy)
     optimizer = keras.optimizers.AdamW(1e-4)
     if scaled:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -72,8 +76,8 @@ def native(shape: Shape, x: tf.Tensor, y: tf.Tensor, scaled: bool, policy: str) 
     return lambda: step(x, y)
 
 
-def bridged(shape: Shape, x: tf.Tensor, y: tf.Tensor, scaled: bool, policy: amp.Policy) -> Step:
-    model = model_of(shape, "float32")
+def bridged(made_in: Model, x: tf.Tensor, y: tf.Tensor, scaled: bool, policy: amp.Policy) -> Step:
+    model = made_in("float32")
     scaler = amp.GradScaler(enabled=scaled)
     step = amp.train_step(
         loss_fn, model, keras.optimizers.AdamW(1e-4), policy=policy, scaler=scaler
@@ -94,17 +98,18 @@ def fitted(shape: Shape, x: tf.Tensor, y: tf.Tensor, wrap: Wrap, policy: str) ->
 
 def cases(shape: Shape, workload: str) -> Iterator[Case]:
     x, y = map(tf.constant, batch_of(shape))
+    model = partial(model_of, shape)
     default, deny = amp.Policy("O1", NAME), amp.Policy("O1", NAME, deny=["relu"])
     for scaled in (False, True):
-        keras_loop = partial(native, shape, x, y, scaled, f"mixed_{NAME}")
+        keras_loop = partial(native, model, x, y, scaled, f"mixed_{NAME}")
         yield Case(
             f"{NAME}, {'with' if scaled else 'no'} scaler, compiled",
             {
                 f"Keras mixed_{NAME}": keras_loop,
-                "ampbridge, default lists": partial(bridged, shape, x, y, scaled, default),
-                'ampbridge, deny=["relu"]': partial(bridged, shape, x, y, scaled, deny),
+                "ampbridge, default lists": partial(bridged, model, x, y, scaled, default),
+                'ampbridge, deny=["relu"]': partial(bridged, model, x, y, scaled, deny),
                 f"Keras mixed_{NAME}, again": keras_loop,
-                "float32, no scaler": partial(native, shape, x, y, False, "float32"),
+                "float32, no scaler": partial(native, model, x, y, False, "float32"),
             },
         )
     by_keras = partial(fitted, shape, x, y, keras.optimizers.LossScaleOptimizer, f"mixed_{NAME}")

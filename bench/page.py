@@ -1,40 +1,62 @@
 """What a benchmark found: a table on the terminal, and on request its place in docs/performance.md.
 
-`--write` puts the table between the marks of its name, under a line that says how it was made: the
-command, the machine and the frameworks' versions, the commit, the day and how busy the machine was.
-tests/docs/test_performance.py sees to it that no figure stands on the page in another way.
+    python bench/overhead.py --write    keeps its tables in bench/figures.json, and writes the page anew
+    python bench/page.py                writes the page anew from what is kept
+
+A kept table has a line that says how it was made: the command, the machine and the frameworks'
+versions, the commit, the day, how busy the machine was, and what the baseline differed by from
+itself. tests/docs/test_performance.py sees to it that no figure stands on the page in another way.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
+FIGURES = ROOT / "bench" / "figures.json"
 BEGIN, END = "<!-- measured: {name} -->\n", "<!-- end of {name} -->\n"
 
 Row = Sequence[str]
 
 
 class Findings(NamedTuple):
-    """A table: ``sections`` are rows that belong together, ``machine`` what they were measured on."""
+    """A table.
+
+    Attributes:
+        name: of its place on the page.
+        machine: what it was measured on.
+        columns: their heads.
+        sections: rows that belong together.
+        again: ratios of baselines to themselves.
+    """
 
     name: str
     machine: str
     columns: Row
     sections: Sequence[Sequence[Row]]
+    again: Sequence[float] = ()
+
+
+class Table(TypedDict):
+    """As it is kept: how it was made, the heads of its columns, its rows."""
+
+    made: str
+    columns: Row
+    rows: Sequence[Row]
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--write", action="store_true", help="put the table into the page, too")
+    parser.add_argument("--write", action="store_true", help="keep the table for the page, too")
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="append the table to FILE, too"
     )
@@ -42,10 +64,20 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 def report(findings: Findings, options: argparse.Namespace) -> None:
     """Print the table; write it, if that was asked for."""
-    from rich.console import Console
-    from rich.table import Table
+    show(findings)
+    if options.markdown:
+        with options.markdown.open("a", encoding="utf-8") as file:
+            file.write(markdown(kept_form(findings)))
+    if options.write:
+        keep(findings)
 
-    shown = Table(*findings.columns)
+
+def show(findings: Findings) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table as Shown
+
+    shown = Shown(*findings.columns)
     for section in findings.sections:
         for row in section:
             shown.add_row(*row)
@@ -53,16 +85,40 @@ def report(findings: Findings, options: argparse.Namespace) -> None:
     console = Console(width=120)
     console.print(findings.machine)
     console.print(shown)
-    if options.markdown:
-        with options.markdown.open("a", encoding="utf-8") as file:
-            file.write(markdown(findings))
-    if options.write:
-        PAGE.write_text(placed(PAGE.read_text("utf-8"), findings.name, markdown(findings)), "utf-8")
 
 
-def markdown(findings: Findings) -> str:
+def keep(findings: Findings) -> None:
+    """Put the table in the place of the one of its name, among what is kept and on the page."""
+    figures = {**read_figures(), findings.name: kept_form(findings)}
+    FIGURES.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write_page()
+
+
+def kept_form(findings: Findings) -> Table:
     rows = [row for section in findings.sections for row in section]
-    return f"\n{provenance(findings.machine)}\n\n{table(findings.columns, rows)}\n"
+    made = provenance(findings.machine, findings.again)
+    return Table(made=made, columns=findings.columns, rows=rows)
+
+
+def read_figures() -> dict[str, Table]:
+    """The tables that are kept, by name."""
+    figures: dict[str, Table] = json.loads(FIGURES.read_text("utf-8"))
+    return figures
+
+
+def write_page() -> None:
+    PAGE.write_text(with_figures(PAGE.read_text("utf-8"), read_figures()), "utf-8")
+
+
+def with_figures(text: str, figures: Mapping[str, Table]) -> str:
+    """The page with each table in its place."""
+    for name, kept in figures.items():
+        text = placed(text, name, markdown(kept))
+    return text
+
+
+def markdown(kept: Table) -> str:
+    return f"\n{kept['made']}\n\n{table(kept['columns'], kept['rows'])}\n"
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
@@ -72,14 +128,16 @@ def table(columns: Row, rows: Iterable[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 
-def provenance(machine: str) -> str:
+def provenance(machine: str, again: Sequence[float] = ()) -> str:
     """How the figures came about, in one line."""
     script, *arguments = sys.argv
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_option(options)
     _, words = options.parse_known_args(arguments)  # all but where the table goes
     command = shlex.join(["python", f"bench/{Path(script).name}", *words])
-    return f"`{command}`: {machine}; commit {commit()}, {today()}, load {load():.1f}."
+    made = f"`{command}`: {machine}; commit {commit()}, {today()}, load {load():.1f}"
+    noise = f"; baselines against themselves {min(again):.3f} to {max(again):.3f}" if again else ""
+    return f"{made}{noise}."
 
 
 def today() -> str:
@@ -100,7 +158,8 @@ def commit() -> str:
         )
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    outside = (":!docs", ":!bench/*.json")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *outside)
     return git("rev-parse", "--short=9", "HEAD") + (" and changes" if changed else "")
 
 
@@ -116,3 +175,7 @@ def placed(text: str, name: str, content: str) -> str:
     before, rest = text.split(begin, 1)
     _, after = rest.split(end, 1)
     return f"{before}{begin}{content}{end}{after}"
+
+
+if __name__ == "__main__":
+    write_page()

@@ -33,6 +33,7 @@ from overhead import (
     in_one_process_each,
     machine,
     measure,
+    quartiles,
 )
 from page import Findings
 
@@ -63,7 +64,7 @@ def torch_steps(shape: Shape, implementation: str) -> dict[str, Step]:
 def paddle_steps(shape: Shape) -> dict[str, Step]:
     """Paddle's own scaler refuses to be made on a CPU, where its kernels are all the same."""
     import paddle
-    from overhead_paddle import GPU, loss_fn, model_of
+    from overhead_paddle import PLACE, loss_fn, model_of
     from paddle.amp import grad_scaler
 
     x, y = (paddle.to_tensor(array) for array in batch_of(shape))
@@ -71,7 +72,7 @@ def paddle_steps(shape: Shape) -> dict[str, Step]:
     def native() -> Any:
         grad_scaler.amp_global_state().amp_dtype = "float16"
         unlocked = mock.patch.object(grad_scaler, "in_dynamic_mode", return_value=False)
-        with nullcontext() if GPU else unlocked:
+        with unlocked if PLACE == "cpu" else nullcontext():
             return paddle.amp.GradScaler()
 
     def loop(scaler: Any) -> Step:
@@ -252,24 +253,17 @@ def counted_reads(kind: type) -> Iterator[list[int]]:
         yield counts
 
 
-def paired(over: list[float], under: list[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile of the ratios round by round."""
-    ratios = [a / b for a, b in zip(over, under, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return low, median, high
-
-
 def rows(case: str, measured: Costs) -> Iterator[tuple[str, ...]]:
     """Of one table, a line for each variant."""
     baseline, native = measured.seconds[WITHOUT], measured.seconds.get(NATIVE)
     for name, seconds in measured.seconds.items():
-        _, ratio, _ = paired(seconds, baseline)
+        _, ratio, _ = quartiles(seconds, baseline)
         share, over_native, syncs = "", "", ""
         if name in (NATIVE, OURS):
             share = f"{100 * (1 - 1 / ratio):.1f} %"
             syncs = f"{measured.reads[name] - measured.reads[WITHOUT]:g}"
         if name == OURS and native is not None:
-            over_native = "{1:.3f} ({0:.3f} to {2:.3f})".format(*paired(seconds, native))
+            over_native = "{1:.3f} ({0:.3f} to {2:.3f})".format(*quartiles(seconds, native))
         milliseconds = f"{1000 * statistics.median(seconds):.3f}"
         yield case, name, milliseconds, f"{ratio:.3f}", share, over_native, syncs
 

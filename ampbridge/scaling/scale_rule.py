@@ -193,7 +193,7 @@ def counted(state: ScaleState, overflow: Scalar, config: ScalerConfig, where: Wh
     warn, most = config.warn_after_skips, config.max_consecutive_skips
 
     def one_more(count: Scalar, due: Scalar) -> Scalar:
-        return where(due, count + 1, count)
+        return count if due is False else where(due, count + 1, count)
 
     counts = {"consecutive_skips": skips, "consecutive_nans": nans}
     if warn is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import page
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -13,7 +14,7 @@ PLACE = re.compile(r"<!-- measured: ([^>]+) -->\n(.*?)<!-- end of \1 -->\n", re.
 COUNTED = re.compile(r"<!-- counted: ([^>]+) -->\n(.*?)<!-- end of \1 -->\n", re.S)
 MADE = re.compile(
     r"\n`python (bench/\w+\.py)[^`]*`[^:]*: .+; commit [0-9a-f]{7,40}( and changes)?, "
-    r"\d{4}-\d\d-\d\d, load \d+(\.\d)?\.\n"
+    r"\d{4}-\d\d-\d\d, load \d+(\.\d)?(; baselines against themselves [\d.]+ to [\d.]+)?\.\n"
 )
 FIGURE = re.compile(r"\d+\.\d+|\d+ (%|ms|microseconds|times)")
 
@@ -26,6 +27,12 @@ def test_a_table_says_how_it_was_made(name: str, content: str) -> None:
     assert made, f"nothing says how {name!r} was measured"
     assert (ROOT / made[1]).exists()
     assert content.count("\n|") > 2
+
+
+def test_the_page_has_the_kept_figures() -> None:
+    """If not: python bench/page.py"""
+    assert page.with_figures(PAGE, page.read_figures()) == PAGE
+    assert {name for name, _ in PLACE.findall(PAGE)} == set(page.read_figures())
 
 
 def test_what_is_counted_names_its_command() -> None:

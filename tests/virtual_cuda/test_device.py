@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,21 @@ def waiting(run: Any) -> list[tuple[str, str]]:
     virtual_cuda.forget()
     run()
     return [(wait.kind, wait.op) for wait in virtual_cuda.waits() for _ in range(wait.count)]
+
+
+def test_the_time_of_kernels_is_theirs_alone() -> None:
+    x = torch.ones(512, 512, device="cuda")
+    x @ x
+    virtual_cuda.forget()
+    assert virtual_cuda.kernel_seconds() == 0.0
+    time.sleep(0.1)
+    assert x.shape == (512, 512)
+    assert virtual_cuda.kernel_seconds() == 0.0
+    begin = time.perf_counter()
+    for _ in range(10):
+        x @ x
+    took = time.perf_counter() - begin
+    assert 0.5 * took < virtual_cuda.kernel_seconds() <= took
 
 
 def test_each_wait_is_counted() -> None:

@@ -278,13 +278,17 @@ class _DeviceState(ScaleState):
     __slots__ = ()
 
     def on_host(self) -> ScaleState:
-        bits = [self.scale.view(torch.int32), *(count.int() for count in self[1:])]
-        scale, *counts = torch.stack(bits).cpu()
-        return ScaleState(scale.view(torch.float32).item(), *(count.item() for count in counts))
+        counts = [count.int() for count in self[1:] if isinstance(count, Tensor)]
+        scale, *read = torch.stack([self.scale.view(torch.int32), *counts]).cpu()
+        known = (read.pop(0).item() if isinstance(n, Tensor) else n for n in self[1:])
+        return ScaleState(scale.view(torch.float32).item(), *known)
 
 
 class DeviceStore:
-    """The scaler's state in tensors that are replaced, never changed: what was read stays so."""
+    """The scaler's state in tensors that are replaced, never changed: what was read stays so.
+
+    A count is a number where the host knows it.
+    """
 
     def __init__(self, state: ScaleState, device: torch.device) -> None:
         self._device = device
@@ -300,8 +304,6 @@ class DeviceStore:
 
     @torch.no_grad()
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
-        if not isinstance(overflow, Tensor):
-            overflow = torch.full((), int(overflow), device=self._device)  # torch.tensor would wait
         if _kernel_follows(config):
             try:
                 self._state = _next_by_kernel(self._state, overflow, config)
@@ -311,7 +313,7 @@ class DeviceStore:
                 return
         # In double and rounded once, as on the host.
         state = self._state._replace(scale=_widest(self._state.scale))
-        state = next_state(state, overflow, config, torch.where)
+        state = next_state(state, overflow, config, _where)
         self._state = state._replace(scale=state.scale.float())
 
 
@@ -335,10 +337,14 @@ def _kernel_follows(config: ScalerConfig) -> bool:
 
 def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -> ScaleState:
     scale, good = state.scale.clone(), state.good.clone()
+    if isinstance(overflow, Tensor):
+        found = overflow.float()
+    else:
+        found = torch.full((), float(overflow), device=scale.device)  # torch.tensor would wait
     _private.lookup("_amp_update_scale_")(
         scale,
         good,
-        overflow.float(),
+        found,
         config.growth_factor,
         config.backoff_factor,
         config.growth_interval,
@@ -348,4 +354,11 @@ def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -
         scale.clamp_(min=config.min_scale)
     else:
         scale.clamp_(config.min_scale, config.max_scale)
-    return counted(state, overflow, config, torch.where)._replace(scale=scale, good=good)
+    return counted(state, overflow, config, _where)._replace(scale=scale, good=good)
+
+
+def _where(condition: Tensor | bool, a: Any, b: Any) -> Any:
+    """The device's choice, or the host's where it knows the condition: that takes no kernel."""
+    return (
+        torch.where(condition, a, b) if isinstance(condition, Tensor) else (a if condition else b)
+    )

@@ -22,6 +22,7 @@ __all__ = [
     "forget",
     "install",
     "is_installed",
+    "kernel_seconds",
     "note_calls",
     "on_call",
     "on_wait",
@@ -120,8 +121,13 @@ def waits() -> list[Wait]:
     return [Wait(*wait) for wait in _ops().waits()]
 
 
+def kernel_seconds() -> float:
+    """The time that kernels took since ``forget``. What a step takes besides is the host's."""
+    return float(_ops().nanoseconds()) / 1e9
+
+
 def forget() -> None:
-    """Forget calls and waits."""
+    """Forget calls, waits and the time of kernels."""
     _ops().forget()
 
 

@@ -7,6 +7,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <chrono>
 #include <string>
 
 namespace torch {
@@ -62,6 +63,17 @@ void register_autocast();
 // `asked`: the dtype that the kernel is told to compute in, "" for that of its inputs.
 void note_call(const std::string& op, const std::string& dtypes, const char* asked = "");
 bool calls_are_noted();
+// Counts the time of a kernel, which is not the host's on a real device, until it is destroyed.
+class Timed {
+ public:
+  Timed() = default;
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+  ~Timed();
+
+ private:
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
 // The host waits for the device here; `what` is the op that makes it.
 void note_wait(const char* kind, const std::string& what);
 

@@ -484,6 +484,7 @@ class Call {
 };
 
 void run(const c10::OperatorHandle& op, Stack* stack) {
+  const Timed timed;
   Call call(op, torch::jit::pop(*stack, op.schema().arguments().size()));
   for (auto& result : call.run()) {
     stack->push_back(std::move(result));
@@ -549,6 +550,7 @@ Tensor& set_empty(Tensor& self) {
 }
 
 Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  const Timed timed;
   if (is_ours(self) != is_ours(source) && !non_blocking) {
     note_wait(is_ours(self) ? "write" : "read", "aten::copy_");
   }

@@ -23,6 +23,7 @@ std::atomic<bool> noting{false};
 std::atomic<OnWait> on_wait{nullptr};
 std::atomic<OnCall> on_call{nullptr};
 std::atomic<int64_t> sync_debug_mode{0};
+std::atomic<int64_t> nanoseconds{0}; // in kernels
 
 using Counted = std::vector<std::tuple<std::string, std::string, int64_t>>;
 
@@ -36,6 +37,11 @@ Counted counted(const std::map<std::pair<std::string, std::string>, int64_t>& co
 }
 
 } // namespace
+
+Timed::~Timed() {
+  const auto passed = std::chrono::steady_clock::now() - begin_;
+  nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+}
 
 bool calls_are_noted() {
   return noting || on_call.load();
@@ -78,7 +84,9 @@ TORCH_LIBRARY(virtual_cuda, m) {
     std::lock_guard<std::mutex> lock(mutex);
     calls.clear();
     waits.clear();
+    nanoseconds = 0;
   });
+  m.def("nanoseconds", [] { return nanoseconds.load(); });
   m.def("on_wait(int address) -> ()", [](int64_t address) {
     on_wait = reinterpret_cast<OnWait>(address);
   });
