@@ -49,11 +49,11 @@ def test_a_step_that_the_host_decides_makes_no_further_pass_over_the_gradients()
             assert count(case).passes == count_by_hand(case).passes
 
 
-def test_nor_more_than_a_few_small_kernels() -> None:
-    """Of the check and of the scale: its old value stays readable, and its bounds hold."""
+def test_nor_more_than_one_further_kernel() -> None:
+    """One keeps the old scale readable."""
     for case in CASES:
         if case.native and "accumulate" not in case.title and "fused" not in case.title:
-            assert count(case).kernels <= count_by_hand(case).kernels + 4
+            assert count(case).kernels <= count_by_hand(case).kernels + 1
 
 
 def test_inf_and_nan_are_told_apart() -> None:
