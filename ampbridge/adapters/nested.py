@@ -97,7 +97,8 @@ def _copy_with(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
             return pairs
         changed = copy.copy(value)
         for key, item in pairs.items():
-            changed[key] = item
+            if item is not value[key]:  # to write takes transformers' outputs long
+                changed[key] = item
         return changed
     changed = copy.copy(value)
     for name, item in zip(keys, items, strict=True):

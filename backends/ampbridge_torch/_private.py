@@ -156,6 +156,11 @@ def is_sharded(parameter: torch.Tensor) -> TypeGuard[DTensor]:
     return type(parameter) is not torch.nn.Parameter and hasattr(parameter, "device_mesh")
 
 
+def any_is_sharded(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether any of them is; of plain parameters it is seen by their one type."""
+    return set(map(type, parameters)) != {torch.nn.Parameter} and any(map(is_sharded, parameters))
+
+
 def check_gradient_dtypes() -> None:
     """See whether ``.grad`` may be of another dtype than its parameter.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from ampbridge.errors import UnsupportedError
@@ -44,7 +45,7 @@ def listed(rules: Rules, outer: OpListMode | None) -> Iterator[None]:
             outer.rules = outside
     elif not rules.is_empty:
         mode = OpListMode(rules)
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             _private.leave_to_python(OpListMode.__torch_function__.__code__)
         try:
             with mode, _replaced(rules):
@@ -59,7 +60,7 @@ def _replaced(rules: Rules) -> AbstractContextManager[Any]:
     """The functions that are ops, where modules hold them."""
     if not rules.functions:
         return nullcontext()
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return function_ops.standing(rules.functions)
     if rules.by_path:
         refuse_to_compile("a function by its path, which a region inside of compiled code")
@@ -85,7 +86,7 @@ class OpListMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._trace(func, args, kwargs or {})
         rule = self.rules.table.get(func)
         if rule is None:
@@ -118,7 +119,7 @@ class OpListMode(TorchFunctionMode):
         self, function: Function, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call a Python function that is an op: inside of it nothing is cast."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             self._check_compiler_settings(args)
 
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -184,7 +185,7 @@ class OpListMode(TorchFunctionMode):
         switched_off: str | None,
     ) -> Any:
         """``func`` in float32, on inputs and with results rounded to ``low``."""
-        compiling = torch.compiler.is_compiling()
+        compiling = is_compiling()
         weights = None if compiling else self._weights
         if rule.input_alone:
             return _simulate_on_statistics(func, args, kwargs, low, switched_off)
@@ -263,7 +264,7 @@ def _run_outside_autocast(
 ) -> Any:
     if device_type is None:
         return func(*args, **kwargs)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         with torch.autocast(device_type, enabled=False):
             return func(*args, **kwargs)
     torch.set_autocast_enabled(device_type, False)  # 2.5 us less than the context manager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain, repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,16 @@ from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType, types_of
 from ampbridge_torch.step.compiling import detached, present_graphs
 
+# Read in C: a step asks each parameter a dozen things.
+_grad, _dtype = attrgetter("grad"), attrgetter("dtype")
+_is_trained, _is_cpu = attrgetter("requires_grad"), attrgetter("is_cpu")
+
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
     """The trainable parameters of a model or an optimizer, in its own order."""
     if isinstance(owner, optim.Optimizer):
-        return [p for group in owner.param_groups for p in group["params"] if p.requires_grad]
+        held = chain.from_iterable(group["params"] for group in owner.param_groups)
+        return list(filter(_is_trained, held))
     return _private.trainable_parameters(owner)
 
 
@@ -48,7 +55,18 @@ def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
             parameter.grad = None
             _private.set_gradient_dtype(parameter, None)
             parameter.grad = grad.float()
-    return [p.grad for p in owners]
+    return stored(owners)
+
+
+def stored(owners: Iterable[Tensor]) -> list[Tensor | None]:
+    """``.grad`` of each parameter."""
+    return list(map(_grad, owners))
+
+
+def store(owners: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
+    """Set ``.grad`` of each parameter."""
+    for parameter, grad in zip(owners, grads, strict=False):
+        parameter.grad = grad
 
 
 def gradients(
@@ -91,10 +109,11 @@ def gradients(
         loss = cast(loss, "float32")
         scaled = loss if factor is None else loss * factor
         grads = _backward(scaled, wanted, _reached(model, wanted))
-    grads = [
-        g if g is None or p.dtype not in LOW_DTYPES else g.float()
-        for g, p in zip(grads, wanted, strict=True)
-    ]
+    if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
+        grads = [
+            g if g is None or p.dtype not in LOW_DTYPES else g.float()
+            for g, p in zip(grads, wanted, strict=True)
+        ]
     check_dependence(grads)
     if _lends_gradients(model):
         grads = [g if g is None else g.clone() for g in grads]
@@ -139,18 +158,19 @@ def _backward(
     """
     if not loss.requires_grad:
         return [None] * len(wanted)
-    before = [(p, p.grad) for p in reached]
+    before = stored(reached)
     try:
-        for parameter in reached:
-            parameter.grad = None
+        store(reached, repeat(None))
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
-        loss.backward(inputs=None if any(map(_private.is_sharded, reached)) else reached)
-        grads = [p.grad for p in wanted]
-        store(before)
+        loss.backward(inputs=None if _private.any_is_sharded(reached) else reached)
+        grads = stored(wanted)
+        store(reached, before)
     except BaseException:
-        store(before)  # no ``finally``: an interrupt of the line above would leave it half done
+        store(
+            reached, before
+        )  # no ``finally``: an interrupt of the line above would leave it half done
         raise
-    if any(grad is None for grad in grads):
+    if any(map(is_, grads, repeat(None))):
         _refuse_reentrant_checkpoints(loss)
     return grads
 
@@ -210,14 +230,8 @@ def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
         nodes.extend(parent for parent, _ in node.next_functions)
 
 
-def store(grads: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-    """Set ``.grad`` of each parameter."""
-    for parameter, grad in grads:
-        parameter.grad = grad
-
-
 def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
-    if trainable and all(p.is_cpu for p in trainable):
+    if trainable and all(map(_is_cpu, trainable)):
         return ("cpu",)
     if not trainable:
         msg = (

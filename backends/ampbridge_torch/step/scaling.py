@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,11 +19,15 @@ from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.master_weights import master_of, updates_of
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.compiling import present_graphs
-from ampbridge_torch.step.gradients import parameters, store
+from ampbridge_torch.step.gradients import parameters, store, stored
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _LARGE = 10_000  # elements, from which on a sum is faster than torch's kernel
 _ONE = torch.ones((), device="cpu")
+
+_traits = attrgetter("__class__", "dtype", "is_cpu", "layout", "requires_grad")
+_PLAIN = {(Tensor, torch.float32, True, torch.strided, False)}
+"""What a kernel of the CPU may read as it is, outside of any graph."""
 
 
 # -- unscale and check
@@ -55,7 +60,7 @@ def _unscale(
             and telling them takes four more kernels, each over all gradients.
     """
     present = [grad for grad in grads if grad is not None]
-    if present and all(map(_is_plain, present)):
+    if set(map(_traits, present)) == _PLAIN:
         if scale is None and _are_surely_finite(present):
             return list(grads), FINITE
         return list(grads), _unscale_group(present, scale, waits)
@@ -133,27 +138,15 @@ def _are_surely_finite(grads: Sequence[Tensor]) -> bool:
     Torch's kernel checks many small gradients in one call, and a sum reads a large one faster: from
     some 10,000 elements on (measured by ``bench/check.py``).
     """
-    small: list[Tensor] = []
-    large: list[Tensor] = []
-    for grad in grads:
-        (small if grad.numel() < _LARGE else large).append(grad)
+    sizes = list(map(Tensor.numel, grads))
+    small = [grad for grad, size in zip(grads, sizes, strict=True) if size < _LARGE]
+    large = [grad for grad, size in zip(grads, sizes, strict=True) if size >= _LARGE]
     if small:
         not_finite = torch.zeros((), device="cpu")
         _check_and_unscale(small, not_finite, _ONE)
         if not_finite.item():
             return False
     return all(math.isfinite(grad.sum().item()) for grad in large)
-
-
-def _is_plain(grad: Tensor) -> bool:
-    """Whether a kernel of the CPU may read it as it is, outside of any graph."""
-    return (
-        type(grad) is Tensor
-        and grad.dtype is torch.float32
-        and grad.is_cpu
-        and grad.layout is torch.strided
-        and not grad.requires_grad
-    )
 
 
 def _has_inf(grads: list[Tensor]) -> Tensor:
@@ -225,19 +218,19 @@ def _step(
 ) -> None:
     """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
     updates, graphs = updates_of(optimizer), present_graphs.get()
-    given, lent, before = {}, [], []
-    for owner, grad in zip(owners, grads, strict=True):
-        if updates is not None and master_of(owner) is not None:
-            given[id(owner)] = grad
-            continue
-        if grad is not None and grad.dtype is not owner.dtype:
-            grad = grad.to(owner.dtype)
-        stored = owner.grad
-        if grad is not stored:
-            lent.append((owner, grad))
-            before.append((owner, stored))
-    store(lent)
+    given: dict[int, Tensor | None] = {}
+    if updates is not None:
+        of_each = dict(zip(owners, grads, strict=True))
+        with_master = [owner for owner in owners if master_of(owner) is not None]
+        given = {id(owner): of_each.pop(owner) for owner in with_master}
+        owners, grads = list(of_each), list(of_each.values())
+    before = stored(owners)
+    lent = [
+        grad if grad is None or grad.dtype is owner.dtype else grad.to(owner.dtype)
+        for owner, grad in zip(owners, grads, strict=True)
+    ]
     try:
+        store(owners, lent)
         if updates is not None:
             updates.step(optimizer, given)
         elif graphs is not None:
@@ -245,7 +238,7 @@ def _step(
         else:
             optimizer.step()
     finally:
-        store(before)
+        store(owners, before)
 
 
 def _step_unless(
