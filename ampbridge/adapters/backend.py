@@ -470,6 +470,13 @@ class Backend(Protocol):
         """Scale ``grads`` so that their joint 2-norm is at most ``max_norm``; also return the old norm."""
 
     @abstractmethod
+    def clip_values(self, grads: Sequence[Array], limit: float) -> list[Array]:
+        """``grads`` with each number at ``-limit`` at least and at ``limit`` at most.
+
+        Rows that a sparse gradient holds several times count by their sum.
+        """
+
+    @abstractmethod
     def apply(
         self,
         optimizer: Optimizer,

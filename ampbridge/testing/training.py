@@ -246,6 +246,22 @@ class TrainStepConformance(Updating):
     def test_without_clip_norm_there_is_no_norm(self) -> None:
         assert self.run(self.train_step(self.new_training())).grad_norm is None
 
+    def test_clip_each_norm_clips_each_true_gradient(self, compiled: bool) -> None:
+        training, gradients = self.new_training(), reference(*example()).gradients
+        limit = float(np.median([joint_norm([g]) for g in gradients]))
+        step = self.train_step(training, compiled, clip_each_norm=limit, scaler=GradScaler(2.0**10))
+        assert self.run(step).grad_norm is None
+        expected = [g * min(1.0, limit / joint_norm([g])) for g in gradients]
+        assert self.error_of_weights(training, [expected]) < FLOAT32_ERROR
+
+    def test_clip_value_clips_the_true_gradients(self, compiled: bool) -> None:
+        training, gradients = self.new_training(), reference(*example()).gradients
+        limit = float(np.median(np.abs(np.concatenate([g.ravel() for g in gradients]))))
+        step = self.train_step(training, compiled, clip_value=limit, scaler=GradScaler(2.0**10))
+        assert self.run(step).grad_norm is None
+        expected = [g.clip(-limit, limit) for g in gradients]
+        assert self.error_of_weights(training, [expected]) < FLOAT32_ERROR
+
     def test_the_scheduler_moves_on_applied_steps_alone(self, compiled: bool) -> None:
         moves: list[int] = []
         step = self.train_step(

@@ -195,6 +195,12 @@ class ClipConformance(Updating):
         assert [v.tolist() for v in values if v is not None] == [[0.0, 0.0, 0.0]]
         assert norm == 0.0
 
+    def test_clip_values_brings_each_number_to_the_limit(self) -> None:
+        h, values = self.harness, np.array([[-3.0, -0.5], [0.25, 2.0]], np.float32)
+        nothing, clipped = h.backend.clip_values([None, h.array(values)], 0.5)
+        assert nothing is None
+        assert h.numpy(clipped).tolist() == [[-0.5, -0.5], [0.25, 0.5]]
+
     def test_clip_of_no_gradient_tells_a_norm_of_zero(self) -> None:
         values, norm = self.clip([None, None], 1.0)
         assert values == [None, None]

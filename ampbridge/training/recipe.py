@@ -26,10 +26,10 @@ from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training import recipe_file
 from ampbridge.training.decorate import check_parameter_settings
 from ampbridge.training.recipe_file import SECTIONS
+from ampbridge.training.clipping import CLIPPINGS, Clipping, checked_limit, clipping_of
 from ampbridge.training.step_settings import (
     OnOverflow,
     checked_accumulate,
-    checked_clip_norm,
     checked_on_overflow,
 )
 
@@ -107,7 +107,7 @@ class Recipe:
         policy: a Policy or its short form.
         scaler: a Scaling; "auto" scales if the policy needs it, with ``GradScaler``'s defaults; None
             for no loss scaling.
-        accumulate, clip_norm, on_overflow: as in ``train_step``.
+        accumulate, clip_norm, clip_each_norm, clip_value, on_overflow: as in ``train_step``.
         schedule: policies that change during the run; ``policy`` is then the first of them.
         save_dtype, master_grad: as in ``decorate``.
 
@@ -121,6 +121,8 @@ class Recipe:
     clip_norm: float | None = None
     schedule: Schedule | None = None
     on_overflow: OnOverflow = field(default="drop_step", kw_only=True)
+    clip_each_norm: float | None = field(default=None, kw_only=True)
+    clip_value: float | None = field(default=None, kw_only=True)
     save_dtype: str | None = field(default=None, kw_only=True)
     master_grad: bool = field(default=False, kw_only=True)
 
@@ -128,7 +130,9 @@ class Recipe:
         self._set("policy", self._first_policy())
         self._set("scaler", self._checked_scaler())
         checked_accumulate(self.accumulate)
-        self._set("clip_norm", checked_clip_norm(self.clip_norm))
+        for name in CLIPPINGS:
+            self._set(name, checked_limit(name, getattr(self, name)))
+        clipping_of(vars(self))
         checked_on_overflow(self.on_overflow, self.plan)
         self._set("master_grad", checked_flag("master_grad", self.master_grad))
         check_parameter_settings(self.policies, self.save_dtype, self.master_grad)
@@ -168,6 +172,11 @@ class Recipe:
     def policies(self) -> tuple[Policy, ...]:
         """Every policy of the run, each once."""
         return (self.policy,) if self.schedule is None else self.schedule.policies
+
+    @property
+    def clipping(self) -> Clipping | None:
+        """How the unscaled gradients are clipped, if they are."""
+        return clipping_of(vars(self))
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with the named fields changed.

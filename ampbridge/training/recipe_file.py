@@ -78,6 +78,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, JsonType]]] = {
     "step": {
         "accumulate": ("micro-batches a step", _COUNT),
         "clip_norm": ("largest joint 2-norm of the unscaled gradients", _NUMBER),
+        "clip_each_norm": ("largest 2-norm of each unscaled gradient", _NUMBER),
+        "clip_value": ("largest magnitude of each number in the unscaled gradients", _NUMBER),
         "on_overflow": ("what an overflow in a micro-batch drops", _one_of(ON_OVERFLOW)),
     },
     "decorate": {

@@ -57,7 +57,7 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float | None:
-        """The joint 2-norm before clipping; None without ``clip_norm``."""
+        """The joint 2-norm before clipping; None unless the step has ``clip_norm``."""
         return None if self._output.grad_norm is None else float(self._output.grad_norm)
 
     @property

@@ -126,6 +126,16 @@ class TrainStep:
         return self._recipe.clip_norm
 
     @property
+    def clip_each_norm(self) -> float | None:
+        """The largest allowed 2-norm of each gradient; None without such clipping."""
+        return self._recipe.clip_each_norm
+
+    @property
+    def clip_value(self) -> float | None:
+        """The largest allowed magnitude in the gradients; None without such clipping."""
+        return self._recipe.clip_value
+
+    @property
     def on_overflow(self) -> OnOverflow:
         """Whether an overflow in a micro-batch drops the step or only the micro-batch."""
         return self._recipe.on_overflow
@@ -370,6 +380,8 @@ def train_step(
     scaler: GradScaler | Literal["auto"] | None = "auto",
     accumulate: int | None = None,
     clip_norm: float | None = None,
+    clip_each_norm: float | None = None,
+    clip_value: float | None = None,
     scheduler: Any = None,
     compile: bool | Literal["auto"] = "auto",
     on_overflow: OnOverflow | None = None,
@@ -387,7 +399,12 @@ def train_step(
         policy: a Policy, its short form, or a Schedule of them; the default is "O1".
         scaler: a GradScaler; "auto" creates one if the policy needs it; None for no loss scaling.
         accumulate: the number of micro-batches per step, 1 by default; their gradients are averaged.
-        clip_norm: the largest allowed joint 2-norm of the unscaled gradients.
+        clip_norm: the largest allowed joint 2-norm of the unscaled gradients. Gradients are clipped in
+            one way at most: by this, or by one of the next two.
+        clip_each_norm: the largest allowed 2-norm of each unscaled gradient by itself, as of
+            ``paddle.nn.ClipGradByNorm`` and Keras' ``clipnorm``.
+        clip_value: the largest allowed magnitude of each number in the unscaled gradients, as of
+            ``clip_grad_value_``, ``paddle.nn.ClipGradByValue`` and Keras' ``clipvalue``.
         scheduler: an object with ``step()``, or a callable; only applied steps advance it. If it has
             ``state_dict()`` and ``load_state_dict()``, it is saved and loaded with the step. You have
             to save the state of a plain function or method yourself.
@@ -399,7 +416,7 @@ def train_step(
             updates the scale, and waits for the device.
         name_overflows: ``result.overflows`` names the parameters whose gradients were not finite, at
             the cost of another pass over the gradients.
-        recipe: a Recipe instead of policy, scaler, accumulate, clip_norm and on_overflow. Leave these
+        recipe: a Recipe instead of policy, scaler, accumulate, clipping and on_overflow. Leave these
             at their defaults then.
 
     Steps without loss scaling are also checked, and skipped if they overflow.
@@ -411,7 +428,13 @@ def train_step(
         AmpBridgeError: for invalid arguments, or arguments that contradict each other.
     """
     backend = backend_of_training(loss_fn, model, optimizer)
-    settings = {"accumulate": accumulate, "clip_norm": clip_norm, "on_overflow": on_overflow}
+    settings = {
+        "accumulate": accumulate,
+        "clip_norm": clip_norm,
+        "clip_each_norm": clip_each_norm,
+        "clip_value": clip_value,
+        "on_overflow": on_overflow,
+    }
     passed: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if recipe is None:
         plan = parse("O1" if policy is None else policy)
@@ -445,7 +468,7 @@ def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any
         raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
     if scaler != "auto" or policy is not None or passed:
         msg = (
-            "A recipe replaces policy, scaler, accumulate, clip_norm and on_overflow; "
+            "A recipe replaces policy, scaler, accumulate, clipping and on_overflow; "
             "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
         )
         raise ArgumentError(msg)

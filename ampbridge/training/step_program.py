@@ -55,7 +55,7 @@ class StepProgram:
         """
         loss_and_aux = taking_both(returning_aux(loss_fn))
         whole_steps = self.recipe.on_overflow == "drop_step"
-        clip_norm = self.recipe.clip_norm
+        clipping = self.recipe.clipping
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -86,8 +86,8 @@ class StepProgram:
                 after = counting.store.read()
                 return StepOutput(loss, aux, grads, scale, after, overflow, kinds=kinds)
             norm = None
-            if clip_norm is not None:
-                grads, norm = backend.clip(grads, clip_norm)
+            if clipping is not None:
+                grads, norm = clipping.clip(backend, grads)
             parameters = backend.parameters(self.optimizer)
             hold_interrupts()  # up to here nothing has changed that would stay
             applied = backend.apply(self.optimizer, parameters, grads, overflow)

@@ -48,20 +48,6 @@ def checked_on_overflow(value: Any, plan: Policy | Schedule) -> OnOverflow:
     return chosen
 
 
-def checked_clip_norm(value: Any) -> float | None:
-    """The largest joint 2-norm of the gradients; None for any.
-
-    Raises:
-        ArgumentError: unless it is positive.
-    """
-    if value is None:
-        return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-        return float(value)
-    msg = f"Passed clip_norm={value!r}; allowed is a positive number or None.\nHint: clip_norm=1.0"
-    raise ArgumentError(msg)
-
-
 def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
     """The scaler of steps under ``policies``: "auto" makes one where one of them needs it.
 

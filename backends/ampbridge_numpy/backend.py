@@ -45,6 +45,7 @@ class NumpyBackend(Backend):
 
     unscale = staticmethod(scaling.unscale)
     clip = staticmethod(scaling.clip)
+    clip_values = staticmethod(scaling.clip_values)
     apply = staticmethod(scaling.apply)
     compile = staticmethod(compiling.compile_step)
 

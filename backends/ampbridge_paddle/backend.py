@@ -43,6 +43,7 @@ class PaddleBackend(Backend):
 
     unscale = staticmethod(scaling.unscale)
     clip = staticmethod(scaling.clip)
+    clip_values = staticmethod(scaling.clip_values)
     apply = staticmethod(scaling.apply)
     scale_store = staticmethod(scaling.scale_store)
     agree = staticmethod(ranks.agree)

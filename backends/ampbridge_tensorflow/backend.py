@@ -50,6 +50,7 @@ class TensorflowBackend(Backend):
     unscale = staticmethod(scaling.unscale)
     worst = staticmethod(scaling.worst)
     clip = staticmethod(scaling.clip)
+    clip_values = staticmethod(scaling.clip_values)
     apply = staticmethod(scaling.apply)
     replica = staticmethod(ranks.replica)
     on_one_rank = staticmethod(ranks.on_one_rank)

@@ -36,6 +36,8 @@ NAMES = {
         Name("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler.unscale", True),
         Name("torch._amp_update_scale_", "one kernel for the scale on a GPU", False),
         Name("torch._foreach_mul_", "clip_norm", True),
+        Name("torch._foreach_clamp_min_", "clip_value", True),
+        Name("torch._foreach_clamp_max_", "clip_value", True),
         Name("torch._foreach_add_", "accumulate", True),
         Name("torch._foreach_copy_", "O2's master weights", True),
         Name("torch.optim.Optimizer.profile_hook_step", "O2 under steps that call others", True),

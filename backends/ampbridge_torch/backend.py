@@ -48,6 +48,7 @@ class TorchBackend(Backend):
     unscale_for = staticmethod(scaling.unscale_for)
     worst = staticmethod(scaling.worst)
     clip = staticmethod(scaling.clip)
+    clip_values = staticmethod(scaling.clip_values)
     apply = staticmethod(scaling.apply)
     scale_store = staticmethod(scaling.scale_store)
     mean_loss = staticmethod(ranks.mean_loss)

@@ -890,6 +890,26 @@ class TellsOfNoGradientTheLimit(NumpyBackend):
         return values, norm if any(g is not None for g in grads) else max_norm
 
 
+@caught_by(
+    "test_clip_values_brings_each_number_to_the_limit", "test_clip_value_clips_the_true_gradients"
+)
+class ClipsNoValues(NumpyBackend):
+    def clip_values(self, grads, limit):
+        return list(grads)
+
+
+@caught_by("test_clip_values_brings_each_number_to_the_limit")
+class ClipsFromAboveAlone(NumpyBackend):
+    def clip_values(self, grads, limit):
+        return [g if g is None else np.minimum(g, g.dtype.type(limit)) for g in grads]
+
+
+@caught_by("test_clip_each_norm_clips_each_true_gradient")
+class ClipsASingleGradientTwice(NumpyBackend):
+    def clip(self, grads, max_norm):
+        return super().clip(grads, max_norm / 2 if len(grads) == 1 else max_norm)
+
+
 # -- apply
 
 

@@ -189,6 +189,9 @@ class ToyBackend(amp.Backend):
         norm = float(np.linalg.norm(np.concatenate(list(grads))))
         return [g * min(1.0, max_norm / norm) for g in grads], norm
 
+    def clip_values(self, grads, limit):
+        return [g.clip(-limit, limit) for g in grads]
+
     def apply(self, optimizer, parameters, grads, found):
         if found:
             return False

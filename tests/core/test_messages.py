@@ -316,6 +316,21 @@ STEP_ARGUMENTS = {
         amp.ArgumentError,
         "Passed clip_norm=-1.0; allowed is a positive number or None.\nHint: clip_norm=1.0",
     ),
+    "clip_each_norm": (
+        {"clip_each_norm": 0},
+        amp.ArgumentError,
+        "Passed clip_each_norm=0; allowed is a positive number or None.\nHint: clip_each_norm=1.0",
+    ),
+    "clip_value": (
+        {"clip_value": (-1, 1)},
+        amp.ArgumentError,
+        "Passed clip_value=(-1, 1); allowed is a positive number or None.\nHint: clip_value=1.0",
+    ),
+    "two ways of clipping": (
+        {"clip_norm": 1.0, "clip_value": 0.5},
+        amp.ArgumentError,
+        "Passed clip_norm=1 and clip_value=0.5; a step clips in one way.\nHint: clip_norm=1",
+    ),
     "compile": (
         {"compile": "yes"},
         amp.ArgumentError,

@@ -85,6 +85,9 @@ def test_a_step_tells_its_settings(make):
     assert {name: getattr(step, name) for name in settings} == settings
     assert step.name_overflows
     assert make().clip_norm is None
+    for name in ("clip_each_norm", "clip_value"):
+        assert getattr(make(**{name: 0.5}), name) == 0.5
+        assert getattr(make(), name) is None
 
 
 def test_the_scheduler_moves_on_applied_steps_alone(make):

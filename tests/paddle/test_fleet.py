@@ -178,7 +178,7 @@ class TestTwoRanks:
     def test_clipping_by_a_ranks_own_gradients_is_refused(self, seen: Seen, axis: str) -> None:
         mode = {"sharding": "SHARDING_PARALLEL", "sep": "SEGMENT_PARALLEL"}[axis]
         for rank in seen(axis):
-            assert rank["clip_norm"].startswith(f"clip_norm under fleet's {mode}: ")
+            assert rank["clip_norm"].startswith(f"Clipping under fleet's {mode}: ")
             hint = "Hint: paddle.optimizer.AdamW(..., grad_clip=paddle.nn.ClipGradByGlobalNorm("
             assert rank["clip_norm"].splitlines()[-1].startswith(hint)
 

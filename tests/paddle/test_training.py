@@ -477,6 +477,33 @@ def test_sparse_embedding_trains() -> None:
     assert np.allclose(*weights, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "clipping, native",
+    [
+        ({"clip_norm": 0.1}, nn.ClipGradByGlobalNorm(0.1)),
+        ({"clip_each_norm": 0.05}, nn.ClipGradByNorm(0.05)),
+        ({"clip_value": 0.01}, nn.ClipGradByValue(0.01)),
+    ],
+)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_clipping_is_paddle_s(clipping: dict[str, float], native: Any, sparse: bool) -> None:
+    """That of its optimizers, of dense gradients: by value, Paddle clips no others."""
+    tokens, weights = np.arange(16) % 5, []
+    for grad_clip, settings in ((native, {}), (None, clipping)):
+        paddle.seed(2)
+        embedding = nn.Embedding(8, 6, sparse=sparse and bool(settings))
+        model = nn.Sequential(embedding, nn.Linear(6, 4))
+        momentum = paddle.optimizer.Momentum(
+            0.5, parameters=model.parameters(), grad_clip=grad_clip
+        )
+        step = amp.train_step(cross_entropy, model, momentum, policy="O0", **settings)
+        for _ in range(20):
+            assert step(tokens, LABELS).applied
+        weights.append([p.numpy() for p in model.parameters()])
+    for theirs, ours in zip(*weights, strict=True):
+        assert np.allclose(theirs, ours, atol=1e-5)
+
+
 def test_the_optimizer_s_own_grad_clip_sees_true_gradients() -> None:
     weights = []
     for scaler in (None, amp.GradScaler(2.0**10)):

@@ -99,6 +99,30 @@ def test_the_optimizers_own_clipping_sees_true_gradients(compiled: bool) -> None
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "clipping, native",
+    [
+        ({"clip_norm": 0.1}, {"global_clipnorm": 0.1}),
+        ({"clip_each_norm": 0.05}, {"clipnorm": 0.05}),
+        ({"clip_value": 0.01}, {"clipvalue": 0.01}),
+    ],
+)
+def test_clipping_is_that_of_keras_optimizers(
+    clipping: dict[str, float], native: dict[str, float], compiled: bool
+) -> None:
+    weights = []
+    for settings, options in (({}, native), (clipping, {})):
+        keras.utils.set_random_seed(0)
+        model, optimizer = small_model(), keras.optimizers.SGD(0.5, momentum=0.9, **options)
+        step = amp.train_step(loss_fn, model, optimizer, policy="O0", compile=compiled, **settings)
+        for _ in range(20):
+            assert step(X, Y).applied
+        weights.append(model.get_weights())
+    for theirs, ours in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("policy", ["O0", "O1", "O1:bfloat16"])
 def test_unbuilt_models_and_optimizers_train(policy: str, compiled: bool) -> None:
     model, optimizer = small_model(built=False), keras.optimizers.Adam(0.02)
@@ -231,6 +255,19 @@ def test_sparse_dense_and_missing_gradients(mode: str) -> None:
     np.testing.assert_allclose(model.table.numpy(), 1.0 - table * 2 / exact, rtol=1e-5)
     np.testing.assert_allclose(model.dense.numpy(), [1 - 6 / exact, 2 - 6 / exact], rtol=1e-5)
     assert model.unused.numpy() == [3.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_that_repeat_are_clipped_by_their_sum(compiled: bool) -> None:
+    """By hand: row 1 is used twice, so the table's gradient is (1, 2) * 2 there."""
+    model = WithEmbedding()
+    loss = lambda m, r: m(r)  # noqa: E731
+    sgd = keras.optimizers.SGD(1.0)
+    step = amp.train_step(loss, model, sgd, policy="O0", compile=compiled, clip_value=1.5)
+    assert step(np.array([1, 1, 3])).applied
+    table = np.array([[0, 0], [1.5, 1.5], [0, 0], [1, 1.5], [0, 0]], np.float32)
+    np.testing.assert_array_equal(model.table.numpy(), 1 - table)
+    np.testing.assert_array_equal(model.dense.numpy(), [-0.5, 0.5])
 
 
 @pytest.mark.parametrize("compiled", [False, True])

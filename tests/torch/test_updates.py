@@ -118,6 +118,7 @@ class Backend:
 
     unscale = staticmethod(amp.backend("torch").unscale)
     clip = staticmethod(amp.backend("torch").clip)
+    clip_values = staticmethod(amp.backend("torch").clip_values)
     apply = staticmethod(amp.backend("torch").apply)
 
 
@@ -216,6 +217,36 @@ def test_clipping_is_torchs(max_norm: float, device: str) -> None:
         assert torch.equal(parameter.grad, grad)
 
 
+@pytest.mark.parametrize("limit", [0.1, 1e6])
+def test_clipping_by_value_is_torchs(limit: float, device: str) -> None:
+    grads = [torch.randn(4, 3, device=device), torch.randn(7, device=device)]
+    parameters = [nn.Parameter(torch.zeros_like(g)) for g in grads]
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad.clone()
+    nn.utils.clip_grad_value_(parameters, limit)
+    *clipped, nothing = Backend.clip_values([*grads, None], limit)
+    assert nothing is None
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(parameters, clipped, strict=True))
+
+
+def test_clipping_each_norm_is_torchs_parameter_by_parameter(device: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(device)
+    by_hand, x = copy.deepcopy(model), torch.randn(16, 4, device=device)
+    optimizer, other = (optim.AdamW(each.parameters()) for each in (model, by_hand))
+    step = amp.train_step(
+        lambda m, x: m(x).square().mean(), model, optimizer, policy="O0", clip_each_norm=0.01
+    )
+    for _ in range(100):
+        step(x)
+        other.zero_grad()
+        by_hand(x).square().mean().backward()
+        for parameter in by_hand.parameters():
+            nn.utils.clip_grad_norm_(parameter, 0.01)
+        other.step()
+    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_stepping_leaves_the_gradients_in_place_alone(device: str) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     kept = parameter.grad = torch.full((2,), 100.0, device=device)
@@ -236,8 +267,9 @@ def test_lbfgs_is_refused() -> None:
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("max_norm", [0.01, 100.0])
-def test_sparse_gradients_are_clipped_as_dense_ones_are(max_norm: float) -> None:
+@pytest.mark.parametrize("limit", [0.01, 100.0])
+@pytest.mark.parametrize("clipping", ["clip_norm", "clip_each_norm", "clip_value"])
+def test_sparse_gradients_are_clipped_as_dense_ones_are(clipping: str, limit: float) -> None:
     """An index that occurs twice counts once, with the sum; torch's own function refuses them."""
     trained, norms = [], []
     for sparse in (True, False):
@@ -249,9 +281,9 @@ def test_sparse_gradients_are_clipped_as_dense_ones_are(max_norm: float) -> None
             model,
             optimizer,
             policy="O0",
-            clip_norm=max_norm,
+            **{clipping: limit},
         )
-        norms.append(float(step(torch.tensor([1, 1, 5])).grad_norm))
+        norms.append(step(torch.tensor([1, 1, 5])).grad_norm)
         trained.append(model.weight.detach())
     torch.testing.assert_close(trained[0], trained[1])
-    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    assert norms[0] == (norms[1] and pytest.approx(norms[1], rel=1e-6))

@@ -40,6 +40,11 @@ def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], float]:
         return [g if g is None else g * factor for g in grads], norm
 
 
+def clip_values(grads: Sequence[Array], limit: float) -> list[Array]:
+    """See ``Backend.clip_values``."""
+    return [g if g is None else g.clip(-limit, limit) for g in grads]
+
+
 def apply(
     optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
 ) -> bool:

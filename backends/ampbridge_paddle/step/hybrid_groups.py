@@ -118,7 +118,7 @@ def check_clipping() -> None:
     """
     if gradients_differ():
         msg = (
-            f"clip_norm under fleet's {mode()}: the optimizer puts the ranks' gradients together "
+            f"Clipping under fleet's {mode()}: the optimizer puts the ranks' gradients together "
             "after that, as it steps.\n"
             "Hint: paddle.optimizer.AdamW(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)), which "
             "fleet.distributed_optimizer makes the norm over all ranks."

@@ -115,6 +115,20 @@ def clip(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor
     return whole, norm.astype("float32")
 
 
+@paddle.no_grad()
+def clip_values(grads: Sequence[Tensor], limit: float) -> list[Tensor]:
+    """``grads`` with each number between ``-limit`` and ``limit``, in place, as for ``clip``.
+
+    Raises: as ``clip``.
+    """
+    hybrid_groups.check_clipping()
+    whole = [merged(g) for g in grads]
+    for grad in whole:
+        if grad is not None:
+            dense_values(grad).clip_(-limit, limit)
+    return whole
+
+
 def apply(
     optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], found: int | None
 ) -> bool:

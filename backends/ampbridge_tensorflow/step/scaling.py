@@ -8,6 +8,7 @@ rules, in case the caller stands in one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -74,6 +75,13 @@ def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
     norm = tf.linalg.global_norm([tf.cast(v, tf.float32) for v in values]) if values else 0.0
     factor = max_norm / tf.maximum(norm, max_norm)
     return [on_values(g, lambda v: v * tf.cast(factor, v.dtype)) for g in grads], norm
+
+
+@outside_of_regions
+def clip_values(grads: Sequence[Array], limit: float) -> list[Array]:
+    """See ``Backend.clip_values``."""
+    clip = partial(tf.clip_by_value, clip_value_min=-limit, clip_value_max=limit)
+    return [on_values(_without_repeats(g), clip) for g in grads]
 
 
 def _without_repeats(gradient: Array | None) -> Array | None:

@@ -192,6 +192,17 @@ def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor |
     return clipped, norm
 
 
+@torch.no_grad()
+def clip_values(grads: Sequence[Tensor | None], limit: float) -> list[Tensor | None]:
+    """``torch.nn.utils.clip_grad_value_`` on values, in place. Sparse ones as in ``clip``."""
+    clipped = [g.coalesce() if g is not None and g.is_sparse else g for g in grads]
+    present = [_private.sparse_values(g) if g.is_sparse else g for g in clipped if g is not None]
+    for group in _by_device_and_dtype(present):
+        _private.lookup("_foreach_clamp_min_")(group, -limit)
+        _private.lookup("_foreach_clamp_max_")(group, limit)
+    return clipped
+
+
 # -- step or skip
 
 

@@ -1,0 +1,58 @@
+"""How a step clips its unscaled gradients: by their joint norm, each by its own norm, or by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ampbridge.adapters.backend import Array, Backend, Scalar
+from ampbridge.errors import ArgumentError
+
+CLIPPINGS = ("clip_norm", "clip_each_norm", "clip_value")
+"""The settings of a step, of which it has one at most, as Keras' optimizers do."""
+
+
+class Clipping(NamedTuple):
+    """One of ``CLIPPINGS``, and its limit."""
+
+    name: str
+    limit: float
+
+    def clip(self, backend: Backend, grads: Sequence[Array]) -> tuple[list[Array], Scalar | None]:
+        """The clipped gradients; and what their joint norm was, which ``clip_norm`` alone computes."""
+        if self.name == "clip_norm":
+            return backend.clip(grads, self.limit)
+        if self.name == "clip_value":
+            return backend.clip_values(grads, self.limit), None
+        clipped = [g if g is None else backend.clip([g], self.limit)[0][0] for g in grads]
+        return clipped, None
+
+
+def clipping_of(settings: Mapping[str, float | None]) -> Clipping | None:
+    """The one of ``CLIPPINGS`` that is set.
+
+    Raises:
+        ArgumentError: if two are.
+    """
+    chosen = [Clipping(name, limit) for name in CLIPPINGS if (limit := settings[name]) is not None]
+    if len(chosen) > 1:
+        passed = " and ".join(f"{name}={limit:g}" for name, limit in chosen)
+        msg = (
+            f"Passed {passed}; a step clips in one way.\nHint: {chosen[0].name}={chosen[0].limit:g}"
+        )
+        raise ArgumentError(msg)
+    return chosen[0] if chosen else None
+
+
+def checked_limit(name: str, value: Any) -> float | None:
+    """The limit of the clipping ``name``; None for none.
+
+    Raises:
+        ArgumentError: unless it is positive.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    msg = f"Passed {name}={value!r}; allowed is a positive number or None.\nHint: {name}=1.0"
+    raise ArgumentError(msg)
