@@ -24,9 +24,9 @@ from ampbridge.scaling.presets import preset as preset_named
 from ampbridge.scaling.scale_rule import ScalerConfig, as_written
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training import recipe_file
+from ampbridge.training.clipping import CLIPPINGS, Clipping, checked_limit, clipping_of
 from ampbridge.training.decorate import check_parameter_settings
 from ampbridge.training.recipe_file import SECTIONS
-from ampbridge.training.clipping import CLIPPINGS, Clipping, checked_limit, clipping_of
 from ampbridge.training.step_settings import (
     OnOverflow,
     checked_accumulate,
