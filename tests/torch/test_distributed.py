@@ -143,6 +143,60 @@ def test_ranks_agree_on_what_one_shard_alone_holds(tmp_path: Path) -> None:
     assert sorted(printed) == sorted(2 * [*steps, refused])
 
 
+CLIPPED = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+import ampbridge as amp
+
+
+def weights(kind, clipping):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    if kind == "sharded":
+        fully_shard(model)
+    elif kind == "replicated":
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    step = amp.train_step(
+        lambda m, x: m(x).square().mean(), model, optimizer, policy="O0", **clipping
+    )
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+    if kind != "alone":
+        x = x.chunk(2)[dist.get_rank()]
+    for _ in range(20):
+        step(x)
+    held = model.parameters()
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in held]
+
+
+dist.init_process_group("gloo")
+for name, limit in {"clip_norm": 0.1, "clip_each_norm": 0.05, "clip_value": 0.01}.items():
+    for kind in ("sharded", "replicated"):
+        together, alone, free = (
+            weights(*how) for how in ((kind, {name: limit}), ("alone", {name: limit}), ("alone", {}))
+        )
+        torch.testing.assert_close(together, alone)
+        assert not torch.allclose(together[0], free[0])
+        os.write(1, f"<{kind} {name}>\\n".encode())
+dist.destroy_process_group()
+os._exit(0)  # see the example
+"""
+
+
+def test_ranks_clip_the_gradients_of_all(tmp_path: Path) -> None:
+    """Whatever is clipped: shards as whole gradients are, and replicas' means, as one process would."""
+    script = tmp_path / "clipped.py"
+    script.write_text(CLIPPED)
+    printed = re.findall(r"<(.*?)>", launch(script, 2))
+    ways = ("clip_norm", "clip_each_norm", "clip_value")
+    expected = [f"{kind} {way}" for kind in ("sharded", "replicated") for way in ways]
+    assert sorted(printed) == sorted(2 * expected)
+
+
 SCHEDULED = """
 import os
 import torch
