@@ -340,7 +340,8 @@ def _kernel_follows(config: ScalerConfig) -> bool:
 
 
 def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -> ScaleState:
-    scale, good = state.scale.clone(), state.good.clone()
+    scale = state.scale.clone()
+    good = _as_count(state.good, scale.device).clone()
     if isinstance(overflow, Tensor):
         found = overflow.float()
     else:
@@ -359,6 +360,13 @@ def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -
     else:
         scale.clamp_(config.min_scale, config.max_scale)
     return counted(state, overflow, config, _where)._replace(scale=scale, good=good)
+
+
+def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
+    """The rule in ops leaves a number where the host knows the overflow."""
+    if isinstance(count, Tensor):
+        return count
+    return torch.full((), count, dtype=torch.int32, device=device)
 
 
 def _where(condition: Tensor | bool, a: Any, b: Any) -> Any:
