@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 LARGEST = 2**18  # characters: ten times the longest that anybody writes; PyYAML is slow
 DEEPEST = 100  # tables in tables
 
+_TOO_DEEP_FOR_LIBYAML = "exceeded maximum nesting depth"
+"""What some of its versions say at 1,000 brackets on a line, which they read ahead of the first event."""
+
 _SHOWN = 80  # characters of a value, in messages
 
 
@@ -134,6 +137,8 @@ def _yaml_table(text: str, file: str) -> Table:
     except SourceError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if _TOO_DEEP_FOR_LIBYAML in str(error):
+            raise _too_deep(file) from error
         raise _refused(file, f"is no YAML: {_one_line(error)}") from error
     if not isinstance(node, yaml.MappingNode):
         raise _refused(file, "holds no table")
@@ -156,7 +161,11 @@ def _check_depth(events: Iterator[Any], file: str) -> None:
         name = type(event).__name__
         depth += name.endswith("StartEvent") - name.endswith("EndEvent")
         if depth > DEEPEST:
-            raise _refused(file, f"has more than {DEEPEST} tables and lists in each other")
+            raise _too_deep(file)
+
+
+def _too_deep(file: str) -> SourceError:
+    return _refused(file, f"has more than {DEEPEST} tables and lists in each other")
 
 
 class _YamlTables:
