@@ -91,7 +91,7 @@ def gradients(
     """
     wanted = parameters(model if optimizer is None else optimizer)
     device_types = _device_types(wanted)
-    inputs = map_leaves(partial(_native, like=wanted[0]), batch, leaf=Tensor)
+    inputs = _native_batch(batch, wanted[0])
     graphs = present_graphs.get()
     if graphs is not None:
         graphs.check(policy, wanted, device_types)
@@ -160,7 +160,8 @@ def _backward(
         return [None] * len(wanted)
     before = stored(reached)
     try:
-        store(reached, repeat(None))
+        if not all(map(is_, before, repeat(None))):
+            store(reached, repeat(None))
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
         loss.backward(inputs=None if _private.any_is_sharded(reached) else reached)
         grads = stored(wanted)
@@ -240,6 +241,15 @@ def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
         )
         raise ArgumentError(msg)
     return types_of(trainable)
+
+
+def _native_batch(batch: Sequence[Any], like: Tensor) -> Sequence[Any]:
+    """Positional and named part of a batch, with tensors for NumPy's arrays."""
+    positional, named = batch
+    if not named and all(map(is_, map(type, positional), repeat(Tensor))):
+        return batch  # as most are: nothing to look for
+    native: Sequence[Any] = map_leaves(partial(_native, like=like), batch, leaf=Tensor)
+    return native
 
 
 def _native(value: Any, like: Tensor) -> Any:

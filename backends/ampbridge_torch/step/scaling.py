@@ -23,7 +23,7 @@ from ampbridge_torch.step.gradients import parameters, store, stored
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _LARGE = 10_000  # elements, from which on a sum is faster than torch's kernel
-_ONE = torch.ones((), device="cpu")
+_ZERO, _ONE = torch.zeros((), device="cpu"), torch.ones((), device="cpu")
 
 _traits = attrgetter("__class__", "dtype", "is_cpu", "layout", "requires_grad")
 _PLAIN = {(Tensor, torch.float32, True, torch.strided, False)}
@@ -138,14 +138,15 @@ def _are_surely_finite(grads: Sequence[Tensor]) -> bool:
     Torch's kernel checks many small gradients in one call, and a sum reads a large one faster: from
     some 10,000 elements on (measured by ``bench/check.py``).
     """
-    sizes = list(map(Tensor.numel, grads))
-    small = [grad for grad, size in zip(grads, sizes, strict=True) if size < _LARGE]
-    large = [grad for grad, size in zip(grads, sizes, strict=True) if size >= _LARGE]
+    small = [grad for grad in grads if grad.numel() < _LARGE]
     if small:
-        not_finite = torch.zeros((), device="cpu")
+        not_finite = _ZERO.clone()  # a third of the time of torch.zeros
         _check_and_unscale(small, not_finite, _ONE)
         if not_finite.item():
             return False
+    if len(small) == len(grads):
+        return True
+    large = (grad for grad in grads if grad.numel() >= _LARGE)
     return all(math.isfinite(grad.sum().item()) for grad in large)
 
 
