@@ -87,7 +87,8 @@ def _grouped(sites: Sequence[Site]) -> list[_OneByOne]:
             of_modules[id(site.owner)].append(site)
         else:
             others.append(site)
-    return [_OneByOne(others), *map(_OfOneModule, of_modules.values())]
+    groups: list[_OneByOne] = list(map(_OfOneModule, of_modules.values()))
+    return [_OneByOne(others), *groups] if others else groups
 
 
 class Interception(Generic[T]):
@@ -150,6 +151,8 @@ class Interception(Generic[T]):
                     self._put_all_back()
 
     def _has_regions(self) -> bool:
+        if not self._regions:
+            return False  # as ahead of almost each step
         regions = [region() for region in tuple(self._regions)]
         return any(region is not None and not region.is_over for region in regions)
 
