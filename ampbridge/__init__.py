@@ -31,6 +31,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.reports.doctor import doctor
 from ampbridge.reports.explain import explain
+from ampbridge.reports.step_log import StepLog
 from ampbridge.scaling.scaler import Gradients, GradScaler
 from ampbridge.training.autocast import autocast
 from ampbridge.training.decorate import decorate, undecorate, undecorated
@@ -66,6 +67,7 @@ __all__ = [
     "SimulationWarning",
     "SourceError",
     "StateError",
+    "StepLog",
     "StepResult",
     "TrainStep",
     "UnsupportedError",

@@ -52,13 +52,47 @@ def read(path: str | os.PathLike[str]) -> bytes:
         OSError: if it cannot be read, is larger than ``LARGEST``, or is a pipe or a device, which may
             have no end.
     """
+    size = _regular(path).st_size
+    if size > LARGEST:
+        reason = f"It has {size:,} bytes, more than {LARGEST:,}"
+        raise OSError(errno.EFBIG, reason, os.fspath(path))
+    return Path(path).read_bytes()
+
+
+def first_line(path: str | os.PathLike[str]) -> bytes:
+    """The first line of a file, without its end; at most its first 4,096 bytes.
+
+    Raises:
+        OSError: if it cannot be read, or is a pipe or a device.
+    """
+    _regular(path)
+    with open(path, "rb") as file:
+        return file.readline(4096).rstrip(b"\r\n")
+
+
+def append(path: str | os.PathLike[str], line: str) -> None:
+    """Add a line to the end of a file, which is made if it is not there, in one write.
+
+    Raises:
+        OSError: if that cannot be.
+    """
+    content = f"{line}\n".encode()
+    with open(path, "ab", buffering=0) as file:
+        written = file.write(content)
+        if written != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+
+def _regular(path: str | os.PathLike[str]) -> os.stat_result:
+    """What is known of a file (a folder refuses to be read by itself).
+
+    Raises:
+        OSError: for a pipe or a device.
+    """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EINVAL, "It is a pipe or a device, not a file", os.fspath(path))
-    if status.st_size > LARGEST:
-        reason = f"It has {status.st_size:,} bytes, more than {LARGEST:,}"
-        raise OSError(errno.EFBIG, reason, os.fspath(path))
-    return Path(path).read_bytes()
+    return status
 
 
 def is_temporary(name: str) -> bool:

@@ -94,6 +94,17 @@ class StepResult:
         kinds = zip(self._names, self._output.kinds, strict=True)
         return {name: reason for name, kind in kinds if (reason := REASONS[int(kind)])}
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether ``reason`` is "accumulating"; known without waiting for the device."""
+        return self._reason == "accumulating"
+
+    def without_aux(self) -> StepResult:
+        """The same result without ``aux``, to keep it after the step: ``aux`` may hold much memory."""
+        kept = StepResult(self._output._replace(aux=None, grads=None), self.step, names=self._names)
+        kept._alarm, kept._reason = self._alarm, self._reason
+        return kept
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies contain numbers on the host, except ``aux``; waits for the device."""
         applied, reason, output = self.applied, self.reason, self._output

@@ -1,0 +1,219 @@
+"""Results of steps for loggers: TensorBoard, functions of a dictionary, CSV, a line on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from ampbridge.checkpoints import atomic_files
+from ampbridge.errors import ArgumentError, ArgumentTypeError, StateError, WriteError
+from ampbridge.errors.flags import checked_flag
+from ampbridge.training.result import StepResult
+
+
+class Row(NamedTuple):
+    """What is logged of the steps since the last row.
+
+    Attributes:
+        step, loss, scale, grad_norm: of the last step; ``grad_norm`` is None without ``clip_norm``.
+        skipped: the skipped steps and dropped micro-batches since the log began.
+        reason: why the last of the skipped steps was skipped, "inf" or "nan"; None if this row has none.
+    """
+
+    step: int
+    loss: float
+    scale: float
+    grad_norm: float | None
+    skipped: int
+    reason: str | None
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers by name, those that there are, without the step."""
+        every = {name: getattr(self, name) for name in ("loss", "scale", "grad_norm", "skipped")}
+        return {name: value for name, value in every.items() if value is not None}
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """What TensorBoard's ``SummaryWriter`` is, and VisualDL's ``LogWriter``."""
+
+    def add_scalar(self, tag: str, value: Any, step: int, /) -> Any:
+        """Log ``value`` under ``tag``."""
+
+
+Target: TypeAlias = str | PathLike[str] | Writer | Callable[..., Any]
+
+
+class StepLog:
+    """Logs the results of a step: ``log(step(x, y))``.
+
+        log = amp.StepLog("run.csv", SummaryWriter(), wandb.log, every=100)
+        for x, y in batches:
+            log(step(x, y))
+
+    A row is written at every ``every``-th step. Results are read from the device only then; the skipped
+    steps in between are counted all the same. A micro-batch that others of its step follow is not logged.
+
+    Args:
+        *targets: paths of CSV files, which are appended to; objects with ``add_scalar(tag, value, step)``;
+            functions that are called with a dictionary and ``step=``, such as ``wandb.log`` and
+            ``mlflow.log_metrics``. A dictionary also has ``reason``, 0 for none, 1 for inf, 2 for NaN.
+        every: the number of steps from one row to the next.
+        prefix: of the names that ``add_scalar`` and the dictionaries get.
+        progress: also show the last row as a line on standard error, if that is a terminal.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: for other arguments.
+        StateError: for a CSV file that contains something else.
+        WriteError: if a CSV file cannot be written.
+    """
+
+    def __init__(
+        self, *targets: Target, every: int = 1, prefix: str = "amp/", progress: bool = False
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            msg = f"Passed every={every!r}; allowed is a whole number from 1.\n"
+            raise ArgumentError(msg + "Hint: StepLog('run.csv', every=100)")
+        if not isinstance(prefix, str):
+            msg = f"prefix is a string, not {prefix!r:.80}.\nHint: StepLog(writer, prefix='amp/')"
+            raise ArgumentTypeError(msg)
+        self._every, self._prefix = every, prefix
+        shown = checked_flag("progress", progress) and sys.stderr.isatty()
+        self._writes = [self._write_to(target) for target in targets]
+        self._writes += [_show] if shown else []
+        self._ends_line = shown
+        self._pending: list[StepResult] = []
+        self._written = 0
+        """The step of the last row."""
+        self._skipped = 0
+
+    def __call__(self, result: StepResult) -> StepResult:
+        """Log ``result``, and return it.
+
+        Waits for the device at every ``every``-th step.
+        """
+        if not isinstance(result, StepResult):
+            msg = f"A StepLog logs results of steps, not {type(result).__name__}.\n"
+            raise ArgumentTypeError(msg + "Hint: log(step(x, y))")
+        if not result.is_accumulating:
+            self._pending.append(result.without_aux())
+            if result.step % self._every == 0 and result.step != self._written:
+                self.flush()
+        return result
+
+    def flush(self) -> None:
+        """Write a row of the steps since the last one, if there are any. Waits for the device."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        reasons = [result.reason for result in pending if not result.applied]
+        self._skipped += len(reasons)
+        last = pending[-1]
+        row = Row(
+            last.step,
+            last.loss,
+            last.scale,
+            last.grad_norm,
+            self._skipped,
+            reasons[-1] if reasons else None,
+        )
+        self._written = last.step
+        for write in self._writes:
+            write(row)
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.flush()
+        if self._ends_line:
+            print(file=sys.stderr)
+
+    def _write_to(self, target: Target) -> Callable[[Row], None]:
+        if isinstance(target, (str, os.PathLike)):
+            return _CsvFile(Path(target)).write
+        if isinstance(target, Writer) and not isinstance(target, type):
+            return _named(target.add_scalar, self._prefix)
+        if callable(target) and not isinstance(target, type):
+            return _in_dictionaries(target, self._prefix)
+        msg = (
+            "A StepLog writes to paths of CSV files, to objects with add_scalar(tag, value, step), and "
+            f"to functions of a dictionary; {target!r:.80} is none of these.\n"
+            "Hint: StepLog('run.csv', SummaryWriter(), wandb.log)"
+        )
+        raise ArgumentTypeError(msg)
+
+
+_REASONS: Mapping[str | None, float] = {None: 0, "inf": 1, "nan": 2}
+
+
+def _named(add_scalar: Callable[[str, Any, int], Any], prefix: str) -> Callable[[Row], None]:
+    def write(row: Row) -> None:
+        for name, value in {**row.numbers(), "reason": _REASONS[row.reason]}.items():
+            add_scalar(f"{prefix}{name}", value, row.step)
+
+    return write
+
+
+def _in_dictionaries(target: Callable[..., Any], prefix: str) -> Callable[[Row], None]:
+    def write(row: Row) -> None:
+        numbers = {**row.numbers(), "reason": _REASONS[row.reason]}
+        target({f"{prefix}{name}": value for name, value in numbers.items()}, step=row.step)
+
+    return write
+
+
+class _CsvFile:
+    """Appends rows to a file. Each is one write, so that a run that is cut off leaves whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            first = atomic_files.first_line(path) if path.exists() else b""
+            if not first:
+                self._append(Row._fields)
+        except OSError as error:
+            raise self._not_written(error) from error
+        if first and first != ",".join(Row._fields).encode():
+            msg = (
+                f"{path} begins with {first[:60]!r}: it is not a log of steps.\n"
+                "Hint: another path, or remove the file"
+            )
+            raise StateError(msg)
+
+    def write(self, row: Row) -> None:
+        try:
+            self._append(row)
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def _append(self, values: tuple[Any, ...]) -> None:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(values)
+        atomic_files.append(self._path, line.getvalue())
+
+    def _not_written(self, error: OSError) -> WriteError:
+        return WriteError(
+            f"The log {self._path} cannot be written: {error.strerror or error}.\n"
+            "Hint: a path in a folder that exists and that you may write to"
+        )
+
+
+def _show(row: Row) -> None:
+    """The row on a line of the terminal that the next one is written over."""
+    norm = "" if row.grad_norm is None else f"  norm {row.grad_norm:.3g}"
+    why = f", last by {row.reason}" if row.reason else ""
+    text = f"step {row.step}  loss {row.loss:.5g}  scale {row.scale:g}{norm}  skipped {row.skipped}{why}"
+    print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
