@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import ampbridge as amp
+    from ampbridge_paddle.fit.scale_logs import ScaleLogs
 
-__all__ = ["prepare", "recompute"]
+__all__ = ["ScaleLogs", "prepare", "recompute"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ScaleLogs":
+        return import_module("ampbridge_paddle.fit.scale_logs").ScaleLogs
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def prepare(

@@ -119,6 +119,57 @@ def fit(poisoned: int, settings: dict[str, Any], epochs: int = 1) -> tuple[paddl
     return model, recorder
 
 
+def test_logs_have_the_scale_and_the_skipped_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """On Paddle's own progress bar, and in the logs of the callbacks behind it."""
+
+    class Logs(paddle.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows: list[tuple[float, int, int]] = []
+
+        def on_train_batch_end(self, step: int, logs: Any = None) -> None:
+            names = ("loss_scale", "skipped_steps", "consecutive_skips")
+            self.rows.append(tuple(logs[name] for name in names))
+
+    seen, model = Logs(), prepared("O1", amp.GradScaler(8.0))
+    callbacks = [ampbridge_paddle.ScaleLogs(), seen]
+    model.fit(
+        Poisoned(2), None, BATCH, 1, log_freq=1, verbose=2, shuffle=False, callbacks=callbacks
+    )
+    assert seen.rows[:4] == [(4.0, 1, 1), (2.0, 2, 2), (2.0, 2, 0), (2.0, 2, 0)]
+    printed = capsys.readouterr().out
+    assert "loss_scale: 2.0000 - skipped_steps: 2" in printed
+
+
+def test_logs_count_a_skip_once_where_batches_accumulate() -> None:
+    model = prepared("O1", amp.GradScaler(8.0))
+    logs: dict[str, Any] = {}
+
+    class Last(paddle.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, step: int, values: Any = None) -> None:
+            logs.update(values)
+
+    callbacks = [ampbridge_paddle.ScaleLogs(), Last()]
+    model.fit(
+        Poisoned(1),
+        None,
+        BATCH,
+        1,
+        verbose=0,
+        shuffle=False,
+        callbacks=callbacks,
+        accumulate_grad_batches=2,
+    )
+    assert logs["skipped_steps"] == 1
+
+
+def test_logs_need_a_scaler() -> None:
+    with pytest.raises(amp.ArgumentTypeError, match=r"without an ampbridge\.GradScaler"):
+        prepared("O1:bfloat16").fit(
+            Digits(), batch_size=BATCH, verbose=0, callbacks=[ampbridge_paddle.ScaleLogs()]
+        )
+
+
 def test_fit_warns_of_skipped_steps_once() -> None:
     with pytest.warns(amp.AmpBridgeWarning, match="2 steps in a row were skipped") as caught:
         fit(2, {"warn_after_skips": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,12 @@ from ampbridge.errors import (  # noqa: E402
     CallOrderError,
     UnsupportedError,
 )
-from ampbridge_tensorflow import LossScaleOptimizer, PolicySchedule, SkipWatch  # noqa: E402
+from ampbridge_tensorflow import (  # noqa: E402
+    LossScaleOptimizer,
+    PolicySchedule,
+    ScaleLogs,
+    SkipWatch,
+)
 
 # Keras' own conversion of its variables to NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -418,6 +424,54 @@ def test_a_watch_needs_an_optimizer_that_skips() -> None:
     model.compile("sgd", "mse")
     with pytest.raises(ArgumentTypeError, match="SkipWatch for a SGD"):
         model.fit(X, Y, verbose=0, callbacks=[SkipWatch()])
+
+
+# -- logs
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 5])
+def test_logs_have_the_scale_and_the_skipped_steps(
+    steps_per_execution: int, tmp_path: Path
+) -> None:
+    """In the history and in Keras' CSV, as the scaler's state after each batch has them."""
+    model = made()
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler())
+    model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+    x, y = data()
+    callbacks = [ScaleLogs(), keras.callbacks.CSVLogger(tmp_path / "run.csv")]
+    history = model.fit(
+        x, y, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=callbacks
+    ).history
+    model = made()
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler()), "mse")
+    watched = fit(model, epochs=3)
+    ends = [BATCHES * epoch - 1 for epoch in (1, 2, 3)]
+    overflows = overflows_of(watched)
+    skipped = [sum(overflows[end + 1 - BATCHES : end + 1]) for end in ends]
+    assert history["loss_scale"] == [watched.states[end]["scale"] for end in ends]
+    assert history["skipped_steps"] == skipped
+    assert skipped == [len(INF_AT)] * 3
+    with (tmp_path / "run.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["skipped_steps"]) for row in rows] == skipped
+    assert [float(row["loss_scale"]) for row in rows] == history["loss_scale"]
+
+
+def test_logs_wait_for_no_batch() -> None:
+    # With one of these, Keras reads its metrics from the device after each batch.
+    assert not {"on_batch_end", "on_train_batch_end"} & vars(ScaleLogs).keys()
+
+
+def test_logs_need_an_optimizer_that_skips_and_batches_to_count() -> None:
+    model = made()
+    model.compile("sgd", "mse")
+    with pytest.raises(ArgumentTypeError, match="ScaleLogs for a SGD"):
+        model.fit(X, Y, verbose=0, callbacks=[ScaleLogs()])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler())
+    model.compile(optimizer, "mse", steps_per_execution=5)
+    batches = ((X[i : i + 8], Y[i : i + 8]) for i in range(0, len(X), 8))
+    with pytest.raises(UnsupportedError, match="steps_per_execution=5 cannot count"):
+        model.fit(batches, verbose=0, shuffle=False, callbacks=[ScaleLogs()])
 
 
 def test_settings_that_a_trace_does_not_know_are_told_of() -> None:
@@ -829,7 +883,10 @@ def test_importing_the_package_imports_no_framework() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "['LossScaleOptimizer', 'PolicySchedule', 'SkipWatch'] False"
+    assert (
+        done.stdout.strip()
+        == "['LossScaleOptimizer', 'PolicySchedule', 'ScaleLogs', 'SkipWatch'] False"
+    )
     with contextlib.suppress(AttributeError):
         import ampbridge_tensorflow
 
