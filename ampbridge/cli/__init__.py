@@ -14,6 +14,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import ampbridge
 from ampbridge.adapters import registry
@@ -82,19 +83,28 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         reports = [inspect(options.framework)]
     report = Report(tuple(reports))
-    print(json.dumps(report.to_dict()) if options.json else report)
+    if options.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        report.print(sys.stdout)
     return int(any(framework.status == "failed" for framework in reports))
 
 
 def _inspect_all(names: Sequence[str], quiet: bool) -> list[FrameworkReport]:
     from ampbridge.lens.progress import reported  # by who waits, not by every command
 
-    reports = []
-    with reported(not quiet) as progress:
-        for done, name in enumerate(names):
-            progress(done, len(names), name)
-            reports.append(_inspect_in_another_process(name))
-    return reports
+    reports = {}
+    with (
+        reported(not quiet) as progress,
+        ThreadPoolExecutor() as pool,
+    ):  # each waits for its process
+        asked = {pool.submit(_inspect_in_another_process, name): name for name in names}
+        progress(0, len(names), ", ".join(names))
+        for done, answer in enumerate(as_completed(asked), start=1):
+            reports[asked[answer]] = answer.result()
+            missing = [name for name in names if name not in reports]
+            progress(done, len(names), ", ".join(missing))
+    return [reports[name] for name in names]
 
 
 def _inspect_in_another_process(name: str) -> FrameworkReport:
@@ -114,5 +124,8 @@ def _explain(options: argparse.Namespace) -> int:
     table = explain(options.policy, options.backend)
     if options.ops is not None:
         table = table.only(options.ops.split(","))
-    print(json.dumps(table.to_dict()) if options.json else table)
+    if options.json:
+        print(json.dumps(table.to_dict()))
+    else:
+        table.print(sys.stdout)
     return 0

@@ -14,6 +14,7 @@ from ampbridge.errors.foreign_text import shortened
 from ampbridge.policies.hardware import PROBED_DTYPES, Recommendation, recommendation
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
+from ampbridge.reports.printing import TextReport
 from ampbridge.reports.tables import aligned
 
 Status = Literal["probed", "not imported", "not installed", "failed"]
@@ -113,7 +114,7 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(TextReport):
     """The result of ``doctor``; prints as tables.
 
     ``recommendation`` is the model's, or that of the one probed framework, or None.
@@ -138,8 +139,8 @@ class Report:
             "recommendation": found and _recommendation_to_dict(found),
         }
 
-    def __str__(self) -> str:
-        return "\n\n".join(_sections(self))
+    def text(self, width: int | None) -> str:
+        return "\n\n".join(_sections(self, width))
 
 
 def diagnose(model: Model | None = None) -> Report:
@@ -263,10 +264,11 @@ UNSUITABLE = {
 # -- as text
 
 
-def _sections(report: Report) -> Iterator[str]:
+def _sections(report: Report, width: int | None) -> Iterator[str]:
     yield aligned(
         ("framework", "version", "device", "model", *PROBED_DTYPES, "favours"),
         (row for framework in report.frameworks for row in _device_rows(framework)),
+        width,
     )
     settings = [
         (framework.name, device.device.name, name, shortened(value))
@@ -275,9 +277,9 @@ def _sections(report: Report) -> Iterator[str]:
         for name, value in {**device.probe.settings, **device.probe.failures}.items()
     ]
     if settings:
-        yield aligned(("framework", "device", "what", "state"), settings)
+        yield aligned(("framework", "device", "what", "state"), settings, width)
     if report.model is not None:
-        yield _model_section(report.model)
+        yield _model_section(report.model, width)
     yield "\n".join(_advice(report))
 
 
@@ -302,12 +304,12 @@ def _abilities(device: Device) -> str:
     return ", ".join(device.bfloat16_instructions)
 
 
-def _model_section(model: ModelReport) -> str:
+def _model_section(model: ModelReport, width: int | None) -> str:
     title = f"model: {model.products} matrix products, for {model.framework} on {model.device}"
     if not model.findings:
         return f"{title}; no findings"
     rows = [(f.layer or "(itself)", f.kind, f.what) for f in model.findings]
-    return f"{title}\n{aligned(('layer', 'class', 'finding'), rows)}"
+    return f"{title}\n{aligned(('layer', 'class', 'finding'), rows, width)}"
 
 
 def _advice(report: Report) -> Iterable[str]:

@@ -12,6 +12,7 @@ from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
+from ampbridge.reports.printing import TextReport
 from ampbridge.reports.tables import aligned
 
 
@@ -34,7 +35,7 @@ class FeatureRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ExplanationTable:
+class ExplanationTable(TextReport):
     """``explain``'s answer; prints as two tables."""
 
     policy: Policy
@@ -78,11 +79,10 @@ class ExplanationTable:
         """Plain JSON values."""
         return plain_fields(self)
 
-    def __str__(self) -> str:
+    def text(self, width: int | None) -> str:
         title = f"{self.policy!r} on {self.backend} ({self.device})"
-        return "\n\n".join(
-            [title, aligned(OpRow._fields, self.ops), aligned(FeatureRow._fields, self.features)]
-        )
+        tables = ((OpRow._fields, self.ops), (FeatureRow._fields, self.features))
+        return "\n\n".join([title, *(aligned(*table, width) for table in tables)])
 
 
 def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:

@@ -1,14 +1,17 @@
-"""Tables: plain text where they are piped, rich ones on a terminal."""
+"""Tables: a line a row where they are piped, folded to the width of a terminal."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ampbridge.errors.foreign_text import printable
 from ampbridge.reports.plain_data import plain_fields
 from ampbridge.reports.tables import aligned
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_text(text: str, file: TextIO) -> None:
@@ -43,23 +46,45 @@ class Table:
         return "\n".join([*filter(None, parts), *self.remarks])
 
     def print(self, file: TextIO) -> None:
-        """Write it to ``file``: wrapped and ruled on a terminal, elsewhere a line a row."""
+        """Write it to ``file``: on a terminal folded to its width, elsewhere a line a row."""
         if not file.isatty():
             print(self, file=file)
             return
-        from rich.console import Console  # a tenth of a second, for terminals alone
-        from rich.table import Table as RichTable
         from rich.text import Text
 
-        console = Console(file=file, highlight=False)
+        console = terminal(file)
         console.print(Text(self.title, "bold"))
         if self.rows:
-            table = RichTable(*self.header)
-            for row in self.rows:
-                table.add_row(*map(Text, row))
-            console.print(table)
+            print(aligned(self.header, self.rows, console.width), file=file)
         for remark in self.remarks:
             console.print(Text(remark))
+
+
+def terminal(file: TextIO) -> Console:
+    """Rich's idea of a terminal: its width, and whether it has colours."""
+    from rich.console import Console  # a tenth of a second, for terminals alone
+
+    return Console(file=file, highlight=False)
+
+
+def width_of(file: TextIO) -> int | None:
+    """The columns of a terminal; None for a pipe or a file, where lines may be as long as they are."""
+    return terminal(file).width if file.isatty() else None
+
+
+class TextReport(ABC):
+    """A report of several tables; ``str`` is its plain form."""
+
+    @abstractmethod
+    def text(self, width: int | None) -> str:
+        """The report, its tables folded to ``width`` columns; None for a line a row."""
+
+    def print(self, file: TextIO) -> None:
+        """Write it to ``file``."""
+        print(self.text(width_of(file)), file=file)
+
+    def __str__(self) -> str:
+        return self.text(None)
 
 
 class TabularReport(ABC):

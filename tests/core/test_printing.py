@@ -1,6 +1,7 @@
 """Tables: what foreign text they show cannot steer a terminal."""
 
 import io
+import re
 
 import pytest
 import tomlkit
@@ -82,3 +83,76 @@ def test_port_shows_no_control_character_of_a_file_name(tmp_path, capsys, argume
     shown = "".join(capsys.readouterr())
     assert "\\x1b[2J" in shown
     assert "\x1b" not in shown
+
+
+# -- at the width of a terminal
+
+STYLE = re.compile("\x1b\\[[0-9;]*m")
+
+
+NAMES = ("blocks.11.attention.self.query.weight", "blocks.11.attention.output.dense.bias")
+WIDE = Table(
+    "ranges of a model",
+    ("values", "name", "runs in", "max |x|", "overflow", "to zero", "subnormal", "headroom"),
+    tuple(
+        ("parameter", name, "bfloat16", "6.55e+04", "100.0%", "<0.1%", "<0.1%", "+15")
+        for name in NAMES
+    ),
+    (
+        "overflow, to zero, subnormal: fractions of the values in float16; headroom: doublings until",
+    ),
+)
+
+
+def printed(table, monkeypatch, columns=80):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = Terminal()
+    table.print(terminal)
+    return terminal.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_fits_the_terminal_and_cuts_nothing(monkeypatch, columns):
+    shown = printed(WIDE, monkeypatch, columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    words = shown.split()
+    for whole in ("bfloat16", "6.55e+04", "100.0%", "subnormal", "headroom"):
+        assert whole in words
+    for name in NAMES:
+        parts = [
+            word for word in words if word in name and ("." in word or word in ("bias", "weight"))
+        ]
+        assert name in "".join(parts)
+    assert "…" not in shown
+
+
+def test_a_table_in_a_pipe_has_a_line_a_row():
+    pipe = io.StringIO()
+    WIDE.print(pipe)
+    assert [line.split()[1] for line in pipe.getvalue().splitlines()[3:5]] == list(NAMES)
+
+
+def test_a_table_that_fits_is_the_same_everywhere(monkeypatch):
+    table = Table("a title", ("op", "dtype"), (("softmax", "float32"), ("linear", "bfloat16")))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert STYLE.sub("", printed(table, monkeypatch)) == f"{table}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lists", "show", "torch"],
+        ["lists", "diff", "torch", "paddle", "tensorflow", "safe"],
+        ["lists", "why", "softmax"],
+        ["explain", "O1", "numpy"],
+        ["doctor", "--framework", "numpy"],
+    ],
+)
+def test_what_commands_print_fits_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert cli.main(command) == 0
+    tables = terminal.getvalue().partition("---")[2].splitlines()
+    assert len(tables) > 2
+    assert [line for line in tables if len(line) > 80] == []
