@@ -148,3 +148,12 @@ def test_a_graph_from_before_a_look_can_still_be_differentiated() -> None:
     loss = torch.square(model(torch.tensor(X))).mean()
     lens.census(NoisyTorch.loss, model, X, policy="O1:bfloat16")
     loss.backward()
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 3])
+def test_a_batch_of_numpy_arrays(inputs: int, device: str) -> None:
+    """However many: two arrays are no step's pair of positional and named inputs."""
+    model = nn.Linear(4, 1).to(device)
+    batch = [np.ones((2, 4), np.float32)] * inputs
+    found = lens.ranges(lambda m, *xs: m(sum(xs)).square().mean(), model, *batch)
+    assert [row.name for row in found.rows if row.kind == "parameter"] == ["weight", "bias"]

@@ -244,12 +244,18 @@ def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
 
 
 def _native_batch(batch: Sequence[Any], like: Tensor) -> Sequence[Any]:
-    """Positional and named part of a batch, with tensors for NumPy's arrays."""
-    positional, named = batch
-    if not named and all(map(is_, map(type, positional), repeat(Tensor))):
-        return batch  # as most are: nothing to look for
+    """``batch`` with tensors for NumPy's arrays, at any depth."""
+    if _is_of_tensors(batch):
+        return batch
     native: Sequence[Any] = map_leaves(partial(_native, like=like), batch, leaf=Tensor)
     return native
+
+
+def _is_of_tensors(batch: Sequence[Any]) -> bool:
+    """Whether it is a step's, positional and named part, of tensors alone: nothing to look for."""
+    if len(batch) != 2 or type(batch[0]) is not tuple or type(batch[1]) is not dict or batch[1]:
+        return False
+    return all(map(is_, map(type, batch[0]), repeat(Tensor)))
 
 
 def _native(value: Any, like: Tensor) -> Any:
