@@ -34,10 +34,12 @@ def add_to(commands: Commands) -> None:
 
     census = _add(kinds, "census", "each op: layer, calls, dtype, rule", _census)
     _add_policy(census)
+    _add_all(census)
 
     ranges = _add(kinds, "range", "ranges of values and gradients in float16; safe scales", _ranges)
     _add_policy(ranges)
     _add_scale(ranges)
+    _add_all(ranges)
 
     locate = _add(kinds, "locate", "where inf or NaN begins, and a cure", _locate)
     _add_policy(locate)
@@ -104,6 +106,10 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_all(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="all rows of a long report")
+
+
 def _scale(text: str) -> float:
     """A number, or a power of two as the lens writes it: ``2^16``."""
     base, power, exponent = text.replace("**", "^").partition("^")
@@ -133,6 +139,8 @@ def _run(options: argparse.Namespace) -> int:
         report = options.look(options, workload, progress)
     if options.json:
         print(json.dumps(report.to_dict()))
+    elif getattr(options, "all", False):
+        report.table().print(sys.stdout)
     else:
         report.print(sys.stdout)
     return int(options.kind == "locate" and bool(report))

@@ -13,7 +13,7 @@ from ampbridge.lens.subject import Subject
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
-from ampbridge.reports.printing import Table, TabularReport
+from ampbridge.reports.printing import Table, TabularReport, shortened
 from ampbridge.training.decorate import kept_layers
 
 
@@ -86,6 +86,15 @@ class Census(TabularReport):
                 for row in self.rows
             ),
             ("Times are the forward pass's, as the lens saw it.",) if shared else (),
+        )
+
+    def short(self) -> Table:
+        """Of a long census, the rows that take longest; without times, those with the most calls."""
+        costs = [row.calls if row.share is None else row.share for row in self.rows]
+        order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+        timed = any(row.share is not None for row in self.rows)
+        return shortened(
+            self.table(), order, "that take longest" if timed else "with the most calls"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2
+from math import inf, log2
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.subject import FLOAT32, Subject, checked_scale
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
-from ampbridge.reports.printing import Table, TabularReport
+from ampbridge.reports.printing import Table, TabularReport, shortened
 
 Kind = Literal["output", "gradient", "parameter"]
 
@@ -102,6 +102,17 @@ class Ranges(TabularReport):
                 "headroom: doublings until the largest overflows.",
             ),
         )
+
+    def short(self) -> Table:
+        """Of long ranges, the rows of which float16 would lose most."""
+        order = sorted(range(len(self.rows)), key=lambda row: _loss(self.rows[row].values))
+        return shortened(self.table(), order, "of which float16 would lose most")
+
+
+def _loss(values: Exponents) -> tuple[float, ...]:
+    """Least for the most that is lost: to inf, then to zero, then digits; then by what is left until inf."""
+    headroom = inf if values.headroom is None else values.headroom
+    return -values.overflowing, -values.flushed, -values.subnormal, headroom
 
 
 def _cells(row: RangeRow) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ampbridge.errors.foreign_text import printable
@@ -96,11 +97,37 @@ class TabularReport(ABC):
 
     @abstractmethod
     def table(self) -> Table:
-        """As it is printed."""
+        """All rows."""
+
+    def short(self) -> Table:
+        """What ``print`` shows: all rows, unless a report that may be long shows those that matter most."""
+        return self.table()
 
     def print(self, file: TextIO) -> None:
         """Write it to ``file``."""
-        self.table().print(file)
+        self.short().print(file)
 
     def __str__(self) -> str:
-        return str(self.table())
+        return str(self.short())
+
+
+LONG = 20
+"""Rows of a report that is still shown whole."""
+
+SHORT = 10
+
+
+def shortened(table: Table, order: Sequence[int], what: str) -> Table:
+    """``table``, if it is long with only the first rows in ``order``, and a remark.
+
+    Args:
+        what: what puts the rows in this order.
+    """
+    if len(table.rows) <= LONG:
+        return table
+    remark = (
+        f"The {SHORT} of {len(table.rows)} rows {what}. All rows: print(report.table()), or --all on "
+        "the command line."
+    )
+    rows = tuple(table.rows[row] for row in order[:SHORT])
+    return replace(table, rows=rows, remarks=(*table.remarks, remark))
