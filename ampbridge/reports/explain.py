@@ -81,8 +81,9 @@ class ExplanationTable(TextReport):
 
     def text(self, width: int | None) -> str:
         title = f"{self.policy!r} on {self.backend} ({self.device})"
-        tables = ((OpRow._fields, self.ops), (FeatureRow._fields, self.features))
-        return "\n\n".join([title, *(aligned(*table, width) for table in tables)])
+        ops = aligned(OpRow._fields, self.ops, width)
+        features = aligned(FeatureRow._fields, self.features, width)
+        return f"{title}\n\n{ops}\n\n{features}"
 
 
 def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
