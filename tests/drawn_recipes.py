@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import ampbridge as amp
+from ampbridge.training.clipping import CLIPPINGS
 
 
 def policy(
@@ -25,6 +26,11 @@ def policy(
         output_dtype="float32" if level == "O0" else output_dtype,
         **settings,
     )
+
+
+def clipping(draw: st.DrawFn) -> dict[str, float]:
+    """One of the ways in which a step clips, or none."""
+    return draw(st.just({}) | st.sampled_from([{name: 0.1} for name in CLIPPINGS]))
 
 
 def parameter_settings(

@@ -53,6 +53,10 @@ SCALINGS = {
 }
 
 
+CLIPPINGS = {"clip_norm": 0.01, "clip_each_norm": 0.01, "clip_value": 2e-4}
+"""Limits that the gradients of these batches are above."""
+
+
 class Run(NamedTuple):
     """What the steps of a run did."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampbridge.port.reading import Finding, FindingKind, Place
+from ampbridge.port.reading import Finding, FindingKind, Origin, Place
 
 
 class NotKnown(Exception):
@@ -114,6 +114,9 @@ class Draft:
         self.settings: dict[str, Any] = {}
         self.unknown: dict[str, Place] = {}
         self.comments: dict[str, str] = {}
+        self.origins: dict[str, Origin] = {}
+        self.handled: Call | None = None
+        """The call that is being handled, from which a value comes unless ``take`` says more."""
         self.findings: list[Finding] = []
         self.seen: dict[str, Place] = {}
         """What handlers leave for ``Dialect.finish`` to know."""
@@ -142,12 +145,20 @@ class Draft:
             self.unknown[key] = error.place
             self.settings.pop(key, None)
             return
+        if key not in self.settings:
+            return
         if argument in call.arguments:
             self.comments[key] = f"{argument}={call.arguments[argument].place.text}"
+        is_default = argument not in call.arguments
+        self.origins[key] = Origin(call.place_of(argument), call.name, is_default)
 
     def set(self, key: str, value: Any) -> None:
         """Set ``key``, written as in a recipe file: ``"policy.level"``. None leaves it out."""
         self.unknown.pop(key, None)
+        self.origins.pop(key, None)
+        if self.handled is not None and value is not None:
+            is_default = key == "scaler.like"  # a library's rule
+            self.origins[key] = Origin(self.handled.place, self.handled.name, is_default)
         if value is None:
             self.settings.pop(key, None)
         else:

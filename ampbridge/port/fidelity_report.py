@@ -261,14 +261,15 @@ def _rules_of_functions(policy: Policy) -> Mapping[str, Category]:
 
 def _rules_of_layers(policy: Policy) -> Mapping[str, Category]:
     """Layers and their activations have the precision of their op; functions take what arrives."""
-    from ampbridge.port.writers.tensorflow_precision import ACTIVATIONS
+    from ampbridge.port.writers.tensorflow_precision import ACTIVATIONS, FLOAT32_INSIDE
 
     wanted = wanted_rules("tensorflow", policy)
     if policy == own_policy("tensorflow", policy) and str(policy) == "O1:float16":
         return wanted  # by TensorFlow's graph optimizer
     ops = op_table.ops()
     layers = {op for op in wanted if op in ACTIVATIONS or ops[op].names.get("keras_layers")}
-    return {op: rule if op in layers else "promote" for op, rule in wanted.items()}
+    followed = {op: rule if op in layers else "promote" for op, rule in wanted.items()}
+    return followed | dict.fromkeys(FLOAT32_INSIDE & wanted.keys(), "deny")
 
 
 def _dtype(rule: Category, policy: Policy) -> str:

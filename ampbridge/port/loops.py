@@ -20,6 +20,7 @@ from ampbridge.port.interpreter.decisions import (
 )
 from ampbridge.port.interpreter.evaluate import Plain, setting
 from ampbridge.port.interpreter.values import Class, Constant, Entry, Event, Value
+from ampbridge.port.reading import Origin
 from ampbridge.port.source import Source
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def accumulate(
         return
     if isinstance(count, int) and count > 1:
         draft.set("step.accumulate", count)
+        draft.origins["step.accumulate"] = Origin(source.place(step.node))
         if not any(_is(each, count, plain) for each in divisors):
             draft.find(
                 "lost",

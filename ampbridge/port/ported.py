@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,8 @@ def _made(reading: Reading, wish: Wish) -> Ported:
     if wish.target == "ampbridge" and Path(reading.file).suffix == ".py":
         return _rewritten(reading, alternatives, candidates, wish)
     recipe, comments = _the_recipe(reading, candidates, wish)
+    report = fidelity(recipe, wish.target, native=wish.native, used=reading.ops)
+    findings = (*findings, *_kept_by_ampbridge(reading, report, wish))
     return Ported(
         reading.file,
         reading,
@@ -170,9 +172,19 @@ def _made(reading: Reading, wish: Wish) -> Ported:
         recipe,
         write(recipe, wish.target, native=wish.native, comments=comments, demo=wish.demo),
         None,
-        fidelity(recipe, wish.target, native=wish.native, used=reading.ops),
+        report,
         findings,
     )
+
+
+def _kept_by_ampbridge(reading: Reading, report: Report, wish: Wish) -> Iterator[Finding]:
+    """What native code loses of the recipe, where code with ampbridge does not."""
+    ours = fidelity(report.recipe, report.target, native=False)
+    lost = {row.key for row in report.of("lost")} - {row.key for row in ours.of("lost")}
+    if lost:
+        message = f"Code with ampbridge keeps {listed(sorted(lost))}; native code loses that."
+        hint = replace(wish, native=False).command(reading.file)
+        yield Finding("note", Place(reading.file, 1, 0, ""), message, hint)
 
 
 def _selected(reading: Reading, where: Sequence[str]) -> tuple[Alternative, ...]:
@@ -263,7 +275,7 @@ def _the_recipe(
         raise SourceError(
             f"{msg}Hint: pass the value, {' '.join(values)}: {wish.command(reading.file, *values)}"
         )
-    return only.recipe_with(wish.known), only.comments
+    return only.recipe_with(wish.known), only.comments if wish.target == "toml" else only.said
 
 
 def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:

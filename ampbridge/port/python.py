@@ -166,6 +166,7 @@ class _Reader:
                 each.result.draft.comments if each.result.framework else {},
                 tuple(text for text, is_usual in conditions.items() if not is_usual),
                 tuple(dict.fromkeys(self._findings(each.result.draft))),
+                each.result.draft.origins if each.result.framework else {},
             )
             for each in (outcomes if used else ())
             for conditions in (described(each.decisions),)
@@ -325,10 +326,11 @@ class _Reader:
         self, dialect: Dialect, name: str, event: Event, draft: Draft, plain: Plain
     ) -> None:
         """A region within another: what it changes is told, and does not change the draft."""
-        settings, unknown, comments = (
+        settings, unknown, comments, origins = (
             dict(draft.settings),
             dict(draft.unknown),
             dict(draft.comments),
+            dict(draft.origins),
         )
         told = len(draft.findings)
         self._handle(dialect, name, event, draft, plain)
@@ -339,19 +341,21 @@ class _Reader:
             )
             hint = "enter amp.autocast around that part by yourself"
             draft.find("lost", self._source.place(event.node), message, hint)
-        draft.settings, draft.unknown, draft.comments = settings, unknown, comments
+        draft.settings, draft.unknown = settings, unknown
+        draft.comments, draft.origins = comments, origins
 
     def _handle(
         self, dialect: Dialect, name: str, event: Event, draft: Draft, plain: Plain
     ) -> None:
         plain.options.clear()
-        call = self._call(dialect, name, event, plain)
+        draft.handled = call = self._call(dialect, name, event, plain)
         try:
             dialect.handlers[name](call, draft)
         except NotKnown as error:
             draft.find("unknown", error.place, f"{name} takes what cannot be known here.")
         except IMPOSSIBLE:
             draft.find("unknown", call.place, f"{name} cannot be called with these arguments.")
+        draft.handled = None
         self._tell_of_options(plain, draft)
 
     def _tell_of_options(self, plain: Plain, draft: Draft) -> None:
@@ -494,6 +498,7 @@ class _Reader:
         chosen.settings = {**draft.settings, **chosen.settings}
         chosen.unknown = {**draft.unknown, **chosen.unknown}
         chosen.comments = {**draft.comments, **chosen.comments}
+        chosen.origins = {**draft.origins, **chosen.origins}
         chosen.findings.extend(draft.findings)
 
 

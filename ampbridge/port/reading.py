@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
@@ -12,6 +13,13 @@ from ampbridge.port import choosing
 from ampbridge.training.recipe import Recipe
 
 LONGEST_EXCERPT = 100
+LONGEST_ORIGIN = 60
+
+OF_A_RULE = (
+    *("scaler.init_scale", "scaler.growth_factor", "scaler.backoff_factor"),
+    *("scaler.growth_interval", "scaler.backoff_interval"),
+)
+"""What a library's loss scaler has defaults for."""
 
 FindingKind = Literal["unknown", "ignored", "lost", "note"]
 
@@ -32,6 +40,22 @@ class Place:
     def excerpt(self) -> str:
         """The text on one line, shortened if it is long."""
         return shorten(self.text, LONGEST_EXCERPT, placeholder=" ...")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the value of a key was read: in a call, by its name. ``is_default``: what it does unasked."""
+
+    place: Place
+    call: str = ""
+    is_default: bool = False
+
+    def said(self, words: str) -> str:
+        """``train.py:77 init_loss_scaling=1024``, given the words of the source for the key."""
+        if self.is_default:
+            return f"default of {self.call}"
+        words = shorten(words or self.call or self.place.text, LONGEST_ORIGIN, placeholder=" ...")
+        return f"{Path(self.place.file).name}:{self.place.line} {words}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,18 @@ class Alternative:
     """The conditions under which something has not the default that stands in the file."""
     findings: tuple[Finding, ...] = ()
     """What was found on the way to this one; ``Reading.findings`` has all of them."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Where the value of each key was read, as far as that is one place."""
+
+    @property
+    def said(self) -> Mapping[str, str]:
+        """``comments`` with the file and the line, and whose defaults the rest are; for a module."""
+        origins = dict(self.origins)
+        rule = origins.get("scaler.like")
+        if rule is not None and rule.is_default:
+            origins |= {k: rule for k in OF_A_RULE if k not in {**origins, **self.settings}}
+        told = {key: at.said(self.comments.get(key, "")) for key, at in origins.items()}
+        return {**self.comments, **told}
 
     @property
     def recipe(self) -> Recipe:

@@ -126,6 +126,7 @@ def _of_run(
     for each in using:
         draft.findings.extend(f for f in each.draft.findings if f not in draft.findings)
         draft.comments.update(each.draft.comments)
+        draft.origins.update(each.draft.origins)
         draft.unknown.update(each.draft.unknown)
     for key in dict.fromkeys(key for each in using for key in each.draft.settings):
         values = [each.draft.settings[key] for each in using if key in each.draft.settings]
@@ -161,8 +162,9 @@ def _take_policies(
     is_known = not any(key.startswith("policy.") for key in draft.unknown)
     schedule = _schedule(atoms[0], by_holding) if len(atoms) == 1 and is_known else None
     if schedule is not None:
-        for key in [key for key in draft.comments if key.startswith("policy.")]:
-            del draft.comments[key]
+        for told in (draft.comments, draft.origins):
+            for key in [key for key in told if key.startswith("policy.")]:
+                del told[key]
         draft.settings.update(schedule)
         message = (
             f"The policy changes while it trains, by {place.excerpt}: the recipe has a schedule."

@@ -17,7 +17,16 @@ import pytest
 import written_programs
 from paddle import nn
 from paddle_native_scaler import unlocked
-from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches, scales_by_the_rule
+from written_programs import (
+    CLIPPINGS,
+    GUIDE,
+    STEPS,
+    WIDTH,
+    Run,
+    assert_trains_as,
+    batches,
+    scales_by_the_rule,
+)
 
 import ampbridge as amp
 from ampbridge.port.writers import losses, write
@@ -224,11 +233,22 @@ def test_without_scaling_overflow_is_skipped_as_well(accumulate: int) -> None:
 
 @pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("on_overflow", ("drop_step", "drop_microbatch"))
-@pytest.mark.parametrize("scaling", ("torch", "fleet"))
+@pytest.mark.parametrize(
+    "clipping, scaling",
+    (
+        ("clip_norm", "torch"),
+        ("clip_norm", "fleet"),
+        ("clip_each_norm", "fleet"),
+        ("clip_value", "torch"),
+    ),
+)
 @pytest.mark.parametrize("accumulate", (1, 3))
-def test_gradients_are_clipped_unscaled(scaling: str, accumulate: int, on_overflow: Any) -> None:
+def test_gradients_are_clipped_unscaled(
+    clipping: str, scaling: str, accumulate: int, on_overflow: Any
+) -> None:
+    limit: dict[str, Any] = {clipping: CLIPPINGS[clipping]}
     policy = amp.Policy("O1", lists="paddle")
-    recipe = amp.Recipe(policy, SCALINGS[scaling], accumulate, 0.01, on_overflow=on_overflow)
+    recipe = amp.Recipe(policy, SCALINGS[scaling], accumulate, on_overflow=on_overflow, **limit)
     run, expected = native_run(load(recipe)), ampbridge_run(recipe)
     assert run.applied == expected.applied
     start = [p.numpy() for p in simple_net().parameters()]

@@ -519,3 +519,19 @@ def test_of_a_configuration_ampbridge_is_a_module(file, port):
     assert code == 0
     assert "amp.train_step(" in out
     compile(out, "module.py", "exec")
+
+
+def test_where_native_code_loses_something_code_with_ampbridge_is_recommended(tmp_path, capsys):
+    """And only what that keeps."""
+    recipe = amp.Recipe(amp.Policy("O2", execution="simulated"), save_dtype="float16")
+    file = tmp_path / "recipe.toml"
+    recipe.save(file)
+    main(["port", str(file), "--to", "tensorflow"])
+    told = capsys.readouterr().err
+    assert "Code with ampbridge keeps 'policy.execution'; native code loses that." in told
+    assert f"Hint: ampbridge port {file} --to tensorflow --ampbridge" in told
+    main(["port", str(file), "--to", "tensorflow", "--ampbridge"])
+    assert "Code with ampbridge keeps" not in capsys.readouterr().err
+    amp.Recipe("O2").save(file)
+    main(["port", str(file), "--to", "tensorflow"])
+    assert "Code with ampbridge keeps" not in capsys.readouterr().err

@@ -161,9 +161,9 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
         amp.Policy() if schedule is not None else policy,
         draw(st.none() | scalings | by_hand),
         draw(st.integers(1, 3)),
-        draw(st.none() | st.just(0.1)),
-        schedule,
+        schedule=schedule,
         on_overflow=draw(st.sampled_from(drops or ["drop_step", "drop_microbatch"])),
+        **drawn_recipes.clipping(draw),
         **drawn_recipes.parameter_settings(draw, schedule or policy, (None, "float16", "float32")),
     )
 
@@ -186,7 +186,7 @@ def test_modules_are_in_good_form(some: list[amp.Recipe], target: str, tmp_path:
 
 def _ruff(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ruff = [sys.executable, "-m", "ruff", command, "--isolated", "--line-length=100"]
-    return subprocess.run([*ruff, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([*ruff, *arguments], capture_output=True, text=True, check=False, cwd="/")
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import written_programs
-from written_programs import GUIDE, SPIKES, STEPS, WIDTH, Run, batches, scales_by_the_rule
+from written_programs import (
+    CLIPPINGS,
+    GUIDE,
+    SPIKES,
+    STEPS,
+    WIDTH,
+    Run,
+    batches,
+    scales_by_the_rule,
+)
 
 import ampbridge as amp
 from ampbridge.port.writers import losses, write
@@ -201,15 +210,22 @@ def test_without_scaling_overflow_is_skipped_as_well(load: Load) -> None:
     assert run.applied.count(False) == len(SPIKES)
 
 
-@pytest.mark.parametrize("scaling", ("keras", "torch"))
+@pytest.mark.parametrize(
+    "clipping, scaling",
+    (
+        ("clip_norm", "keras"),
+        ("clip_norm", "torch"),
+        ("clip_each_norm", "torch"),
+        ("clip_value", "keras"),
+    ),
+)
 @pytest.mark.parametrize("accumulate", (1, 3))
-def test_gradients_are_clipped_unscaled(load: Load, scaling: str, accumulate: int) -> None:
+def test_gradients_are_clipped_unscaled(
+    load: Load, clipping: str, scaling: str, accumulate: int
+) -> None:
+    limit: dict[str, Any] = {clipping: CLIPPINGS[clipping]}
     recipe = amp.Recipe(
-        "O1",
-        SCALINGS[scaling],
-        accumulate=accumulate,
-        clip_norm=0.01,
-        on_overflow="drop_microbatch",
+        "O1", SCALINGS[scaling], accumulate=accumulate, on_overflow="drop_microbatch", **limit
     )
     run, expected = native_run(load(recipe)), numpy_run(recipe)
     assert run.applied == expected.applied

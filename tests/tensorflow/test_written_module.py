@@ -20,7 +20,8 @@ import pytest
 import tensorflow as tf
 
 import ampbridge as amp
-from ampbridge.port.writers import write
+from ampbridge.port import fidelity
+from ampbridge.port.writers import losses, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -49,13 +50,13 @@ def _unchanged_settings() -> Iterator[None]:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Iterator[Callable[[amp.Recipe], ModuleType]]:
+def written(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
     """Imports the module of a recipe as a program would, under its file's name."""
     names = []
 
-    def load(recipe: amp.Recipe) -> ModuleType:
+    def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:
         file = tmp_path / f"amp_tf_{len(names)}.py"
-        file.write_text(write(recipe, "tensorflow"), encoding="utf-8")
+        file.write_text(write(recipe, "tensorflow", native=native), encoding="utf-8")
         spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
         assert spec.loader is not None
@@ -96,15 +97,17 @@ class CastingPooling(Pooling):
 
 
 class Block(keras.layers.Layer):  # type: ignore[misc]
-    """Layers in a list and in a dict of a layer: attention and what follows it."""
+    """Layers in a list, a dict and a tuple of a layer: attention and what follows it."""
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)
         self.parts = [keras.layers.MultiHeadAttention(2, 8, dropout=0.1, name="attention")]
         self.more = {"norm": keras.layers.LayerNormalization(name="norm")}
+        self.last = (keras.layers.Dense(WIDTH, activation="softmax", name="last"),)
 
     def call(self, x: Any, training: bool = False) -> Any:
-        return self.more["norm"](x + self.parts[0](x, x, training=training))
+        (last,) = self.last
+        return last(self.more["norm"](x + self.parts[0](x, x, training=training)))
 
 
 def transformer(pooling: Any = CastingPooling) -> keras.Model:
@@ -304,7 +307,7 @@ def test_layers_compute_in_what_the_recipe_says(written: Any) -> None:
     assert {value.dtype for value in model.variables} - {"int64", "uint32"} == {"float32"}
 
 
-def test_layers_in_lists_and_dicts_of_a_layer_are_found(written: Any) -> None:
+def test_layers_in_lists_dicts_and_tuples_of_a_layer_are_found(written: Any) -> None:
     module = written(GUIDE)
     inputs = keras.Input((LENGTH, WIDTH))
     model = keras.Model(inputs, Block(name="block")(inputs))
@@ -316,6 +319,56 @@ def test_layers_in_lists_and_dicts_of_a_layer_are_found(written: Any) -> None:
     assert computed.pop("Softmax") == "float32"
     assert set(computed.values()) == {"float16"}
     assert all(part.autocast for part in attention._flatten_layers())  # float32 goes no further
+    values = np.ones((2, LENGTH, WIDTH), np.float32)
+    assert {block.last[0].compute_dtype, block.last[0](values).dtype} == {"float16", tf.float32}
+
+
+def ops_of(model: keras.Model, training: bool, *kinds: str) -> set[str]:
+    """The dtypes of TensorFlow's ops of these kinds in the graph of a forward pass."""
+    (taken,) = model.inputs
+    function = tf.function(lambda values: model(values, training=training))
+    spec = tf.TensorSpec((2, *taken.shape[1:]), taken.dtype)
+    graph = function.get_concrete_function(spec).graph
+    return {op.inputs[0].dtype.name for op in graph.get_operations() if op.type in kinds}
+
+
+PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum")
+
+
+ATTENTIONS = {
+    "multi-head": lambda: keras.layers.MultiHeadAttention(2, 8, dropout=0.1),
+    "grouped": lambda: keras.layers.GroupQueryAttention(8, 4, 2, dropout=0.1),
+}
+
+
+@pytest.mark.parametrize("training", (True, False))
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_ops_within_attention_follow_the_lists(written: Any, name: str, training: bool) -> None:
+    """As they run: its softmax float32 where that is denied, and all of it where it is."""
+    low = amp.Policy("O2", lists="paddle")
+    softmax = low.replace(deny=["softmax"])
+    attention = low.replace(deny=["scaled_dot_product_attention", "multi_head_attention"])
+    found = {}
+    for policy in (low, softmax, attention):
+        inputs = keras.Input((LENGTH, WIDTH))
+        model = keras.Model(inputs, ATTENTIONS[name]()(inputs, inputs))
+        written(amp.Recipe(policy)).set_precision(model)
+        found[policy] = [ops_of(model, training, *kinds) for kinds in (["Softmax"], PRODUCTS)]
+    assert found[low][1] == found[softmax][1] == {"float16"}
+    assert found[softmax][0] == {"float32"}
+    assert found[attention] == [{"float32"}, {"float32"}]
+
+
+def test_batch_normalization_is_computed_in_float32(written: Any) -> None:
+    """By Keras itself; so the fidelity report says it."""
+    recipe = amp.Recipe(amp.Policy("O2", lists="paddle", allow=["batch_norm"]))
+    inputs = keras.Input((WIDTH,))
+    model = keras.Model(inputs, keras.layers.BatchNormalization()(inputs))
+    written(recipe).set_precision(model)
+    assert ops_of(model, True, "Mean") == ops_of(model, False, "Rsqrt") == {"float32"}
+    assert model(np.ones((2, WIDTH), np.float32)).dtype == tf.float16
+    (row,) = [row for row in fidelity(recipe, "tensorflow").ops if row.op == "batch_norm"]
+    assert (row.recipe, row.code) == ("float16", "float32")
 
 
 def test_a_model_that_is_not_built_is_an_error(written: Any) -> None:
@@ -353,6 +406,89 @@ def test_denied_functions_between_layers_are_told(written: Any) -> None:
         "Functional runs log_softmax",
         "Lambda runs exp",
     ]
+
+
+# -- clipping
+
+
+@pytest.mark.parametrize(
+    "clipping, keras_name",
+    (
+        ("clip_norm", "global_clipnorm"),
+        ("clip_each_norm", "clipnorm"),
+        ("clip_value", "clipvalue"),
+    ),
+)
+def test_what_overflows_is_skipped_before_it_is_clipped(
+    written: Any, clipping: str, keras_name: str
+) -> None:
+    """Keras' optimizer clips unscaled gradients; inf would become a number by its value."""
+    limit: dict[str, Any] = {clipping: 0.25}
+    recipe = GUIDE.replace(**limit)
+    module, model = written(recipe), transformer()
+    module.set_precision(model)
+    optimizer = module.optimizer(keras.optimizers.Adam(1e-3))
+    assert getattr(optimizer.inner_optimizer, keras_name) == 0.25
+    assert fitted(module, model, optimizer, *data()) == by_the_rule(recipe)
+
+
+def test_an_embedding_s_gradient_is_clipped_by_its_repeated_rows(written: Any) -> None:
+    """In Keras: rows (3, 0) and (3, 0) are one of (6, 0), whose norm is not that of both."""
+    recipe = GUIDE.replace(clip_each_norm=1.0)
+    optimizer = written(recipe).optimizer(keras.optimizers.SGD(1.0))
+    weights = keras.Variable(np.zeros((4, 2), np.float32))
+    optimizer.build([weights])
+    rows = 1024.0 * tf.constant([[3.0, 0.0], [3.0, 0.0]])
+    gradient = tf.IndexedSlices(rows, tf.constant([1, 1]), tf.constant([4, 2]))
+    optimizer.apply([gradient], [weights])
+    moved = float(np.linalg.norm(weights.numpy()))
+    assert moved == pytest.approx(2**0.5)  # not 1.0
+    assert [loss.key for loss in losses(recipe, "tensorflow")][-1] == "step.clip_each_norm"
+
+
+# -- with ampbridge
+
+
+@pytest.mark.parametrize("clipping", ({}, {"clip_each_norm": 0.25}))
+def test_with_ampbridge_fit_follows_the_recipe_too(written: Any, clipping: dict[str, Any]) -> None:
+    """The scales and skips of the rule, and the weights of its own step; attention without sparse rows."""
+    recipe = OWN_RULE.replace(**clipping)
+    module = written(recipe, native=False)
+    inputs = keras.Input((WIDTH,))
+    hidden = keras.layers.Dense(WIDTH, activation="softmax")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.BatchNormalization()(hidden)))
+    first, moved = model.get_weights(), []
+    random = np.random.default_rng(0)
+    x = random.standard_normal((BATCHES, BATCH, WIDTH), dtype=np.float32)
+    _, y = data()
+    module.compile_model(model, keras.optimizers.SGD(0.1), "mean_squared_error")
+    watching = Watching(model.optimizer)
+    model.fit(
+        x.reshape(-1, WIDTH), y.reshape(-1, 4),
+        batch_size=BATCH, shuffle=False, verbose=0, callbacks=[watching],
+    )  # fmt: skip
+    assert watching.did == by_the_rule(recipe)
+    moved.append([a - b for a, b in zip(model.get_weights(), first, strict=True)])
+    amp.undecorate(model)
+    model.set_weights(first)
+    mean_squared_error = keras.losses.MeanSquaredError()
+    step = module.train_step(
+        lambda m, x, y: mean_squared_error(y, m(x, training=True)), model, keras.optimizers.SGD(0.1)
+    )
+    for inputs, targets in zip(x, y, strict=True):
+        step(inputs, targets)
+    moved.append([a - b for a, b in zip(model.get_weights(), first, strict=True)])
+    for by_fit, by_step in zip(*moved, strict=True):
+        np.testing.assert_allclose(by_fit, by_step, rtol=0, atol=0.01 * np.abs(by_step).max())
+
+
+def test_where_fit_cannot_follow_there_is_nothing_for_it(written: Any) -> None:
+    """An overflow drops a micro-batch under fit; this recipe drops the step."""
+    assert not hasattr(written(ACCUMULATING, native=False), "compile_model")
+    drops = ACCUMULATING.replace(on_overflow="drop_microbatch")
+    module, model = written(drops, native=False), transformer()
+    module.compile_model(model, keras.optimizers.SGD(0.1), "mean_squared_error")
+    assert model.optimizer.inner_optimizer.gradient_accumulation_steps == 2
 
 
 # -- saving and loading

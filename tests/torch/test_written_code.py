@@ -13,7 +13,16 @@ import torch
 import written_programs
 from torch import nn
 from torch.nn import functional as F
-from written_programs import GUIDE, STEPS, WIDTH, Run, assert_trains_as, batches, scales_by_the_rule
+from written_programs import (
+    CLIPPINGS,
+    GUIDE,
+    STEPS,
+    WIDTH,
+    Run,
+    assert_trains_as,
+    batches,
+    scales_by_the_rule,
+)
 
 import ampbridge as amp
 from ampbridge.policies import op_table
@@ -152,10 +161,21 @@ def test_without_scaling_overflow_is_skipped_as_well(accumulate: int) -> None:
 
 
 @pytest.mark.parametrize("on_overflow", ("drop_step", "drop_microbatch"))
-@pytest.mark.parametrize("scaling", ("torch", "fleet"))
+@pytest.mark.parametrize(
+    "clipping, scaling",
+    (
+        ("clip_norm", "torch"),
+        ("clip_norm", "fleet"),
+        ("clip_each_norm", "fleet"),
+        ("clip_value", "torch"),
+    ),
+)
 @pytest.mark.parametrize("accumulate", (1, 3))
-def test_gradients_are_clipped_unscaled(scaling: str, accumulate: int, on_overflow: Any) -> None:
-    recipe = amp.Recipe("O1", SCALINGS[scaling], accumulate, 0.01, on_overflow=on_overflow)
+def test_gradients_are_clipped_unscaled(
+    clipping: str, scaling: str, accumulate: int, on_overflow: Any
+) -> None:
+    limit: dict[str, Any] = {clipping: CLIPPINGS[clipping]}
+    recipe = amp.Recipe("O1", SCALINGS[scaling], accumulate, on_overflow=on_overflow, **limit)
     run, expected = native_run(load(recipe)), ampbridge_run(recipe)
     assert run.applied == expected.applied
     start = [p.detach().cpu().numpy() for p in simple_net().parameters()]

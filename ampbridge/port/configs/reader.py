@@ -35,7 +35,12 @@ def _reading(file: str, framework: str, ways: Iterable[Way]) -> Reading:
         found = dict.fromkeys((*_unknown(draft), *draft.findings))
         alternatives.append(
             Alternative(
-                conditions, draft.settings, draft.unknown, draft.comments, findings=tuple(found)
+                conditions,
+                draft.settings,
+                draft.unknown,
+                draft.comments,
+                findings=tuple(found),
+                origins=draft.origins,
             )
         )
         findings.update(found)

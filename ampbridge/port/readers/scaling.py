@@ -85,6 +85,6 @@ def whole(value: Any) -> Any:
 
 def forget(draft: Draft) -> None:
     """Take back what was said of a scaler."""
-    for noted in (draft.settings, draft.unknown, draft.comments):
+    for noted in (draft.settings, draft.unknown, draft.comments, draft.origins):
         for key in [key for key in noted if key.startswith("scaler.")]:
             del noted[key]

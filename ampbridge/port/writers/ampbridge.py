@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from ampbridge.policies.policy import Policy
@@ -33,7 +34,8 @@ def recipe_code(recipe: Recipe, before: str = "") -> str:
         arguments.append(_scaling(recipe.scaler))
     if recipe.schedule is not None:
         arguments.append(_schedule(recipe.schedule))
-    for name in ("accumulate", "clip_norm", "on_overflow", "save_dtype", "master_grad"):
+    others = [f.name for f in fields(recipe) if f.name not in ("policy", "scaler", "schedule")]
+    for name in others:
         value = getattr(recipe, name)
         if value != getattr(usual, name):
             arguments.append(named(name, value))
@@ -102,19 +104,22 @@ def module_with_ampbridge(
     comments: Comments,
     framework: str,
     imports: Sequence[str] = (),
-    ours: Sequence[str] = (),
     demo: str = "",
+    fit: str = "",
 ) -> str:
-    """A module with ``RECIPE`` and ``train_step``; ``comments`` are those of the recipe that was read."""
-    above = [*imports, ""] if imports else []
+    """A module with ``RECIPE`` and ``train_step``; ``comments`` are those of the recipe that was read.
+
+    ``fit``: the same for a framework's own training loop.
+    """
+    needed = sorted(("import ampbridge as amp", *imports), key=lambda line: line[:4] == "from")
     return program(
         fill(
             text.WITH_AMPBRIDGE,
             framework=framework,
-            imports="\n".join([*above, "import ampbridge as amp", *ours]),
+            imports="\n".join(needed),
             recipe_comment=recipe_comment(recipe, comments),
             recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
-            demo=demo,
+            more=program(fit, demo),
         )
     )
 
@@ -131,8 +136,7 @@ def _module(recipe: Recipe, comments: Comments, demo: bool) -> str:
         recipe,
         comments,
         "NumPy",
-        ["import numpy as np"],
-        ["from ampbridge_numpy import nn, optim"],
+        ["import numpy as np", "from ampbridge_numpy import nn, optim"],
         demo_section(DEMO, "make_loss()(model(x), y)"),
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ampbridge.port.writers import Comments
 from ampbridge.port.writers import eager_text as text
 from ampbridge.port.writers.code import constants, fill, float32_number, literal, number
-from ampbridge.port.writers.loop import rule_in_words
+from ampbridge.port.writers.loop import rule_in_words, step_numbers
 from ampbridge.training.recipe import Recipe, Scaling
 
 
@@ -39,11 +39,7 @@ def numbers(recipe: Recipe, comments: Comments, of_scaler: Sequence[str]) -> str
     if recipe.scaler is not None:
         names = of_scaler or _scale_names(recipe.scaler)
         values = {name.upper(): _number(recipe.scaler, name, comments) for name in names}
-    if recipe.accumulate > 1:
-        values["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
-    if recipe.clip_norm is not None:
-        values["CLIP_NORM"] = (number(recipe.clip_norm), comments.get("step.clip_norm", ""))
-    return constants(values)
+    return constants(values | step_numbers(recipe, comments))
 
 
 def _scale_names(scaling: Scaling) -> Sequence[str]:

@@ -19,6 +19,20 @@ from ampbridge.port.writers.code import (
 )
 from ampbridge.training.recipe import Recipe, Scaling
 
+# -- numbers
+
+
+def step_numbers(recipe: Recipe, comments: Comments) -> dict[str, tuple[str, str]]:
+    """The constants of accumulation and of clipping, those that it has, with their comments."""
+    values: dict[str, tuple[str, str]] = {}
+    if recipe.accumulate > 1:
+        values["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
+    if recipe.clipping is not None:
+        name, limit = recipe.clipping
+        values[name.upper()] = (number(limit), comments.get(f"step.{name}", ""))
+    return values
+
+
 # -- schedules
 
 

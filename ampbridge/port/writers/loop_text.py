@@ -103,7 +103,7 @@ def train_step(loss_fn, model, optimizer):
     return amp.train_step(loss_fn, model, optimizer, recipe=RECIPE)
 
 
-$demo
+$more
 '''
 
 DEMO_WITH_AMPBRIDGE = """\

@@ -371,9 +371,9 @@ def _native(recipe: Recipe, comments: Comments, demo: bool) -> str:
 
 def _clip_section(recipe: Recipe) -> str:
     """Paddle's optimizers clip when they step, which is when gradients have been unscaled."""
-    if recipe.clip_norm is None:
+    if recipe.clipping is None:
         return ""
-    return fill(text.GRAD_CLIP, made="nn.ClipGradByGlobalNorm(CLIP_NORM)")
+    return fill(text.GRAD_CLIP, made=text.CLIP[recipe.clipping.name])
 
 
 def _usage(recipe: Recipe) -> str:

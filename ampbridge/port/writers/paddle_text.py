@@ -254,6 +254,12 @@ def grad_clip():
     return $made
 '''
 
+CLIP = {
+    "clip_norm": "nn.ClipGradByGlobalNorm(CLIP_NORM)",
+    "clip_each_norm": "nn.ClipGradByNorm(CLIP_EACH_NORM)",
+    "clip_value": "nn.ClipGradByValue(CLIP_VALUE)",
+}
+
 CLIP_USAGE = "optimizer = paddle.optimizer.SGD(0.01, parameters=..., grad_clip=amp.grad_clip())\n"
 
 DECORATE_USAGE = "model, optimizer = amp.decorate(model, optimizer)\n"

@@ -25,7 +25,6 @@ from ampbridge.port.writers.code import (
     fill,
     laid_out,
     named,
-    number,
     program,
 )
 from ampbridge.port.writers.loop import (
@@ -36,6 +35,7 @@ from ampbridge.port.writers.loop import (
     module,
     rule_in_words,
     schedule_section,
+    step_numbers,
 )
 from ampbridge.port.writers.tensorflow_precision import (
     ACTIVATIONS,
@@ -86,11 +86,7 @@ def _numbers(recipe: Recipe, comments: Comments) -> str:
         numbers = {name: every[name] for name in ("INIT_SCALE", "GROWTH_INTERVAL")}
     else:
         numbers = scale_numbers(recipe.scaler, comments)
-    if recipe.accumulate > 1:
-        numbers["ACCUMULATE"] = (str(recipe.accumulate), comments.get("step.accumulate", ""))
-    if recipe.clip_norm is not None:
-        numbers["CLIP_NORM"] = (number(recipe.clip_norm), comments.get("step.clip_norm", ""))
-    return constants(numbers)
+    return constants(numbers | step_numbers(recipe, comments))
 
 
 # -- the optimizer
@@ -119,7 +115,7 @@ def _optimizer_section(recipe: Recipe) -> str:
 
 def _settings(recipe: Recipe) -> str:
     """What Keras' optimizers do by themselves, with unscaled gradients."""
-    lines = ["inner.global_clipnorm = CLIP_NORM"] if recipe.clip_norm is not None else []
+    lines = [] if recipe.clipping is None else [text.CLIP[recipe.clipping.name]]
     lines += ["inner.gradient_accumulation_steps = ACCUMULATE"] * drops_microbatches(recipe)
     return "\n".join(lines)
 
@@ -199,7 +195,7 @@ def _step_section(recipe: Recipe) -> str:
         traced_parameter=", precision" if scheduled else "",
         scale="optimizer.scale()" if scheduled else "tf.identity(optimizer.dynamic_scale)",
         before="" if native else "skips = tf.identity(optimizer.skips)",
-        output_dtype=recipe.policy.output_dtype,
+        output="float32" if recipe.policy.output_dtype == "float32" else "output",
         overflowed="optimizer.dynamic_scale < scale" if native else "optimizer.skips > skips",
         scheduled=step,
     )
@@ -269,6 +265,7 @@ def _imports(body: str) -> str:
     lines += ["from collections import namedtuple"]
     lines += ["from collections.abc import Sequence"] if "Sequence[" in body else []
     lines += ["from fnmatch import fnmatchcase"] if "fnmatchcase(" in body else []
+    lines += ["from functools import wraps"] if "wraps(" in body else []
     lines += ["from typing import NamedTuple"] if "(NamedTuple)" in body else []
     lines += ["", "import keras"]
     lines += ["import numpy as np"] if "np." in body else []
@@ -284,6 +281,7 @@ def _native_losses(recipe: Recipe) -> tuple[Loss, ...]:
         if policy.level != "O0" and not is_graph_optimizer(recipe):
             found += _policy_losses(policy)
     found += [*_schedule_loss(recipe), *_accumulation_loss(recipe), *_settings_losses(recipe)]
+    found += _clipping_losses(recipe)
     if recipe.scaler and recipe.scaler.dynamic and recipe.scaler.at_min_scale == "raise":
         msg = "XLA drops the error of an overflow at the smallest scale: compile(jit_compile=False)"
         found.append(Loss("scaler.at_min_scale", "changes", msg))
@@ -341,6 +339,17 @@ def _settings_losses(recipe: Recipe) -> list[Loss]:
     return found
 
 
+def _clipping_losses(recipe: Recipe) -> list[Loss]:
+    """Gradients that were added up in full are exact."""
+    if recipe.clipping is None or _accumulates(recipe):
+        return []
+    msg = (
+        "of an Embedding whose rows repeat in a batch Keras clips the gradient before it adds them "
+        "up; all others are clipped as in the recipe"
+    )
+    return [Loss(f"step.{recipe.clipping.name}", "changes", msg)]
+
+
 def _schedule_loss(recipe: Recipe) -> list[Loss]:
     if len({policy.output_dtype for policy in recipe.policies}) == 1:
         return []
@@ -366,12 +375,32 @@ def _accumulation_loss(recipe: Recipe) -> list[Loss]:
 def _with_ampbridge(recipe: Recipe, comments: Comments, demo: bool) -> str:
     trained = _trained_section(recipe)
     loss = "make_loss()(y, model(x, training=True))"
+    fit = _fit_section(recipe)
     return module_with_ampbridge(
         _honoured(recipe),
         comments,
         "TensorFlow, Keras 3",
-        ["import keras", "import numpy as np"] if demo else [],
+        ["import ampbridge_tensorflow"] * bool(fit) + ["import keras", "import numpy as np"] * demo,
+        fit=fit,
         demo=demo_section(trained, loss, model="") if demo else "",
+    )
+
+
+def _fit_section(recipe: Recipe) -> str:
+    """``def compile_model``; none where fit drops micro-batches, and the recipe whole steps."""
+    if _accumulates(recipe):
+        return ""
+    scheduled = recipe.schedule is not None
+    settings = _settings(recipe).replace("inner.", "optimizer.")
+    for name in ("ACCUMULATE", *(clipping.upper() for clipping in text.CLIP)):
+        settings = settings.replace(name, f"RECIPE.{name.lower()}")
+    unscaled = "amp.GradScaler(init_scale=1.0, dynamic=False)  # which skips what overflows"
+    return fill(
+        text.COMPILE,
+        and_how=text.WITH_CALLBACK if scheduled else "",
+        decorate="" if scheduled else "amp.decorate(model, policy=RECIPE.policy)",
+        settings=settings,
+        scaler="RECIPE.scaler.make()" if recipe.scaler else unscaled,
     )
 
 

@@ -40,6 +40,14 @@ WITH_WEIGHTS = frozenset(
     )
 )
 
+# Layers whose class is called otherwise than its name in keras.layers.
+CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
+
+# Keras computes these in float32 under any dtype policy; what they return is in its low precision.
+FLOAT32_INSIDE = frozenset(
+    ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm", "sync_batch_norm")
+)
+
 # Functions of keras.activations, by the canonical name of their op.
 ACTIVATIONS = {
     **{
@@ -88,59 +96,88 @@ def precision_numbers(recipe: Recipe, comments: Comments) -> str:
 
 
 def precision_section(recipe: Recipe) -> str:
-    """What sets it layer by layer."""
+    """What sets it layer by layer; and the casts of what a model returns."""
+    low_output = recipe.policy.output_dtype != "float32"
+    casts = [text.FLOAT32]
+    casts += [fill(text.OUTPUT, dtype=recipe.policy.output_dtype)] if low_output else []
     if is_uniform(recipe):
-        return text.CAST
-    policies, scheduled = recipe.policies, recipe.schedule is not None
-
-    def value(name: str) -> str:
-        return f"precision.{name}" if scheduled else name.upper()
-
-    has = {name: any(_groups(policy)[name] for policy in policies) for name in GROUPS}
-    follows = any(policy.level == "O1" for policy in policies)
-    functions = value("float32_functions") if has["float32_functions"] else ""
-    activations = any(_float32_activations(each) for each in policies if each.level != "O0")
+        return program(*casts)
+    has = {name: any(_groups(each)[name] for each in recipe.policies) for name in GROUPS}
+    scheduled, activations = recipe.schedule is not None, _wraps_activations(recipe)
     argument = ", precision" if scheduled else ""
-    denied = ["is_a(layer, {})".format(value("float32_layers"))] * has["float32_layers"]
-    denied += ["is_named(layer, {})".format(value("kept"))] * has["kept"]
+    found = "found = " if has["kept"] else ""
+    kept = fill(text.CHECK_KEPT, kept=_value(recipe, "kept")) if has["kept"] else ""
     set_precision = fill(
         text.SET_PRECISION,
         parameter=argument,
-        dtype_policy=value("dtype_policy"),
-        autocast=f"not follows(layer{argument})" if follows else "True",
-        activation=_activation(scheduled, functions) if activations else "",
-        warn=fill(text.WARN, float32_functions=functions) if functions else "",
-        parts=_parts(fill(text.TOGETHER, argument=argument) if follows else "", denied),
-        check_kept=fill(text.CHECK_KEPT, kept=value("kept")) if has["kept"] else "",
+        set_model=f"{found}set_layer(model{argument})",
+        check_kept=kept,
     )
-    but_low = f" and not is_a(layer, {value('low_layers')})" if has["low_layers"] else ""
-    early = "if not precision.follow:\n    return False" if scheduled else ""
-    follows_section = fill(text.FOLLOWS, parameter=argument, early=early, but_low=but_low)
+    in_float32 = text.CHANGING_IN_FLOAT32 if scheduled else text.IN_FLOAT32
     return program(
         set_precision,
-        follows_section if follows else "",
-        text.LAYERS,
-        text.IS_A if has["float32_layers"] or has["low_layers"] else "",
-        text.IS_OF_KERAS if follows or functions else "",
-        text.CALLED if functions else "",
-        text.IS_NAMED if has["kept"] else "",
-        text.IN_FLOAT32 if activations else "",
-        text.CAST,
+        _set_layer(recipe, has),
+        text.CALLED if has["float32_functions"] else "",
+        text.MATCHING if has["kept"] else "",
+        in_float32 if activations else "",
+        *casts,
     )
 
 
-def _parts(together: str, denied: Sequence[str]) -> str:
-    """What goes for layers with all that they are made of."""
-    if not together and not denied:
-        return ""
-    in_float32 = fill(text.DENIED, denied=" or ".join(denied)) if denied else ""
-    return fill(text.PARTS, together=together, denied=in_float32)
+def _value(recipe: Recipe, name: str) -> str:
+    """Where the code has one of ``GROUPS``, or the dtype policy."""
+    return name.upper() if recipe.schedule is None else f"precision.{name}"
 
 
-def _activation(scheduled: bool, functions: str) -> str:
-    """A schedule also takes activations back out of float32."""
-    template = text.CHANGING_ACTIVATION if scheduled else text.ACTIVATION
-    return fill(template, float32_functions=functions)
+def _wraps_activations(recipe: Recipe) -> bool:
+    return any(_float32_activations(each) for each in recipe.policies if each.level != "O0")
+
+
+def _set_layer(recipe: Recipe, has: Mapping[str, bool]) -> str:
+    scheduled, policy = recipe.schedule is not None, _value(recipe, "dtype_policy")
+    functions = _value(recipe, "float32_functions")
+    follows = any(each.level == "O1" for each in recipe.policies)
+    activation = text.CHANGING_ACTIVATION if scheduled else text.ACTIVATION
+    warn = fill(text.WARN, float32_functions=functions) if has["float32_functions"] else ""
+    named_layers = has["float32_layers"] or follows and has["low_layers"]
+    argument = ", precision" if scheduled else ""
+    return fill(
+        text.SET_LAYER,
+        parameter=argument,
+        names=text.NAMES if named_layers else "",
+        found=f"found = matching(layer, {_value(recipe, 'kept')})" if has["kept"] else "",
+        follows=_follows(recipe, has) if follows else "",
+        within=_within(recipe, has, follows),
+        dtype_policy=policy,
+        autocast="within is not None or not follows" if follows else "True",
+        activation=fill(activation, float32_functions=functions)
+        if _wraps_activations(recipe)
+        else "",
+        warn=warn,
+        set_part=("found += " if has["kept"] else "") + f"set_layer(part{argument}, within)",
+        return_found="return found" if has["kept"] else "",
+    )
+
+
+def _follows(recipe: Recipe, has: Mapping[str, bool]) -> str:
+    """Whether a layer takes values as they arrive: a model, or a layer of Keras without weights."""
+    lines = text.FOLLOWS
+    if has["low_layers"]:
+        low = _value(recipe, "low_layers")
+        lines += f"follows = follows and not names.intersection({low})\n"
+    return lines + ("follows = precision.follow and follows\n" if recipe.schedule else "")
+
+
+def _within(recipe: Recipe, has: Mapping[str, bool], follows: bool) -> str:
+    """In what the parts of a layer compute that go with it."""
+    layers = f"names.intersection({_value(recipe, 'float32_layers')})"
+    denied = " or ".join(["found"] * has["kept"] + [layers] * has["float32_layers"])
+    lines = fill(text.DENIED, denied=denied) if denied else ""
+    if not follows:
+        return lines
+    otherwise = "elif" if denied else "if"
+    policy = _value(recipe, "dtype_policy")
+    return lines + fill(text.ONE_OP, otherwise=otherwise, dtype_policy=policy)
 
 
 GROUPS = ("low_layers", "float32_layers", "float32_functions", "kept")
@@ -174,7 +211,7 @@ def _float32_layers(policy: Policy) -> list[str]:
     if policy.level == "O1":
         promoted = {name for name, rule in rules.items() if rule == "promote"}
         denied |= promoted & WITH_WEIGHTS
-    return sorted(denied)
+    return sorted(CLASSES.get(name, name) for name in denied)
 
 
 def _low_layers(policy: Policy) -> list[str]:

@@ -77,27 +77,60 @@ def set_precision(model$parameter):
     """Give every layer of ``model``, which has been built, its precision."""
     if not model.built:
         raise ValueError("build the model first, with keras.Input or a call: layers go by weights")
-    for layer in layers_of(model):
-        layer.dtype_policy, layer.autocast = $dtype_policy, $autocast
-        $activation
-        $warn
-    $parts
+    $set_model
     $check_kept
 '''
 
+CHECK_KEPT = """\
+for pattern in $kept:
+    if pattern not in found:
+        raise ValueError(f"{pattern!r} names no layer of this model")
+"""
+
+SET_LAYER = '''\
+def set_layer(layer$parameter, within=None):
+    """Give it its precision, and its parts theirs. ``within``: of a layer whose parts go with it."""
+    $names
+    $found
+    $follows
+    $within
+    layer.dtype_policy = within or $dtype_policy
+    layer.autocast = $autocast
+    $activation
+    $warn
+    lists = [value for value in vars(layer).values() if isinstance(value, list)]
+    for part in dict.fromkeys(p for each in lists for p in each if isinstance(p, keras.Layer)):
+        $set_part
+    $return_found
+'''
+
+NAMES = "names = {cls.__name__ for cls in type(layer).__mro__}"
+
+FOLLOWS = """\
+of_keras = type(layer).__module__.startswith("keras.")
+follows = isinstance(layer, keras.Model) or of_keras and not layer.weights
+"""
+
+DENIED = """\
+if $denied:
+    within = "float32"
+"""
+
+ONE_OP = """\
+$otherwise of_keras and not follows:  # one op with its parts, as attention is
+    within = within or $dtype_policy
+"""
+
 ACTIVATION = """\
-function = vars(layer).get("activation")
-if getattr(function, "__name__", None) in $float32_functions:
-    layer.activation = InFloat32(function)
+if getattr(vars(layer).get("activation"), "__name__", "") in $float32_functions:
+    layer.activation = in_float32(layer.activation)
 """
 
 CHANGING_ACTIVATION = """\
-function = vars(layer).get("activation")
-function = getattr(function, "function", function)
-if getattr(function, "__name__", None) in $float32_functions:
-    layer.activation = InFloat32(function)
-elif function is not None:
-    layer.activation = function
+if function := vars(layer).get("activation"):
+    function = getattr(function, "original", function)
+    is_denied = getattr(function, "__name__", "") in $float32_functions
+    layer.activation = in_float32(function) if is_denied else function
 """
 
 WARN = """\
@@ -108,112 +141,60 @@ for name in called(layer, $float32_functions):
     )
 """
 
-PARTS = """\
-for layer in layers_of(model):
-    $together
-    $denied
-"""
-
-TOGETHER = """\
-if is_of_keras(type(layer)) and not follows(layer$argument):
-    for part in layers_of(layer):  # one op with the layer, as in attention
-        part.autocast = True
-"""
-
-DENIED = """\
-if $denied:
-    for part in layers_of(layer):
-        part.dtype_policy, part.autocast = "float32", True
-"""
-
-CHECK_KEPT = """\
-for pattern in $kept:
-    if not any(is_named(layer, [pattern]) for layer in layers_of(model)):
-        raise ValueError(f"{pattern!r} names no layer of this model")
-"""
-
-FOLLOWS = '''\
-def follows(layer$parameter):
-    """Whether it takes values as they arrive: a model, or a layer of Keras without weights."""
-    $early
-    weightless = is_of_keras(type(layer)) and not layer.weights
-    return isinstance(layer, keras.Model) or weightless$but_low
-'''
-
-LAYERS = '''\
-def layers_of(model):
-    """The model, and all layers in it: a layer has those of its attributes in a list of Keras'."""
-    found, rest = {}, [model]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, keras.Layer) and id(value) not in found:
-            found[id(value)] = value
-            rest += vars(value).values()
-        elif isinstance(value, (list, tuple)):
-            rest += value
-    return list(found.values())
-'''
-
-IS_A = '''\
-def is_a(layer, names):
-    """Whether one of ``names`` is that of the layer's class, or of one from which it derives."""
-    return any(base.__name__ in names for base in type(layer).__mro__)
-'''
-
-IS_OF_KERAS = """\
-def is_of_keras(cls):
-    return cls.__module__.startswith("keras.")
-"""
-
 CALLED = '''\
 def called(layer, functions):
     """Those that a model calls, a Lambda, or a method of a class of yours, unless it also casts."""
-    own = [cls for cls in reversed(type(layer).__mro__) if not is_of_keras(cls)]
-    found = {"": vars(layer).get("function"), **{n: f for cls in own for n, f in vars(cls).items()}}
-    names = [set(f.__code__.co_names) for f in found.values() if hasattr(f, "__code__")]
-    ops = [each for each in getattr(layer, "operations", ()) if not isinstance(each, keras.Layer)]
-    names = [*names, {type(op).__name__.lower() for op in ops}]
+    code = {"": vars(layer).get("function")}
+    for cls in reversed(type(layer).__mro__):
+        code |= {} if cls.__module__.startswith("keras.") else vars(cls)
+    names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
+    nodes = [each for each in getattr(layer, "operations", ()) if not isinstance(each, keras.Layer)]
+    names = [*names, {type(node).__name__.lower() for node in nodes}]
     names = set().union(*(each for each in names if "cast" not in each))
     return [each for each in functions if {each, each.replace("_", "")} & names]
 '''
 
-IS_NAMED = '''\
-def is_named(layer, patterns):
-    """Whether a pattern is the layer's class, or matches its name or its dotted path."""
+MATCHING = '''\
+def matching(layer, patterns):
+    """Those that are the layer's class, or match its name or its dotted path."""
     names = (layer.name, (layer.path or "").replace("/", "."))
-    matches = any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-    return matches or type(layer).__name__ in patterns
+    matched = [each for each in patterns if any(fnmatchcase(name, each) for name in names)]
+    return matched + [each for each in patterns if each == type(layer).__name__]
 '''
 
 IN_FLOAT32 = '''\
-@keras.saving.register_keras_serializable(__name__)
-class InFloat32:
-    """An activation, computed in float32 whatever it is given."""
-
-    def __init__(self, function):
-        self.function = keras.activations.get(function)
-
-    def __call__(self, x):
-        return self.function(cast(x, "float32"))
-
-    def get_config(self):
-        return {"function": keras.activations.serialize(self.function)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
+def in_float32(function):
+    """``function``, computed in float32; it keeps its name, by which Keras saves it."""
+    return wraps(function)(lambda x: function(float32(x)))
 '''
 
-CAST = '''\
-def cast(values, dtype):
-    """Floats of up to 32 bits in ``dtype``, everything else as it is."""
-    floats = (tf.float16, tf.bfloat16, tf.float32)
-    return tf.nest.map_structure(
-        lambda v: tf.cast(v, dtype) if getattr(v, "dtype", None) in floats else v, values
-    )
+CHANGING_IN_FLOAT32 = '''\
+def in_float32(function):
+    """``function``, computed in float32; it keeps its name, by which Keras saves it."""
+    computed = wraps(function)(lambda x: function(float32(x)))
+    computed.original = function
+    return computed
+'''
+
+FLOAT32 = '''\
+def float32(x):
+    """``x``, in float32 if it is in low precision."""
+    return tf.cast(x, "float32") if x.dtype in (tf.float16, tf.bfloat16) else x
+'''
+
+OUTPUT = '''\
+def output(x):
+    """``x``, in $dtype if it is a float of up to 32 bits."""
+    return tf.cast(x, "$dtype") if x.dtype in (tf.float16, tf.bfloat16, tf.float32) else x
 '''
 
 # -- the optimizer
+
+CLIP = {
+    "clip_norm": "inner.global_clipnorm = CLIP_NORM",
+    "clip_each_norm": "inner.clipnorm = CLIP_EACH_NORM",
+    "clip_value": "inner.clipvalue = CLIP_VALUE",
+}
 
 KERAS_OPTIMIZER = '''\
 def optimizer(inner):
@@ -341,8 +322,8 @@ def train_step(model, optimizer, loss_fn$parameter):
         scale, steps = $scale, tf.identity(optimizer.iterations)
         $before
         with tf.GradientTape() as tape:
-            predictions = cast(model(x, training=True), "$output_dtype")
-            loss = tf.add_n(cast([loss_fn(y, predictions), *model.losses], "float32"))
+            predictions = tf.nest.map_structure($output, model(x, training=True))
+            loss = tf.add_n([float32(each) for each in (loss_fn(y, predictions), *model.losses)])
             scaled_loss = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
@@ -367,6 +348,24 @@ def step(x, y):
     return result
 
 """
+
+# -- with ampbridge, under fit
+
+COMPILE = '''\
+def compile_model(model, optimizer, loss, **arguments):
+    """``model.compile`` by the recipe, for Keras' fit.$and_how"""
+    $decorate
+    $settings
+    scaler = $scaler
+    optimizer = ampbridge_tensorflow.LossScaleOptimizer(optimizer, scaler)
+    model.compile(optimizer, loss, **arguments)
+'''
+
+WITH_CALLBACK = """\
+
+
+    It needs a callback: callbacks=[ampbridge_tensorflow.PolicySchedule(RECIPE.schedule)].
+    """
 
 # -- a demo
 

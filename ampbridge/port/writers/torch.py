@@ -350,16 +350,14 @@ def _grad_scaler_call(recipe: Recipe) -> str:
         text.GRAD_SCALER_CALL,
         share="loss / ACCUMULATE" if accumulates else "loss",
         wait=fill(eager_text.WAIT, scale="scale") if accumulates else "",
-        clip=clip if recipe.clip_norm is not None else "",
+        clip=clip if recipe.clipping else "",
         round=_round(recipe),
         alarms=alarms(recipe),
     )
 
 
 def _clip(recipe: Recipe) -> str:
-    if recipe.clip_norm is None:
-        return ""
-    return "nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)"
+    return "" if recipe.clipping is None else text.CLIP[recipe.clipping.name]
 
 
 def _update(recipe: Recipe) -> str:

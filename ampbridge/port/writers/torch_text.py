@@ -311,6 +311,15 @@ for gradient in gradients:
     gradient /= scale
 """
 
+CLIP = {
+    "clip_norm": "nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)",
+    "clip_each_norm": """\
+for parameter in self.model.parameters():
+    nn.utils.clip_grad_norm_(parameter, CLIP_EACH_NORM)
+""",
+    "clip_value": "nn.utils.clip_grad_value_(self.model.parameters(), CLIP_VALUE)",
+}
+
 SET_PRECISION_METHOD = '''\
 def set_precision(self, precision):
     """From the next step on."""
