@@ -162,9 +162,9 @@ def _take_policies(
     is_known = not any(key.startswith("policy.") for key in draft.unknown)
     schedule = _schedule(atoms[0], by_holding) if len(atoms) == 1 and is_known else None
     if schedule is not None:
-        for told in (draft.comments, draft.origins):
-            for key in [key for key in told if key.startswith("policy.")]:
-                del told[key]
+        for noted in (draft.comments, draft.origins):
+            for key in [key for key in noted if key.startswith("policy.")]:
+                del noted[key]
         draft.settings.update(schedule)
         message = (
             f"The policy changes while it trains, by {place.excerpt}: the recipe has a schedule."

@@ -313,14 +313,61 @@ def test_layers_in_lists_dicts_and_tuples_of_a_layer_are_found(written: Any) -> 
     model = keras.Model(inputs, Block(name="block")(inputs))
     module.set_precision(model)
     block = model.get_layer("block")
-    assert block.more["norm"].compute_dtype == "float32"
+    assert block.more["norm"].compute_dtype == "float16"  # of what it returns
     attention = block.parts[0]
     computed = {type(part).__name__: part.compute_dtype for part in attention._flatten_layers()}
     assert computed.pop("Softmax") == "float32"
     assert set(computed.values()) == {"float16"}
     assert all(part.autocast for part in attention._flatten_layers())  # float32 goes no further
     values = np.ones((2, LENGTH, WIDTH), np.float32)
-    assert {block.last[0].compute_dtype, block.last[0](values).dtype} == {"float16", tf.float32}
+    assert {block.last[0].compute_dtype, block.last[0](values).dtype} == {"float16", tf.float16}
+    assert ops_of(model, True, "Rsqrt", "Softmax") == {"float32"}
+
+
+class Encoder(keras.layers.Layer):  # type: ignore[misc]
+    """As PatchEncoder of keras.io's vision transformer: + of what two layers return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = keras.layers.Dense(WIDTH)
+        self.position_embedding = keras.layers.Embedding(LENGTH, WIDTH)
+        self.norm = keras.layers.LayerNormalization()
+        self.gate = keras.layers.Dense(WIDTH, activation="softmax")
+
+    def build(self, shape: Any) -> None:
+        self.projection.build(shape)
+        for layer in (self.position_embedding, self.norm, self.gate):
+            layer.build((*shape[:-1], WIDTH))
+
+    def call(self, x: Any) -> Any:
+        x = self.projection(x) + self.position_embedding(keras.ops.arange(LENGTH))
+        return x + self.norm(x) * self.gate(x)
+
+
+class Encoding(keras.Model):  # type: ignore[misc]
+    """The same in a subclassed model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.norm = Encoder(), keras.layers.LayerNormalization()
+        self.dense = keras.layers.Dense(WIDTH)
+
+    def call(self, x: Any) -> Any:
+        x = self.dense(self.encoder(x))
+        return x + self.norm(x)
+
+
+def test_code_of_one_s_own_adds_up_what_layers_return(written: Any) -> None:
+    """Two precisions would be an error of TensorFlow's."""
+    model = Encoding()
+    values = np.random.default_rng(0).standard_normal((BATCH, LENGTH, 4), dtype=np.float32)
+    expected = model(values)
+    assert expected.dtype == tf.float32
+    written(GUIDE).set_precision(model)
+    np.testing.assert_allclose(model(values), expected, rtol=0.02, atol=0.02)
+    assert ("policy.lists", "changes") in {
+        (loss.key, loss.kind) for loss in losses(GUIDE, "tensorflow")
+    }
 
 
 def ops_of(model: keras.Model, training: bool, *kinds: str) -> set[str]:

@@ -42,6 +42,7 @@ from ampbridge.port.writers.tensorflow_precision import (
     is_graph_optimizer,
     is_uniform,
     listed,
+    low_output,
     precision_numbers,
     precision_section,
 )
@@ -303,6 +304,13 @@ def _policy_losses(policy: Policy) -> list[Loss]:
         msg = (
             f"ops that the lists of {policy.lists!r} deny are float32 as layers and activations; "
             "called as functions within a layer they run in that layer's precision"
+        )
+        found.append(Loss("policy.lists", "changes", msg))
+    rounded = low_output([policy]) if policy.lists != "tensorflow" else []  # as Keras has it
+    if rounded:
+        msg = (
+            f"in layers and models of your own class {', '.join(rounded)} return low precision, as "
+            "TensorFlow's x + y takes no two; they compute in float32 inside"
         )
         found.append(Loss("policy.lists", "changes", msg))
     found += [_function_loss(key, getattr(policy, key)) for key in ("allow", "deny")]

@@ -7,7 +7,7 @@ precision, and at O1 those without weights take what arrives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
@@ -48,6 +48,9 @@ FLOAT32_INSIDE = frozenset(
     ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm", "sync_batch_norm")
 )
 
+# Of the layers that lists deny, those that lose no more than digits of their output under a low policy.
+LOW_OUTPUT = ("Embedding", "GroupNormalization", "LayerNormalization", "RMSNormalization")
+
 # Functions of keras.activations, by the canonical name of their op.
 ACTIVATIONS = {
     **{
@@ -84,7 +87,8 @@ def precision_numbers(recipe: Recipe, comments: Comments) -> str:
     if recipe.schedule is not None:
         precision = fill(text.PRECISION, precisions=_precisions(recipe))
         policy = literal(_dtype_policy(recipe.policy))
-        return program(fill(text.DTYPE_POLICY, policy=policy), precision)
+        global_policy = _low_output_constant(recipe) + fill(text.DTYPE_POLICY, policy=policy)
+        return program(global_policy, precision)
     level = comments.get("policy.level", "") or comments.get("policy.dtype", "")
     policy = constants({"DTYPE_POLICY": (literal(_dtype_policy(recipe.policy)), level)})
     named_groups = "".join(
@@ -92,14 +96,15 @@ def precision_numbers(recipe: Recipe, comments: Comments) -> str:
         for name, group in _groups(recipe.policy).items()
         if group
     )
+    named_groups += _low_output_constant(recipe)
     return policy + named_groups + fill(text.DTYPE_POLICY, policy="DTYPE_POLICY")
 
 
 def precision_section(recipe: Recipe) -> str:
     """What sets it layer by layer; and the casts of what a model returns."""
-    low_output = recipe.policy.output_dtype != "float32"
+    output_dtype = recipe.policy.output_dtype
     casts = [text.FLOAT32]
-    casts += [fill(text.OUTPUT, dtype=recipe.policy.output_dtype)] if low_output else []
+    casts += [fill(text.OUTPUT, dtype=output_dtype)] if output_dtype != "float32" else []
     if is_uniform(recipe):
         return program(*casts)
     has = {name: any(_groups(each)[name] for each in recipe.policies) for name in GROUPS}
@@ -139,12 +144,16 @@ def _set_layer(recipe: Recipe, has: Mapping[str, bool]) -> str:
     follows = any(each.level == "O1" for each in recipe.policies)
     activation = text.CHANGING_ACTIVATION if scheduled else text.ACTIVATION
     warn = fill(text.WARN, float32_functions=functions) if has["float32_functions"] else ""
-    named_layers = has["float32_layers"] or follows and has["low_layers"]
+    named_layers = has["float32_layers"] or (follows and has["low_layers"])
+    own = bool(low_output(recipe.policies)) or _wraps_activations(recipe)
     argument = ", precision" if scheduled else ""
     return fill(
         text.SET_LAYER,
         parameter=argument,
+        own_parameter=", own=False" if own else "",
         names=text.NAMES if named_layers else "",
+        of_keras=text.OF_KERAS if follows or own else "",
+        own=text.OWN if own else "",
         found=f"found = matching(layer, {_value(recipe, 'kept')})" if has["kept"] else "",
         follows=_follows(recipe, has) if follows else "",
         within=_within(recipe, has, follows),
@@ -154,9 +163,21 @@ def _set_layer(recipe: Recipe, has: Mapping[str, bool]) -> str:
         if _wraps_activations(recipe)
         else "",
         warn=warn,
-        set_part=("found += " if has["kept"] else "") + f"set_layer(part{argument}, within)",
+        set_part=("found += " if has["kept"] else "")
+        + f"set_layer(part{argument}, within{', own' * own})",
         return_found="return found" if has["kept"] else "",
     )
+
+
+def low_output(policies: Iterable[Policy]) -> list[str]:
+    """Denied layers that return low precision where code of the model's own may add it up with others."""
+    denied = {name for policy in policies for name in _groups(policy)["float32_layers"]}
+    return [name for name in LOW_OUTPUT if name in denied]
+
+
+def _low_output_constant(recipe: Recipe) -> str:
+    names = low_output(recipe.policies)
+    return f"{constant_words('LOW_OUTPUT', names)}\n" if names else ""
 
 
 def _follows(recipe: Recipe, has: Mapping[str, bool]) -> str:
@@ -170,9 +191,11 @@ def _follows(recipe: Recipe, has: Mapping[str, bool]) -> str:
 
 def _within(recipe: Recipe, has: Mapping[str, bool], follows: bool) -> str:
     """In what the parts of a layer compute that go with it."""
-    layers = f"names.intersection({_value(recipe, 'float32_layers')})"
-    denied = " or ".join(["found"] * has["kept"] + [layers] * has["float32_layers"])
-    lines = fill(text.DENIED, denied=denied) if denied else ""
+    template = text.DENIED_BUT_LOW_OUTPUT if low_output(recipe.policies) else text.DENIED_LAYERS
+    layers = fill(template, float32_layers=_value(recipe, "float32_layers"))
+    layers = layers if has["float32_layers"] else ""
+    denied = " or ".join(["found"] * has["kept"] + ["denied"] * has["float32_layers"])
+    lines = fill(text.DENIED, layers=layers, denied=denied) if denied else ""
     if not follows:
         return lines
     otherwise = "elif" if denied else "if"

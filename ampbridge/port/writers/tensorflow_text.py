@@ -88,9 +88,11 @@ for pattern in $kept:
 """
 
 SET_LAYER = '''\
-def set_layer(layer$parameter, within=None):
+def set_layer(layer$parameter, within=None$own_parameter):
     """Give it its precision, and its parts theirs. ``within``: of a layer whose parts go with it."""
     $names
+    $of_keras
+    $own
     $found
     $follows
     $within
@@ -106,12 +108,22 @@ def set_layer(layer$parameter, within=None):
 
 NAMES = "names = {cls.__name__ for cls in type(layer).__mro__}"
 
+OF_KERAS = 'of_keras = type(layer).__module__.startswith("keras.")'
+
+OWN = "own = own or not of_keras  # code of yours, where x + y of two precisions is an error"
+
+DENIED_LAYERS = "denied = names.intersection($float32_layers)"
+
+DENIED_BUT_LOW_OUTPUT = """\
+denied = names & {*$float32_layers} - (LOW_OUTPUT if own and of_keras else set())
+"""
+
 FOLLOWS = """\
-of_keras = type(layer).__module__.startswith("keras.")
 follows = isinstance(layer, keras.Model) or of_keras and not layer.weights
 """
 
 DENIED = """\
+$layers
 if $denied:
     within = "float32"
 """
@@ -123,14 +135,14 @@ $otherwise of_keras and not follows:  # one op with its parts, as attention is
 
 ACTIVATION = """\
 if getattr(vars(layer).get("activation"), "__name__", "") in $float32_functions:
-    layer.activation = in_float32(layer.activation)
+    layer.activation = in_float32(layer.activation, own)
 """
 
 CHANGING_ACTIVATION = """\
 if function := vars(layer).get("activation"):
     function = getattr(function, "original", function)
     is_denied = getattr(function, "__name__", "") in $float32_functions
-    layer.activation = in_float32(function) if is_denied else function
+    layer.activation = in_float32(function, own) if is_denied else function
 """
 
 WARN = """\
@@ -148,10 +160,9 @@ def called(layer, functions):
     for cls in reversed(type(layer).__mro__):
         code |= {} if cls.__module__.startswith("keras.") else vars(cls)
     names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
-    nodes = [each for each in getattr(layer, "operations", ()) if not isinstance(each, keras.Layer)]
-    names = [*names, {type(node).__name__.lower() for node in nodes}]
-    names = set().union(*(each for each in names if "cast" not in each))
-    return [each for each in functions if {each, each.replace("_", "")} & names]
+    ops = [type(op) for op in getattr(layer, "operations", ()) if not isinstance(op, keras.Layer)]
+    names = [*(n for n in names if "cast" not in n), {op.__name__.lower() for op in ops}]
+    return [each for each in functions if {each, each.replace("_", "")} & set().union(*names)]
 '''
 
 MATCHING = '''\
@@ -163,15 +174,16 @@ def matching(layer, patterns):
 '''
 
 IN_FLOAT32 = '''\
-def in_float32(function):
+def in_float32(function, own):
     """``function``, computed in float32; it keeps its name, by which Keras saves it."""
-    return wraps(function)(lambda x: function(float32(x)))
+    return wraps(function)(lambda x: tf.cast(function(float32(x)), x.dtype if own else "float32"))
 '''
 
 CHANGING_IN_FLOAT32 = '''\
-def in_float32(function):
+def in_float32(function, own):
     """``function``, computed in float32; it keeps its name, by which Keras saves it."""
-    computed = wraps(function)(lambda x: function(float32(x)))
+    dtype = None if own else tf.float32
+    computed = wraps(function)(lambda x: tf.cast(function(float32(x)), dtype or x.dtype))
     computed.original = function
     return computed
 '''
