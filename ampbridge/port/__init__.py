@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ampbridge.port.fidelity_report import Report, fidelity
     from ampbridge.port.files import Outcome, read, read_many
-    from ampbridge.port.reading import Alternative, Finding, Place, Reading
+    from ampbridge.port.reading import Alternative, Finding, Origin, Place, Reading
     from ampbridge.port.rewriting import Rewriting, rewrite
     from ampbridge.port.writers import write
 
 _MODULES = {
     "Alternative": "reading",
     "Finding": "reading",
+    "Origin": "reading",
     "Outcome": "files",
     "Place": "reading",
     "Reading": "reading",
@@ -31,6 +32,7 @@ _MODULES = {
 __all__ = [
     "Alternative",
     "Finding",
+    "Origin",
     "Outcome",
     "Place",
     "Reading",

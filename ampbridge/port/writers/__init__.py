@@ -78,7 +78,7 @@ def write(
         recipe: the recipe to write.
         target: one of ``TARGETS``. "ampbridge" trains on any framework; its demo uses NumPy.
         native: whether the module uses the framework's own API; otherwise it uses ampbridge.
-        comments: comments for the settings: ``Alternative.comments`` of a reading.
+        comments: comments for the settings: ``Alternative.said`` of a reading; for TOML ``comments``.
         demo: whether a model, random batches and a ``main()`` follow; TOML has none.
 
     Raises:
