@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any
 
 from ampbridge.port.configs.way import Format, Way, has_any, one_way
-from ampbridge.port.dialect import Call, Draft
-from ampbridge.port.readers import paddle
+from ampbridge.port.dialect import Draft
+from ampbridge.port.readers import clipping, paddle
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import finite, tell_of_clipping
 from ampbridge.port.table import Table, passing
 
 AUTO_CAST, DECORATE, SCALER = "paddle.amp.auto_cast", "paddle.amp.decorate", "paddle.amp.GradScaler"
@@ -235,11 +234,9 @@ def _read_seg(root: Table, level: str, draft: Draft) -> None:
 def _seg_clip(section: Table, draft: Draft) -> None:
     """``{name: ClipGradByGlobalNorm, clip_norm: 1.0}``, a class of ``paddle.nn``."""
     name = _value(section, "name", "ClipGradByGlobalNorm")
-    joint, each, value = ("clip_norm" if name == kind else "" for kind in _SEG_CLIPS)
-    _clip(section, draft, joint=joint, each=each, value="max" if value else "")
-
-
-_SEG_CLIPS = ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue")
+    kind = f"paddle.nn.{name}"
+    if section.entries and kind in paddle.CLIPS:
+        paddle.clip_object(section.call(kind, ["clip_norm", "max", "min"]), draft)
 
 
 # -- what they share
@@ -252,13 +249,11 @@ def _value(section: Table, key: str, usual: Any) -> Any:
 
 def _clip(section: Table, draft: Draft, *, joint: str, each: str = "", value: str = "") -> None:
     """Clipping, by the keys that say it: by the joint norm, each gradient's norm, or each value."""
-    clip: Call = section.call("paddle.nn", [key for key in (joint, each, value) if key])
-    for key, by in ((each, "each gradient's own norm"), (value, "each value")):
+    clip = section.call("paddle.nn", [key for key in (joint, each, value) if key])
+    for key, name in ((each, "clip_each_norm"), (value, "clip_value"), (joint, "clip_norm")):
         if key and section.get_raw(key) is not None:
-            tell_of_clipping(Call(clip.name, clip.place_of(key), {}), draft, by)
+            clipping.take(draft, name, clip, key)
             return
-    if joint:
-        draft.take("step.clip_norm", clip, joint, None, finite)
 
 
 FORMATS = (

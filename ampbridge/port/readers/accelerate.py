@@ -10,14 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
-from ampbridge.port.readers import apex, scaling
+from ampbridge.port.readers import apex, clipping, scaling
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import (
-    clip_grad_norm,
-    clip_grad_value,
-    finite,
-    take_scaler,
-)
+from ampbridge.port.readers.torch import take_scaler
 from ampbridge.port.reading import Place
 
 PRECISIONS: Mapping[str, str] = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -132,7 +127,7 @@ def training_arguments(call: Call, draft: Draft) -> None:
     """``TrainingArguments(fp16=False, bf16=False, max_grad_norm=1.0, ...)``."""
     _training_precision(call, draft)
     draft.take("step.accumulate", call, "gradient_accumulation_steps", 1, whole)
-    draft.take("step.clip_norm", call, "max_grad_norm", 1.0, lambda norm: finite(norm) or None)
+    clipping.take(draft, "clip_norm", call, "max_grad_norm", clipping.limit, 1.0)
 
 
 def _training_precision(call: Call, draft: Draft) -> None:
@@ -209,8 +204,8 @@ DIALECT = Dialect(
     },
     handlers={
         "accelerate.Accelerator": accelerator,
-        "accelerate.Accelerator.clip_grad_norm_": clip_grad_norm,
-        "accelerate.Accelerator.clip_grad_value_": clip_grad_value,
+        "accelerate.Accelerator.clip_grad_norm_": clipping.by_norm,
+        "accelerate.Accelerator.clip_grad_value_": clipping.by_value,
         "accelerate.GradScalerKwargs": take_scaler,
         "accelerate.AutocastKwargs": autocast_kwargs,
         "accelerate.GradientAccumulationPlugin": accumulation_plugin,

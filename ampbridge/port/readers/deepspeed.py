@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
-from ampbridge.port.readers import apex, scaling
-from ampbridge.port.readers.torch import dtype_name, finite, tell_of_pure
+from ampbridge.port.readers import apex, clipping, scaling
+from ampbridge.port.readers.torch import dtype_name, tell_of_pure
 from ampbridge.port.table import Table
 
 MODES = ("fp16", "bf16", "torch_autocast", "amp")
@@ -182,7 +182,7 @@ _MEANINGS = {
 
 def _step(config: Table, draft: Draft) -> None:
     call = config.call("deepspeed", ("gradient_clipping", "gradient_accumulation_steps"))
-    draft.take("step.clip_norm", call, "gradient_clipping", 1.0, _norm)
+    clipping.take(draft, "clip_norm", call, "gradient_clipping", clipping.limit, 1.0)
     if "gradient_clipping" not in call.arguments:
         draft.find(
             "note",
@@ -196,10 +196,6 @@ def _step(config: Table, draft: Draft) -> None:
         )
     except NotKnown as error:
         draft.unknown["step.accumulate"] = error.place
-
-
-def _norm(value: Any) -> Any:
-    return finite(value) or None  # 0 is none
 
 
 def _accumulate(config: Table) -> int:
