@@ -201,6 +201,7 @@ class _Reader:
     def calls(self) -> list[Call]:
         """The known calls, whatever the conditions; where one is met several times, as at first."""
         plain = Plain(self._interpreter.memory, self._source, Decisions())
+        plain.calls = partial(self._of_made, plain)
         found: dict[int, Call] = {}
         for event in self._events:
             for dialect in self._dialects:
