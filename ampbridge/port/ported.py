@@ -335,7 +335,7 @@ def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None
     module = f"{hint} --to {framework} --ampbridge writes a module to import instead."
     if rewriting.findings:
         lines = dict.fromkeys(str(found.place.line) for found in rewriting.findings)
-        where = f"line {next(iter(lines))}" if len(lines) == 1 else f"lines {listed(lines)}"
+        where = f"line {next(iter(lines))}" if len(lines) == 1 else f"lines {', '.join(lines)}"
         msg = f"{reading.file} is unchanged: {where} must be written by hand, as is said above.\n"
         return SourceError(msg + module)
     low = [a for a in reading.alternatives if a.settings.get("policy.level") != "O0" or a.unknown]
