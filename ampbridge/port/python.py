@@ -189,7 +189,7 @@ class _Reader:
                 )
             )
         findings += self._trainings.findings if used else ()
-        findings += self._wrappers() + self._between_unscaling_and_step()
+        findings += self._wrappers() + self._between_unscaling_and_step() + self._second_steps()
         return Reading(
             self._source.file,
             framework,
@@ -243,6 +243,23 @@ class _Reader:
                 )
                 hint = "step.clip_norm in the recipe, if it clips by the joint norm; or keep this call."
                 found.append(Finding("unknown", self._source.place(event.node), message, hint))
+        return found
+
+    def _second_steps(self) -> list[Finding]:
+        """``optimizer.step()`` where ``scaler.step(optimizer)`` has stepped under the same conditions."""
+        found, stepped = [], set()
+        for event in self._met:
+            where = (event.guards, event.entry.stack)
+            if event.method in ("step", "minimize") and event.qualified and event.passed:
+                stepped.add((self._source.text_of(event.passed[0].node), *where))
+            elif event.method == "step" and (event.on, *where) in stepped and not event.passed:
+                message = (
+                    f"{event.on} steps a second time here: the scaler has stepped, or has skipped a "
+                    "step whose gradients overflowed; the recipe's steps are the scaler's."
+                )
+                found.append(
+                    Finding("lost", self._source.place(event.node), message, "take this line out.")
+                )
         return found
 
     def _may_change_gradients(self, event: Event) -> bool:

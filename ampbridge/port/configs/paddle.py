@@ -13,14 +13,16 @@ as of 2025 (PaddleOCR) and October 2024 (the others).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ampbridge.port import choosing
 from ampbridge.port.configs.way import Format, Way, has_any, one_way
 from ampbridge.port.dialect import Draft
 from ampbridge.port.readers import clipping, paddle
 from ampbridge.port.readers.deepspeed import whole
+from ampbridge.port.reading import Alternative
 from ampbridge.port.table import Table, passing
 
 AUTO_CAST, DECORATE, SCALER = "paddle.amp.auto_cast", "paddle.amp.decorate", "paddle.amp.GradScaler"
@@ -57,26 +59,29 @@ def read_ocr(root: Table, draft: Draft) -> None:
     section = root.table("Global")
     if not _value(section, "use_amp", False):
         float32(draft)
+        _tell_of_switch(section, draft, "Global", _read_ocr_amp)
     else:
-        scaler = {
-            "init_loss_scaling": "scale_loss",
-            "use_dynamic_loss_scaling": "use_dynamic_loss_scaling",
-        }
-        call(draft, SCALER, section, scaler, init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
-        if _value(section, "amp_level", "O2") == "O2":
-            decorate = {"level": "amp_level", "dtype": "amp_dtype"}
-            call(
-                draft, DECORATE, section, decorate, level="O2", master_weight=True, optimizers=True
-            )
-        cast = {
-            "level": "amp_level",
-            "dtype": "amp_dtype",
-            "custom_black_list": "amp_custom_black_list",
-            "custom_white_list": "amp_custom_white_list",
-        }
-        call(draft, AUTO_CAST, section, cast, level="O2", dtype="float16")
-        finish(draft)
+        _read_ocr_amp(section, draft)
     _clip(root.table("Optimizer"), draft, joint="clip_norm_global", each="clip_norm")
+
+
+def _read_ocr_amp(section: Table, draft: Draft) -> None:
+    scaler = {
+        "init_loss_scaling": "scale_loss",
+        "use_dynamic_loss_scaling": "use_dynamic_loss_scaling",
+    }
+    call(draft, SCALER, section, scaler, init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
+    if _value(section, "amp_level", "O2") == "O2":
+        decorate = {"level": "amp_level", "dtype": "amp_dtype"}
+        call(draft, DECORATE, section, decorate, level="O2", master_weight=True, optimizers=True)
+    cast = {
+        "level": "amp_level",
+        "dtype": "amp_dtype",
+        "custom_black_list": "amp_custom_black_list",
+        "custom_white_list": "amp_custom_white_list",
+    }
+    call(draft, AUTO_CAST, section, cast, level="O2", dtype="float16")
+    finish(draft)
 
 
 # -- PaddleClas
@@ -92,6 +97,7 @@ def read_clas(root: Table, draft: Draft) -> None:
     section = root.table("AMP")
     if not section.entries or not _value(section, "use_amp", True):
         float32(draft)
+        _tell_of_switch(section, draft, "AMP", _read_clas_amp)
     else:
         _read_clas_amp(section, draft)
     accumulation = root.table("Global").call("PaddleClas", ["update_freq"])
@@ -245,6 +251,20 @@ def _seg_clip(section: Table, draft: Draft) -> None:
 def _value(section: Table, key: str, usual: Any) -> Any:
     """What is written under a key, or what the project takes where nothing is."""
     return section.get_raw(key) if key in section.entries else usual
+
+
+def _tell_of_switch(
+    section: Table, draft: Draft, name: str, read: Callable[[Table, Draft], None]
+) -> None:
+    """What a training would be whose command line switches on what the file switches off."""
+    if "use_amp" not in section.entries:
+        return
+    on = Draft()
+    read(section, on)
+    switched = choosing.in_short(Alternative((), on.settings, on.unknown, {}))
+    message = f"With -o {name}.use_amp=True on its command line, the training is {switched}."
+    hint = "use_amp: True in the file, then port it again."
+    draft.find("note", section.place_of("use_amp"), message, hint)
 
 
 def _clip(section: Table, draft: Draft, *, joint: str, each: str = "", value: str = "") -> None:

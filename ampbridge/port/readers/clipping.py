@@ -91,8 +91,8 @@ def _be_the_only_one(draft: Draft, name: str, place: Place) -> None:
 
 
 def _forget(draft: Draft, name: str) -> None:
-    for noted in (draft.settings, draft.unknown, draft.comments):
-        noted.pop(f"step.{name}", None)
+    draft.set(f"step.{name}", None)
+    draft.comments.pop(f"step.{name}", None)
 
 
 def _other(draft: Draft, other: str, name: str, place: Place) -> Finding:

@@ -8,6 +8,7 @@ deepspeed/runtime/fp16/fused_optimizer.py without it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
@@ -210,7 +211,8 @@ def _accumulate(config: Table) -> int:
     if {batch, micro_batch} <= config.entries.keys() and config.get(batch) != config.get(
         micro_batch
     ):
-        raise NotKnown(config.place_of(batch))
+        ranks = f"{config.get(batch)} / ({config.get(micro_batch)} x the number of ranks)"
+        raise NotKnown(replace(config.place_of(batch), text=ranks))
     return 1
 
 

@@ -136,12 +136,25 @@ def enabled(call: Call, draft: Draft, argument: str = "enable") -> bool | None:
     return False
 
 
+def _tell_of_odd_switch(call: Call, draft: Draft, hint: str) -> None:
+    """``auto_cast("bfloat16")``: the first parameter is a switch, which a word or a number turns on."""
+    try:
+        switch = call.value("enable", True)
+    except NotKnown:
+        return
+    if isinstance(switch, (str, float)) or (isinstance(switch, int) and switch not in (0, 1)):
+        name = call.name.rpartition(".")[2]
+        message = f"{name}({switch!r}) sets enable, its first parameter, and says nothing else."
+        draft.find("note", call.place_of("enable"), message, hint)
+
+
 # -- dynamic graphs
 
 
 def auto_cast(call: Call, draft: Draft) -> None:
     """``paddle.amp.auto_cast``: the region."""
     on = enabled(call, draft)
+    _tell_of_odd_switch(call, draft, 'auto_cast(dtype="bfloat16")')
     draft.set("policy.lists", "paddle")
     if on is False:
         return
@@ -305,6 +318,7 @@ def _kept(entry: Argument, model: str) -> list[str] | None:
 
 def grad_scaler(call: Call, draft: Draft) -> None:
     """``paddle.amp.GradScaler``."""
+    _tell_of_odd_switch(call, draft, "GradScaler(init_loss_scaling=1024)")
     take_scaler(call, draft, {})
 
 
