@@ -102,6 +102,29 @@ def tell_of_deepspeed(draft: Draft, place: Place) -> None:
     )
 
 
+def unscale(call: Call, draft: Draft) -> None:
+    """``accelerator.unscale_gradients(optimizer=None)``."""
+    draft.seen[clipping.UNSCALED] = call.place
+
+
+def clip_grad_norm(call: Call, draft: Draft) -> None:
+    """``accelerator.clip_grad_norm_(parameters, max_norm, norm_type=2)``, which unscales first."""
+    unscale(call, draft)
+    clipping.by_norm(call, draft)
+
+
+def clip_grad_value(call: Call, draft: Draft) -> None:
+    """``accelerator.clip_grad_value_(parameters, clip_value)``, which unscales first."""
+    unscale(call, draft)
+    clipping.by_value(call, draft)
+
+
+def finish(draft: Draft) -> None:
+    """Gradients that torch's functions clip are still scaled, unless the accelerator unscales them."""
+    if clipping.UNSCALED not in draft.seen:
+        clipping.tell_of_order(draft, "accelerator.clip_grad_norm_, which unscales them.")
+
+
 def autocast_kwargs(call: Call, draft: Draft) -> None:
     """``AutocastKwargs(enabled=True, cache_enabled=None)``."""
     try:
@@ -186,6 +209,7 @@ DIALECT = Dialect(
         ),
         "accelerate.Accelerator.clip_grad_norm_": ("parameters", "max_norm", "norm_type"),
         "accelerate.Accelerator.clip_grad_value_": ("parameters", "clip_value"),
+        "accelerate.Accelerator.unscale_gradients": ("optimizer",),
         "accelerate.Accelerator.backward": ("loss",),
         "accelerate.Accelerator.accumulate": (),
         "accelerate.GradScalerKwargs": _SCALER_KWARGS,
@@ -204,12 +228,14 @@ DIALECT = Dialect(
     },
     handlers={
         "accelerate.Accelerator": accelerator,
-        "accelerate.Accelerator.clip_grad_norm_": clipping.by_norm,
-        "accelerate.Accelerator.clip_grad_value_": clipping.by_value,
+        "accelerate.Accelerator.clip_grad_norm_": clip_grad_norm,
+        "accelerate.Accelerator.clip_grad_value_": clip_grad_value,
+        "accelerate.Accelerator.unscale_gradients": unscale,
         "accelerate.GradScalerKwargs": take_scaler,
         "accelerate.AutocastKwargs": autocast_kwargs,
         "accelerate.GradientAccumulationPlugin": accumulation_plugin,
         "transformers.TrainingArguments": training_arguments,
     },
+    finish=finish,
     words=("import accelerate", "accelerate import", "from accelerate.", "TrainingArguments"),
 )

@@ -73,6 +73,8 @@ def join(draft: Draft, chosen: Draft) -> None:
             chosen.findings.append(_other(draft, name, _said(chosen)[0], chosen.seen[_SEEN]))
     for name in _said(draft) if is_known(chosen) else ():
         _forget(draft, name)
+    if is_known(draft):
+        chosen.seen |= {key: draft.seen[key] for key in (SCALED, _SEEN) if key in draft.seen}
 
 
 _SEEN = "clipping"

@@ -101,6 +101,10 @@ def _unscaled_first(call: Call) -> str:
     return f"scaler.unscale(optimizer) before it; {first_line(call)} stays."
 
 
+def _unscale_gradients(call: Call) -> str:
+    return f"scaler.unscale({text(call, 'optimizer') or 'optimizer'})."
+
+
 def _scaler_settings(call: Call) -> str:
     return f"scaler = {scaler(call, 'torch', {name: name for name in _SETTINGS})}."
 
@@ -165,6 +169,7 @@ HOW: Mapping[str, Callable[[Call], str | None]] = {
     "accelerate.Accelerator.backward": _accelerator_backward,
     "accelerate.Accelerator.clip_grad_norm_": _unscaled_first,
     "accelerate.Accelerator.clip_grad_value_": _unscaled_first,
+    "accelerate.Accelerator.unscale_gradients": _unscale_gradients,
     "accelerate.GradScalerKwargs": _scaler_settings,
     "lightning.pytorch.Trainer": _trainer,
     "lightning.fabric.Fabric": _fabric,
@@ -216,6 +221,7 @@ _SCALING = (
     "accelerate.Accelerator.backward",
     "accelerate.Accelerator.clip_grad_norm_",
     "accelerate.Accelerator.clip_grad_value_",
+    "accelerate.Accelerator.unscale_gradients",
     "lightning.fabric.Fabric.backward",
     "lightning.fabric.Fabric.clip_gradients",
 )
