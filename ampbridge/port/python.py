@@ -247,11 +247,12 @@ class _Reader:
 
     def _second_steps(self) -> list[Finding]:
         """``optimizer.step()`` where ``scaler.step(optimizer)`` has stepped under the same conditions."""
-        found, stepped = [], set()
+        found: list[Finding] = []
+        stepped: list[tuple[object, ...]] = []
         for event in self._met:
             where = (event.guards, event.entry.stack)
             if event.method in ("step", "minimize") and event.qualified and event.passed:
-                stepped.add((self._source.text_of(event.passed[0].node), *where))
+                stepped.append((self._source.text_of(event.passed[0].node), *where))
             elif event.method == "step" and (event.on, *where) in stepped and not event.passed:
                 message = (
                     f"{event.on} steps a second time here: the scaler has stepped, or has skipped a "

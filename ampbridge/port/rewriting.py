@@ -26,6 +26,7 @@ from ampbridge.port.source import Source
 IMPORTS = {
     "ampbridge.": "import ampbridge",
     "ampbridge_tensorflow.": "import ampbridge_tensorflow",
+    "keras.optimizers.get(": "import keras",
     "paddle_list(": "from ampbridge.policies.paddle_names import paddle_list",
 }
 
@@ -155,13 +156,18 @@ def _statement(source: _Verbatim, call: Call, start: int, end: int) -> tuple[int
         NoReplacement: if it is no such statement.
     """
     for node in ast.walk(ast.parse(source.text)):
-        body = node.body if isinstance(node, (ast.Module, ast.FunctionDef)) else []
+        body = node.body if isinstance(node, (ast.Module, ast.FunctionDef, ast.With)) else []
+        body = node.body if isinstance(node, ast.If) and _is_main(node) else body
         if any(_is_at(each, call.place, source) for each in body):
             first, last = source.line_starts[call.place.line - 1], source.text.find("\n", end) + 1
             alone = not (source.text[first:start] + source.text[end:last]).strip()
             return (first, last, "") if alone and last and len(body) > 1 else (start, end, "pass")
     msg = f"{first_line(call)}: whether it is reached depends on a condition."
     raise NoReplacement(msg, "take it out, and decorate the model under the same condition.")
+
+
+def _is_main(node: ast.If) -> bool:
+    return ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def _is_at(node: ast.stmt, place: Place, source: _Verbatim) -> bool:

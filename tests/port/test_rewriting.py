@@ -282,20 +282,43 @@ def test_keras_guide_with_fit():
     ]
 
 
-@pytest.mark.parametrize("statement", ["if fp16: {}", "{}; x = 1", "def f():\n    {}\nf()"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "if fp16: {}",
+        "{}; x = 1",
+        "def f():\n    {}\nf()",
+        "if __name__ == '__main__':\n    {}",
+        "with strategy.scope():\n    {}",
+    ],
+)
 def test_a_policy_is_taken_out_where_it_is_a_statement_of_its_own(statement):
     call = 'keras.mixed_precision.set_global_policy("mixed_bfloat16")'
     source = (
         f"import keras\n{statement.format(call)}\nm = keras.Sequential(ls)\nm.compile(opt, 'mse')\n"
     )
     rewriting = rewrite(source)
-    if statement.startswith("if"):
+    if "fp16" in statement:
         assert rewriting.text == source
         assert "depends on a condition" in rewriting.findings[0].message
     else:
         policy = 'ampbridge.Policy("O2", "bfloat16", lists="tensorflow")'
         assert f"\nampbridge.decorate(m, policy={policy}).compile(opt, 'mse')\n" in rewriting.text
         assert statement.format("pass") in rewriting.text
+
+
+def test_an_optimizer_by_its_name_is_made():
+    source = (
+        "import tensorflow as tf\ntf.keras.mixed_precision.set_global_policy('mixed_float16')\n"
+    )
+    text = rewrite(source + "m = tf.keras.Sequential(ls)\nm.compile('adam', loss='mse')\n").text
+    assert text.startswith(
+        "import tensorflow as tf\nimport ampbridge\nimport ampbridge_tensorflow\nimport keras\nm ="
+    )
+    assert (
+        "ampbridge_tensorflow.LossScaleOptimizer(keras.optimizers.get('adam'), "
+        'ampbridge.GradScaler.like("keras"))' in text
+    )
 
 
 # -- the corpus: whatever is written in a script, only its AMP calls change

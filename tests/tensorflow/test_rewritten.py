@@ -85,7 +85,55 @@ for start in range(0, 64, 8):
     record(float(loss), float(optimizer.dynamic_scale))
 """
 
-SCRIPTS = {"fit": FIT, "named scaler": NAMED_SCALER, "bfloat16": BFLOAT16, "loop": LOOP}
+SEQUENTIAL = """
+import keras
+from keras import layers
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = keras.Sequential(
+    [layers.Dense(32, activation="relu"), layers.BatchNormalization(), layers.Dense(4)]
+)
+model.compile("sgd", "mse")
+history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+record(history.history["loss"], float(model.optimizer.dynamic_scale))
+"""
+
+SUBCLASS = """
+import keras
+from keras import layers
+
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(32, activation="gelu")
+        self.norm = layers.LayerNormalization()
+        self.last = layers.Dense(4)
+
+    def call(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+def main():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    net = Net()
+    net.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    history = net.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    record(history.history["loss"], float(net.optimizer.dynamic_scale))
+    return net
+
+
+model = main()
+"""
+
+SCRIPTS = {
+    "sequential": SEQUENTIAL,
+    "subclass": SUBCLASS,
+    "fit": FIT,
+    "named scaler": NAMED_SCALER,
+    "bfloat16": BFLOAT16,
+    "loop": LOOP,
+}
 
 
 def run(script: str) -> tuple[list[Any], list[np.ndarray]]:

@@ -137,8 +137,7 @@ def _is_plain(call: Call) -> bool:
 def _can_be_wrapped(call: Call, dtype: str) -> bool:
     if dtype != "float16" or literal(text(call, "auto_scale_loss")) is False:
         return True
-    written = text(call, "optimizer")
-    return call.name.endswith(".compile") and written is not None and literal(written) is UNKNOWN
+    return call.name.endswith(".compile") and text(call, "optimizer") is not None
 
 
 # -- what is written
@@ -153,7 +152,9 @@ def _compile(training: _Training, call: Call) -> Sequence[Around]:
     scaled = literal(text(call, "auto_scale_loss")) is not False
     if training.dtype == "float16" and scaled and not training.has_own_scaler:
         place = call.place_of("optimizer")
-        around.append(Around(place, f"{_OURS}(", f", {training.scaler}))"))
+        by_name = isinstance(literal(place.text), str)  # compile("adam", ...)
+        get, end = ("keras.optimizers.get(", ")") if by_name else ("", "")
+        around.append(Around(place, f"{_OURS}({get}", f"{end}, {training.scaler}))"))
     return around
 
 
