@@ -15,7 +15,7 @@ def train_step(x, y):
     grads = optimizer.get_unscaled_gradients(scaled_grads)
     grads = [tf.clip_by_norm(g, 0.5) for g in grads]
     optimizer.apply_gradients(zip(grads, model.trainable_variables))
-    return tf.clip_by_value(loss, 0.0, 100.0)
+    return tf.clip_by_value(loss, -100.0, 100.0)
 
 
 for x, y in dataset:
