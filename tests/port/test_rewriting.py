@@ -263,6 +263,25 @@ def test_fleet_s_scaler_is_ours_and_sharded_gradients_are_refused():
     assert without.text.endswith("scaler.unscale(optimizer)\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("loss = model.train_batch([x, y], optimizer, schedule, scaler)", "to_native"),
+        ("loss = model.train_batch([x, y], optimizer, scaler=scaler)", "to_native"),
+        ("strategy.hybrid_configs['sharding_configs'].split_param = True", "stage 1"),
+        ("strategy.hybrid_configs = {'sharding_configs': {'comm_overlap': True}}", "stage 1"),
+    ],
+)
+def test_what_docs_refuse_of_fleet_is_not_written(line, says):
+    source = FLEET.partition("model, optimizer")[0] + line + "\n"
+    rewriting = rewrite(source)
+    (finding,) = rewriting.findings
+    assert (finding.place.line, rewriting.text) == (6, source)
+    assert says in finding.hint
+    harmless = source.replace("True", "False").replace(", scaler)", ")").replace("scaler=", "s=")
+    assert rewrite(harmless).findings == ()
+
+
 def test_keras_guide_with_fit():
     (guide,) = (path for path in CORPUS if path.stem == "keras_guide_fit")
     policy = 'ampbridge.Policy("O2", lists="tensorflow", keep=["predictions"])'
