@@ -180,6 +180,13 @@ scaled = opt.get_scaled_loss(loss)
             },
         ),
         (
+            APEX.replace("'O1'", "'O1', loss_scale=128.0"),
+            {
+                3: 'GradScaler.like("apex", init_scale=128.0, dynamic=False); with ampbridge.autocast('
+            },
+        ),
+        (APEX.replace("'O1'", "'O1', loss_scale=args.loss_scale"), {3: "--to toml"}),
+        (
             APEX.replace("O1", "O2"),
             {3: 'model, optimizer = ampbridge.decorate(model, optimizer, ampbridge.Policy("O2"))'},
         ),
