@@ -121,6 +121,8 @@ PADDLE: Mapping[str, Arguments] = {
         "use_bf16": True,
     },
     "paddle.nn.ClipGradByGlobalNorm": {"clip_norm": 1.0},
+    "paddle.nn.ClipGradByNorm": {"clip_norm": 1.0},
+    "paddle.nn.ClipGradByValue": {"max": 1.0},
 }
 
 # Functions that take their settings in a dict -> the argument.
@@ -135,6 +137,8 @@ DYNAMIC = {
     "paddle.amp.decorate",
     "paddle.amp.GradScaler",
     "paddle.nn.ClipGradByGlobalNorm",
+    "paddle.nn.ClipGradByNorm",
+    "paddle.nn.ClipGradByValue",
 }
 
 # What matters at O2 alone.
@@ -154,6 +158,7 @@ OTHERS: Mapping[str, tuple[Dialect, Mapping[str, Arguments]]] = {
                 "enabled": False,
             },
             "torch.nn.utils.clip_grad_norm_": {"max_norm": 1.0},
+            "torch.nn.utils.clip_grad_value_": {"clip_value": 1.0},
         },
     ),
     "tensorflow": (
@@ -165,6 +170,7 @@ OTHERS: Mapping[str, tuple[Dialect, Mapping[str, Arguments]]] = {
                 "dynamic_growth_steps": 500,
             },
             "tensorflow.clip_by_global_norm": {"clip_norm": 1.0},
+            "keras.optimizers.SGD": {"global_clipnorm": 1.0, "clipnorm": 1.0, "clipvalue": 1.0},
         },
     ),
 }
@@ -243,8 +249,8 @@ def arguments_table(_: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Arguments that neither say what to compute in nor how to scale.
-NO_SETTINGS = {"group_name", "auto_skip_clip"}
+# Arguments that neither say what to compute in nor how to scale; min is -max, or no recipe has it.
+NO_SETTINGS = {"group_name", "auto_skip_clip", "min"}
 
 
 def check_complete(function: str, values: Arguments) -> None:

@@ -63,6 +63,7 @@ class Call:
     ``function``: the function or method around it, "" at module level.
     ``target``: the name or attribute that its result is bound to ("scaler", "self.scaler"), or "".
     ``overridden``: the methods of a class of the file that derives from the one that is named.
+    ``loops``: the names of the loops around it, each with the text of what its loop goes over.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Call:
     function: str = ""
     target: str = ""
     overridden: frozenset[str] = frozenset()
+    loops: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, name: str, default: Any) -> Any:
         """The value of an argument, or ``default`` if it was not passed.

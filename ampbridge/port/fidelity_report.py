@@ -13,6 +13,7 @@ from ampbridge.policies import op_table
 from ampbridge.policies.native_lists import own_policy, own_rules, paddle_rules, wanted_rules
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
+from ampbridge.port.lines_by_hand import line_by_hand
 from ampbridge.port.writers import Loss, losses
 from ampbridge.reports.plain_data import plain
 from ampbridge.reports.printing import Table
@@ -28,12 +29,16 @@ _ORDER: Mapping[Kind, int] = {"kept": 0, "changes": 1, "lost": 2}
 
 
 class Row(NamedTuple):
-    """A setting of a recipe on a target; ``key`` as in a recipe file."""
+    """A setting of a recipe on a target; ``key`` as in a recipe file.
+
+    ``by_hand``: the line to add to the code so that it is kept, where one can be.
+    """
 
     key: str
     kind: Kind
     value: str
     message: str
+    by_hand: str = ""
 
 
 class OpRow(NamedTuple):
@@ -84,7 +89,7 @@ class Report:
         }
 
     def tables(self) -> tuple[Table, ...]:
-        """The settings; and the ops, if there are any."""
+        """The settings; the lines to add by hand, and the ops, if there are any."""
         counts = ", ".join(f"{len(self.of(kind))} {_SAID[kind]}" for kind in _ORDER)
         settings = Table(
             f"Fidelity ({self._form()}): {counts}",
@@ -92,7 +97,10 @@ class Report:
             tuple((row.key, row.value, row.kind, row.message) for row in self.rows),
             self.remarks,
         )
-        return (settings, self._ops_table()) if self.ops else (settings,)
+        lines = dict.fromkeys((row.key, row.by_hand) for row in self.rows if row.by_hand)
+        by_hand = Table("By hand, where it matters", ("setting", "line to add"), tuple(lines))
+        tables = (settings, by_hand) if lines else (settings,)
+        return (*tables, self._ops_table()) if self.ops else tables
 
     def _form(self) -> str:
         if self.target not in NATIVE_SCALERS:
@@ -155,9 +163,10 @@ def fidelity(
         ArgumentError: for an unknown target.
     """
     found = losses(recipe, target, native=native)
-    rows = [_row_of(loss, recipe) for loss in found]
-    rows += _kept(recipe, target, {loss.key for loss in found})
+    rows = [_row_of(loss, recipe, target) for loss in found]
     by_casting = native and target in NATIVE_SCALERS
+    how = _CLIPPING[target] if by_casting else {}
+    rows += _kept(recipe, target, {loss.key for loss in found}, how)
     return Report(
         recipe,
         target,
@@ -178,18 +187,43 @@ def _listed(recipe: Recipe) -> Iterator[frozenset[str]]:
 # -- settings
 
 
-def _row_of(loss: Loss, recipe: Recipe) -> Row:
-    return Row(loss.key, loss.kind, _shown(_settings(recipe).get(loss.key, "")), loss.message)
+def _row_of(loss: Loss, recipe: Recipe, target: str) -> Row:
+    value = _shown(_settings(recipe).get(loss.key, ""))
+    return Row(loss.key, loss.kind, value, loss.message, line_by_hand(loss, recipe, target))
 
 
-def _kept(recipe: Recipe, target: str, lost: set[str]) -> Iterator[Row]:
-    """Every setting that the recipe has or that the target would have otherwise by itself."""
+_CLIPPING: Mapping[str, Mapping[str, str]] = {
+    "tensorflow": {
+        "step.clip_norm": "global_clipnorm of the optimizer: the joint norm of all gradients",
+        "step.clip_each_norm": "clipnorm of the optimizer: each variable's own norm",
+        "step.clip_value": "clipvalue of the optimizer: each number",
+    },
+    "torch": {
+        "step.clip_norm": "clip_grad_norm_ of all parameters together",
+        "step.clip_each_norm": "clip_grad_norm_ of each parameter",
+        "step.clip_value": "clip_grad_value_",
+    },
+    "paddle": {
+        "step.clip_norm": "ClipGradByGlobalNorm",
+        "step.clip_each_norm": "ClipGradByNorm",
+        "step.clip_value": "ClipGradByValue",
+    },
+}
+"""How native code clips."""
+
+
+def _kept(recipe: Recipe, target: str, lost: set[str], how: Mapping[str, str]) -> Iterator[Row]:
+    """Every setting that the recipe has or that the target would have otherwise by itself.
+
+    ``how``: what does it in the code, by key.
+    """
     written = {f"{section}.{key}" for section, keys in recipe.to_dict().items() for key in keys}
     defaults = _own_scaling(target) if recipe.scaler is not None else {}
     for key, value in _settings(recipe).items():
         differs = key in defaults and defaults[key] != value
         if key not in lost and (key in written or differs):
-            said = f"written out: {_shown(defaults[key])} by default there" if differs else ""
+            default = f"written out: {_shown(defaults[key])} by default there" if differs else ""
+            said = how.get(key, default)
             yield Row(key, "kept", _shown(value), said)
 
 

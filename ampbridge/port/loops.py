@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TRAINS = frozenset({"backward", "minimize", "step", "apply_gradients", "scale", "unscale_"})
 STEPS = frozenset({"step", "minimize", "apply_gradients"})
 EVALUATES = re.compile(r"eval|valid|test|infer|predict|generate|sample|export|bench", re.I)
-OF_STEP = re.compile(r"clip|^(?:step|minimize|apply_gradients|unscale_|update|backward)$")
+OF_STEP = re.compile(r"clip|^(?:clamp_|step|minimize|apply_gradients|unscale_|update|backward)$")
 SCALES = frozenset({"scale", "unscale_", "step", "minimize"})
 SCALER = re.compile(r"scaler", re.I)
 LOSS_SCALER = re.compile(r"(loss|grad|native|apex)_?scaler|^scaler$", re.I)

@@ -323,6 +323,7 @@ def _rewritten(
     if reading.framework is None:
         return Ported(reading.file, reading)
     rewriting = rewrite(Path(reading.file))
+    error = _not_rewritten(reading, rewriting)
     is_one = len(candidates) == 1 and not candidates[0].unknown
     recipe = candidates[0].recipe if is_one else None
     return Ported(
@@ -335,4 +336,22 @@ def _rewritten(
         rewriting,
         None if recipe is None else fidelity(recipe, "ampbridge"),
         (*_of_candidates(reading, candidates), *rewriting.findings),
+        error=error,
     )
+
+
+def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None:
+    """Why a script that trains in mixed precision is left as it was, if it is."""
+    hint = f"Hint: ampbridge port {shlex.quote(reading.file)}"
+    framework = reading.framework if reading.framework in ("paddle", "tensorflow") else "torch"
+    module = f"{hint} --to {framework} --ampbridge writes a module to import instead."
+    if rewriting.findings:
+        lines = dict.fromkeys(str(found.place.line) for found in rewriting.findings)
+        where = f"line {next(iter(lines))}" if len(lines) == 1 else f"lines {', '.join(lines)}"
+        msg = f"{reading.file} is unchanged: {where} must be written by hand, as is said above.\n"
+        return SourceError(msg + module)
+    low = [a for a in reading.alternatives if a.settings.get("policy.level") != "O0" or a.unknown]
+    if low and not rewriting.replaced:
+        msg = f"{reading.file} is unchanged: none of its calls has a replacement.\n"
+        return SourceError(msg + module)
+    return None

@@ -22,7 +22,8 @@ from ampbridge.port.interpreter.decisions import (
 from ampbridge.port.interpreter.evaluate import IMPOSSIBLE, Plain
 from ampbridge.port.interpreter.values import Argument as Default
 from ampbridge.port.interpreter.values import Choice, Event, Made, Value
-from ampbridge.port.readers import DIALECTS, scaling
+from ampbridge.port.readers import DIALECTS, clipping, scaling
+from ampbridge.port.readers.torch import CLAMP
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.schedules import Changing, joined
 from ampbridge.port.source import Source
@@ -88,20 +89,27 @@ def resolve(dialect: Dialect, qualified: str) -> str | None:
     return None
 
 
-def _with_cast_models(events: Sequence[Event]) -> list[Event]:
-    """``net.half()`` of a model of another file as torch's own: what has parameters is a module."""
-    of_torch = any(each.library.startswith("torch.") for each in events)
+def _of_torch(events: Sequence[Event]) -> list[Event]:
+    """What tensors and models of another file do, as torch's own, in a file that uses torch.
+
+    ``net.half()``: what has parameters is a module. ``p.grad.clamp_()``.
+    """
+    of_torch = any((each.library or each.qualified).startswith("torch.") for each in events)
     unknown = [each for each in events if not each.qualified] if of_torch else []
     models = {each.on for each in unknown if each.method in _OF_MODELS}
-    casts = {id(each) for each in unknown if each.method in _CASTS and each.on in models}
-    return [
-        replace(each, qualified=f"torch.nn.Module.{each.method}") if id(each) in casts else each
-        for each in events
-    ]
+    names = {
+        **{id(e): f"torch.nn.Module.{e.method}" for e in unknown if _casts(e) and e.on in models},
+        **{id(e): CLAMP for e in unknown if e.method == "clamp_" and _GRADIENT.search(e.on)},
+    }
+    return [replace(e, qualified=names[id(e)]) if id(e) in names else e for e in events]
 
 
+def _casts(event: Event) -> bool:
+    return event.method in ("half", "bfloat16")
+
+
+_GRADIENT = re.compile(r"\.grad(\.data)?$")
 _OF_MODELS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children"})
-_CASTS = frozenset({"half", "bfloat16"})
 
 
 class _Vocabulary:
@@ -141,7 +149,7 @@ class _Reader:
 
         self._interpreter, self._dialects = interpreter, dialects
         self._source: Source = interpreter.source
-        events = _with_cast_models(interpreter.events)
+        self._met = events = _of_torch(interpreter.events)
         self._changing = Changing(frozenset(interpreter.counters | interpreter.turns))
         self._trainings = trainings(events, self._source)
         self._events = loops.in_order(events)
@@ -182,7 +190,7 @@ class _Reader:
                 )
             )
         findings += self._trainings.findings if used else ()
-        findings += self._wrappers() + self._between_unscaling_and_step()
+        findings += self._wrappers() + self._between_unscaling_and_step() + self._second_steps()
         return Reading(
             self._source.file,
             framework,
@@ -194,6 +202,7 @@ class _Reader:
     def calls(self) -> list[Call]:
         """The known calls, whatever the conditions; where one is met several times, as at first."""
         plain = Plain(self._interpreter.memory, self._source, Decisions())
+        plain.calls = partial(self._of_made, plain)
         found: dict[int, Call] = {}
         for event in self._events:
             for dialect in self._dialects:
@@ -224,7 +233,7 @@ class _Reader:
     def _between_unscaling_and_step(self) -> list[Finding]:
         """Calls of other files that may change the unscaled gradients, a clipper of one's own say."""
         found, unscaled = [], False
-        for event in self._interpreter.events:
+        for event in self._met:
             name = event.qualified.rpartition(".")[2] or event.method
             if name in ("unscale_", "step"):
                 unscaled = name == "unscale_"
@@ -235,6 +244,24 @@ class _Reader:
                 )
                 hint = "step.clip_norm in the recipe, if it clips by the joint norm; or keep this call."
                 found.append(Finding("unknown", self._source.place(event.node), message, hint))
+        return found
+
+    def _second_steps(self) -> list[Finding]:
+        """``optimizer.step()`` where ``scaler.step(optimizer)`` has stepped under the same conditions."""
+        found: list[Finding] = []
+        stepped: list[tuple[object, ...]] = []
+        for event in self._met:
+            where = (event.guards, event.entry.stack)
+            if event.method in ("step", "minimize") and event.qualified and event.passed:
+                stepped.append((self._source.text_of(event.passed[0].node), *where))
+            elif event.method == "step" and (event.on, *where) in stepped and not event.passed:
+                message = (
+                    f"{event.on} steps a second time here: the scaler has stepped, or has skipped a "
+                    "step whose gradients overflowed; the recipe's steps are the scaler's."
+                )
+                found.append(
+                    Finding("lost", self._source.place(event.node), message, "take this line out.")
+                )
         return found
 
     def _may_change_gradients(self, event: Event) -> bool:
@@ -419,7 +446,14 @@ class _Reader:
             stack[-1] if stack else "",
             event.target,
             event.overridden,
+            dict(self._loop_names(event)),
         )
+
+    def _loop_names(self, event: Event) -> Iterator[tuple[str, str]]:
+        """The names that the loops around a call bind, with what each goes over."""
+        for loop in event.entry.loops:
+            over = self._source.text_of(loop.node.iter)
+            yield from ((n, over) for n in _WORD.findall(self._source.text_of(loop.node.target)))
 
     def _argument(self, value: Value, node: cst.CSTNode, plain: Plain) -> Argument:
         return Argument(
@@ -495,6 +529,7 @@ class _Reader:
         """What another dialect says beside it: torch's clipping under apex, its scaler in Lightning."""
         if _sets(draft, "scaler."):
             scaling.forget(chosen)
+        clipping.join(draft, chosen)
         chosen.settings = {**draft.settings, **chosen.settings}
         chosen.unknown = {**draft.unknown, **chosen.unknown}
         chosen.comments = {**draft.comments, **chosen.comments}
@@ -521,6 +556,7 @@ _AMP_NAME = re.compile(
 )
 
 
+_WORD = re.compile(r"\w+")
 _OF_GRADIENTS = re.compile(r"clip|grad|param", re.IGNORECASE)
 _LOOKS_ALONE = frozenset(
     {

@@ -19,20 +19,26 @@ from ampbridge.port.dialect import Call
 from ampbridge.port.files import parsed
 from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
-from ampbridge.port.rewriters import REPLACEMENTS, NoReplacement
+from ampbridge.port.rewriters import NoReplacement, Removed, fleet, replacement_of
+from ampbridge.port.rewriters.expressions import first_line
 from ampbridge.port.source import Source
 
 IMPORTS = {
     "ampbridge.": "import ampbridge",
+    "ampbridge_tensorflow.": "import ampbridge_tensorflow",
+    "keras.optimizers.get(": "import keras",
     "paddle_list(": "from ampbridge.policies.paddle_names import paddle_list",
 }
 
-FRAMEWORKS = ("torch", "paddle")
+FRAMEWORKS = ("torch", "paddle", "tensorflow", "keras")
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The new text of a script, the replaced calls, and findings about calls without a replacement."""
+    """The new text of a script, the replaced calls, and findings about calls without a replacement.
+
+    Where there is one without, nothing is replaced: the findings say what to write by hand.
+    """
 
     file: str
     before: str
@@ -67,14 +73,15 @@ class _Edit:
     start: int
     end: int
     text: str
-    place: Place | None = None
+    place: Place
 
 
 def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
-    """Replace the AMP calls of a script, without running it or changing the file.
+    """Replace the AMP calls of a script, all or none, without running it or changing the file.
 
         for each known call:  its text -> our call, with the same expressions
         if any:               import ampbridge, after the first import
+        if one of them has no replacement:  the script as it was, and what to write by hand
 
     Args:
         path_or_source: as for ``read``, but only Python.
@@ -83,21 +90,21 @@ def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
         SourceError: as ``read``.
     """
     source = _Verbatim(**vars(parsed(path_or_source)))
+    calls = known_calls(source)
+    replacements = replacement_of(calls)
     edits: list[_Edit] = []
-    findings: list[Finding] = []
-    for call in known_calls(source):
+    findings = list(fleet.refused(source.text, source.file, calls))
+    for call in calls:
         try:
-            new = REPLACEMENTS.get(call.name, _unchanged)(call)
+            edits += _edits(source, call, replacements.get(call.name, _unchanged)(call))
         except NoReplacement as error:
             findings.append(Finding("lost", call.place, error.message, error.hint))
-            continue
-        if new is not None:
-            edits.append(_edit(source, call.place, new))
     kept = _outermost(edits)
     findings += [_inside_another(edit) for edit in edits if edit not in kept]
-    added = _imports(source, kept)
-    replaced = tuple(edit.place for edit in kept if edit.place is not None)
-    text = _applied(source.text, [*kept, *added])
+    findings.sort(key=lambda found: (found.place.line, found.place.column))
+    kept = [] if findings else kept
+    replaced = tuple(dict.fromkeys(edit.place for edit in kept))
+    text = _applied(source.text, [*kept, *_imports(source, kept)])
     return Rewriting(source.file, source.text, text, source.encoding, replaced, tuple(findings))
 
 
@@ -124,13 +131,52 @@ def _unchanged(call: Call) -> str | None:
 # -- places in the text
 
 
-def _edit(source: _Verbatim, place: Place, new: str) -> _Edit:
+def _edits(source: _Verbatim, call: Call, new: Any) -> list[_Edit]:
+    """A call's text replaced, taken out with its statement, or with text around parts of it."""
+    start, end = _range(source, call.place)
+    if new is None:
+        return []
+    if new is Removed:
+        return [_Edit(*_statement(source, call, start, end), call.place)]
+    if isinstance(new, str):
+        return [_Edit(start, end, new, call.place)]
+    ranges = [(each, *_range(source, each.place)) for each in new]
+    before = [_Edit(start, start, each.before, call.place) for each, start, _ in ranges]
+    return before + [_Edit(end, end, each.behind, call.place) for each, _, end in ranges]
+
+
+def _range(source: _Verbatim, place: Place) -> tuple[int, int]:
     start = source.offset(place.line, place.column)
-    return _Edit(start, start + len(place.text), new, place)
+    return start, start + len(place.text)
+
+
+def _statement(source: _Verbatim, call: Call, start: int, end: int) -> tuple[int, int, str]:
+    """Where to cut a call that is a statement of a module or function: its lines, or it is `pass`.
+
+    Raises:
+        NoReplacement: if it is no such statement.
+    """
+    for node in ast.walk(ast.parse(source.text)):
+        body = node.body if isinstance(node, (ast.Module, ast.FunctionDef, ast.With)) else []
+        body = node.body if isinstance(node, ast.If) and _is_main(node) else body
+        if any(_is_at(each, call.place, source) for each in body):
+            first, last = source.line_starts[call.place.line - 1], source.text.find("\n", end) + 1
+            alone = not (source.text[first:start] + source.text[end:last]).strip()
+            return (first, last, "") if alone and last and len(body) > 1 else (start, end, "pass")
+    msg = f"{first_line(call)}: whether it is reached depends on a condition."
+    raise NoReplacement(msg, "take it out, and decorate the model under the same condition.")
+
+
+def _is_main(node: ast.If) -> bool:
+    return ast.unparse(node.test) == "__name__ == '__main__'"
+
+
+def _is_at(node: ast.stmt, place: Place, source: _Verbatim) -> bool:
+    text = ast.get_source_segment(source.text, node) if node.lineno == place.line else None
+    return isinstance(node, ast.Expr) and text == place.text
 
 
 def _inside_another(edit: _Edit) -> Finding:
-    assert edit.place is not None
     msg = f"{edit.place.text}: is inside of another call that was replaced, and is unchanged."
     return Finding("lost", edit.place, msg, "take it out of there, then rewrite again.")
 
@@ -138,10 +184,12 @@ def _inside_another(edit: _Edit) -> Finding:
 def _outermost(edits: Sequence[_Edit]) -> list[_Edit]:
     """Without those inside of another one."""
     kept: list[_Edit] = []
-    for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
+    replacing = [edit for edit in edits if edit.end > edit.start]
+    for edit in sorted(replacing, key=lambda edit: (edit.start, -edit.end)):
         if not kept or edit.start >= kept[-1].end:
             kept.append(edit)
-    return kept
+    added = [edit for edit in edits if edit.end == edit.start]
+    return kept + [a for a in added if not any(e.start < a.start < e.end for e in kept)]
 
 
 def _applied(text: str, edits: Sequence[_Edit]) -> str:
@@ -174,7 +222,7 @@ def _imports(source: _Verbatim, edits: Sequence[_Edit]) -> list[_Edit]:
         at = source.offset(behind.end_lineno + 1, 0)
     else:
         at, block = len(source.text), newline + block
-    return [_Edit(at, at, block)]
+    return [_Edit(at, at, block, edits[0].place)]
 
 
 def _line_of(source: _Verbatim, edit: _Edit) -> int:

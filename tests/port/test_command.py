@@ -449,6 +449,58 @@ def test_several_scripts_are_rewritten_at_once(file, port, tmp_path):
     assert (tmp_path / "plain.py").read_text() == "x = 1\n"
 
 
+ACCELERATE = """\
+from accelerate import Accelerator
+
+accelerator = Accelerator(mixed_precision="fp16")
+for batch in loader:
+    accelerator.backward(model(**batch).loss)
+"""
+
+FACTOR = """\
+import keras
+
+optimizer = keras.optimizers.Adam(1e-3, loss_scale_factor=1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ACCELERATE, "train.py is unchanged: lines 3, 5 must be written by hand"),
+        (FACTOR, "train.py is unchanged: none of its calls has a replacement"),
+    ],
+)
+def test_a_script_that_cannot_be_rewritten_fails_and_is_left(file, port, tmp_path, text, says):
+    name = file(text)
+    code, out, err = port(name, "--to", "ampbridge", "--write")
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.splitlines()[-1] == (
+        f"Hint: ampbridge port train.py --to {'torch' if text is ACCELERATE else 'tensorflow'} "
+        "--ampbridge writes a module to import instead."
+    )
+    assert (tmp_path / name).read_text() == text
+    if text is ACCELERATE:
+        assert "train.py:5: accelerator.backward(model(**batch).loss)" in err
+        assert "Hint: accelerator.backward(scaler.scale(model(**batch).loss))" in err
+
+
+def test_a_script_that_cannot_be_rewritten_stops_no_other(file, port, tmp_path):
+    names = [file(ACCELERATE, "a.py"), file(TORCH, "b.py")]
+    code, _, err = port(*names, "--to", "ampbridge", "--write")
+    assert code == 1
+    assert "1 failed" in err
+    assert "failed: a.py is unchanged" in err
+    assert (tmp_path / "a.py").read_text() == ACCELERATE
+    assert "import ampbridge" in (tmp_path / "b.py").read_text()
+
+
+def test_a_script_in_float32_has_nothing_to_rewrite(file, port):
+    code, out, _ = port(file(ACCELERATE.replace("fp16", "no")), "--to", "ampbridge")
+    assert (code, out) == (0, "")
+
+
 posix = pytest.mark.skipif(os.name != "posix", reason="links, pipes and devices of POSIX")
 
 

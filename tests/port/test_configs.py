@@ -288,4 +288,8 @@ optimizer: {type: SGD, grad_clip_cfg: {name: ClipGradByGlobalNorm, clip_norm: 1.
     assert o2["decorate.save_dtype"] == "float32"
     assert o1["step.clip_norm"] == 1.0
     each = "iters: 1\nmodel: {}\noptimizer: {grad_clip_cfg: {name: ClipGradByNorm, clip_norm: 1}}"
-    assert any("each gradient's own norm" in f.message for f in read_config(each, "a.yml").findings)
+    assert read_config(each, "a.yml").alternatives[0].settings["step.clip_each_norm"] == 1.0
+    value = each.replace("ClipGradByNorm, clip_norm: 1", "ClipGradByValue, max: 0.1, min: -0.1")
+    assert read_config(value, "a.yml").alternatives[0].settings["step.clip_value"] == 0.1
+    one_sided = value.replace("min: -0.1", "min: 0")
+    assert any("from 0.0 to 0.1" in f.message for f in read_config(one_sided, "a.yml").findings)

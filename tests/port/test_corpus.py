@@ -69,6 +69,11 @@ def test_what_must_be_told_is_told(snippet):
     assert ignored <= lines
 
 
+def test_a_step_in_the_other_branch_is_no_second_step():
+    findings = port.read(CORPUS / "torch_steps_by_either.py").findings
+    assert not any("a second time" in found.message for found in findings)
+
+
 def test_the_corpus_is_large_and_of_all_frameworks():
     assert len(SNIPPETS) >= 60
     frameworks = {port.read(snippet).framework for snippet in SNIPPETS}

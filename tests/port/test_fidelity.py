@@ -106,6 +106,81 @@ def test_ampbridge_and_toml_keep_everything(target):
     assert report.can_be_expressed
 
 
+# -- lines to add by hand
+
+
+EVERYTHING = [
+    Recipe(
+        amp.Policy(
+            level,
+            dtype,
+            lists=lists,
+            allow=["add", "fused_linear"],
+            deny=["sum", "erfinv", "conv2d"],
+            keep=["head"],
+            master_weights=level == "O1",
+            execution=execution,
+        ),
+        Scaling.like("deepspeed") if scaled else None,
+        accumulate=4,
+        on_overflow="drop_microbatch" if scaled else "drop_step",
+        save_dtype="float16",
+    )
+    for level in ("O1", "O2")
+    for dtype in ("float16", "bfloat16")
+    for lists in ("paddle", "torch", "tensorflow")
+    for execution in ("auto", "simulated")
+    for scaled in (True, False)
+] + [
+    Recipe(
+        schedule=amp.Schedule(
+            [(0, "O0"), (9, amp.Policy("O2", master_weights=False, output_dtype="float16"))]
+        ),
+        save_dtype="float16",
+    ),
+    Recipe(amp.Policy("O1", lists="native")),
+]
+
+
+@pytest.mark.parametrize("target", ["paddle", "tensorflow", "torch"])
+@pytest.mark.parametrize("native", [True, False])
+def test_each_loss_has_a_line_to_add(target, native):
+    for recipe in EVERYTHING:
+        for row in fidelity(recipe, target, native=native).rows:
+            assert bool(row.by_hand) == (row.kind != "kept"), row
+            assert "{low}" not in row.by_hand
+            code, _, _ = row.by_hand.partition("  # ")
+            if code and not code.startswith("--"):
+                compile(code + ("\n    pass" if code.endswith(":") else ""), "<line>", "exec")
+                assert len(row.by_hand) <= 120
+
+
+def test_the_lines_stand_in_a_table_of_their_own():
+    table = fidelity(PADDLE, "tensorflow").tables()[1]
+    assert table.header == ("setting", "line to add")
+    assert (
+        "policy.level",
+        'x = keras.ops.cast(x, "float32")  # before denied functions in your layers',
+    ) in (table.rows)
+    assert len(fidelity(PADDLE, "toml").tables()) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    {
+        "tensorflow": ("global_clipnorm", "clipnorm", "clipvalue"),
+        "torch": ("clip_grad_norm_ of all", "clip_grad_norm_ of each", "clip_grad_value_"),
+        "paddle": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
+    }.items(),
+)
+def test_what_clips_in_the_code_is_named(target_loses, target, words):
+    for setting, word in zip(("clip_norm", "clip_each_norm", "clip_value"), words, strict=True):
+        recipe = PADDLE.replace(**{setting: 0.5})
+        (row,) = (r for r in fidelity(recipe, target).rows if r.key == f"step.{setting}")
+        assert (row.kind, row.value) == ("kept", "0.5")
+        assert row.message.startswith(word)
+
+
 # -- ops
 
 

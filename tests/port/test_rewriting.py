@@ -1,15 +1,18 @@
 """Rewritten scripts: AMP calls are ampbridge's, and nothing else has changed."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 from ampbridge.port import rewriting as rewriting_module
-from ampbridge.port.rewriters import REPLACEMENTS
+from ampbridge.port.readers import DIALECTS
+from ampbridge.port.rewriters import REPLACEMENTS, STAYS, keras
 from ampbridge.port.rewriting import rewrite
 
 CORPUS = sorted(Path(__file__).parent.joinpath("corpus").glob("*.py"))
+BY_CALLS = [path for path in CORPUS if not path.stem.startswith(("keras", "tf"))]
 
 SCRIPT = '''\
 #!/usr/bin/env python
@@ -129,14 +132,120 @@ def test_several_models_in_a_list_by_name_are_left():
     assert "one model" in rewriting.findings[0].message
 
 
-def test_what_has_no_replacement_is_left_and_said():
-    source = "from apex import amp\nmodel, optimizer = amp.initialize(model, optimizer, opt_level='O1')\n"
+APEX = """from apex import amp
+import torch
+model, optimizer = amp.initialize(model, optimizer, opt_level='O1')
+for x, y in loader:
+    loss = loss_fn(model(x), y)
+    with amp.scale_loss(loss / 2, optimizer) as scaled:
+        scaled.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+    optimizer.step()
+"""
+
+ACCELERATE = """from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision='fp16', cpu=False)
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+"""
+
+LIGHTNING = """import lightning.pytorch as pl
+trainer = pl.Trainer(max_epochs=2, precision="16-mixed")
+"""
+
+GRAPH = """import tensorflow as tf
+opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)
+"""
+
+LOOP = """import keras
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = build()
+opt = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=9)
+scaled = opt.get_scaled_loss(loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            APEX,
+            {
+                3: 'scaler = ampbridge.GradScaler.like("apex")',
+                6: "scaler.scale(loss / 2).backward(), without the with; scaler.step(optimizer)",
+                8: "scaler.unscale(optimizer) before it, and model.parameters() in its place",
+            },
+        ),
+        (
+            APEX.replace("'O1'", "'O1', loss_scale=128.0"),
+            {
+                3: 'GradScaler.like("apex", init_scale=128.0, dynamic=False); with ampbridge.autocast('
+            },
+        ),
+        (APEX.replace("'O1'", "'O1', loss_scale=args.loss_scale"), {3: "--to toml"}),
+        (
+            APEX.replace("O1", "O2"),
+            {3: 'model, optimizer = ampbridge.decorate(model, optimizer, ampbridge.Policy("O2"))'},
+        ),
+        (
+            ACCELERATE,
+            {
+                2: 'Accelerator(mixed_precision="no", cpu=False); scaler = ampbridge.GradScaler.like(',
+                5: "accelerator.backward(scaler.scale(loss)); scaler.step(optimizer)",
+                6: "scaler.unscale(optimizer) before it",
+            },
+        ),
+        (
+            ACCELERATE.replace("fp16", "bf16"),
+            {2: 'with ampbridge.autocast("O1:bfloat16", backend="torch"): around the model'},
+        ),
+        (LIGHTNING, {2: "step = ampbridge.train_step(loss_fn, self, optimizer, recipe=recipe)"}),
+        (GRAPH, {2: "ampbridge.train_step"}),
+        (
+            LOOP,
+            {
+                2: 'ampbridge.decorate(model, policy=ampbridge.Policy("O2", lists="tensorflow"))',
+                4: "ampbridge_tensorflow.LossScaleOptimizer(keras.optimizers.SGD(0.1), "
+                'ampbridge.GradScaler.like("keras", growth_interval=9))',
+                5: "opt.scale_loss(loss)",
+            },
+        ),
+    ],
+)
+def test_what_has_no_replacement_is_left_and_each_line_said(source, expected):
     rewriting = rewrite(source)
-    assert rewriting.text == source
-    (finding,) = rewriting.findings
-    assert finding.kind == "lost"
-    assert finding.place.line == 2
-    assert "train_step" in finding.hint
+    assert (rewriting.text, rewriting.replaced, rewriting.difference) == (source, (), "")
+    hints = {found.place.line: found.hint for found in rewriting.findings}
+    for line, hint in expected.items():
+        assert hint in hints[line]
+    assert {found.kind for found in rewriting.findings} == {"lost"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ACCELERATE.replace("fp16", "no"),
+        LIGHTNING.replace("16-mixed", "32-true"),
+        LOOP.partition("opt =")[0].replace("mixed_float16", "float32"),
+    ],
+)
+def test_what_trains_in_float32_has_nothing_to_replace(source):
+    assert rewrite(source).findings == ()
+    assert rewrite(source).text == source
+
+
+def test_every_known_call_is_replaced_told_of_or_stays():
+    names = {name for dialect in DIALECTS for name in dialect.signatures}
+    known = {*REPLACEMENTS, *keras._how([]), *(name for name in names if STAYS.fullmatch(name))}
+    handled_by_another_rule = re.compile(
+        r"torch\.distributed\.fsdp\.|paddle\.(static|fluid)\.|tensorflow\.|mmengine\.|keras\.mixed"
+        r"|paddle\.amp\.\w+\.(get|set)_init_loss_scaling|apex\.amp\.\w+_function|accelerate\.Autocast"
+        r"|paddle\.distributed\.fleet\.DistributedStrategy\.amp|deepspeed|lightning\.pytorch\.plugins"
+    )
+    assert [n for n in sorted(names - known) if not handled_by_another_rule.match(n)] == []
 
 
 FLEET = """import paddle
@@ -149,15 +258,93 @@ scaler.unscale_(optimizer)
 """
 
 
-def test_fleet_s_scaler_is_ours_and_sharded_gradients_are_told_of():
+def test_fleet_s_scaler_is_ours_and_sharded_gradients_are_refused():
     rewriting = rewrite(FLEET)
-    assert "fleet.distributed_scaler" not in rewriting.text  # ours finds the groups by itself
-    assert rewriting.text.endswith("scaler.unscale(optimizer)\n")
-    (finding,) = rewriting.findings
+    (finding,) = rewriting.findings  # docs/distributed.md: gradients in buffers of their own
     assert finding.kind == "lost"
     assert finding.place.text.startswith("group_sharded_parallel(")
+    assert rewriting.text == FLEET
     without = rewrite(FLEET.replace(", scaler=scaler", "").replace(", scaler =", " ="))
     assert without.findings == ()
+    assert "fleet.distributed_scaler" not in without.text  # ours finds the groups by itself
+    assert without.text.endswith("scaler.unscale(optimizer)\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("loss = model.train_batch([x, y], optimizer, schedule, scaler)", "to_native"),
+        ("loss = model.train_batch([x, y], optimizer, scaler=scaler)", "to_native"),
+        ("strategy.hybrid_configs['sharding_configs'].split_param = True", "stage 1"),
+        ("strategy.hybrid_configs = {'sharding_configs': {'comm_overlap': True}}", "stage 1"),
+    ],
+)
+def test_what_docs_refuse_of_fleet_is_not_written(line, says):
+    source = FLEET.partition("model, optimizer")[0] + line + "\n"
+    rewriting = rewrite(source)
+    (finding,) = rewriting.findings
+    assert (finding.place.line, rewriting.text) == (6, source)
+    assert says in finding.hint
+    harmless = source.replace("True", "False").replace(", scaler)", ")").replace("scaler=", "s=")
+    assert rewrite(harmless).findings == ()
+
+
+def test_keras_guide_with_fit():
+    (guide,) = (path for path in CORPUS if path.stem == "keras_guide_fit")
+    policy = 'ampbridge.Policy("O2", lists="tensorflow", keep=["predictions"])'
+    inner = "keras.optimizers.RMSprop()"
+    changed = [
+        line for line in rewrite(guide).difference.splitlines()[3:] if line.startswith(("+", "-"))
+    ]
+    assert changed == [
+        "+import ampbridge",
+        "+import ampbridge_tensorflow",
+        "-mixed_precision.set_global_policy(policy)",
+        "-model.compile(loss='sparse_categorical_crossentropy',",
+        f"-              optimizer={inner},",
+        f"+ampbridge.decorate(model, policy={policy}).compile(loss='sparse_categorical_crossentropy',",
+        f"+              optimizer=ampbridge_tensorflow.LossScaleOptimizer({inner}, "
+        'ampbridge.GradScaler.like("keras")),',
+    ]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "if fp16: {}",
+        "{}; x = 1",
+        "def f():\n    {}\nf()",
+        "if __name__ == '__main__':\n    {}",
+        "with strategy.scope():\n    {}",
+    ],
+)
+def test_a_policy_is_taken_out_where_it_is_a_statement_of_its_own(statement):
+    call = 'keras.mixed_precision.set_global_policy("mixed_bfloat16")'
+    source = (
+        f"import keras\n{statement.format(call)}\nm = keras.Sequential(ls)\nm.compile(opt, 'mse')\n"
+    )
+    rewriting = rewrite(source)
+    if "fp16" in statement:
+        assert rewriting.text == source
+        assert "depends on a condition" in rewriting.findings[0].message
+    else:
+        policy = 'ampbridge.Policy("O2", "bfloat16", lists="tensorflow")'
+        assert f"\nampbridge.decorate(m, policy={policy}).compile(opt, 'mse')\n" in rewriting.text
+        assert statement.format("pass") in rewriting.text
+
+
+def test_an_optimizer_by_its_name_is_made():
+    source = (
+        "import tensorflow as tf\ntf.keras.mixed_precision.set_global_policy('mixed_float16')\n"
+    )
+    text = rewrite(source + "m = tf.keras.Sequential(ls)\nm.compile('adam', loss='mse')\n").text
+    assert text.startswith(
+        "import tensorflow as tf\nimport ampbridge\nimport ampbridge_tensorflow\nimport keras\nm ="
+    )
+    assert (
+        "ampbridge_tensorflow.LossScaleOptimizer(keras.optimizers.get('adam'), "
+        'ampbridge.GradScaler.like("keras"))' in text
+    )
 
 
 # -- the corpus: whatever is written in a script, only its AMP calls change
@@ -183,7 +370,7 @@ class Marking(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", BY_CALLS, ids=lambda path: path.stem)
 def test_only_amp_calls_of_the_corpus_change(path, monkeypatch):
     """The trees are the same outside of the replaced calls; so is all text outside of them."""
     real = rewrite(path)

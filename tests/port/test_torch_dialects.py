@@ -341,7 +341,6 @@ def test_settings(calls, settings):
         ),
         ([("torch.set_autocast_gpu_dtype", {"dtype": BFLOAT16})], "lost", "that name none"),
         ([("torch.amp.GradScaler.update", {"new_scale": 2.0})], "lost", "sets the scale by hand"),
-        ([("torch.nn.utils.clip_grad_value_", {"clip_value": 1.0})], "lost", "by each value"),
         (
             [("torch.nn.utils.clip_grad_norm_", {"max_norm": 1.0, "norm_type": "inf"})],
             "lost",
@@ -374,16 +373,6 @@ def test_settings(calls, settings):
             "lost",
             "epoch",
         ),
-        (
-            [
-                (
-                    "lightning.pytorch.Trainer",
-                    {"gradient_clip_val": 1, "gradient_clip_algorithm": "value"},
-                )
-            ],
-            "lost",
-            "each value",
-        ),
         ([("accelerate.Accelerator", {"mixed_precision": "fp8"})], "lost", "in 8 bits"),
         ([("accelerate.Accelerator", {})], "note", "accelerate config"),
         (
@@ -396,11 +385,6 @@ def test_settings(calls, settings):
             [("transformers.TrainingArguments", {"deepspeed": "ds.json"})],
             "note",
             "own configuration",
-        ),
-        (
-            [("mmengine.AmpOptimWrapper", {"clip_grad": {"type": "value", "clip_value": 1.0}})],
-            "lost",
-            "each value",
         ),
         ([("deepspeed.initialize", {"config": "ds.json"})], "note", "A file has the precision"),
     ],

@@ -13,15 +13,16 @@ as of 2025 (PaddleOCR) and October 2024 (the others).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ampbridge.port import choosing
 from ampbridge.port.configs.way import Format, Way, has_any, one_way
-from ampbridge.port.dialect import Call, Draft
-from ampbridge.port.readers import paddle
+from ampbridge.port.dialect import Draft
+from ampbridge.port.readers import clipping, paddle
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import finite, tell_of_clipping
+from ampbridge.port.reading import Alternative
 from ampbridge.port.table import Table, passing
 
 AUTO_CAST, DECORATE, SCALER = "paddle.amp.auto_cast", "paddle.amp.decorate", "paddle.amp.GradScaler"
@@ -58,26 +59,29 @@ def read_ocr(root: Table, draft: Draft) -> None:
     section = root.table("Global")
     if not _value(section, "use_amp", False):
         float32(draft)
+        _tell_of_switch(section, draft, "Global", _read_ocr_amp)
     else:
-        scaler = {
-            "init_loss_scaling": "scale_loss",
-            "use_dynamic_loss_scaling": "use_dynamic_loss_scaling",
-        }
-        call(draft, SCALER, section, scaler, init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
-        if _value(section, "amp_level", "O2") == "O2":
-            decorate = {"level": "amp_level", "dtype": "amp_dtype"}
-            call(
-                draft, DECORATE, section, decorate, level="O2", master_weight=True, optimizers=True
-            )
-        cast = {
-            "level": "amp_level",
-            "dtype": "amp_dtype",
-            "custom_black_list": "amp_custom_black_list",
-            "custom_white_list": "amp_custom_white_list",
-        }
-        call(draft, AUTO_CAST, section, cast, level="O2", dtype="float16")
-        finish(draft)
+        _read_ocr_amp(section, draft)
     _clip(root.table("Optimizer"), draft, joint="clip_norm_global", each="clip_norm")
+
+
+def _read_ocr_amp(section: Table, draft: Draft) -> None:
+    scaler = {
+        "init_loss_scaling": "scale_loss",
+        "use_dynamic_loss_scaling": "use_dynamic_loss_scaling",
+    }
+    call(draft, SCALER, section, scaler, init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
+    if _value(section, "amp_level", "O2") == "O2":
+        decorate = {"level": "amp_level", "dtype": "amp_dtype"}
+        call(draft, DECORATE, section, decorate, level="O2", master_weight=True, optimizers=True)
+    cast = {
+        "level": "amp_level",
+        "dtype": "amp_dtype",
+        "custom_black_list": "amp_custom_black_list",
+        "custom_white_list": "amp_custom_white_list",
+    }
+    call(draft, AUTO_CAST, section, cast, level="O2", dtype="float16")
+    finish(draft)
 
 
 # -- PaddleClas
@@ -93,11 +97,22 @@ def read_clas(root: Table, draft: Draft) -> None:
     section = root.table("AMP")
     if not section.entries or not _value(section, "use_amp", True):
         float32(draft)
+        _tell_of_switch(section, draft, "AMP", _read_clas_amp)
     else:
         _read_clas_amp(section, draft)
     accumulation = root.table("Global").call("PaddleClas", ["update_freq"])
     draft.take("step.accumulate", accumulation, "update_freq", 1, whole)
-    _clip(root.table("Optimizer"), draft, joint="", each="clip_norm")
+    for section in _optimizers(root):
+        _clip(section, draft, joint="", each="clip_norm")
+
+
+def _optimizers(root: Table) -> Sequence[Table]:
+    """``Optimizer: {...}``, or ``Optimizer: [{Momentum: {scope: all, ...}}]`` for parts of a model."""
+    written = root.get_raw("Optimizer")
+    if not isinstance(written, list):
+        return [root.table("Optimizer")]
+    parts = [each for each in written if isinstance(each, Table)]
+    return [part.table(name) for part in parts for name in part.entries]
 
 
 def _read_clas_amp(section: Table, draft: Draft) -> None:
@@ -235,11 +250,9 @@ def _read_seg(root: Table, level: str, draft: Draft) -> None:
 def _seg_clip(section: Table, draft: Draft) -> None:
     """``{name: ClipGradByGlobalNorm, clip_norm: 1.0}``, a class of ``paddle.nn``."""
     name = _value(section, "name", "ClipGradByGlobalNorm")
-    joint, each, value = ("clip_norm" if name == kind else "" for kind in _SEG_CLIPS)
-    _clip(section, draft, joint=joint, each=each, value="max" if value else "")
-
-
-_SEG_CLIPS = ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue")
+    kind = f"paddle.nn.{name}"
+    if section.entries and kind in paddle.CLIPS:
+        paddle.clip_object(section.call(kind, ["clip_norm", "max", "min"]), draft)
 
 
 # -- what they share
@@ -250,15 +263,27 @@ def _value(section: Table, key: str, usual: Any) -> Any:
     return section.get_raw(key) if key in section.entries else usual
 
 
+def _tell_of_switch(
+    section: Table, draft: Draft, name: str, read: Callable[[Table, Draft], None]
+) -> None:
+    """What a training would be whose command line switches on what the file switches off."""
+    if "use_amp" not in section.entries:
+        return
+    on = Draft()
+    read(section, on)
+    switched = choosing.in_short(Alternative((), on.settings, on.unknown, {}))
+    message = f"With -o {name}.use_amp=True on its command line, the training is {switched}."
+    hint = "use_amp: True in the file, then port it again."
+    draft.find("note", section.place_of("use_amp"), message, hint)
+
+
 def _clip(section: Table, draft: Draft, *, joint: str, each: str = "", value: str = "") -> None:
     """Clipping, by the keys that say it: by the joint norm, each gradient's norm, or each value."""
-    clip: Call = section.call("paddle.nn", [key for key in (joint, each, value) if key])
-    for key, by in ((each, "each gradient's own norm"), (value, "each value")):
+    clip = section.call("paddle.nn", [key for key in (joint, each, value) if key])
+    for key, name in ((each, "clip_each_norm"), (value, "clip_value"), (joint, "clip_norm")):
         if key and section.get_raw(key) is not None:
-            tell_of_clipping(Call(clip.name, clip.place_of(key), {}), draft, by)
+            clipping.take(draft, name, clip, key)
             return
-    if joint:
-        draft.take("step.clip_norm", clip, joint, None, finite)
 
 
 FORMATS = (

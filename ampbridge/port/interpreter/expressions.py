@@ -46,6 +46,7 @@ from ampbridge.port.interpreter.values import (
     Items,
     Library,
     Lookup,
+    Loop,
     Made,
     Method,
     Parser,
@@ -216,11 +217,15 @@ class Expressions(Following):
     ) -> Value:
         """A comprehension over what is not known: one turn of it, whichever."""
         inner: cst.CompFor | None = clause
+        loops = len(self.loops)
         while inner is not None:
             self.value(inner.iter)
             self.assign(inner.target, self.unknown(inner.target))
+            self.loops.append(Loop(inner, None))
             inner = inner.inner_for_in
-        return self.unknown(node, self.value(result))
+        made = self.unknown(node, self.value(result))
+        del self.loops[loops:]
+        return made
 
     def iterated(self, value: Value) -> tuple[Value, ...] | None:
         """The items of a short collection, if they are known."""

@@ -253,9 +253,12 @@ class Passed:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A ``for`` loop over what is not known one by one; ``turns`` of ``range(turns)``."""
+    """A ``for`` loop over what is not known one by one, of a statement or of a comprehension.
 
-    node: cst.For
+    ``turns``: of a statement's ``range(turns)``.
+    """
+
+    node: cst.For | cst.CompFor
     turns: Value | None
 
 

@@ -10,14 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
-from ampbridge.port.readers import apex, scaling
+from ampbridge.port.readers import apex, clipping, scaling
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import (
-    clip_grad_norm,
-    clip_grad_value,
-    finite,
-    take_scaler,
-)
+from ampbridge.port.readers.torch import take_scaler
 from ampbridge.port.reading import Place
 
 PRECISIONS: Mapping[str, str] = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -107,6 +102,29 @@ def tell_of_deepspeed(draft: Draft, place: Place) -> None:
     )
 
 
+def unscale(call: Call, draft: Draft) -> None:
+    """``accelerator.unscale_gradients(optimizer=None)``."""
+    draft.seen[clipping.UNSCALED] = call.place
+
+
+def clip_grad_norm(call: Call, draft: Draft) -> None:
+    """``accelerator.clip_grad_norm_(parameters, max_norm, norm_type=2)``, which unscales first."""
+    unscale(call, draft)
+    clipping.by_norm(call, draft)
+
+
+def clip_grad_value(call: Call, draft: Draft) -> None:
+    """``accelerator.clip_grad_value_(parameters, clip_value)``, which unscales first."""
+    unscale(call, draft)
+    clipping.by_value(call, draft)
+
+
+def finish(draft: Draft) -> None:
+    """Gradients that torch's functions clip are still scaled, unless the accelerator unscales them."""
+    if clipping.UNSCALED not in draft.seen:
+        clipping.tell_of_order(draft, "accelerator.clip_grad_norm_, which unscales them.")
+
+
 def autocast_kwargs(call: Call, draft: Draft) -> None:
     """``AutocastKwargs(enabled=True, cache_enabled=None)``."""
     try:
@@ -132,7 +150,7 @@ def training_arguments(call: Call, draft: Draft) -> None:
     """``TrainingArguments(fp16=False, bf16=False, max_grad_norm=1.0, ...)``."""
     _training_precision(call, draft)
     draft.take("step.accumulate", call, "gradient_accumulation_steps", 1, whole)
-    draft.take("step.clip_norm", call, "max_grad_norm", 1.0, lambda norm: finite(norm) or None)
+    clipping.take(draft, "clip_norm", call, "max_grad_norm", clipping.limit, 1.0)
 
 
 def _training_precision(call: Call, draft: Draft) -> None:
@@ -191,6 +209,7 @@ DIALECT = Dialect(
         ),
         "accelerate.Accelerator.clip_grad_norm_": ("parameters", "max_norm", "norm_type"),
         "accelerate.Accelerator.clip_grad_value_": ("parameters", "clip_value"),
+        "accelerate.Accelerator.unscale_gradients": ("optimizer",),
         "accelerate.Accelerator.backward": ("loss",),
         "accelerate.Accelerator.accumulate": (),
         "accelerate.GradScalerKwargs": _SCALER_KWARGS,
@@ -211,10 +230,12 @@ DIALECT = Dialect(
         "accelerate.Accelerator": accelerator,
         "accelerate.Accelerator.clip_grad_norm_": clip_grad_norm,
         "accelerate.Accelerator.clip_grad_value_": clip_grad_value,
+        "accelerate.Accelerator.unscale_gradients": unscale,
         "accelerate.GradScalerKwargs": take_scaler,
         "accelerate.AutocastKwargs": autocast_kwargs,
         "accelerate.GradientAccumulationPlugin": accumulation_plugin,
         "transformers.TrainingArguments": training_arguments,
     },
+    finish=finish,
     words=("import accelerate", "accelerate import", "from accelerate.", "TrainingArguments"),
 )

@@ -8,11 +8,12 @@ deepspeed/runtime/fp16/fused_optimizer.py without it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
-from ampbridge.port.readers import apex, scaling
-from ampbridge.port.readers.torch import dtype_name, finite, tell_of_pure
+from ampbridge.port.readers import apex, clipping, scaling
+from ampbridge.port.readers.torch import dtype_name, tell_of_pure
 from ampbridge.port.table import Table
 
 MODES = ("fp16", "bf16", "torch_autocast", "amp")
@@ -182,7 +183,7 @@ _MEANINGS = {
 
 def _step(config: Table, draft: Draft) -> None:
     call = config.call("deepspeed", ("gradient_clipping", "gradient_accumulation_steps"))
-    draft.take("step.clip_norm", call, "gradient_clipping", 1.0, _norm)
+    clipping.take(draft, "clip_norm", call, "gradient_clipping", clipping.limit, 1.0)
     if "gradient_clipping" not in call.arguments:
         draft.find(
             "note",
@@ -198,10 +199,6 @@ def _step(config: Table, draft: Draft) -> None:
         draft.unknown["step.accumulate"] = error.place
 
 
-def _norm(value: Any) -> Any:
-    return finite(value) or None  # 0 is none
-
-
 def _accumulate(config: Table) -> int:
     """What DeepSpeed computes where ``gradient_accumulation_steps`` is not written.
 
@@ -214,7 +211,8 @@ def _accumulate(config: Table) -> int:
     if {batch, micro_batch} <= config.entries.keys() and config.get(batch) != config.get(
         micro_batch
     ):
-        raise NotKnown(config.place_of(batch))
+        ranks = f"{config.get(batch)} / ({config.get(micro_batch)} x the number of ranks)"
+        raise NotKnown(replace(config.place_of(batch), text=ranks))
     return 1
 
 

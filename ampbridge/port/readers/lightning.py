@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown, Object
-from ampbridge.port.readers import apex, deepspeed, scaling
+from ampbridge.port.readers import apex, clipping, deepspeed, scaling
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import finite, pure, take_scaler, tell_of_clipping
+from ampbridge.port.readers.torch import pure, take_scaler
 from ampbridge.port.reading import Place
 from ampbridge.port.table import Table, passing
 
@@ -41,17 +41,18 @@ def trainer(call: Call, draft: Draft) -> None:
     """``Trainer(precision="32-true", accumulate_grad_batches=1, gradient_clip_val=None, ...)``."""
     _precision(call, draft)
     _accumulate(call, draft, "accumulate_grad_batches")
+    clip(call, draft)
+
+
+def clip(call: Call, draft: Draft) -> None:
+    """``gradient_clip_val``, with ``gradient_clip_algorithm="norm"`` or ``"value"``."""
     try:
-        by_value = call.value("gradient_clip_algorithm", None) == "value"
+        by_value = str(call.value("gradient_clip_algorithm", None)).rpartition(".")[2] == "value"
     except NotKnown as error:
-        draft.unknown["step.clip_norm"] = error.place
+        clipping.unknown(draft, error.place)
         return
-    if by_value:
-        tell_of_clipping(call, draft, "each value")
-    else:
-        draft.take(
-            "step.clip_norm", call, "gradient_clip_val", None, lambda value: finite(value) or None
-        )
+    name = "clip_value" if by_value else "clip_norm"
+    clipping.take(draft, name, call, "gradient_clip_val", clipping.limit)
 
 
 def fabric(call: Call, draft: Draft) -> None:
@@ -191,17 +192,10 @@ def mixed_plugin(call: Call, draft: Draft) -> None:
 
 def clip_gradients(call: Call, draft: Draft) -> None:
     """``fabric.clip_gradients(module, optimizer, clip_val=None, max_norm=None, norm_type=2.0)``."""
-    try:
-        norm = scaling.number(call.value("norm_type", 2.0))
-    except NotKnown as error:
-        draft.unknown["step.clip_norm"] = error.place
-        return
     if "clip_val" in call.arguments:
-        tell_of_clipping(call, draft, "each value")
-    elif norm != 2.0:
-        tell_of_clipping(call, draft, f"the {norm}-norm")
+        clipping.take(draft, "clip_value", call, "clip_val")
     else:
-        draft.take("step.clip_norm", call, "max_norm", None, finite)
+        clipping.by_norm(call, draft)
 
 
 _ROOTS = ("lightning.pytorch", "pytorch_lightning")
@@ -209,11 +203,15 @@ _FABRIC_ROOTS = ("lightning.fabric", "lightning_fabric")
 _PLUGINS = ("MixedPrecision", "MixedPrecisionPlugin", "NativeMixedPrecisionPlugin")
 
 
+_CLIP = "lightning.pytorch.LightningModule.clip_gradients"
+
+
 def _aliases() -> dict[str, str]:
     """The packages that Lightning has been shipped as, and the modules of its classes."""
     found = {
         "lightning.Trainer": "lightning.pytorch.Trainer",
         "lightning.Fabric": "lightning.fabric.Fabric",
+        "lightning.LightningModule.clip_gradients": _CLIP,
         "lightning_fabric.Fabric": "lightning.fabric.Fabric",
         "lightning_fabric.fabric.Fabric": "lightning.fabric.Fabric",
         "lightning.fabric.fabric.Fabric": "lightning.fabric.Fabric",
@@ -223,6 +221,8 @@ def _aliases() -> dict[str, str]:
         found[f"{root}.Trainer"] = "lightning.pytorch.Trainer"
         found[f"{root}.trainer.Trainer"] = "lightning.pytorch.Trainer"
         found[f"{root}.trainer.trainer.Trainer"] = "lightning.pytorch.Trainer"
+        for module in (root, f"{root}.core", f"{root}.core.module"):
+            found[f"{module}.LightningModule.clip_gradients"] = _CLIP
         found[f"{root}.callbacks.GradientAccumulationScheduler"] = (
             "lightning.pytorch.callbacks.GradientAccumulationScheduler"
         )
@@ -249,6 +249,7 @@ DIALECT = Dialect(
             "amp_backend",
             "amp_level",
         ),
+        _CLIP: ("optimizer", "gradient_clip_val", "gradient_clip_algorithm"),
         "lightning.fabric.Fabric": (
             "accelerator",
             "strategy",
@@ -272,6 +273,7 @@ DIALECT = Dialect(
     aliases=_aliases(),
     handlers={
         "lightning.pytorch.Trainer": trainer,
+        _CLIP: clip,
         "lightning.fabric.Fabric": fabric,
         "lightning.fabric.Fabric.clip_gradients": clip_gradients,
         "lightning.pytorch.plugins.MixedPrecision": mixed_plugin,

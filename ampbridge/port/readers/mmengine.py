@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, NotKnown
-from ampbridge.port.readers import scaling
+from ampbridge.port.readers import clipping, scaling
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import clip_grad_norm, dtype_name, take_scaler, tell_of_clipping
+from ampbridge.port.readers.torch import dtype_name, take_scaler
 from ampbridge.port.table import Table
 
 
@@ -49,15 +49,15 @@ def _clipping(call: Call, draft: Draft) -> None:
         return
     clip = call.arguments["clip_grad"]
     if clip.parts() is None:
-        draft.take("step.clip_norm", call, "clip_grad", None)
+        clipping.take(draft, "clip_norm", call, "clip_grad", lambda value: value)
         return
+    draft.seen[clipping.UNSCALED] = call.place  # it does so by itself
     settings = Table.of_argument(clip)
     described = settings.call("clip_grad", settings.entries)
     if described.arguments.get("type") and described.value("type", "norm") != "norm":
-        tell_of_clipping(call, draft, "each value")
+        clipping.by_value(described, draft)
     else:
-        clip_grad_norm(described, draft)
-        draft.seen["unscale"] = call.place  # it does so by itself
+        clipping.by_norm(described, draft)
 
 
 _PARAMETERS = ("loss_scale", "dtype", "use_fsdp", "optimizer", "accumulative_counts", "clip_grad")

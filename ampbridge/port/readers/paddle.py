@@ -13,7 +13,7 @@ from typing import Any
 
 from ampbridge.policies import paddle_names as names
 from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Handler, Name, NotKnown, Object
-from ampbridge.port.readers import scaling
+from ampbridge.port.readers import clipping, scaling
 
 NUMBERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "init_loss_scaling": ("scaler.init_scale", scaling.number),
@@ -136,12 +136,25 @@ def enabled(call: Call, draft: Draft, argument: str = "enable") -> bool | None:
     return False
 
 
+def _tell_of_odd_switch(call: Call, draft: Draft, hint: str) -> None:
+    """``auto_cast("bfloat16")``: the first parameter is a switch, which a word or a number turns on."""
+    try:
+        switch = call.value("enable", True)
+    except NotKnown:
+        return
+    if isinstance(switch, (str, float)) or (isinstance(switch, int) and switch not in (0, 1)):
+        name = call.name.rpartition(".")[2]
+        message = f"{name}({switch!r}) sets enable, its first parameter, and says nothing else."
+        draft.find("note", call.place_of("enable"), message, hint)
+
+
 # -- dynamic graphs
 
 
 def auto_cast(call: Call, draft: Draft) -> None:
     """``paddle.amp.auto_cast``: the region."""
     on = enabled(call, draft)
+    _tell_of_odd_switch(call, draft, 'auto_cast(dtype="bfloat16")')
     draft.set("policy.lists", "paddle")
     if on is False:
         return
@@ -228,7 +241,8 @@ def take_masters(call: Call, draft: Draft) -> None:
 
 
 def optimizer(call: Call, draft: Draft) -> None:
-    """``multi_precision=True``: an optimizer that has masters of its own accord."""
+    """``multi_precision=True``: an optimizer that has masters of its own accord; ``grad_clip``."""
+    take_grad_clip(call, draft)
     if "multi_precision" not in call.extra:
         return
     argument = call.extra["multi_precision"]
@@ -304,6 +318,7 @@ def _kept(entry: Argument, model: str) -> list[str] | None:
 
 def grad_scaler(call: Call, draft: Draft) -> None:
     """``paddle.amp.GradScaler``."""
+    _tell_of_odd_switch(call, draft, "GradScaler(init_loss_scaling=1024)")
     take_scaler(call, draft, {})
 
 
@@ -552,25 +567,68 @@ def gradient_merge(call: Call, draft: Draft) -> None:
 # -- clipping
 
 
-def clip_by_joint_norm(call: Call, draft: Draft) -> None:
-    """``paddle.nn.ClipGradByGlobalNorm``, which an optimizer applies to unscaled gradients."""
-    draft.take("step.clip_norm", call, "clip_norm", None, scaling.number)
+def clip_object(call: Call, draft: Draft) -> None:
+    """``paddle.nn.ClipGradByGlobalNorm`` and its like, which optimizers apply to unscaled gradients."""
+    if call.name == CLIP_BY_VALUE:
+        clipping.within(call, draft, "min", "max", symmetric=True)
+    else:
+        clipping.take(draft, CLIPS[call.name], call, "clip_norm")
+    draft.seen["clip object"] = call.place
 
 
-def clip_function(call: Call, draft: Draft) -> None:
-    """``paddle.nn.utils.clip_grad_norm_``."""
-    draft.take("step.clip_norm", call, "max_norm", None, scaling.number)
-    if call.value("norm_type", 2.0) not in (2, 2.0):
-        draft.set("step.clip_norm", None)
-        message = "A recipe clips by the joint 2-norm; this clips by another."
-        draft.find("lost", call.place_of("norm_type"), message, "clip in the loop")
+CLIP_BY_VALUE = "paddle.nn.ClipGradByValue"
+CLIPS: Mapping[str, str] = {
+    "paddle.nn.ClipGradByGlobalNorm": "clip_norm",
+    "paddle.nn.ClipGradByNorm": "clip_each_norm",
+    CLIP_BY_VALUE: "clip_value",
+}
 
 
-def other_clipping(call: Call, draft: Draft) -> None:
-    """Clipping of each gradient, which no recipe has."""
-    name = call.name.rpartition(".")[2]
-    message = f"{name} clips each gradient by itself; a recipe clips by the joint norm."
-    draft.find("lost", call.place, message, "clip_norm = 1.0 in the recipe, or clip in the loop")
+def unscale(call: Call, draft: Draft) -> None:
+    """``scaler.unscale_(optimizer)``: functions that come after it clip unscaled gradients."""
+    draft.seen[clipping.UNSCALED] = call.place
+
+
+def take_grad_clip(call: Call, draft: Draft) -> None:
+    """``grad_clip=`` of an optimizer: an object of this file, or one from elsewhere."""
+    if "grad_clip" not in call.extra:
+        draft.seen["optimizer that does not clip"] = call.place
+        return
+    argument = call.extra["grad_clip"]
+    try:
+        clip = argument.evaluate()
+    except NotKnown as error:
+        draft.seen["clipping optimizer"] = call.place
+        if not clipping.is_known(draft):
+            clipping.unknown(draft, error.place)
+        return
+    if clip is not None:
+        draft.seen["clipping optimizer"] = call.place
+    if isinstance(clip, Object) and clip.qualified in CLIPS:
+        clip_object(clip.call, draft)
+
+
+def _settle_clipping(draft: Draft) -> None:
+    """An object that clips does nothing, unless an optimizer takes it."""
+    seen = draft.seen
+    idle = "optimizer that does not clip" in seen and "clipping optimizer" not in seen
+    if "clip object" in seen and idle and clipping.is_known(draft):
+        message = "No optimizer of this file takes it as grad_clip; whether it clips is not known."
+        hint = "paddle.optimizer.SGD(..., grad_clip=clip), if it is meant to"
+        draft.find("unknown", seen["clip object"], message, hint)
+        clipping.doubt(draft, seen["clip object"])
+    clipping.tell_of_order(draft, "scaler.unscale_(optimizer) before it, as was probably meant.")
+
+
+def parameter(call: Call, draft: Draft) -> None:
+    """``paddle.ParamAttr(need_clip=False)``."""
+    try:
+        clips = call.flag("need_clip", True)
+    except NotKnown:
+        return
+    if not clips:
+        message = "need_clip=False leaves this parameter out of clipping; a recipe's clips all."
+        draft.find("lost", call.place, message, "clip in the loop")
 
 
 # -- at last
@@ -582,6 +640,7 @@ def finish(draft: Draft) -> None:
     if "scaler" in draft.seen and "policy.level" not in {*settings, *draft.unknown}:
         _settle_level(draft)
     level = settings.get("policy.level")
+    _settle_clipping(draft)
     if level == "O0":
         for key in [key for key in settings if key.startswith(("policy.", "decorate."))]:
             draft.set(key, "O0" if key == "policy.level" else None)
@@ -681,6 +740,11 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "paddle.nn.ClipGradByGlobalNorm": ("clip_norm", "group_name", "auto_skip_clip"),
     "paddle.nn.ClipGradByNorm": ("clip_norm",),
     "paddle.nn.ClipGradByValue": ("max", "min"),
+    "paddle.nn.utils.clip_grad_value_": ("parameters", "clip_value"),
+    "paddle.ParamAttr": (
+        "name", "initializer", "learning_rate", "regularizer", "trainable", "do_model_average",
+        "need_clip",
+    ),
     "paddle.nn.utils.clip_grad_norm_": (
         "parameters", "max_norm", "norm_type", "error_if_nonfinite",
     ),
@@ -728,6 +792,13 @@ ALIASES: Mapping[str, str] = {
     "paddle.fleet.DistributedStrategy": _STRATEGY,
     "paddle.distributed.fleet.base.distributed_strategy.DistributedStrategy": _STRATEGY,
     "paddle.nn.clip.ClipGradByGlobalNorm": "paddle.nn.ClipGradByGlobalNorm",
+    "paddle.nn.clip.ClipGradByNorm": "paddle.nn.ClipGradByNorm",
+    "paddle.nn.clip.ClipGradByValue": "paddle.nn.ClipGradByValue",
+    **{
+        f"paddle.{module}.{function}": f"paddle.nn.utils.{function}"
+        for module in ("nn.utils.clip_grad_norm_", "nn.utils.clip_grad_value_")
+        for function in ("clip_grad_norm_", "clip_grad_value_")
+    },
     "paddle.fluid.clip.GradientClipByGlobalNorm": "paddle.nn.ClipGradByGlobalNorm",
     "paddle.fluid.clip.GradientClipByNorm": "paddle.nn.ClipGradByNorm",
     "paddle.fluid.clip.GradientClipByValue": "paddle.nn.ClipGradByValue",
@@ -748,10 +819,11 @@ HANDLERS: Mapping[str, Handler] = {
     f"{_STRATEGY}.amp": strategy_amp,
     f"{_STRATEGY}.amp_configs": strategy_amp_configs,
     f"{_STRATEGY}.gradient_merge_configs": gradient_merge,
-    "paddle.nn.ClipGradByGlobalNorm": clip_by_joint_norm,
-    "paddle.nn.ClipGradByNorm": other_clipping,
-    "paddle.nn.ClipGradByValue": other_clipping,
-    "paddle.nn.utils.clip_grad_norm_": clip_function,
+    **dict.fromkeys(CLIPS, clip_object),
+    "paddle.nn.utils.clip_grad_norm_": clipping.by_norm,
+    "paddle.nn.utils.clip_grad_value_": clipping.by_value,
+    "paddle.ParamAttr": parameter,
+    **{f"{scaler}.unscale_": unscale for scaler in _SCALERS},
 }
 
 DIALECT = Dialect(

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ampbridge.port.dialect import Argument, Call, Draft, NotKnown
-from ampbridge.port.readers import paddle, scaling
+from ampbridge.port.readers import clipping, paddle, scaling
 from ampbridge.port.readers.deepspeed import whole
-from ampbridge.port.readers.torch import finite
 from ampbridge.port.table import passing
 
 TRAINING_ARGUMENTS = "paddlenlp.trainer.TrainingArguments"
@@ -29,7 +28,7 @@ WHITE_AT_O2 = ("lookup_table_v2",)
 def training_arguments(call: Call, draft: Draft) -> None:
     """``TrainingArguments(fp16=False, bf16=False, fp16_opt_level="O1", scale_loss=2**15, ...)``."""
     draft.take("step.accumulate", call, "gradient_accumulation_steps", 1, whole)
-    draft.take("step.clip_norm", call, "max_grad_norm", 1.0, lambda norm: finite(norm) or None)
+    clipping.take(draft, "clip_norm", call, "max_grad_norm", clipping.limit, 1.0)
     try:
         fp16, bf16 = call.flag("fp16", False), call.flag("bf16", False)
         level = str(call.value("fp16_opt_level", "O1")).upper()

@@ -12,6 +12,7 @@ tensorflow/python/training/experimental/{loss_scale,mixed_precision}.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from weakref import WeakKeyDictionary
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES
 from ampbridge.port.dialect import Call, Dialect, Draft, Handler, Name, NotKnown, Object
-from ampbridge.port.readers import scaling
+from ampbridge.port.readers import clipping, scaling
 from ampbridge.port.reading import Place
 
 
@@ -373,6 +374,8 @@ def exponential_manager(call: Call, draft: Draft) -> None:
 
 def keras_2_method(call: Call, draft: Draft) -> None:
     """``get_scaled_loss`` and ``get_unscaled_gradients``: Keras 3 has them no more."""
+    if call.name.endswith("get_unscaled_gradients"):
+        draft.seen[clipping.UNSCALED] = call.place
     _seen(draft).is_keras_2 = True
 
 
@@ -383,14 +386,9 @@ def optimizer(call: Call, draft: Draft) -> None:
     """An optimizer of Keras: what it takes of clipping, accumulation and a fixed scale."""
     passed = {**call.arguments, **call.extra}
     plain = Call(call.name, call.place, passed, unpacked=None)
-    if "global_clipnorm" in passed:
-        draft.take("step.clip_norm", plain, "global_clipnorm", None, _unless_none(scaling.number))
-    for argument, by in {"clipnorm": "each gradient's own norm", "clipvalue": "value"}.items():
+    for argument, name in _CLIPPINGS.items():
         if argument in passed:
-            msg = f"{argument} clips by {by}; a recipe clips by the joint 2-norm alone."
-            draft.find(
-                "lost", plain.place_of(argument), msg, "global_clipnorm is a recipe's clip_norm."
-            )
+            clipping.take(draft, name, plain, argument, clipping.limit)
     if "gradient_accumulation_steps" in passed:
         argument = "gradient_accumulation_steps"
         draft.take("step.accumulate", plain, argument, None, _unless_none(scaling.whole))
@@ -398,6 +396,13 @@ def optimizer(call: Call, draft: Draft) -> None:
     if "loss_scale_factor" in passed:
         _seen(draft).scaler = call.place
         _take_fixed(plain, draft, "loss_scale_factor")
+
+
+_CLIPPINGS: Mapping[str, str] = {
+    "global_clipnorm": "clip_norm",
+    "clipnorm": "clip_each_norm",
+    "clipvalue": "clip_value",
+}
 
 
 def optimizer_attribute(call: Call, draft: Draft) -> None:
@@ -408,13 +413,38 @@ def optimizer_attribute(call: Call, draft: Draft) -> None:
 
 def clip_by_global_norm(call: Call, draft: Draft) -> None:
     """``tf.clip_by_global_norm(t_list, clip_norm)``."""
-    draft.take("step.clip_norm", call, "clip_norm", None, scaling.number)
+    clipping.take(draft, "clip_norm", call, "clip_norm")
+    clipping.note_order(draft, call)
 
 
 def clip_by_norm(call: Call, draft: Draft) -> None:
-    """``tf.clip_by_norm(t, clip_norm)``."""
-    msg = "It clips by each gradient's own norm; a recipe clips by the joint 2-norm alone."
-    draft.find("lost", call.place, msg)
+    """``tf.clip_by_norm(t, clip_norm, axes=None)``."""
+    if "axes" in call.arguments:
+        msg = "It clips the norms of a part of each gradient; a recipe clips that of all of it."
+        draft.find("lost", call.place, msg, "keep this call, between unscaling and the update.")
+    elif _is_of_gradients(call):
+        clipping.take(draft, "clip_each_norm", call, "clip_norm")
+        clipping.note_order(draft, call)
+    else:
+        msg = f"It clips {call.place_of('t').text}; whether that is a gradient is not known."
+        draft.find("unknown", call.place, msg, "step.clip_each_norm in the recipe, if it is one.")
+
+
+def clip_by_value(call: Call, draft: Draft) -> None:
+    """``tf.clip_by_value(t, clip_value_min, clip_value_max)``, where ``t`` is a gradient."""
+    if _is_of_gradients(call):
+        clipping.within(call, draft, "clip_value_min", "clip_value_max")
+        clipping.note_order(draft, call)
+
+
+def _is_of_gradients(call: Call) -> bool:
+    """By its name, or by that of what a loop around it goes over."""
+    written = call.place_of("t").text
+    loops = (over for name, over in call.loops.items() if name in re.findall(r"\w+", written))
+    return any(_GRADIENT.search(text) for text in (written, *loops))
+
+
+_GRADIENT = re.compile(r"grad|gvs?\b|^g\b", re.IGNORECASE)
 
 
 def compile_model(call: Call, draft: Draft) -> None:
@@ -477,9 +507,18 @@ def finish(draft: Draft) -> None:
     if seen.is_keras_2 and moves:
         draft.set("scaler.min_scale", 1.0)
         draft.comments["scaler.min_scale"] = "the floor of Keras 2"
+    if seen.policy is not None or seen.scaler is not None:
+        _tell_of_scaled_clipping(draft)
     if seen.accumulates and draft.settings.get("step.accumulate") != 1:
         draft.set("step.on_overflow", "drop_microbatch")
         draft.comments["step.on_overflow"] = "as Keras accumulates"
+
+
+def _tell_of_scaled_clipping(draft: Draft) -> None:
+    clipping.tell_of_order(
+        draft,
+        "global_clipnorm, clipnorm or clipvalue of the inner optimizer, which get unscaled gradients.",
+    )
 
 
 def _take_keras_own_scaling(seen: _Seen, draft: Draft) -> None:
@@ -610,7 +649,8 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], Handler]] = {
         for name in _OF_OPTIMIZERS
     },
     "tensorflow.clip_by_global_norm": (("t_list", "clip_norm", "use_norm"), clip_by_global_norm),
-    "tensorflow.clip_by_norm": (("t", "clip_norm"), clip_by_norm),
+    "tensorflow.clip_by_norm": (("t", "clip_norm", "axes"), clip_by_norm),
+    "tensorflow.clip_by_value": (("t", "clip_value_min", "clip_value_max"), clip_by_value),
     **{f"{model}.compile": (_COMPILE, compile_model) for model in _MODELS},
     **dict.fromkeys(_LAYERS, ((), layer)),
 }
@@ -664,6 +704,7 @@ def _aliases() -> dict[str, str]:
         "config.optimizer.set_experimental_options",
         "clip_by_global_norm",
         "clip_by_norm",
+        "clip_by_value",
     ):
         found |= {f"{root}.{name}": f"tensorflow.{name}" for root in _TENSORFLOW}
     for name in _OPTIMIZERS:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ampbridge.port.dialect import Call, Dialect, Draft, Handler, Name, NotKnown
-from ampbridge.port.readers import scaling
+from ampbridge.port.readers import clipping, scaling
 
 DTYPES: Mapping[str, str] = {
     "float16": "float16",
@@ -251,7 +251,7 @@ _SCALER_DEFAULTS: Mapping[str, float] = {
 
 def unscale(call: Call, draft: Draft) -> None:
     """``scaler.unscale_(optimizer)``: what is clipped are the gradients themselves."""
-    draft.seen["unscale"] = call.place
+    draft.seen[clipping.UNSCALED] = call.place
 
 
 def set_growth_factor(call: Call, draft: Draft) -> None:
@@ -283,34 +283,10 @@ def update(call: Call, draft: Draft) -> None:
 # -- gradients
 
 
-def clip_grad_norm(call: Call, draft: Draft) -> None:
-    """``clip_grad_norm_(parameters, max_norm, norm_type=2.0, ...)``."""
-    try:
-        norm = scaling.number(call.value("norm_type", 2.0))
-    except NotKnown as error:
-        draft.unknown["step.clip_norm"] = error.place
-        return
-    if norm != 2.0:
-        tell_of_clipping(call, draft, f"the {norm}-norm")
-        return
-    draft.take("step.clip_norm", call, "max_norm", None, finite)
-    draft.seen["clip"] = call.place
-
-
-def finite(value: Any) -> Any:
-    """A largest norm; None, which is none, for one that only measures."""
-    as_number = scaling.number(value)
-    return None if as_number == float("inf") else as_number
-
-
-def clip_grad_value(call: Call, draft: Draft) -> None:
-    """``clip_grad_value_(parameters, clip_value)``."""
-    tell_of_clipping(call, draft, "each value")
-
-
-def tell_of_clipping(call: Call, draft: Draft, by: str) -> None:
-    """A way of clipping that a recipe has not."""
-    draft.find("lost", call.place, f"It clips by {by}; a recipe clips by the joint 2-norm alone.")
+def clamp(call: Call, draft: Draft) -> None:
+    """``p.grad.clamp_(min, max)``, in a loop over the parameters."""
+    clipping.within(call, draft, "min", "max")
+    clipping.note_order(draft, call)
 
 
 # -- all of a file
@@ -324,8 +300,7 @@ def finish(draft: Draft) -> None:
         draft.findings[:] = [f for f in draft.findings if f.message != FLOAT32_REGION]
     elif "policy.lists" in draft.settings and draft.settings.get("policy.dtype") != "bfloat16":
         scaling.settle(draft, "torch")
-    if draft.settings.get("scaler.like") == "torch":
-        _tell_of_scaled_clipping(draft)
+    clipping.tell_of_order(draft, "scaler.unscale_(optimizer) before it, as was probably meant.")
 
 
 def _settle_level(draft: Draft) -> None:
@@ -338,21 +313,12 @@ def _settle_level(draft: Draft) -> None:
         draft.unknown["policy.level"] = draft.seen["scaler"]
 
 
-def _tell_of_scaled_clipping(draft: Draft) -> None:
-    if "clip" in draft.seen and "unscale" not in draft.seen:
-        draft.find(
-            "lost",
-            draft.seen["clip"],
-            "It clips gradients that are still scaled, so that the largest norm is max_norm / scale; "
-            "the recipe clips them unscaled.",
-            "scaler.unscale_(optimizer) before it, as was probably meant.",
-        )
-
-
 _REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
 _SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
 _SHARDED = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
 _NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
+CLAMP = "torch.Tensor.grad.clamp_"
+"""What a gradient that is clamped in place goes by."""
 _METHODS: Mapping[str, tuple[tuple[str, ...], Handler | None]] = {
     "scale": (("outputs",), None),
     "unscale_": (("optimizer",), unscale),
@@ -406,6 +372,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
         "foreach",
     ),
     "torch.nn.utils.clip_grad_value_": ("parameters", "clip_value", "foreach"),
+    CLAMP: ("min", "max"),
 }
 
 HANDLERS: Mapping[str, Handler] = {
@@ -429,8 +396,9 @@ HANDLERS: Mapping[str, Handler] = {
     "torch.distributed.fsdp.MixedPrecisionPolicy": sharded,
     "torch.nn.Module.half": module_cast,
     "torch.nn.Module.bfloat16": module_cast,
-    "torch.nn.utils.clip_grad_norm_": clip_grad_norm,
-    "torch.nn.utils.clip_grad_value_": clip_grad_value,
+    "torch.nn.utils.clip_grad_norm_": clipping.by_norm,
+    "torch.nn.utils.clip_grad_value_": clipping.by_value,
+    CLAMP: clamp,
 }
 
 DIALECT = Dialect(

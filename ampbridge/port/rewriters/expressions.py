@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ampbridge.port.dialect import Call
+from ampbridge.port.reading import Place
 
-Replacement = Callable[[Call], str | None]
-"""The text that takes a call's place; None where the call stays as it is."""
+
+@dataclass(frozen=True)
+class Around:
+    """Text that is put before and behind a place within a call."""
+
+    place: Place
+    before: str
+    behind: str
+
+
+class Removed:
+    """The statement that a call is, is taken out."""
+
+
+Replacement = Callable[[Call], str | Sequence[Around] | type[Removed] | None]
+"""What takes a call's place: text; text around parts of it; nothing. None: it stays as it is."""
 
 UNKNOWN = object()
 
@@ -28,6 +44,27 @@ def text(call: Call, argument: str) -> str | None:
         return None
     written = call.arguments[argument].place.text
     return None if written == "None" else written
+
+
+def first_line(call: Call) -> str:
+    """The beginning of a call, as it was written."""
+    return call.place.text.splitlines()[0]
+
+
+def changed(call: Call, arguments: Mapping[str, str]) -> str:
+    """The call on one line, with some of its arguments written otherwise: with their names, or not."""
+    node = ast.parse(f"({call.place.text})", mode="eval").body
+    assert isinstance(node, ast.Call)
+    for name, new in arguments.items():
+        by_name = ast.parse(f"f({new})", mode="eval").body
+        assert isinstance(by_name, ast.Call)
+        old = ast.dump(ast.parse(f"({call.arguments[name].place.text})", mode="eval").body)
+        value = by_name.keywords[0].value if by_name.keywords else by_name.args[0]
+        for keyword in node.keywords:
+            keyword.value = value if keyword.arg == name else keyword.value
+        node.args = [value if ast.dump(each) == old else each for each in node.args]
+    written = ast.unparse(node)
+    return written if '"' in written else written.replace("'", '"')
 
 
 def literal(written: str | None) -> Any:
