@@ -284,12 +284,14 @@ class Modules:
     @cached_property
     def acting(self) -> set[Path]:
         """Those that, once they are imported, may change something of mixed precision by themselves."""
-        acting = {file for file in self.reached if self._has_words(file) and self._acts(file)}
+        acting = {file for file in self.reached if self._acts(file)}
         return self._links.leading_to(acting) if acting else set()
 
     def _acts(self, file: Path) -> bool:
-        lines = _CALLS.findall(self._files.data(file) or b"")
-        return any(self._concerns(line) for line in lines)
+        data = self._files.data(file) or b""
+        if _SETS.search(data):
+            return True
+        return self._concerns(data) and any(map(self._concerns, _CALLS.findall(data)))
 
 
 _CALLS = re.compile(
@@ -297,6 +299,11 @@ _CALLS = re.compile(
     re.M,
 )
 """Lines of a module outside of functions and classes that call something."""
+_SETS = re.compile(
+    rb"^[A-Za-z_]\w*(?:\.\w+)*(?:\.(?!__)\w+\s*=[^=]|\.(?:update|merge\w*|override\w*|set_defaults)\()",
+    re.M,
+)
+"""Such lines that set what another module has: ``config.LEVEL = "O2"``."""
 
 
 def is_within(path: str | os.PathLike[str], real_root: str) -> bool:

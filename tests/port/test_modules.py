@@ -88,6 +88,35 @@ def test_modules_that_import_each_other_end(tmp_path):
     assert "scaler.enabled" in alternative.unknown
 
 
+def test_modules_that_bring_on_everything_take_no_longer_than_there_are(tmp_path):
+    """Two modules a layer, each with all names of both below: 2**30 ways to the last."""
+    layers = {
+        f"{side}{n}": f"from a{n + 1} import *\nfrom b{n + 1} import *\n"
+        for n in range(30)
+        for side in "ab"
+    }
+    text = SCRIPT.format(imports="from a0 import *\nfrom b0 import *", scaler="scaler")
+    script = put(tmp_path, train=text, a30="", b30="x = 1\n", **layers)
+    (alternative,) = amp.port.read(script).alternatives
+    assert "scaler.enabled" in alternative.unknown
+    put(tmp_path, a30=HELPER)
+    assert scale_of(amp.port.read(script)) == [256.0]
+
+
+def test_a_long_chain_of_base_classes_is_read_alone_or_to_its_end(tmp_path):
+    chain = {
+        f"m{n}": f"from m{n + 1} import Base as Below\n\nclass Base(Below):\n    pass\n"
+        for n in range(80)
+    }
+    last = (
+        "class Base:\n    def __init__(self):\n        self.scaler = torch.amp.GradScaler('cuda')\n"
+    )
+    text = SCRIPT.format(imports="from m0 import Base\nt = Base()", scaler="t.scaler")
+    reading = amp.port.read(put(tmp_path, train=text, m80=f"import torch\n\n{last}", **chain))
+    (alternative,) = reading.alternatives
+    assert "scaler.enabled" in alternative.unknown or alternative.recipe.scaler.enabled
+
+
 def test_what_something_else_binds_anew_is_not_known(tmp_path):
     helper = "SCALE = 1.0\n\ndef larger():\n    global SCALE\n    SCALE = 8.0\n"
     text = "import helper\nfrom helper import SCALE\nhelper.larger()\n" + SCRIPT.format(
@@ -105,6 +134,21 @@ def test_what_a_module_does_once_it_is_imported_counts(tmp_path):
         inner="import keras\n\nkeras.config.set_dtype_policy('mixed_bfloat16')\n",
     )
     assert amp.port.read(script).recipe.policy == amp.Policy("O2", "bfloat16", lists="tensorflow")
+
+
+@pytest.mark.parametrize("sets", ["config.SCALE = 64.0", "config.__dict__.update(SCALE=64.0)"])
+def test_what_a_module_sets_of_another_once_it_is_imported_counts(tmp_path, sets):
+    script = put(
+        tmp_path,
+        train="import setup_config\nimport config\n"
+        + SCRIPT.format(
+            imports="scaler = torch.amp.GradScaler('cuda', init_scale=config.SCALE)",
+            scaler="scaler",
+        ),
+        config="SCALE = 1.0\n",
+        setup_config=f"import config\n\n{sets}\n",
+    )
+    assert scale_of(amp.port.read(script)) == [64.0]
 
 
 def test_the_program_of_another_module_is_not_run(tmp_path):

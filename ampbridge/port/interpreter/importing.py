@@ -137,10 +137,19 @@ class Importing(Calls):
 
     def star(self, frame: Frame, name: str) -> Value | None:
         """What a module has of another, all whose names it imports."""
-        if name.startswith("_"):
-            return None
-        found = (self._bound(each, name) for each in reversed(frame.stars))
-        return next((each for each in found if each is not None), None)
+        seen: set[int] = set()
+        left = [] if name.startswith("_") else list(frame.stars)
+        while left:
+            module = left.pop()  # the last that is imported wins
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            self._follow(module)
+            found = self.memory.get(module.frame, name)
+            if found is not None:
+                return self.imported(found) if isinstance(found, Imported) else found
+            left += module.frame.stars
+        return None
 
     def _bound(self, module: Module, name: str) -> Value | None:
         """What a module binds a name to, or a module in it of that name."""
