@@ -126,15 +126,19 @@ class _Links:
 
     edges: dict[Path, list[Path]]
 
-    def leading_to(self, targets: set[Path]) -> set[Path]:
-        """The modules that import, by however many others, one of ``targets``; and these."""
-        importers: dict[Path, list[Path]] = {}
+    @cached_property
+    def _importers(self) -> dict[Path, list[Path]]:
+        found: dict[Path, list[Path]] = {}
         for importer, imported in self.edges.items():
             for each in imported:
-                importers.setdefault(each, []).append(importer)
-        found, left = set(targets), list(targets)
+                found.setdefault(each, []).append(importer)
+        return found
+
+    def leading_to(self, target: Path) -> set[Path]:
+        """The modules that import ``target``, by however many others; and itself."""
+        found, left = {target}, [target]
         while left:
-            for each in importers.get(left.pop(), ()):
+            for each in self._importers.get(left.pop(), ()):
                 if each not in found:
                     found.add(each)
                     left.append(each)
@@ -282,10 +286,21 @@ class Modules:
         return self._concerns(self._files.data(file) or b"")
 
     @cached_property
-    def acting(self) -> set[Path]:
-        """Those that, once they are imported, may change something of mixed precision by themselves."""
-        acting = {file for file in self.reached if self._acts(file)}
-        return self._links.leading_to(acting) if acting else set()
+    def acting(self) -> dict[Path, list[Path]]:
+        """By module, those that its import brings on and that may change something by themselves."""
+        found: dict[Path, list[Path]] = {}
+        for each in [
+            file for file in self._links.edges if file != self.script and self._acts(file)
+        ]:
+            for importer in self._links.leading_to(each):
+                found.setdefault(importer, []).append(each)
+        return found
+
+    def name_of(self, file: Path) -> tuple[Path, str]:
+        """The path that ``find`` gives for a module's file, and its name below the repository's root."""
+        path = file.parent if file.name == "__init__.py" else file
+        parts = path.relative_to(self._root).with_suffix("").parts
+        return path, ".".join(parts) or path.name
 
     def _acts(self, file: Path) -> bool:
         data = self._files.data(file) or b""

@@ -206,12 +206,12 @@ def test_each_module_is_parsed_once_for_a_folder(tmp_path, monkeypatch):
 
 def test_no_more_modules_are_followed_than_the_most(tmp_path, monkeypatch):
     monkeypatch.setattr(modules, "MOST_MODULES", 2)
-    chain = {f"m{n}": f"from m{n + 1} import scaler\n" for n in range(4)}
+    chain = {f"m{n}": f"from m{n + 1} import make\n" for n in range(4)}
     script = put(
         tmp_path,
-        train=SCRIPT.format(imports="from m0 import scaler", scaler="scaler"),
+        train=SCRIPT.format(imports="from m0 import make\nscaler = make()", scaler="scaler"),
         **chain,
-        m4=HELPER,
+        m4="import torch\n\ndef make():\n    return torch.amp.GradScaler('cuda')\n",
     )
     (alternative,) = amp.port.read(script).alternatives
     assert "scaler.enabled" in alternative.unknown

@@ -112,8 +112,10 @@ class Importing(Calls):
             module = Module(bare, path, frame, tuple(self.guards))
             frame.module = self._by_path[path] = module
             file = self.modules.file_of(path)
-            if file in self.modules.acting:
-                self._follow(module)
+            for each in self.modules.acting.get(file, ()) if file is not None else ():
+                acting = self._at(*self.modules.name_of(each))
+                if acting is not None:
+                    self._follow(acting)
         return self._by_path[path]
 
     def imported(self, value: Imported) -> Value:
