@@ -43,7 +43,22 @@ def add_to(commands: Commands) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="Python, JSON, YAML, or a recipe in TOML; a directory for all scripts below",
+        help="Python, a notebook, JSON, YAML, or a recipe in TOML; a directory for all scripts below",
+    )
+    parser.add_argument(
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="the configuration that the script is started with, JSON or YAML",
+    )
+    parser.add_argument(
+        "-o",
+        "--override",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the configuration, as the script's own command line does: AMP.use_amp=True",
     )
     parser.add_argument(
         "--to",
@@ -102,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
 
     several = len(options.files) > 1 or any(Path(file).is_dir() for file in options.files)
     wish = _wish(options, several)
-    ported = [port(outcome, wish) for outcome in _outcomes(options.files)]
+    ported = [port(outcome, wish) for outcome in _outcomes(options)]
     results = [_stored(result, options) for result in ported]
     if options.json:
         data = [result.to_dict() for result in results]
@@ -142,6 +157,8 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
         tuple(options.where),
         options.pick,
         options.demo,
+        options.config,
+        tuple(options.override),
     )
 
 
@@ -171,6 +188,9 @@ def _check_for_several(options: argparse.Namespace) -> None:
     if options.out:
         msg = "--out takes the result of one file, and there are several.\n"
         raise ArgumentError(msg + "Hint: ampbridge port train.py --out FILE")
+    if options.config or options.override:
+        msg = "A configuration is that of one script, and there are several files.\n"
+        raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml")
     if options.pick is not None:
         msg = "--pick chooses one of one file's recipes, and there are several files.\n"
         raise ArgumentError(msg + f"Hint: ampbridge port train.py --pick {options.pick}")
@@ -201,15 +221,21 @@ def _known(text: str) -> tuple[str, Any]:
 # -- what is read
 
 
-def _outcomes(paths: Sequence[str]) -> Iterator[Outcome]:
-    """What each file says; TOML is a recipe."""
-    from ampbridge.port import read_many
+def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
+    """What each file says; TOML is a recipe. Scripts that are rewritten are read each by itself."""
+    from ampbridge.port import Outcome, read, read_many
 
-    for path in paths:
+    together = options.to != "ampbridge"
+    for path in options.files:
         if Path(path).suffix == ".toml":
             yield _recipe_file(path)
+        elif options.config is None and not options.override:
+            yield from read_many([path], together=together)
         else:
-            yield from read_many([path])
+            try:
+                yield Outcome(path, read(path, config=options.config, override=options.override))
+            except SourceError as error:
+                yield Outcome(path, None, error)
 
 
 def _recipe_file(path: str) -> Outcome:

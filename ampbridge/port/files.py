@@ -1,20 +1,32 @@
-"""Reads one file or many. A file that cannot be read does not stop the others."""
+"""Reads one file or many, a script with the modules that it imports and its configuration.
+
+A file that cannot be read does not stop the others.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ampbridge.errors import SourceError
-from ampbridge.port import python, source
+from ampbridge.errors import ArgumentError, SourceError
+from ampbridge.port import notebooks, python, source
 from ampbridge.port.interpreter.following import Exhausted
-from ampbridge.port.reading import Reading
+from ampbridge.port.modules import Files, Modules, shown
+from ampbridge.port.reading import Finding, Place, Reading
+
+if TYPE_CHECKING:
+    from ampbridge.port.source import Source
+    from ampbridge.port.table import Table
 
 CONFIGURATIONS = frozenset({".json", ".yaml", ".yml"})
+SCRIPTS = ("*.py", f"*{notebooks.SUFFIX}")
 TEXT = "<source>"
 """The name, in places and messages, of a source that was passed as text."""
 
@@ -28,31 +40,52 @@ class Outcome:
     error: SourceError | None = None
 
 
-def read(path_or_source: str | PathLike[str]) -> Reading:
+def read(
+    path_or_source: str | PathLike[str],
+    *,
+    config: str | PathLike[str] | None = None,
+    override: Sequence[str] = (),
+) -> Reading:
     """Read the mixed-precision settings of a script or configuration file, without running it.
 
         reading = amp.port.read("train.py")
+        reading = amp.port.read("tools/train.py", config="configs/x.yml", override=["AMP.level=O2"])
         reading.recipe.save("recipe.toml", comments=reading.alternatives[0].comments)
 
+    Modules of the script's folder and of its repository that it imports are read, too, and base files
+    of a configuration (``_BASE_``).
+
     Args:
-        path_or_source: a file (``.py``, or DeepSpeed's, Accelerate's, ... JSON and YAML), or Python
-            source as a text of several lines.
+        path_or_source: a file (``.py``, ``.ipynb``, or DeepSpeed's, Accelerate's, ... JSON and YAML),
+            or Python source as a text of several lines.
+        config: the configuration that the script is started with.
+        override: what is changed of the configuration: ``KEY=VALUE``, with ``.`` between keys.
 
     Raises:
         SourceError: if it cannot be read: the file does not exist, is not text, is not Python 3, is
             too large or too deeply nested; or if LibCST or PyYAML is not installed.
+        ArgumentError: for a configuration of a configuration, and overrides of none.
     """
     if isinstance(path_or_source, str) and "\n" in path_or_source:
-        return _read_python(path_or_source.encode(), TEXT)
-    file = fspath(path_or_source)
-    if Path(file).suffix.lower() in CONFIGURATIONS:
-        from ampbridge.port.configs import read_config
-
-        return read_config(source.decoded(source.load(file), file), file)
-    return _read_python(source.load(file), file)
+        return _read_python(path_or_source.encode(), TEXT, None, _configuration(config, override))
+    return _read(fspath(path_or_source), Files(), config, override)
 
 
-def parsed(path_or_source: str | PathLike[str]) -> source.Source:
+def _read(
+    file: str,
+    files: Files,
+    config: str | PathLike[str] | None = None,
+    override: Sequence[str] = (),
+) -> Reading:
+    if Path(file).suffix.lower() not in CONFIGURATIONS:
+        return _read_script(file, files, _configuration(config, override))
+    if config is not None:
+        msg = f"{file} is a configuration itself, and was passed another, {fspath(config)}.\n"
+        raise ArgumentError(msg + f"Hint: ampbridge port train.py -c {file}")
+    return _read_configuration(file, override)
+
+
+def parsed(path_or_source: str | PathLike[str]) -> Source:
     """The tree of a Python file, or of source passed as text.
 
     Raises:
@@ -64,32 +97,187 @@ def parsed(path_or_source: str | PathLike[str]) -> source.Source:
     return source.parse(source.load(file), file)
 
 
-def read_many(paths: Iterable[str | PathLike[str]]) -> Iterator[Outcome]:
-    """``read`` for each file, and for each ``.py`` file under a folder, in order."""
-    for path in paths:
-        for file in _files(Path(path)):
-            try:
-                yield Outcome(str(file), read(file))
-            except SourceError as error:
-                yield Outcome(str(file), None, error)
+def read_many(paths: Iterable[str | PathLike[str]], *, together: bool = True) -> Iterator[Outcome]:
+    """``read`` for each file, and for each script under a folder.
+
+    Those of a folder that train come first, and modules whose calls are part of one that was read are
+    not read once more; unless ``together`` is false: then each file is read alone, in order.
+    """
+    files = Files()
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield _outcome(str(path), partial(_read, str(path), files))
+        elif together:
+            yield from _of_folder(path, files)
+        else:
+            for file in _scripts(path):
+                yield _outcome(str(file), partial(_read_script, str(file), None, None))
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def _outcome(file: str, reads: Callable[[], Reading]) -> Outcome:
+    try:
+        return Outcome(file, reads())
+    except SourceError as error:
+        return Outcome(file, None, error)
 
 
-def _read_python(data: bytes, file: str) -> Reading:
-    if not python.concerns(data):
+def _scripts(folder: Path) -> list[Path]:
+    return sorted(found for pattern in SCRIPTS for found in folder.rglob(pattern))
+
+
+# -- folders
+
+_OF_EVALUATION = re.compile(r"(?:^|_)(?:eval|val|test|infer|predict|export|bench|demo)", re.I)
+
+
+def _of_folder(folder: Path, files: Files) -> list[Outcome]:
+    """Programs before the modules that they import; a module that has been read with one is a part."""
+    scripts = _scripts(folder)
+    modules = {file: Modules(str(file), files, python.concerns) for file in scripts}
+    imported = {
+        each
+        for file, its in modules.items()
+        if file.suffix == ".py"
+        for each in its.imported(its.script)
+    }
+    parts: set[str] = set()
+    within: set[Path] = set()  # modules of a program that has a recipe
+    outcomes: list[Outcome] = []
+    for file in sorted(scripts, key=lambda each: (each.absolute() in imported, each)):
+        nothing = Reading(str(file), None, (), ())
+        if shown(file.absolute()) in parts:
+            outcomes.append(Outcome(str(file), nothing))
+            continue
+        outcome = _outcome(str(file), partial(_read_script, str(file), files, None))
+        reading = outcome.reading
+        if reading is not None and reading.framework is not None:
+            parts |= reading.modules
+            within |= modules[file].reached
+        elif reading is not None and file.absolute() in within:
+            outcome = Outcome(str(file), nothing)  # what is not known here is the program's
+        outcomes.append(outcome)
+    return sorted(outcomes, key=_rank)
+
+
+def _rank(outcome: Outcome) -> tuple[bool, bool, str]:
+    """Trainings first, then what evaluates, then all without mixed precision."""
+    reading = outcome.reading
+    if reading is None or reading.framework is None:
+        return (True, True, outcome.file)
+    trains = reading.trains and not _OF_EVALUATION.search(Path(outcome.file).stem)
+    return (False, not trains, outcome.file)
+
+
+# -- configurations
+
+
+def _configuration(
+    config: str | PathLike[str] | None, override: Sequence[str]
+) -> tuple[str, Table] | None:
+    """A configuration by its file, with bases and overrides."""
+    from ampbridge.port.configs import bases
+
+    if config is None:
+        if override:
+            msg = f"{override[0]!r} overrides a configuration, and none was passed.\n"
+            raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml -o KEY=VALUE")
+        return None
+    file = fspath(config)
+    if Path(file).suffix.lower() not in CONFIGURATIONS:
+        msg = f"The configuration {file!r} is no JSON and no YAML.\n"
+        raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml")
+    return file, bases.overridden(bases.read(file, _text), override)
+
+
+def _text(file: str) -> str:
+    return source.decoded(source.load(file), file)
+
+
+def _read_configuration(file: str, override: Sequence[str]) -> Reading:
+    from ampbridge.port.configs import bases, read_table
+
+    return read_table(bases.overridden(bases.read(file, _text), override), file)
+
+
+# -- scripts
+
+_PROGRAM = re.compile(
+    rb"^if __name__|^[A-Za-z_][\w.]*\(|\.(?:fit|train|backward|minimize|step)\(", re.M
+)
+"""What a file has that does something itself, not only defines what others import."""
+
+
+def _read_script(
+    file: str, files: Files | None, configuration: tuple[str, Table] | None
+) -> Reading:
+    data = source.load(file)
+    if Path(file).suffix.lower() == notebooks.SUFFIX:
+        return _read_notebook(notebooks.read(data, file), files, configuration)
+    modules = None if files is None else Modules(file, files, python.concerns)
+    return _read_python(data, file, modules, configuration)
+
+
+def _read_notebook(
+    notebook: notebooks.Notebook, files: Files | None, configuration: tuple[str, Table] | None
+) -> Reading:
+    modules = None
+    if files is not None:
+        files.know(Path(notebook.file).absolute(), notebook.text.encode())
+        modules = Modules(notebook.file, files, python.concerns)
+    data = notebook.text.encode()
+    return _read_python(data, notebook.file, modules, configuration, notebook.parsed)
+
+
+def _read_python(
+    data: bytes,
+    file: str,
+    modules: Modules | None,
+    configuration: tuple[str, Table] | None,
+    parse: Callable[[], Source] | None = None,
+) -> Reading:
+    from ampbridge.port.configs import read_table
+    from ampbridge.port.joining import joined
+
+    parse = parse or (lambda: source.parse(data, file))
+    reading = _followed(data, file, parse, modules, configuration and configuration[1])
+    if configuration is None:
+        return reading
+    return joined(reading, read_table(configuration[1], configuration[0]))
+
+
+def _followed(
+    data: bytes,
+    file: str,
+    parse: Callable[[], Source],
+    modules: Modules | None,
+    configuration: Table | None,
+) -> Reading:
+    if not python.concerns(data) and not (
+        modules is not None and _PROGRAM.search(data) and modules.concern
+    ):
         source.check(data, file)
         return Reading(file, None, (), ())
     with _uncollected():
-        parsed = source.parse(data, file)
+        tree = parse()
         try:
-            return python.read_module(parsed)
-        except RecursionError as error:
-            raise source.too_deep(file) from error
-        except Exhausted as error:
-            raise source.too_long(file) from error
+            return python.read_module(tree, modules=modules, configuration=configuration)
+        except (RecursionError, Exhausted) as error:
+            if tree.others:
+                return _without_modules(data, file, parse, configuration)
+            too_much = source.too_deep if isinstance(error, RecursionError) else source.too_long
+            raise too_much(file) from error
+
+
+def _without_modules(
+    data: bytes, file: str, parse: Callable[[], Source], configuration: Table | None
+) -> Reading:
+    """A script whose modules are too many to be followed."""
+    reading = _followed(data, file, parse, None, configuration)
+    message = "The modules that it imports are too long to be followed; this is the script alone."
+    found = Finding(
+        "unknown", Place(file, 1, 0, ""), message, "ampbridge port the module that trains"
+    )
+    return replace(reading, findings=(*reading.findings, found))
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def _turns(step: Event) -> Value | None:
 
 def is_of_loop(event: Event) -> bool:
     """Whether a call says how a loop takes its steps."""
-    return event.method == "backward" or event.method in STEPS or bool(event.entered)
+    return event.method == "backward" or _is_step(event) or bool(event.entered)
 
 
 def _backward_passes(step: Event, passes: Sequence[Event]) -> Value | None:

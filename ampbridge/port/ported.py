@@ -33,6 +33,7 @@ class Wish:
         known: values that the file does not say, by key.
         where: conditions of the recipe that is meant.
         pick: its number among those of a file, from 1.
+        config, override: the configuration that the file is read with, and what is changed of it.
     """
 
     target: str | None
@@ -41,10 +42,14 @@ class Wish:
     where: tuple[str, ...]
     pick: int | None = None
     demo: bool = False
+    config: str | None = None
+    override: tuple[str, ...] = ()
 
     def command(self, file: str, *options: str) -> str:
         """The command that wishes this for ``file``, with further options."""
-        said = ["--to", self.target] if self.target else []
+        said = ["-c", self.config] if self.config else []
+        said += ["-o", *self.override] if self.override else []
+        said += ["--to", self.target] if self.target else []
         said += [] if self.native else ["--ampbridge"]
         said += ["--demo"] if self.demo else []
         for condition in self.where:
@@ -111,18 +116,22 @@ def _alternative_as_data(alternative: Alternative) -> dict[str, Any]:
         "conditions": list(alternative.conditions),
         "settings": dict(alternative.settings),
         "unknown": {
-            key: {"file": at.file, "line": at.line, "text": at.text}
-            for key, at in alternative.unknown.items()
+            key: {**_place_as_data(at), "text": at.text} for key, at in alternative.unknown.items()
         },
         "comments": dict(alternative.comments),
     }
 
 
+def _place_as_data(place: Place) -> dict[str, Any]:
+    """``cell`` is there for notebooks."""
+    cell = {"cell": place.cell} if place.cell else {}
+    return {"file": place.file, **cell, "line": place.line}
+
+
 def _finding_as_data(finding: Finding) -> dict[str, Any]:
     return {
         "kind": finding.kind,
-        "file": finding.place.file,
-        "line": finding.place.line,
+        **_place_as_data(finding.place),
         "text": finding.place.text,
         "message": finding.message,
         "hint": finding.hint,
@@ -159,7 +168,7 @@ def _made(reading: Reading, wish: Wish) -> Ported:
             findings=findings,
             unknown=(*unknown,),
         )
-    if wish.target == "ampbridge" and Path(reading.file).suffix == ".py":
+    if wish.target == "ampbridge" and Path(reading.file).suffix in (".py", ".ipynb"):
         return _rewritten(reading, alternatives, candidates, wish)
     recipe, comments = _the_recipe(reading, candidates, wish)
     report = fidelity(recipe, wish.target, native=wish.native, used=reading.ops)
@@ -320,8 +329,15 @@ def _rewritten(
     if wish.demo:
         msg = "A script that is rewritten runs as it did; --demo adds one to a module.\n"
         raise ArgumentError(msg + "Hint: --to tensorflow --demo, or leave it out.")
+    if wish.config is not None:
+        msg = "A script stays one for any configuration when it is rewritten, and -c is one.\n"
+        raise ArgumentError(msg + f"Hint: --to toml -c {wish.config}, or leave it out.")
     if reading.framework is None:
         return Ported(reading.file, reading)
+    if Path(reading.file).suffix == ".ipynb":
+        msg = f"{reading.file} is a notebook, and --to ampbridge rewrites scripts.\n"
+        hint = f"Hint: jupyter nbconvert --to script {reading.file}; or --to torch --out amp.py"
+        raise ArgumentError(msg + hint)
     rewriting = rewrite(Path(reading.file))
     error = _not_rewritten(reading, rewriting)
     is_one = len(candidates) == 1 and not candidates[0].unknown
@@ -335,7 +351,7 @@ def _rewritten(
         rewriting.text,
         rewriting,
         None if recipe is None else fidelity(recipe, "ampbridge"),
-        (*_of_candidates(reading, candidates), *rewriting.findings),
+        (*_of_candidates(reading, candidates), *rewriting.findings, *_in_modules(reading)),
         error=error,
     )
 
@@ -355,3 +371,16 @@ def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None
         msg = f"{reading.file} is unchanged: none of its calls has a replacement.\n"
         return SourceError(msg + module)
     return None
+
+
+def _in_modules(reading: Reading) -> list[Finding]:
+    """Which other files have calls of the same training, and stay as they are."""
+    return [
+        Finding(
+            "note",
+            Place(file, 1, 0, ""),
+            f"This module of {reading.file} has calls of mixed precision, too, and stays as it is.",
+            shlex.join(["ampbridge", "port", file, "--to", "ampbridge"]),
+        )
+        for file in sorted(reading.modules)
+    ]

@@ -27,12 +27,14 @@ from ampbridge.port.readers.torch import CLAMP
 from ampbridge.port.reading import Alternative, Finding, Reading
 from ampbridge.port.schedules import Changing, joined
 from ampbridge.port.source import Source
+from ampbridge.port.table import Table
 from ampbridge.port.used_ops import used_ops
 
 if TYPE_CHECKING:
     import libcst as cst
 
     from ampbridge.port.interpreter.statements import Interpreter
+    from ampbridge.port.modules import Modules
 
 MOST_ALTERNATIVES = 32
 """As many as anyone would look at, to choose one by ``--where``."""
@@ -46,15 +48,21 @@ def concerns(data: bytes, dialects: Iterable[Dialect] = DIALECTS) -> bool:
     return any(word.encode() in data for dialect in dialects for word in dialect.words)
 
 
-def read_module(source: Source, dialects: Sequence[Dialect] = DIALECTS) -> Reading:
-    """What a module says of mixed precision.
+def read_module(
+    source: Source,
+    dialects: Sequence[Dialect] = DIALECTS,
+    modules: Modules | None = None,
+    configuration: Table | None = None,
+) -> Reading:
+    """What a module says of mixed precision, with the ``modules`` that it imports and its configuration.
 
     Raises:
-        SourceError: if it is nested too deeply to be followed.
+        RecursionError, Exhausted: if it is nested too deeply, or too long, to be followed.
     """
     from ampbridge.port.interpreter.statements import Interpreter  # LibCST, where it is needed
 
-    interpreter = Interpreter(source, _Vocabulary(dialects))
+    vocabulary = _Vocabulary(dialects)
+    interpreter = Interpreter(source, vocabulary, modules, configuration=configuration)
     interpreter.run()
     return _Reader(interpreter, dialects).read()
 
@@ -121,6 +129,9 @@ class _Vocabulary:
         if qualified not in self._known:
             self._known[qualified] = any(resolve(each, qualified) for each in self._dialects)
         return self._known[qualified]
+
+    def may_set(self, qualified: str, key: Any) -> bool:
+        return qualified != "os.environ" or "MIXED_PRECISION" in str(key)
 
     def names_of(self, module: str) -> list[str]:
         names = [name for each in self._dialects for name in (*each.signatures, *each.aliases)]
@@ -190,14 +201,39 @@ class _Reader:
                 )
             )
         findings += self._trainings.findings if used else ()
-        findings += self._wrappers() + self._between_unscaling_and_step() + self._second_steps()
+        findings += self._wrappers() + self._between_unscaling_and_step()
+        findings += self._second_steps() + self._taken()
         return Reading(
             self._source.file,
             framework,
             tuple(alternatives),
             tuple(dict.fromkeys(findings)),
-            used_ops(self._source.text),
+            used_ops(self._source.text).union(
+                *map(used_ops, (e.text for e in self._source.others))
+            ),
+            self._other_files(),
+            any(each.method in ("fit", *loops.STEPS) for each in self._events),
         )
+
+    def _taken(self) -> list[Finding]:
+        """Where a function gives the configuration that is not followed to its end."""
+        return [
+            Finding(
+                "note",
+                self._source.place(node),
+                f"The configuration is as its file has it; what `{self._source.text_of(node)}` may "
+                "change of it is not known.",
+                "-o KEY=VALUE, if it does",
+            )
+            for node in self._interpreter.taken
+        ]
+
+    def _other_files(self) -> frozenset[str]:
+        """The modules of the folder in which calls stand that were handled."""
+        nodes = (
+            [e.node for e in self._events if self._handlers[id(e)]] if self._source.others else []
+        )
+        return frozenset(self._source.of(node).file for node in nodes) - {self._source.file}
 
     def calls(self) -> list[Call]:
         """The known calls, whatever the conditions; where one is met several times, as at first."""
@@ -219,7 +255,7 @@ class _Reader:
             Finding(
                 "unknown",
                 self._source.place(event.node),
-                f"What {event.library or f'{event.on}.{event.method}'} does stands in another file.",
+                self._where_else(event.library or f"{event.on}.{event.method}"),
                 "read that file too, amp.port.read(...), and say here what it comes to, --set ...",
             )
             for event in self._interpreter.events
@@ -229,6 +265,14 @@ class _Reader:
                 else not event.qualified and event.method in REGIONS
             )
         ]
+
+    def _where_else(self, name: str) -> str:
+        """That a function stands in another file, and why that was not read, if it is of the folder."""
+        refused = self._interpreter.refused
+        module = next((each for each in refused if name.startswith(f"{each}.")), None)
+        if module is None:
+            return f"What {name} does stands in another file."
+        return f"What {name} does is not known: {refused[module]}"
 
     def _between_unscaling_and_step(self) -> list[Finding]:
         """Calls of other files that may change the unscaled gradients, a clipper of one's own say."""
@@ -411,7 +455,7 @@ class _Reader:
                     draft.find(
                         "note",
                         here,
-                        f"{key} is {before[key]!r} here; the recipe follows line {there.line}, "
+                        f"{key} is {before[key]!r} here; the recipe follows {there.seen_from(here)}, "
                         f"where it is {value!r}.",
                     )
             origins[key] = (name, event)

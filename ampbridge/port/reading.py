@@ -32,9 +32,20 @@ class Place:
     line: int
     column: int
     text: str
+    cell: int = 0
+    """Of a notebook: which of its cells, from 1, ``line`` is a line of."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}, {self.where}" if self.cell else f"{self.file}:{self.line}"
+
+    @property
+    def where(self) -> str:
+        """Where it stands in its file."""
+        return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
+
+    def seen_from(self, other: Place) -> str:
+        """Where it stands, for who looks at ``other``."""
+        return self.where if self.file == other.file else str(self)
 
     @property
     def excerpt(self) -> str:
@@ -146,7 +157,8 @@ class Reading:
 
     ``framework``: the library of its settings ("paddle", "torch", "tensorflow", "apex",
     "deepspeed", "accelerate", "lightning"); None without mixed precision. ``ops``: those that a script
-    names; None where it is no script.
+    names; None where it is no script. ``modules``: other files of its folder in which such calls stand.
+    ``trains``: whether it takes steps.
     """
 
     file: str
@@ -154,6 +166,8 @@ class Reading:
     alternatives: tuple[Alternative, ...]
     findings: tuple[Finding, ...]
     ops: frozenset[str] | None = None
+    modules: frozenset[str] = frozenset()
+    trains: bool = True
 
     @property
     def recipe(self) -> Recipe:

@@ -40,6 +40,8 @@ class Source:
     text: str
     module: cst.Module
     encoding: str = "utf-8"
+    others: list[Source] = field(default_factory=list)
+    """The sources of modules that are followed with this one: places of their nodes are theirs."""
     _texts: dict[Any, str] = field(default_factory=dict)
 
     @cached_property
@@ -73,12 +75,26 @@ class Source:
 
     def place(self, node: cst.CSTNode) -> Place:
         """Where ``node`` stands, and its text."""
-        start = self._positions[node].start
-        return Place(self.file, start.line, start.column, self.text_of(node))
+        owner = self.of(node)
+        start = owner._positions[node].start
+        return owner.placed(start.line, start.column, self.text_of(node))
+
+    def placed(self, line: int, column: int, text: str) -> Place:
+        """A place of this file alone, which lines of ``text`` are at."""
+        return Place(self.file, line, column, text)
+
+    def has(self, node: cst.CSTNode) -> bool:
+        """Whether ``node`` is of this file itself."""
+        return node in self._positions
+
+    def of(self, node: cst.CSTNode) -> Source:
+        """The source that ``node`` belongs to."""
+        owners = (each for each in (self, *self.others) if each.has(node))
+        return next(owners, self)
 
     def range_of(self, node: cst.CSTNode) -> tuple[tuple[int, int], tuple[int, int]]:
         """Line and column where ``node`` begins and where it ends, without parentheses around it."""
-        found = self._positions[node]
+        found = self.of(node)._positions[node]
         return (found.start.line, found.start.column), (found.end.line, found.end.column)
 
     def text_of(self, node: cst.CSTNode) -> str:

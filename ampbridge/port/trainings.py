@@ -103,6 +103,8 @@ def _with_replaced_models(
     events: Sequence[Event], source: Source
 ) -> tuple[frozenset[int], list[cst.CSTNode]]:
     """Events of models before the last, and where the last is made."""
+    if source.others:  # lines are those of the script
+        events = [each for each in events if source.has(each.node)]
     models = {each.on for each in events if each.method in OF_MODELS}
     steps = [_line(e.node, source) for e in events if e.method in TAKES_STEPS]
     replaced: set[int] = set()

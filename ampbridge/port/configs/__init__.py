@@ -5,6 +5,6 @@ A file is read as the calls that the program makes of it, so that a key means wh
 library says that the argument means.
 """
 
-from ampbridge.port.configs.reader import read_config
+from ampbridge.port.configs.reader import read_config, read_table
 
-__all__ = ["read_config"]
+__all__ = ["read_config", "read_table"]

@@ -182,7 +182,7 @@ def _read_detection(root: Table, amp: bool, draft: Draft) -> None:
             "note",
             root.place_of("_BASE_"),
             "The settings of these files also apply unless this file overrides them; they are not read here.",
-            "ampbridge port on the merged file, which tools/train.py prints.",
+            "ampbridge port on the file where it stands in its repository.",
         )
 
 

@@ -8,6 +8,7 @@ from ampbridge.port.configs import document, paddle, torch
 from ampbridge.port.configs.way import Format, Way
 from ampbridge.port.dialect import Draft
 from ampbridge.port.reading import Alternative, Finding, Reading
+from ampbridge.port.table import Table
 
 # The first that recognises a file reads it: the more particular ones stand first.
 FORMATS: Sequence[Format] = (*torch.FORMATS, *paddle.FORMATS)
@@ -19,7 +20,11 @@ def read_config(text: str, file: str) -> Reading:
     Raises:
         SourceError: for what is no JSON and no YAML, holds no table, or is too large or too deep.
     """
-    root = document.read(text, file)
+    return read_table(document.read(text, file), file)
+
+
+def read_table(root: Table, file: str) -> Reading:
+    """What the table of a configuration says of mixed precision, as ``read_config``."""
     for form in FORMATS:
         if form.recognises(root):
             return _reading(file, form.framework, form.ways(root))

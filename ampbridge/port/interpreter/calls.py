@@ -6,12 +6,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import libcst as cst
 
 from ampbridge.port.interpreter.evaluate import BINARY, IMPOSSIBLE, LONGEST, of_text
-from ampbridge.port.interpreter.expressions import OF_TEXT, Expressions, library_base
+from ampbridge.port.interpreter.expressions import (
+    OF_DICTIONARIES,
+    OF_TEXT,
+    Expressions,
+    library_base,
+)
 from ampbridge.port.interpreter.values import (
     Argument,
     Attributes,
@@ -27,6 +32,7 @@ from ampbridge.port.interpreter.values import (
     Library,
     Made,
     Method,
+    Module,
     Parser,
     Partial,
     Passed,
@@ -76,6 +82,10 @@ SETS_NAMES = re.compile(
 GETS = frozenset({"get", "pop", "setdefault"})
 """Methods of a mapping that take a key and a default."""
 DICTIONARIES = frozenset({"builtins.dict", "collections.OrderedDict"})
+KINDS: Mapping[str, type] = {
+    f"builtins.{kind.__name__}": kind
+    for kind in (bool, bytes, dict, float, int, list, set, str, tuple)
+}
 COLLECTIONS: Mapping[str, str] = {
     "builtins.list": "list",
     "builtins.tuple": "tuple",
@@ -112,6 +122,8 @@ class Calls(Expressions):
         self.runs: dict[int, int] = {}
         """How often each function of the file was followed, by its node's id."""
         self.parsers: list[Parser] = []
+        self.handed: list[Function | Method] = []
+        """Functions of other modules that something unknown was given."""
         self._active: list[int] = []
 
     def _Call(self, node: cst.Call) -> Value:
@@ -185,7 +197,12 @@ class Calls(Expressions):
             qualified, method, on, node, frozen, tuple(self.guards), self.entry(), target, receiver
         )
         self.events.append(event)
+        self.handed += (each.value for each in passed if self._is_of_a_module(each.value))
         return event
+
+    def _is_of_a_module(self, value: Value) -> TypeGuard[Function | Method]:
+        function = value.function if isinstance(value, Method) else value
+        return isinstance(function, Function) and function.frame.root is not self.module
 
     def _made(self, event: Event) -> Made:
         made = Made(event.qualified, event)
@@ -223,6 +240,8 @@ class Calls(Expressions):
             return self._computed(qualified, values, node)
         if qualified in ("builtins.getattr", "builtins.setattr", "builtins.vars", "builtins.len"):
             return self._reflected(qualified, values, node)
+        if qualified in ("builtins.type", "builtins.isinstance"):
+            return self._typed(qualified, values, node)
         if qualified == "dataclasses.field":
             return self._field(passed, node)
         if qualified == "builtins.map" and len(passed) == 2:
@@ -231,9 +250,9 @@ class Calls(Expressions):
         if qualified == "typing.cast" and len(values) == 2:
             return values[1]
         if qualified == "builtins.globals":
-            return Attributes(self.module)
+            return Attributes(self.frame.root)
         if qualified == "builtins.exec":
-            self.may_change(self.module, node)
+            self.may_change(self.frame.root, node)
         if not qualified.startswith("builtins."):
             event = self.event("", passed, node, target, on=owner, method=method)
             event.library = qualified
@@ -246,6 +265,8 @@ class Calls(Expressions):
             for value in map(self.resolved, values):
                 if isinstance(value, (Container, Instance, Parser)):
                     self.may_change(value, node)
+                elif isinstance(value, Module):
+                    self.may_change(value.frame, node)
 
     def _initialized(
         self, qualified: str, instance: Value, passed: tuple[Passed, ...], node: cst.CSTNode
@@ -313,7 +334,7 @@ class Calls(Expressions):
 
     def _copied(self, value: Value, node: cst.CSTNode) -> Value:
         if isinstance(value, Container):
-            return self.container(node, self.content(value))
+            return self.container(node, self.content(value), by_attribute=value.by_attribute)
         return value
 
     def _computed(self, qualified: str, values: list[Value], node: cst.CSTNode) -> Value:
@@ -348,6 +369,28 @@ class Calls(Expressions):
             return Argument(f"{base.text}.{attribute}", node, f"`{base.text}`", default.value)
         return values[2] if absent and len(values) == 3 else found
 
+    def _typed(self, qualified: str, values: list[Value], node: cst.CSTNode) -> Value:
+        """``type(x)`` and ``isinstance(x, T)`` of plain values, lists and dictionaries."""
+        kind = self._kind(values[0]) if values else None
+        if kind is None:
+            return self.unknown(node, *values)
+        if qualified == "builtins.type" and len(values) == 1:
+            return Library(f"builtins.{kind.__name__}", node)
+        asked = self.iterated(values[1]) if len(values) == 2 else None
+        asked = asked or tuple(values[1:2])
+        names = [each.qualified for each in asked if isinstance(each, Library)]
+        if not names or len(names) < len(asked) or not KINDS.keys() >= set(names):
+            return self.unknown(node, *values)
+        return Constant(any(issubclass(kind, KINDS[name]) for name in names))
+
+    def _kind(self, value: Value) -> type | None:
+        if isinstance(value, Constant):
+            return type(value.value)
+        content = self.content(value)
+        if isinstance(content, Table):
+            return dict
+        return KINDS.get(f"builtins.{content.kind}") if isinstance(content, Items) else None
+
     def _field(self, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:
         for each in passed:
             if each.name == "default":
@@ -374,6 +417,10 @@ class Calls(Expressions):
             for each in (base.yes, base.no):
                 self.set_attribute(each, name, value, node)
             return
+        if isinstance(base, Module):
+            self.of_module(base, name, node)
+            self.rebound.add((id(base.frame), name))
+            self.memory.set(base.frame, name, value)
         if isinstance(base, Class):
             self.memory.set(base.frame, name, value)
         for made in self.made_in(base):
@@ -385,6 +432,8 @@ class Calls(Expressions):
             self.event(f"{ANY_OPTIMIZER}.{name}", (Passed(None, value, node),), node, "")
         if isinstance(base, (Instance, Made, Parser)):
             self.memory.set(base, name, value)
+        if isinstance(base, Container) and base.by_attribute:
+            self.memory.set(base, "content", self.with_item(self.content(base), name, value, node))
 
     # -- of methods
 
@@ -533,6 +582,9 @@ class Calls(Expressions):
         self, cls: Class, passed: tuple[Passed, ...], node: cst.CSTNode, target: str
     ) -> Value:
         """A new object of a class of the file."""
+        special = self._of_built_in_base(cls, passed, node)
+        if special is not None:
+            return special
         instance = Instance(cls)
         self.memory.own(instance)
         self.instances.setdefault(id(cls.node), instance)
@@ -549,6 +601,23 @@ class Calls(Expressions):
             event.overridden = frozenset(self._methods(cls))
             instance.made.append(self._made(event))
         return instance
+
+    def _of_built_in_base(
+        self, cls: Class, passed: tuple[Passed, ...], node: cst.CSTNode
+    ) -> Value | None:
+        """A new object of a class that derives from a parser of command lines, or from a dictionary."""
+        base, initialize = library_base(cls), self.in_class(cls, "__init__")
+        if base == "argparse.ArgumentParser":
+            parser = self._parser()
+            if isinstance(initialize, Function):
+                self.call_function(initialize, (Passed(None, parser, node), *passed), node)
+            return parser
+        plain = all(each.startswith("__") or each in OF_DICTIONARIES for each in self._methods(cls))
+        if base in DICTIONARIES and initialize is None and passed and plain:
+            by_attribute = self.in_class(cls, "__getattr__") is not None
+            content = self.content(self._dictionary(passed, node))
+            return self.container(node, content, by_attribute=by_attribute)
+        return None
 
     def _methods(self, cls: Class | None) -> Iterator[str]:
         """The names of the functions that a class of the file has, or one that it derives from."""
@@ -615,16 +684,33 @@ class Calls(Expressions):
         values = [each.value for each in passed]
         if isinstance(content, Table):
             return self._of_table(receiver, content, name, passed, node)
+        if isinstance(content, Choice) and name in ("get", "items", "keys", "values"):
+            return self.over(
+                content, lambda each: self._read_content(receiver, each, name, passed, node), node
+            )
         if name in ("append", "add", "extend", "update", "remove", "discard", "insert", "clear"):
             changed = self._changed(content, name, values, node)
             self.memory.set(receiver, "content", changed)
             return Constant(None)
         if name == "copy":
-            return self.container(node, content)
+            return self.container(node, content, by_attribute=receiver.by_attribute)
         if name in ("union", "difference") and len(values) == 1:
             kind = "BitOr" if name == "union" else "Subtract"
             return self.of_collections(kind, content, self.content(values[0]), node)
         return self.unknown(node, *values)
+
+    def _read_content(
+        self,
+        receiver: Container,
+        content: Value,
+        name: str,
+        passed: tuple[Passed, ...],
+        node: cst.CSTNode,
+    ) -> Value:
+        """What a method that changes nothing gives, of one of the contents that a container may have."""
+        if isinstance(content, Table):
+            return self._of_table(receiver, content, name, passed, node)
+        return self._of_unknown(self.unknown(node, content), passed, node, "")
 
     def _changed(self, content: Value, name: str, values: list[Value], node: cst.CSTNode) -> Value:
         if isinstance(content, Choice):
@@ -669,7 +755,7 @@ class Calls(Expressions):
             self.memory.set(receiver, "content", self.merged(content, update, node))
             return Constant(None)
         if name == "copy":
-            return self.container(node, content)
+            return self.container(node, content, by_attribute=receiver.by_attribute)
         if name == "get" and isinstance(key, Argument):
             return self.looked_up(content, key, values[1] if len(values) > 1 else None, node)
         if name in ("get", "pop", "setdefault") and isinstance(key, Constant):

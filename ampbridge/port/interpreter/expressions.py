@@ -39,6 +39,7 @@ from ampbridge.port.interpreter.values import (
     Choice,
     Class,
     Constant,
+    Container,
     Formula,
     Frame,
     Function,
@@ -49,6 +50,7 @@ from ampbridge.port.interpreter.values import (
     Loop,
     Made,
     Method,
+    Module,
     Parser,
     Passed,
     Remainder,
@@ -69,6 +71,7 @@ OF_TEXT = frozenset(
     }
 )  # fmt: skip
 """Methods of a text."""
+OF_DICTIONARIES = frozenset(name for name in dir(dict) if not name.startswith("__"))
 
 
 class Expressions(Following):
@@ -255,6 +258,8 @@ class Expressions(Following):
         """``base.name``."""
         if isinstance(base, Library):
             return Library(f"{base.qualified}.{name}", node)
+        if isinstance(base, Module):
+            return self.of_module(base, name, node)
         if name == "__dict__" and isinstance(base, (Instance, Parser)):
             return Attributes(base)
         if isinstance(base, Parser):
@@ -271,6 +276,8 @@ class Expressions(Following):
             return self.unknown(node)
         if isinstance(base, Constant) and name == "value":  # of an enumeration's member
             return base
+        if isinstance(base, Container) and base.by_attribute and name not in OF_DICTIONARIES:
+            return self.item(base, Constant(name), node)
         if isinstance(base, Argument) and name not in OF_TEXT:
             return Unknown(lambda: f"{base.text}.{name}", node)
         return Method(base, name)
@@ -356,6 +363,15 @@ class Expressions(Following):
                 return content.items[operator.index(key.value)]
         except IMPOSSIBLE:
             pass
+        return self.unknown(node)
+
+    def with_item(self, content: Value, key: Any, value: Value, node: cst.CSTNode) -> Value:
+        """The content of a dictionary with ``value`` under ``key``."""
+        if isinstance(content, Choice):
+            yes, no = (self.with_item(each, key, value, node) for each in (content.yes, content.no))
+            return Choice(content.condition, yes, no)
+        if isinstance(content, Table) and _hashable(key):
+            return Table({**content.items, key: value}, content.rest)
         return self.unknown(node)
 
     def looked_up(
@@ -525,12 +541,18 @@ class Expressions(Following):
         return Atom(self.text(node), node=node)
 
     def _contained(self, left: Value, right: Value, node: cst.CSTNode) -> Condition:
-        content, plain = self.content(right), settled(left)
+        content, plain = self.resolved(self.content(right)), settled(left)
+        if isinstance(content, Choice):
+            yes, no = (self._contained(left, each, node) for each in (content.yes, content.no))
+            holds = content.condition
+            return either(both(holds, yes), both(negation(holds), no))
         if isinstance(content, Constant) and isinstance(plain, Constant):
             try:
                 return Truth(plain.value in content.value)
             except IMPOSSIBLE:
                 return Atom(self.text(node))
+        if isinstance(content, Table) and content.rest is None and isinstance(plain, Constant):
+            return Truth(plain.value in content.items)
         items = self.iterated(content)
         if items is None:
             return Atom(self.text(node))
@@ -563,6 +585,10 @@ class Expressions(Following):
         return self.unknown(node)
 
     # -- what statements and calls say
+
+    def of_module(self, module: Module, name: str, node: cst.CSTNode) -> Value:
+        """``module.name``, of a module of the folder."""
+        raise NotImplementedError
 
     def assign(self, target: cst.BaseExpression, value: Value) -> None:
         """Bind the names, attributes and items of ``target``."""

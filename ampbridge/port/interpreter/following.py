@@ -30,6 +30,7 @@ from ampbridge.port.interpreter.values import (
     Entry,
     Event,
     Frame,
+    Imported,
     Instance,
     Items,
     Library,
@@ -45,6 +46,8 @@ from ampbridge.port.source import Source
 
 if TYPE_CHECKING:
     import libcst as cst
+
+    from ampbridge.port.modules import Modules
 
 MOST_LEAVES = 16
 """A value that depends on more conditions than this is taken as unknown."""
@@ -64,6 +67,9 @@ class Vocabulary(Protocol):
     def knows(self, qualified: str) -> bool:
         """Whether a qualified name is one of theirs."""
 
+    def may_set(self, qualified: str, key: Any) -> bool:
+        """Whether ``qualified[key] = ...`` may be a setting of theirs."""
+
     def names_of(self, module: str) -> list[str]:
         """The names that ``from module import *`` brings of them."""
 
@@ -75,8 +81,8 @@ class Exhausted(Exception):
 class Following:
     """Conditions and branches, and the events met on the way."""
 
-    def __init__(self, source: Source, known: Vocabulary) -> None:
-        self.source, self.known = source, known
+    def __init__(self, source: Source, known: Vocabulary, modules: Modules | None = None) -> None:
+        self.source, self.known, self.modules = source, known, modules
         self.memory = Memory()
         self.module = Frame(None)
         self.frame = self.module
@@ -91,7 +97,11 @@ class Following:
         self.turns: set[str] = set()
         """Names that loops count by: ``i`` of ``for i, batch in enumerate(loader)``."""
         self.without_gradients = 0
-        self.counters = {text.rpartition(".")[2] for text in COUNTED.findall(source.text)}
+        self.counters = counted(source.text)
+        """Names that are counted up somewhere, in any module."""
+        self.module.counters.update(self.counters)
+        self.rebound: set[tuple[int, str]] = set()
+        """Names of modules, by their frames, that are bound anew once the module has been followed."""
         self._statements = 0
         self._most_statements = MOST_STATEMENTS + MOST_TURNS * source.text.count("\n")
 
@@ -122,13 +132,24 @@ class Following:
         return truth(condition, self._facts.holds)
 
     def resolved(self, value: Value) -> Value:
-        """A choice whose condition is known here, as what was chosen."""
-        while isinstance(value, Choice):
+        """A choice whose condition is known here as what was chosen, an import as what it brings."""
+        while isinstance(value, (Choice, Imported)):
+            if isinstance(value, Imported):
+                value = self.imported(value)
+                continue
             holds = self.known_truth(value.condition)
             if holds is None:
                 return value
             value = value.yes if holds else value.no
         return value
+
+    def imported(self, value: Imported) -> Value:
+        """What an import of a module of the folder brings."""
+        raise NotImplementedError
+
+    def star(self, frame: Frame, name: str) -> Value | None:
+        """What a module has of another, all whose names it imports."""
+        raise NotImplementedError
 
     def choice(self, condition: Condition, yes: Value, no: Value, node: cst.CSTNode) -> Value:
         """Either by ``condition``; unknown, if that makes it too many."""
@@ -230,9 +251,11 @@ class Following:
         }
         return Table(items, held.rest)
 
-    def container(self, node: cst.CSTNode, content: Value) -> Container:
+    def container(
+        self, node: cst.CSTNode, content: Value, *, by_attribute: bool = False
+    ) -> Container:
         """A new list, set or dictionary."""
-        made = Container(node)
+        made = Container(node, by_attribute)
         self.memory.own(made)
         self.memory.set(made, "content", content)
         return made
@@ -255,7 +278,7 @@ class Following:
 
     def lookup(self, name: str, node: cst.CSTNode) -> Value:
         """What a name stands for here."""
-        if name in self.counters:
+        if name in self.frame.root.counters:
             return Unknown(name, node)
         frame: Frame | None = self.frame
         while frame is not None:
@@ -263,9 +286,13 @@ class Following:
             if found is not None and (frame is self.frame or not frame.is_class):
                 return self.resolved(found)
             frame = frame.parent
+        module = self.frame.root.module
         if name == "__name__":
-            return Constant("__main__")
-        return Library(f"builtins.{name}", node) if name in BUILTINS else Unknown(name, node)
+            return Constant("__main__" if module is None else module.name)
+        if name in BUILTINS:
+            return Library(f"builtins.{name}", node)
+        found = self.star(self.frame.root, name)
+        return Unknown(name, node) if found is None else self.resolved(found)
 
     def bind(self, name: str, value: Value) -> None:
         """Bind a name here, or where it was declared to be."""
@@ -273,7 +300,9 @@ class Following:
         if name in frame.outer_names:
             while frame.parent is not None and self.memory.get(frame.parent, name) is None:
                 frame = frame.parent
-            frame = frame.parent or self.module
+            frame = frame.parent or frame
+            if frame.module is not None:
+                self.rebound.add((id(frame), name))
         self.memory.set(frame, name, value)
 
     # -- events
@@ -283,6 +312,11 @@ class Following:
         return Entry(
             tuple(self.stack), tuple(self.regions), tuple(self.loops), self.without_gradients > 0
         )
+
+
+def counted(text: str) -> set[str]:
+    """The names that a module counts up somewhere."""
+    return {found.rpartition(".")[2] for found in COUNTED.findall(text)}
 
 
 BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)

@@ -67,6 +67,15 @@ class Memory:
         finally:
             self._logs = [each for each in self._logs if each is not log]
 
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Changes inside are not taken back with those around: a module that is imported stays so."""
+        logs, self._logs = self._logs, []
+        try:
+            yield
+        finally:
+            self._logs = logs
+
     def branch(self, run: Callable[[], None]) -> Changes:
         """What ``run`` changes, taken back: the cells with what it left in them."""
         with self.watched() as before:

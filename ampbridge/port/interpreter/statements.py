@@ -15,8 +15,9 @@ from typing import Any
 
 import libcst as cst
 
-from ampbridge.port.interpreter.calls import Calls, name_of
+from ampbridge.port.interpreter.calls import name_of
 from ampbridge.port.interpreter.carrying import Target, assigned, carried
+from ampbridge.port.interpreter.configured import Configured
 from ampbridge.port.interpreter.decisions import (
     TRUE,
     Atom,
@@ -28,6 +29,7 @@ from ampbridge.port.interpreter.decisions import (
     negation,
 )
 from ampbridge.port.interpreter.evaluate import BINARY
+from ampbridge.port.interpreter.expressions import MOST_ITEMS, library_base
 from ampbridge.port.interpreter.values import (
     Argument,
     Attributes,
@@ -44,6 +46,7 @@ from ampbridge.port.interpreter.values import (
     Lookup,
     Loop,
     Made,
+    Method,
     Passed,
     Run,
     Table,
@@ -67,16 +70,11 @@ class Flow(Enum):
     RAISES = "raises"
 
 
-class Interpreter(Calls):
+class Interpreter(Configured):
     """Statements."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._returns: list[tuple[Condition, Value]] = []
-        self._depth = 0
-        self._joint: tuple[list[Condition], Condition] = ([], TRUE)
-        """Guards of the function, and all of them as one."""
-        self._breaks = 0
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._functions: list[Function] = []
         self._classes: list[Class] = []
 
@@ -84,12 +82,33 @@ class Interpreter(Calls):
         """Follow the module, then what nothing in it has called."""
         self._block(self.source.module.body)
         for function in self._functions:
-            if function.owner is None:
+            if function.owner is None and function.frame.root is self.module:
                 self._run_uncalled(function)
         for cls in self._classes:
-            self._run_class(cls)
+            if cls.frame.root is self.module or self._is_run_by_a_library(cls):
+                self._run_class(cls)
         for function in self._functions:
-            self._run_uncalled(function)
+            if function.frame.root is self.module:
+                self._run_uncalled(function)
+        for handed in self.handed:
+            self._run_handed(handed)
+
+    def _is_run_by_a_library(self, cls: Class) -> bool:
+        """Whether an object of a class is made whose other methods a library calls."""
+        base = library_base(cls) or "builtins.object"
+        return id(cls.node) in self.instances and not base.startswith("builtins.")
+
+    def _run_handed(self, handed: Function | Method) -> None:
+        """A function of another module that something unknown was given, to call it."""
+        function = handed if isinstance(handed, Function) else handed.function
+        if function is None or id(function.node) in self.runs:
+            return
+        me: tuple[Passed, ...] = ()
+        if isinstance(handed, Method) and function.kind != "static":
+            me = (Passed(None, handed.receiver, function.node),)
+        self.call_function(
+            function, (*me, *self._any_arguments(function)[len(me) :]), function.node
+        )
 
     def _run_uncalled(self, function: Function) -> None:
         if id(function.node) not in self.runs:
@@ -127,6 +146,9 @@ class Interpreter(Calls):
 
     def _any_argument(self, parameter: cst.Param, function: Function) -> Value:
         name = parameter.name.value
+        configuration = self.any_configuration(parameter)
+        if configuration is not None:
+            return configuration
         if name in OPTIONS and len(self.parsers) == 1:
             return self.parsers[0]
         usual = self.default_of(function.defaults.get(name, Constant(None)))
@@ -137,6 +159,10 @@ class Interpreter(Calls):
         return Unknown(name, parameter, boolean)
 
     # -- blocks
+
+    def follow_block(self, statements: Sequence[cst.CSTNode]) -> None:
+        """Follow the body of a module."""
+        self._block(statements)
 
     def _block(self, statements: Sequence[cst.CSTNode]) -> Flow:
         guards = len(self.guards)
@@ -228,13 +254,15 @@ class Interpreter(Calls):
             self.set_named(base.of, self._key(target), value, target)
         if isinstance(base, Library) and self.known.knows(f"{base.qualified}.__setitem__"):
             key = self._key(target)
+            if isinstance(key, Constant) and not self.known.may_set(base.qualified, key.value):
+                return
             passed = (Passed(None, key, target), Passed(None, value, target))
             self.event(f"{base.qualified}.__setitem__", passed, target, "")
         if not isinstance(base, Container) or not isinstance(target.slice[0].slice, cst.Index):
             return
         key = self._key(target)
-        if isinstance(content, Table) and isinstance(key, Constant):
-            content = Table({**content.items, key.value: value}, content.rest)
+        if isinstance(key, Constant):
+            content = self.with_item(content, key.value, value, target)
         else:
             content = self.unknown(target)
         self.memory.set(base, "content", content)
@@ -242,31 +270,6 @@ class Interpreter(Calls):
     def _key(self, node: cst.Subscript) -> Value:
         index = node.slice[0].slice
         return self.value(index.value) if isinstance(index, cst.Index) else self.unknown(node)
-
-    def _on_Import(self, node: cst.Import) -> None:
-        for alias in node.names:
-            name = self.text(alias.name)
-            if alias.asname is not None:
-                self.assign_name(alias.asname.name, Library(name, node))
-            else:
-                self.bind(name.partition(".")[0], Library(name.partition(".")[0], node))
-
-    def _on_ImportFrom(self, node: cst.ImportFrom) -> None:
-        module = "." * len(node.relative) + (self.text(node.module) if node.module else "")
-        separator = "" if module.endswith(".") else "."
-        if isinstance(node.names, cst.ImportStar):
-            for name in self.known.names_of(module):
-                self.bind(name, Library(f"{module}.{name}", node))
-            return
-        for alias in node.names:
-            name = self.text(alias.name)
-            bound = alias.asname.name if alias.asname is not None else alias.name
-            self.assign_name(bound, Library(f"{module}{separator}{name}", node))
-
-    def assign_name(self, node: cst.CSTNode, value: Value) -> None:
-        """Bind the name that ``node`` is."""
-        if isinstance(node, cst.Name):
-            self.bind(node.value, value)
 
     def _on_Return(self, node: cst.Return) -> Flow:
         value = Constant(None) if node.value is None else self.value(node.value)
@@ -339,7 +342,8 @@ class Interpreter(Calls):
 
     def _on_For(self, node: cst.For) -> Flow:
         items = self.iterated(self.value(node.iter))
-        if items is not None and len(items) <= LONGEST_UNROLLED:
+        most = LONGEST_UNROLLED if len(node.body.body) > 1 else MOST_ITEMS
+        if items is not None and len(items) <= most:
             self._unrolled(node, items)
             return Flow.ON
         self._loop(node)

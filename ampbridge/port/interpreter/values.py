@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ampbridge.port.interpreter.decisions import Condition
@@ -137,7 +138,18 @@ class Table(Value):
 
 @dataclass(frozen=True, eq=False)
 class Container(Value):
-    """A list, set or dictionary that may be changed; its content is a cell of the memory."""
+    """A list, set or dictionary that may be changed; its content is a cell of the memory.
+
+    ``by_attribute``: its keys are attributes, too.
+    """
+
+    node: cst.CSTNode
+    by_attribute: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigFile(Value):
+    """The configuration that a program is read with: its path, or the file opened."""
 
     node: cst.CSTNode
 
@@ -147,6 +159,28 @@ class Library(Value):
     """Something that an import brings, by its qualified name."""
 
     qualified: str
+    node: cst.CSTNode
+
+
+@dataclass(frozen=True, eq=False)
+class Module(Value):
+    """A module of the folder: its file or its package's folder; its names are cells under ``frame``.
+
+    ``guards``: what holds where it was imported first.
+    """
+
+    name: str
+    path: Path
+    frame: Frame
+    guards: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Imported(Value):
+    """A name that an import brings from a module of the folder, which is followed when it is used."""
+
+    module: Module
+    name: str
     node: cst.CSTNode
 
 
@@ -166,6 +200,17 @@ class Frame:
     owner: Class | None = None
     is_class: bool = False
     outer_names: set[str] = field(default_factory=set)
+    module: Module | None = None
+    """The module of the folder whose names these are; None of the script itself."""
+    counters: set[str] = field(default_factory=set)
+    """Of a module: names that are counted up somewhere."""
+    stars: list[Module] = field(default_factory=list)
+    """Of a module: those that it imports all names of."""
+
+    @cached_property
+    def root(self) -> Frame:
+        """The module's frame."""
+        return self if self.parent is None else self.parent.root
 
 
 @dataclass(frozen=True, eq=False)

@@ -260,6 +260,8 @@ def _settle_masters(draft: Draft) -> None:
     seen = draft.seen.keys()
     if "decorated alone" not in seen or seen & {"decorated with optimizers", "own masters"}:
         return
+    if draft.settings.get("policy.level") == "O1":  # of parameters in float32, which is told
+        return
     if "perhaps masters" in draft.seen:
         draft.unknown["policy.master_weights"] = draft.seen["perhaps masters"]
         return

@@ -1,0 +1,2 @@
+from . import logger
+from .config import get_config

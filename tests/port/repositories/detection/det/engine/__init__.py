@@ -1,0 +1,4 @@
+from . import trainer
+from .trainer import *
+
+__all__ = trainer.__all__

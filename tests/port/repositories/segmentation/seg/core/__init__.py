@@ -1,0 +1,2 @@
+from .train import train
+from .val import evaluate

@@ -1,0 +1,3 @@
+import setuptools
+
+setuptools.setup(name="seg", packages=setuptools.find_packages())

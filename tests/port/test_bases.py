@@ -1,0 +1,139 @@
+"""Configurations: base files, overrides, and the program that is read with one."""
+
+import pytest
+
+import ampbridge as amp
+from ampbridge.cli import main
+
+CLAS = "Arch: {name: R}\nGlobal: {epochs: 1}\nAMP: {use_amp: false, level: O1, scale_loss: 8.0}\n"
+PROGRAM = """\
+import argparse
+import yaml
+import paddle
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", "--config")
+args = parser.parse_args()
+with open(args.config) as file:
+    config = yaml.safe_load(file)
+scaler = paddle.amp.GradScaler(init_loss_scaling=config["scale"])
+for x in loader:
+    with paddle.amp.auto_cast(level=config["amp"]["level"]):
+        loss = model(x)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def put(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.yml").write_text(text)
+
+
+def test_a_file_that_is_its_own_base_is_refused(tmp_path):
+    put(tmp_path, a="_BASE_: [b.yml]\n", b="_BASE_: [a.yml]\n")
+    with pytest.raises(
+        amp.SourceError, match=r"is a base of itself: .*a\.yml -> .*b\.yml -> .*a\.yml"
+    ):
+        amp.port.read(tmp_path / "a.yml")
+
+
+@pytest.mark.parametrize("key", ["_BASE_", "_base_"])
+def test_a_base_that_is_not_there_is_refused(tmp_path, key):
+    put(tmp_path, a=f"{key}: ['none.yml']\n")
+    with pytest.raises(amp.SourceError, match=r"a\.yml:1: .*has the base 'none\.yml'") as caught:
+        amp.port.read(tmp_path / "a.yml")
+    assert str(caught.value).splitlines()[-1].startswith("Hint: ")
+
+
+def test_a_base_outside_of_the_repository_is_not_read(tmp_path):
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    put(tmp_path, secret="use_amp: true\n")
+    put(tmp_path / "repo", a="_BASE_: ['../secret.yml']\n", b="_BASE_: [link.yml]\n")
+    (tmp_path / "repo" / "link.yml").symlink_to(tmp_path / "secret.yml")
+    for name in ("a", "b"):
+        with pytest.raises(amp.SourceError, match="is outside of"):
+            amp.port.read(tmp_path / "repo" / f"{name}.yml")
+
+
+def test_a_base_that_is_no_file_name_is_refused(tmp_path):
+    put(tmp_path, a="_BASE_: {b: 1}\n")
+    with pytest.raises(amp.SourceError, match="should be one file or several"):
+        amp.port.read(tmp_path / "a.yml")
+
+
+def test_the_first_base_wins_in_one_project_and_the_last_in_the_other(tmp_path):
+    put(
+        tmp_path,
+        one="optimizer: {grad_clip_cfg: {clip_norm: 1.0}}\nOptimizerBuilder: {clip_grad_by_norm: 1.0}\n",
+        two="optimizer: {grad_clip_cfg: {clip_norm: 2.0}}\nOptimizerBuilder: {clip_grad_by_norm: 2.0}\n",
+        det="_BASE_: [one.yml, two.yml]\narchitecture: Y\nTrainReader: {}\n",
+        seg="_base_: [one.yml, two.yml]\niters: 1\nmodel: {type: S}\n",
+    )
+    clipped = {
+        name: {
+            each.settings["step.clip_norm"]
+            for each in amp.port.read(tmp_path / f"{name}.yml").alternatives
+        }
+        for name in ("det", "seg")
+    }
+    assert clipped == {"det": {2.0}, "seg": {1.0}}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (["AMP.use_amp=True"], ("O1", 8.0)),
+        (["AMP.use_amp=true", "AMP.scale_loss=16."], ("O1", 16.0)),
+        (["AMP={'scale_loss': 4.0, 'level': 'O2'}"], ("O2", 4.0)),
+        ([], ("O0", None)),
+    ],
+)
+def test_overrides_are_those_of_the_project(tmp_path, override, expected):
+    put(tmp_path, a=CLAS)
+    recipe = amp.port.read(tmp_path / "a.yml", override=override).recipe
+    assert recipe.policy.level == expected[0]
+    if expected[1]:
+        assert recipe.scaler.init_scale == expected[1]
+
+
+@pytest.mark.parametrize("override", ["AMP", "=1", "AMP..level=1", "AMP.level.x=1"])
+def test_an_override_that_cannot_be_is_refused(tmp_path, override):
+    put(tmp_path, a=CLAS)
+    with pytest.raises(amp.ArgumentError, match="override") as caught:
+        amp.port.read(tmp_path / "a.yml", override=[override])
+    assert str(caught.value).splitlines()[-1] == "Hint: -o AMP.use_amp=True"
+
+
+def test_a_program_is_read_with_its_configuration(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, a="scale: 512.0\namp: {level: O1}\n")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    recipe = amp.port.read("train.py", config="a.yml").recipe
+    assert (recipe.policy.level, recipe.scaler.init_scale) == ("O1", 512.0)
+    assert (
+        main(["port", "train.py", "-c", "a.yml", "-o", "amp.level=O1", "scale=2.0", "--to", "toml"])
+        == 0
+    )
+    assert "init_scale = 2.0" in capsys.readouterr().out
+    alone = amp.port.read("train.py").alternatives
+    assert all("scaler.init_scale" in each.unknown for each in alone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train.py", "-o", "a=1"], "overrides a configuration, and none was passed"),
+        (["a.yml", "-c", "a.yml"], "is a configuration itself"),
+        (["train.py", "train.py", "-c", "a.yml"], "A configuration is that of one script"),
+        (["train.py", "-c", "train.py"], "is no JSON and no YAML"),
+        (["train.py", "-c", "a.yml", "--to", "ampbridge"], "stays one for any configuration"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(arguments, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, a="scale: 512.0\namp: {level: O1}\n")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert main(["port", *arguments]) != 0
+    assert says in capsys.readouterr().err
