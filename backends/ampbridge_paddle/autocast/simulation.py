@@ -65,6 +65,8 @@ class Region:
         return self.rules.bias_follows
 
     def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        if name == functions.LINEAR and functions.linear_is_a_kernel():
+            return function(*args, **kwargs)
         kernel = functions.KERNELS_ELSEWHERE.get(name)
         category = self.rules.category(kernel) if kernel else self.rules.functions.get(name)
         if category is None:
