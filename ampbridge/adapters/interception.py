@@ -47,6 +47,7 @@ class _OfOneOwner:
         self._owner = owner
         self._originals = {site.attribute: site.original for site in sites}
         self._replacements = {site.attribute: site.replacement for site in sites}
+        self._installed = [*self._replacements.values()]
 
     def replace(self) -> None:
         self._set(self._replacements)
@@ -54,7 +55,7 @@ class _OfOneOwner:
     def put_back(self) -> None:
         """The originals, where the replacement is still there."""
         held, replacements = vars(self._owner), self._replacements
-        if [*map(held.get, replacements)] == [*replacements.values()]:
+        if [*map(held.get, replacements)] == self._installed:
             self._set(self._originals)
         else:
             ours = [name for name, value in replacements.items() if held.get(name) is value]
