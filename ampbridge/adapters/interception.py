@@ -44,17 +44,17 @@ class _OfOneOwner:
     """Sites of one module, class or other object: each step opens and closes a region."""
 
     def __init__(self, owner: Any, sites: Collection[Site]) -> None:
-        self._owner = owner
+        self.owner = owner
         self._originals = {site.attribute: site.original for site in sites}
-        self._replacements = {site.attribute: site.replacement for site in sites}
-        self._installed = [*self._replacements.values()]
+        self.replacements = {site.attribute: site.replacement for site in sites}
+        self._installed = [*self.replacements.values()]
 
     def replace(self) -> None:
-        self._set(self._replacements)
+        self._set(self.replacements)
 
     def put_back(self) -> None:
         """The originals, where the replacement is still there."""
-        held, replacements = vars(self._owner), self._replacements
+        held, replacements = vars(self.owner), self.replacements
         if [*map(held.get, replacements)] == self._installed:
             self._set(self._originals)
         else:
@@ -62,14 +62,14 @@ class _OfOneOwner:
             self._set({name: self._originals[name] for name in ours})
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        if type(self._owner) is ModuleType:
-            vars(self._owner).update(values)  # all at once
+        if type(self.owner) is ModuleType:
+            vars(self.owner).update(values)  # all at once
             return
         for attribute, value in values.items():
             if value is INHERITED:
-                delattr(self._owner, attribute)
+                delattr(self.owner, attribute)
             else:
-                setattr(self._owner, attribute, value)
+                setattr(self.owner, attribute, value)
 
 
 def _grouped(sites: Sequence[Site]) -> list[_OfOneOwner]:
