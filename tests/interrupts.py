@@ -31,7 +31,7 @@ def replaced_attributes(harness):
     """What a region replaces, as it is outside of it."""
     with amp.autocast("O1:float16", backend=harness.backend):
         groups = [group for each in interceptions() for group in each._installed]
-    sites = [(site.owner, site.attribute) for group in groups for site in group.sites]
+    sites = [(group.owner, name) for group in groups for name in group.replacements]
     return [(owner, name, vars(owner).get(name)) for owner, name in sites]
 
 

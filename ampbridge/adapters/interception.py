@@ -16,8 +16,7 @@ which their ops are called. The rule of good manners is the same for all of them
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from operator import is_
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -41,54 +40,43 @@ class Site(NamedTuple):
     replacement: Any
 
 
-class _OneByOne:
-    """Sites of classes and other objects, whose attributes are set each by itself."""
+class _OfOneOwner:
+    """Sites of one module, class or other object: each step opens and closes a region."""
 
-    def __init__(self, sites: Iterable[Site]) -> None:
-        self.sites = tuple(sites)
+    def __init__(self, owner: Any, sites: Collection[Site]) -> None:
+        self.owner = owner
+        self._originals = {site.attribute: site.original for site in sites}
+        self.replacements = {site.attribute: site.replacement for site in sites}
+        self._installed = [*self.replacements.values()]
 
     def replace(self) -> None:
-        for site in self.sites:
-            setattr(site.owner, site.attribute, site.replacement)
+        self._set(self.replacements)
 
     def put_back(self) -> None:
         """The originals, where the replacement is still there."""
-        for site in reversed(self.sites):
-            if vars(site.owner).get(site.attribute) is site.replacement:
-                _put_back(site)
-
-
-class _OfOneModule(_OneByOne):
-    """Sites of one module, whose names are set all at once: each step opens and closes a region."""
-
-    def __init__(self, sites: Iterable[Site]) -> None:
-        super().__init__(sites)
-        self._namespace = vars(self.sites[0].owner)
-        self._originals = {site.attribute: site.original for site in self.sites}
-        self._replacements = {site.attribute: site.replacement for site in self.sites}
-
-    def replace(self) -> None:
-        self._namespace.update(self._replacements)
-
-    def put_back(self) -> None:
-        present = map(self._namespace.get, self._replacements)
-        if all(map(is_, present, self._replacements.values())):
-            self._namespace.update(self._originals)
+        held, replacements = vars(self.owner), self.replacements
+        if [*map(held.get, replacements)] == self._installed:
+            self._set(self._originals)
         else:
-            super().put_back()
+            ours = [name for name, value in replacements.items() if held.get(name) is value]
+            self._set({name: self._originals[name] for name in ours})
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        if type(self.owner) is ModuleType:
+            vars(self.owner).update(values)  # all at once
+            return
+        for attribute, value in values.items():
+            if value is INHERITED:
+                delattr(self.owner, attribute)
+            else:
+                setattr(self.owner, attribute, value)
 
 
-def _grouped(sites: Sequence[Site]) -> list[_OneByOne]:
-    """Those of each module together, and the others in their order."""
-    of_modules: dict[int, list[Site]] = defaultdict(list)
-    others = []
+def _grouped(sites: Sequence[Site]) -> list[_OfOneOwner]:
+    by_owner: dict[int, list[Site]] = defaultdict(list)
     for site in sites:
-        if type(site.owner) is ModuleType:
-            of_modules[id(site.owner)].append(site)
-        else:
-            others.append(site)
-    groups: list[_OneByOne] = list(map(_OfOneModule, of_modules.values()))
-    return [_OneByOne(others), *groups] if others else groups
+        by_owner[id(site.owner)].append(site)
+    return [_OfOneOwner(of_one[0].owner, of_one) for of_one in by_owner.values()]
 
 
 class Interception(Generic[T]):
@@ -105,8 +93,8 @@ class Interception(Generic[T]):
         self._lock = Lock()
         self._regions: set[ref[Region[T]]] = set()
         self._sites: Sequence[Site] | None = None
-        self._groups: Sequence[_OneByOne] = ()
-        self._installed: Sequence[_OneByOne] = ()
+        self._groups: Sequence[_OfOneOwner] = ()
+        self._installed: Sequence[_OfOneOwner] = ()
 
     def region(self, state: T | None) -> Region[T]:
         """Make ``state`` the active one; None is a region in which nothing is intercepted."""
@@ -187,10 +175,3 @@ class Region(Scope[T | None]):
             self.is_over = True
             self._interception._close(self)
             raise
-
-
-def _put_back(site: Site) -> None:
-    if site.original is INHERITED:
-        delattr(site.owner, site.attribute)
-    else:
-        setattr(site.owner, site.attribute, site.original)

@@ -20,6 +20,7 @@ from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import execution, functions, recomputing, simulation
+from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW
 from ampbridge_paddle.autocast.functions import Function, Shape
 from ampbridge_paddle.autocast.rules import (
     AmpLists,
@@ -59,13 +60,12 @@ def _check_that_functions_are_seen(policy: Policy) -> None:
 
 def cast(x: Tensor, dtype: str) -> Tensor:
     """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
-    if x.dtype not in _CASTABLE or x.dtype == _CASTABLE_BY_NAME[dtype]:
+    if x.dtype not in CASTABLE or x.dtype in (_BY_NAME[dtype],):
         return x
     return x.astype(dtype)
 
 
-_CASTABLE_BY_NAME = {name: getattr(paddle, name) for name in ("float32", "float16", "bfloat16")}
-_CASTABLE = frozenset(_CASTABLE_BY_NAME.values())
+_BY_NAME = {"float32": FLOAT32, **LOW}
 
 
 def in_region_dtype(x: Any, dtype: str) -> Any:
@@ -209,7 +209,7 @@ class NativeRegion:
         """The parts by their rules; the result as low as the inputs."""
         output = function(*args, **kwargs)
         arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
-        if arrived != {_CASTABLE_BY_NAME[self.rules.dtype]}:
+        if arrived != {_BY_NAME[self.rules.dtype]}:
             return output
         return paddle.utils.map_structure(
             lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
@@ -224,7 +224,7 @@ class NativeRegion:
 def _floating(values: Any) -> list[Tensor]:
     kinds = (paddle.Tensor, paddle.pir.Value)
     found = [x for x in paddle.utils.flatten(values) if isinstance(x, kinds)]
-    return [x for x in found if x.dtype in _CASTABLE or x.dtype == paddle.float64]
+    return [x for x in found if x.dtype in CASTABLE or x.dtype == FLOAT64]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import paddle
@@ -93,6 +93,7 @@ _BY_HOOKS = "_recompute_without_reentrant"
 _REENTRANT = (f"{_MODULE}.RecomputeFunction", f"{_MODULE}_hybrid._HPRecomputeFunction")
 
 
+@cache
 def _sites() -> Sequence[Site]:
     by_hooks = private(f"{_MODULE}.{_BY_HOOKS}")
     reentrant = map(private, _REENTRANT)

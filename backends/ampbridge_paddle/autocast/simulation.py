@@ -30,6 +30,7 @@ from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import functions
+from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW, is_float32
 from ampbridge_paddle.autocast.functions import Function, Replacements, Shape
 from ampbridge_paddle.autocast.rounding import round_in_place, round_to, round_traced
 from ampbridge_paddle.autocast.rules import Rules, is_op
@@ -43,10 +44,7 @@ _cast = private("paddle._C_ops.cast")
 _version = method("Tensor", Tensor, "_inplace_version")
 _has_memory = method("Tensor", Tensor, "_is_initialized")
 
-_FLOAT32, _FLOAT64 = paddle.float32, paddle.float64
-_LOW = {"float16": paddle.float16, "bfloat16": paddle.bfloat16}
-_LOW_NAMES = {dtype: name for name, dtype in _LOW.items()}
-_CASTABLE = frozenset({_FLOAT32, *_LOW_NAMES})
+_LOW_NAMES = {dtype: name for name, dtype in LOW.items()}
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ class Region:
         return self.rules.bias_follows
 
     def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        if name == functions.LINEAR and functions.linear_is_a_kernel():
+            return function(*args, **kwargs)
         kernel = functions.KERNELS_ELSEWHERE.get(name)
         category = self.rules.category(kernel) if kernel else self.rules.functions.get(name)
         if category is None:
@@ -158,20 +158,18 @@ def _survey(values: Iterable[Any], region: Region) -> int:
 
 
 def _kind(x: Any, region: Region) -> int:
-    dtype = x.dtype
-    if dtype == _FLOAT64:
-        return _WIDE
-    if dtype == _FLOAT32 and _is_marked(x, region):
+    in_float32 = is_float32(x)
+    if in_float32 and _is_marked(x, region):
         return _NARROW
     stored = _stored_low(x)
     if stored is not None:
         return _STORED_LOW | (_NARROW if stored == region.rules.dtype else _WIDE)
-    return _WIDE if dtype == _FLOAT32 else 0
+    return _WIDE if in_float32 or x.dtype == FLOAT64 else 0
 
 
 def _stored_low(x: Any) -> str | None:
     """The low precision of a really 16-bit tensor or of a parameter that is read so, or None."""
-    if x.dtype != _FLOAT32:
+    if not is_float32(x):
         return _LOW_NAMES.get(x.dtype)
     return low_dtype_of(x) if isinstance(x, Tensor) else _low_dtype_of_traced(x)
 
@@ -196,10 +194,11 @@ def _round(x: Any, dtype: str) -> Any:
 
 def _rounded_input(x: Any, region: Region) -> Any:
     if isinstance(x, (Tensor, Value)):
-        if x.dtype not in _CASTABLE or _is_marked(x, region):
+        if x.dtype not in CASTABLE or _is_marked(x, region):
             return x
-        wide = _in_float32_storage(x)
-        return wide if _stored_low(x) == region.rules.dtype else _round(wide, region.rules.dtype)
+        stored = _stored_low(x)
+        wide = x if stored is None else _in_float32_storage(x)
+        return wide if stored == region.rules.dtype else _round(wide, region.rules.dtype)
     if type(x) in (list, tuple):
         return type(x)(_rounded_input(item, region) for item in x)
     return x
@@ -211,7 +210,7 @@ def _in_float32_storage(x: Any) -> Any:
         stored = _stored_low(x)
         if stored is None:
             return x
-        return _round(x, stored) if x.dtype == _FLOAT32 else _cast(x, _FLOAT32)
+        return _round(x, stored) if is_float32(x) else _cast(x, FLOAT32)
     if type(x) in (list, tuple):
         return type(x)(_in_float32_storage(item) for item in x)
     return x
@@ -220,7 +219,7 @@ def _in_float32_storage(x: Any) -> Any:
 def _low_output(x: Any, region: Region, exact: bool, is_read_again: bool = False) -> Any:
     """``x`` rounded, unless its kernel is ``exact``, and marked."""
     if isinstance(x, (Tensor, Value)):
-        if x.dtype != _FLOAT32 or (isinstance(x, Tensor) and not _has_memory(x)):
+        if not is_float32(x) or (isinstance(x, Tensor) and not _has_memory(x)):
             return x
         if exact:
             return mark(x, region)
@@ -248,7 +247,7 @@ def in_dtype(x: Any, dtype: str) -> Any:
     What is low is rounded and marked, in float32 storage; float32 is a tensor without a mark.
     """
     region = active_region()
-    if region is None or not isinstance(x, (Tensor, Value)) or x.dtype not in _CASTABLE:
+    if region is None or not isinstance(x, (Tensor, Value)) or x.dtype not in CASTABLE:
         return x
     if dtype == "float32":
         return _unmarked(x)
@@ -436,7 +435,7 @@ def _cast_kernel(original: Function) -> Function:
     @wraps(original)
     def cast(x: Any, dtype: Any) -> Any:
         region = _interception.active.get()
-        if region is None or x.dtype != _FLOAT32 or dtype not in _LOW_NAMES:
+        if region is None or not is_float32(x) or dtype not in _LOW_NAMES:
             return original(x, dtype)
         rounded = _round(x, _LOW_NAMES[dtype])
         return mark(rounded, region, _LOW_NAMES[dtype])

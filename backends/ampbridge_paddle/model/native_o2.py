@@ -20,6 +20,7 @@ from paddle.amp.auto_cast import amp_global_state
 from ampbridge.adapters.backend import Decoration
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
+from ampbridge_paddle.autocast.dtypes import LOW, is_float32
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrappers
 
 Layer = Any
@@ -173,7 +174,7 @@ _WITH_FLOAT32_GRADIENTS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
 
 def gradient_for(optimizer: Optimizer, parameter: Tensor, grad: Tensor | None) -> Tensor | None:
     """``grad`` (float32) in a dtype in which ``optimizer`` steps ``parameter``."""
-    if grad is None or parameter.dtype not in (paddle.float16, paddle.bfloat16):
+    if grad is None or is_float32(parameter) or parameter.dtype not in LOW.values():
         return grad
     takes_float32 = isinstance(without_wrappers(optimizer), _WITH_FLOAT32_GRADIENTS)
     return grad if takes_float32 else grad.astype(parameter.dtype)

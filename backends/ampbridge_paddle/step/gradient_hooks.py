@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ampbridge_paddle._private import method
 
 Tensor = Any
 
 
-class _Seen(NamedTuple):
+@dataclass(slots=True)
+class _Seen:
     parameter: weakref.ref[Tensor]
-    next_number: int
-    hooked: bool
+    next_number: int = 0
+    hooked: bool = False
 
 
 # By id: a tensor cannot be a key, since == compares its elements.
@@ -35,9 +37,11 @@ def register(parameter: Tensor, hook: Callable[[Tensor], Tensor | None]) -> int:
     """Register a hook of our own; the number to ``remove`` it by."""
     number: int = method("Tensor", parameter, "_register_grad_hook")(hook)
     key = id(parameter)
-    seen = _seen.get(key) or _Seen(weakref.ref(parameter, lambda _: _seen.pop(key, None)), 0, False)
-    hooked = seen.hooked or number != seen.next_number
-    _seen[key] = seen._replace(next_number=number + 1, hooked=hooked)
+    if key not in _seen:
+        _seen[key] = _Seen(weakref.ref(parameter, lambda _: _seen.pop(key, None)))
+    seen = _seen[key]
+    seen.hooked |= number != seen.next_number
+    seen.next_number = number + 1
     return number
 
 

@@ -61,7 +61,8 @@ def gradients(
     scaled = loss if factor is None else loss * factor
     found = _differentiate(scaled, model, wanted, recomputation.is_reentrant)
     check_dependence(found)
-    grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
+    with paddle.no_grad():
+        grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
     if total is not None:
         grads = add(total, grads)
     return cast(loss.detach(), "float32"), map_leaves(_detached, aux), grads
@@ -111,7 +112,6 @@ def _needs_backward(model: Any, wanted: Sequence[Tensor]) -> bool:
     return any(hooked)
 
 
-@paddle.no_grad()
 def _in_float32(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
     """The values that a gradient in ``parameter``'s precision has; ``paddle.grad`` runs no hooks."""
     if grad is None:

@@ -11,6 +11,7 @@ import paddle
 from ampbridge.adapters.backend import FINITE, INF, NAN, worst_on_host
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 from ampbridge_paddle._private import private
+from ampbridge_paddle.autocast.dtypes import FLOAT32, FLOAT64, is_float32
 from ampbridge_paddle.model.native_o2 import gradient_for
 from ampbridge_paddle.step import hybrid_groups
 from ampbridge_paddle.step.gradients import parameters as parameters_of
@@ -29,12 +30,12 @@ def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor],
     """
     unscaled = [_at_least_float32(g) for g in grads]
     values = [dense_values(g) for g in unscaled if g is not None]
-    groups = [[v for v in values if v.dtype == dtype] for dtype in {v.dtype for v in values}]
-    return unscaled, worst_on_host([_check_and_divide(group, scale) for group in groups])
+    single, double = ([v for v in values if is_float32(v) is held] for held in (True, False))
+    return unscaled, worst_on_host([_check_and_divide(g, scale) for g in (single, double) if g])
 
 
 def _at_least_float32(grad: Tensor | None) -> Tensor | None:
-    if grad is None or grad.dtype in (paddle.float32, paddle.float64):
+    if grad is None or grad.dtype in (FLOAT32, FLOAT64):
         return grad
     return grad.astype("float32")
 
