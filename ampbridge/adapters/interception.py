@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import is_
 from threading import Lock
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -55,7 +56,7 @@ class _OfOneOwner:
     def put_back(self) -> None:
         """The originals, where the replacement is still there."""
         held, replacements = vars(self.owner), self.replacements
-        if [*map(held.get, replacements)] == self._installed:
+        if all(map(is_, map(held.get, replacements), self._installed)):
             self._set(self._originals)
         else:
             ours = [name for name, value in replacements.items() if held.get(name) is value]

@@ -367,6 +367,10 @@ def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None
         msg = f"{reading.file} is unchanged: {where} must be written by hand, as is said above.\n"
         return SourceError(msg + module)
     low = [a for a in reading.alternatives if a.settings.get("policy.level") != "O0" or a.unknown]
+    if low and not rewriting.replaced and reading.modules:
+        files = shlex.join(sorted(reading.modules))
+        msg = f"{reading.file} is unchanged: the calls of mixed precision are in modules of it.\n"
+        return SourceError(f"{msg}Hint: ampbridge port {files} --to ampbridge")
     if low and not rewriting.replaced:
         msg = f"{reading.file} is unchanged: none of its calls has a replacement.\n"
         return SourceError(msg + module)

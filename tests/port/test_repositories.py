@@ -67,5 +67,7 @@ def test_a_module_is_written_from_a_notebook_and_the_notebook_is_not(capsys, tmp
 
 def test_where_calls_stay_is_told_of_a_script_that_is_rewritten(capsys, monkeypatch):
     monkeypatch.chdir(REPOSITORIES / "classification")
-    assert main(["port", "tools/train.py", "--to", "ampbridge"]) == 0
-    assert "ampbridge port clas/utils/amp.py --to ampbridge" in capsys.readouterr().err
+    assert main(["port", "tools/train.py", "--to", "ampbridge"]) == 1
+    told = capsys.readouterr().err
+    assert "tools/train.py is unchanged: the calls of mixed precision are in modules of it." in told
+    assert "ampbridge port clas/utils/amp.py --to ampbridge" in told
