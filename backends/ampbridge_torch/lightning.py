@@ -22,8 +22,9 @@ import ampbridge as amp
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge_torch._private import after_closure
 from ampbridge_torch.fit.loop_precision import GatedScheduler, LoopPrecision
+from ampbridge_torch.model.decorating import unwrapped
 
-__all__ = ["AmpBridge", "LossScaleMonitor"]
+__all__ = ["AmpBridge", "ScaleLogs"]
 
 _ROOTS = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
 _TRAINER, _FABRIC = next((names for names in _ROOTS if names[0] in sys.modules), _ROOTS[0])
@@ -42,8 +43,8 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
     the policy; in Fabric, calls of the model and what is inside of ``fabric.autocast()`` do.
     Gradients are unscaled before ``on_before_optimizer_step`` and before they are clipped, whatever
     the optimizer, fused ones included, and whether optimization is automatic or manual. A step whose
-    gradients overflowed is skipped; schedulers with ``interval: step`` stand still then.
-    ``optimizer.step()`` returns whether it stepped, for schedulers that you step yourself:
+    gradients overflowed is skipped. Schedulers that the Trainer steps move only if a step was applied
+    since their last move. ``optimizer.step()`` returns whether it stepped, for those that you step:
 
         if optimizer.step():
             scheduler.step()
@@ -104,7 +105,9 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         for optimizer in optimizers:
             self.adopt(optimizer)
         for config in lr_schedulers:
-            if config.interval == "step":
+            if unwrapped(
+                model
+            ).automatic_optimization:  # else the user steps them, whenever they like
                 config.scheduler = GatedScheduler(config.scheduler, self)
         return model, optimizers, lr_schedulers
 
@@ -166,6 +169,7 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         if model is not None:
             if output is None and model.automatic_optimization:
                 return None
+            self.unscale(optimizer)
             after_closure(self, model, optimizer)
         return self.step(optimizer)
 
@@ -200,13 +204,13 @@ def _check_arguments(optimizer: optim.Optimizer, kwargs: Mapping[str, Any]) -> N
         raise UnsupportedError(msg)
 
 
-class LossScaleMonitor(_Callback):
-    """Logs the loss scale and the skipped steps of an ``AmpBridge`` after each batch.
+class ScaleLogs(_Callback):
+    """Logs ``loss_scale``, ``skipped_steps`` and ``consecutive_skips`` of an ``AmpBridge``.
 
-        trainer = L.Trainer(plugins=[AmpBridge("O1")], callbacks=[LossScaleMonitor()])
+        trainer = L.Trainer(plugins=[AmpBridge("O1")], callbacks=[ScaleLogs()])
 
-    They are ``amp/scale``, the scale of the last loss, and ``amp/skipped_steps``, the number of steps
-    skipped so far; in ``trainer.callback_metrics`` and in the loggers. Does not wait for the device.
+    They are in ``trainer.callback_metrics`` and in the loggers, after each batch: the scale of the next
+    loss, and the numbers of steps skipped so far and in a row. Does not wait for the device.
 
     Args:
         prog_bar: whether the progress bar shows them, which waits for the device.
@@ -223,8 +227,8 @@ class LossScaleMonitor(_Callback):
         """
         if not isinstance(trainer.precision_plugin, AmpBridge):
             msg = (
-                f"LossScaleMonitor for a Trainer with {type(trainer.precision_plugin).__name__}.\n"
-                "Hint: Trainer(plugins=[AmpBridge('O1')], callbacks=[LossScaleMonitor()])"
+                f"ScaleLogs for a Trainer with {type(trainer.precision_plugin).__name__}.\n"
+                "Hint: Trainer(plugins=[AmpBridge('O1')], callbacks=[ScaleLogs()])"
             )
             raise ArgumentTypeError(msg)
 

@@ -23,9 +23,9 @@ class AmpBridge:
     """For subclasses of ``transformers.Trainer``: its Accelerator becomes ampbridge's.
 
     The policy takes the place of ``TrainingArguments(fp16=..., bf16=...)``. Skipped steps do not move
-    the learning rate. Logs contain ``amp/scale``, the scale of the last loss, and
-    ``amp/skipped_steps``, the number of steps skipped so far. Checkpoints contain the scaler's state,
-    and at O2 float32 weights: a resumed run continues with the same bits.
+    the learning rate. Logs contain ``loss_scale``, that of the next loss, and the numbers of steps
+    skipped so far and in a row, ``skipped_steps`` and ``consecutive_skips``. Checkpoints contain the
+    scaler's state, and at O2 float32 weights: a resumed run continues with the same bits.
 
     Args:
         policy: a Policy or its short form.
@@ -59,7 +59,7 @@ class AmpBridge:
             super().save_model(*args, **kwargs)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the scale and the skipped steps too. Waits for the device."""
+        """Log the loss scale and the skipped steps too. Waits for the device."""
         metrics = {name: float(value) for name, value in self.accelerator.scaler.metrics().items()}
         super().log({**logs, **metrics}, *args, **kwargs)  # type: ignore[misc]
 

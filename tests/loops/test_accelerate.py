@@ -272,9 +272,9 @@ def test_skips_are_logged_and_do_not_move_the_rate(
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    scales = [SCALE] * 3 + [SCALE / 2] * 3 if chosen.needs_scaling else [1.0] * 6
-    assert [entry["amp/scale"] for entry in logs] == scales
-    assert [entry["amp/skipped_steps"] for entry in logs] == [0, 0, 1, 1, 1, 1]
+    scales = [SCALE] * 2 + [SCALE / 2] * 4 if chosen.needs_scaling else [1.0] * 6
+    assert [entry["loss_scale"] for entry in logs] == scales
+    assert [entry["skipped_steps"] for entry in logs] == [0, 0, 1, 1, 1, 1]
     rates = [entry["learning_rate"] for entry in logs]
     assert rates[2] == rates[3]
     assert len(set(rates)) == 5

@@ -23,7 +23,7 @@ from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
 
 import ampbridge as amp
-from ampbridge_torch.lightning import AmpBridge, LossScaleMonitor
+from ampbridge_torch.lightning import AmpBridge, ScaleLogs
 
 FLOAT16 = amp.Policy("O1", "float16", lists="native", execution="native")
 BATCHES = 8
@@ -181,15 +181,28 @@ def test_a_first_step_that_is_skipped_gives_no_warning_of_torch() -> None:
 
 
 def test_a_scheduler_of_epochs_moves_once_an_epoch() -> None:
+    """Unless all of its steps were skipped."""
+
     class ByEpoch(Boring):
         def configure_optimizers(self) -> Any:
             configured = super().configure_optimizers()
             configured["lr_scheduler"]["interval"] = "epoch"
             return configured
 
-    model = ByEpoch(overflow=(BATCHES - 1,))  # the last one of the epoch
-    trainer(AmpBridge(FLOAT16, scaler=scaler()), max_epochs=2).fit(model)
-    assert model.lr_schedulers().last_epoch == 2
+    for overflow, moves in (((BATCHES - 1,), 2), (range(BATCHES), 0)):
+        model = ByEpoch(overflow=tuple(overflow))
+        trainer(AmpBridge(FLOAT16, scaler=scaler()), max_epochs=2).fit(model)
+        assert model.lr_schedulers().last_epoch == moves
+
+
+def test_hooks_ahead_of_the_step_see_unscaled_gradients() -> None:
+    class Looks(Boring):
+        def on_before_optimizer_step(self, optimizer: optim.Optimizer) -> None:
+            seen.append(max(float(p.grad.abs().max()) for p in self.parameters()))
+
+    seen: list[float] = []
+    trainer(AmpBridge(FLOAT16, scaler=scaler())).fit(Looks(overflow=()))
+    assert 0 < max(seen) < 100
 
 
 def test_a_step_without_a_loss_is_none() -> None:
@@ -220,15 +233,13 @@ def test_skips_are_reported_at_every_level(policy: str, factor: float, reason: s
     scaled = plugin.policy.needs_scaling
     if scaled:
         plugin = AmpBridge(policy, scaler=amp.GradScaler(256.0))
-    trains = trainer(plugin, callbacks=[LossScaleMonitor()])
+    trains = trainer(plugin, callbacks=[ScaleLogs()])
     trains.fit(Fails())
     assert told == [(n == 2, reason if n == 2 else None) for n in range(BATCHES)]
     assert plugin.skipped_steps == 1
-    scales = [256.0 if n <= 2 else 128.0 for n in range(BATCHES)] if scaled else [1.0] * BATCHES
-    assert [float(m["amp/scale"]) for m in metrics] == scales
-    assert [float(m["amp/skipped_steps"]) for m in metrics] == [
-        float(n >= 2) for n in range(BATCHES)
-    ]
+    scales = [256.0 if n < 2 else 128.0 for n in range(BATCHES)] if scaled else [1.0] * BATCHES
+    assert [float(m["loss_scale"]) for m in metrics] == scales
+    assert [float(m["skipped_steps"]) for m in metrics] == [float(n >= 2) for n in range(BATCHES)]
 
 
 def test_repeated_skips_warn_and_stop_the_run() -> None:
@@ -418,6 +429,19 @@ def test_several_optimizers_step_as_in_torchs_own_loop(clips: bool) -> None:
     assert (plugin.steps, plugin.skipped_steps) == (2 * BATCHES, 1)
 
 
+def test_a_scheduler_that_the_user_steps_moves_whenever_it_is_stepped() -> None:
+    class Steps(TwoOptimizers):
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
+            if batch_idx == 0:
+                super().training_step(batch, batch_idx)
+            else:
+                self.lr_schedulers().step()
+
+    model = Steps(False)
+    trainer(AmpBridge(FLOAT16, scaler=scaler())).fit(model, data())
+    assert model.lr_schedulers().last_epoch == BATCHES
+
+
 def test_at_o2_several_optimizers_update_the_masters_of_their_part() -> None:
     model = TwoOptimizers(True)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -525,8 +549,8 @@ def test_what_is_refused_says_what_to_write() -> None:
         AmpBridge(amp.Schedule([(0, "O0"), (5, "O1")]))  # type: ignore[arg-type]
     with pytest.raises(amp.AmpBridgeError, match=r"LBFGS.*\nHint: optim.AdamW"):
         trainer(AmpBridge("O1")).fit(Boring(optim.LBFGS))
-    with pytest.raises(amp.AmpBridgeError, match=r"LossScaleMonitor.*\nHint: Trainer\(plugins="):
-        trainer(callbacks=[LossScaleMonitor()]).fit(Boring())
+    with pytest.raises(amp.AmpBridgeError, match=r"ScaleLogs.*\nHint: Trainer\(plugins="):
+        trainer(callbacks=[ScaleLogs()]).fit(Boring())
     with pytest.raises(amp.StateError, match=r"steps=-1.*\nHint: "):
         AmpBridge("O1").load_state_dict({"scaler": scaler().state_dict(), "steps": -1})
     fabric = L.Fabric(accelerator="cpu", devices=1, plugins=[AmpBridge("O1")])

@@ -95,11 +95,15 @@ class LoopPrecision:
         return REASONS[FINITE if self._overflow is None else int(self._overflow)]
 
     def metrics(self) -> dict[str, Any]:
-        """For a logger: the scale of the last loss, and the skipped steps. Does not wait for a device."""
-        skipped = self._steps - self._applied_steps
+        """For a logger: ``loss_scale``, ``skipped_steps``, ``consecutive_skips``, floats or tensors.
+
+        Does not wait for the device.
+        """
+        state = self.scaler.store.read()
         return {
-            "amp/scale": self._scaler.store.read().scale if self._scaler.enabled else 1.0,
-            "amp/skipped_steps": skipped.float() if isinstance(skipped, Tensor) else float(skipped),
+            "loss_scale": state.scale if self._scaler.enabled else 1.0,
+            "skipped_steps": _as_float(self._steps - self._applied_steps),
+            "consecutive_skips": _as_float(state.consecutive_skips),
         }
 
     # -- the model and its optimizers
@@ -242,6 +246,10 @@ class LoopPrecision:
         self._unscaled.clear()
         self._steps, self._applied_steps = steps, steps - skipped
         self._overflow = self._last_applied = None
+
+
+def _as_float(count: Any) -> Any:
+    return count.float() if isinstance(count, Tensor) else float(count)
 
 
 def _as_count(applied: Any) -> Any:
