@@ -18,7 +18,7 @@ def declare() -> list[Any]:
     import torch
 
     found = find_spec("torchvision")
-    if found is None or found.origin is None:
+    if found is None or found.origin is None or hasattr(torch.ops.torchvision, "nms"):
         return []
     try:
         torch.ops.load_library(str(Path(found.origin).with_name("_C.so")))
