@@ -104,10 +104,8 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         self._optimizers = optimizers
         for optimizer in optimizers:
             self.adopt(optimizer)
-        for config in lr_schedulers:
-            if unwrapped(
-                model
-            ).automatic_optimization:  # else the user steps them, whenever they like
+        if lr_schedulers and unwrapped(model).automatic_optimization:  # else the user steps them
+            for config in lr_schedulers:
                 config.scheduler = GatedScheduler(config.scheduler, self)
         return model, optimizers, lr_schedulers
 

@@ -276,8 +276,8 @@ class GatedScheduler:
             vars(self)["_seen"] = now
             self._scheduler.step(*args, **kwargs)
 
-    @property  # isinstance looks here
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc] # isinstance looks here
+    def __class__(self) -> Any:
         return type(self._scheduler)
 
     def __getattr__(self, name: str) -> Any:
