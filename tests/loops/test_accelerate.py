@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from processes import run_python
 from same_bits import assert_same
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
@@ -202,6 +203,13 @@ def test_what_is_refused_says_what_to_write() -> None:
         amp.ArgumentError, match=r"GradScalerKwargs.*\nHint: .*scaler=amp.GradScaler"
     ):
         Accelerator("O1", kwargs_handlers=[accelerate.utils.GradScalerKwargs()], cpu=True)
+    sharded = accelerate.Accelerator(cpu=True)
+    sharded.state.distributed_type = accelerate.DistributedType.FSDP
+    with pytest.raises(amp.UnsupportedError, match=r"FSDP.*\nHint: .*fully_shard"):
+        Accelerator.convert(sharded)
+    assert type(sharded) is accelerate.Accelerator
+    assert sharded.scaler is None
+    sharded.state.distributed_type = accelerate.DistributedType.NO
     accelerator = Accelerator("O1", cpu=True)
     with pytest.raises(
         amp.ArgumentTypeError, match=r"\nHint: ampbridge_torch.accelerate.Accelerator"
@@ -210,6 +218,58 @@ def test_what_is_refused_says_what_to_write() -> None:
     optimizer = accelerator.prepare(momentum(model().parameters()))
     with pytest.raises(amp.UnsupportedError, match=r"closure.*\nHint: accelerator.backward"):
         optimizer.step(lambda: None)
+
+
+RANKS = """
+import math
+import torch
+import ampbridge as amp
+from ampbridge_torch.accelerate import Accelerator
+
+for policy in ("O1", "O2:bfloat16"):
+    accelerator = Accelerator(policy, scaler=amp.GradScaler(1024.0), cpu=True)
+    rank = accelerator.process_index
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    net, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
+    generator = torch.Generator().manual_seed(rank)
+    skipped = []
+    for number in range(5):
+        x = torch.randn(4, 6, generator=generator)
+        factor = math.inf if (number, rank) == (2, 1) else 1.0
+        accelerator.backward((net(x) - x.sum(1, keepdim=True)).square().mean() * factor)
+        accelerator.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        skipped.append(accelerator.optimizer_step_was_skipped)
+    told = {
+        "engine": accelerator.distributed_type.name,
+        "skipped": skipped,
+        "scale": accelerator.scaler.loss_scale,
+        "rate": scheduler.get_last_lr(),
+        "weights": accelerator.unwrap_model(net).state_dict(),
+    }
+    torch.save(told, f"{policy[:2]}-{rank}.pt")
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_under_ddp_all_ranks_skip_the_same_steps(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    launcher = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    run_python(*launcher, "ranks.py", cwd=tmp_path, environment={"ACCELERATE_USE_CPU": "1"})
+    for level in ("O1", "O2"):
+        one, other = (torch.load(tmp_path / f"{level}-{rank}.pt") for rank in range(2))
+        assert_same(one, other)
+        assert one["engine"] == "MULTI_CPU"
+        assert one["skipped"] == [number == 2 for number in range(5)]
+        assert one["scale"] == 512.0
+        # Accelerate moves a schedule once for each process.
+        assert one["rate"] == pytest.approx([0.01 * 0.9 ** (4 * 2)])
+        assert {value.dtype for value in one["weights"].values()} == {torch.float32}
 
 
 # -- Hugging Face's Trainer
