@@ -167,7 +167,7 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         if model is not None:
             if output is None and model.automatic_optimization:
                 return None
-            self.unscale(optimizer)
+            self.unscale_if_needed(optimizer)
             after_closure(self, model, optimizer)
         return self.step(optimizer)
 

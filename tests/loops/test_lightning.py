@@ -369,7 +369,7 @@ def test_a_compiled_model_trains_as_the_model() -> None:
 class TwoOptimizers(L.LightningModule):
     """Two losses are differentiated ahead of two steps; the first overflows in one batch."""
 
-    def __init__(self, clips: bool) -> None:
+    def __init__(self, clips: str) -> None:
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(1)
@@ -386,9 +386,11 @@ class TwoOptimizers(L.LightningModule):
         losses = self.losses(batch, batch_idx)
         one.zero_grad()
         two.zero_grad()
-        for loss in losses:
-            self.manual_backward(loss)
-        if self.clips:
+        self.manual_backward(losses[0])
+        if self.clips == "one":  # ahead of the other loss
+            self.clip_gradients(one, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+        self.manual_backward(losses[1])
+        if self.clips == "two":
             self.clip_gradients(two, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
         if one.step():
             scheduler.step()
@@ -399,8 +401,8 @@ class TwoOptimizers(L.LightningModule):
         return optimizers, [optim.lr_scheduler.StepLR(optimizers[0], 1, 0.5)]
 
 
-@pytest.mark.parametrize("clips", [False, True])
-def test_several_optimizers_step_as_in_torchs_own_loop(clips: bool) -> None:
+@pytest.mark.parametrize("clips", ["", "one", "two"])
+def test_several_optimizers_step_as_in_torchs_own_loop(clips: str) -> None:
     """The second one's gradients were computed at the scale that the first one's overflow lowers."""
     hand = TwoOptimizers(clips)
     optimizers, (scheduler,) = hand.configure_optimizers()
@@ -413,7 +415,7 @@ def test_several_optimizers_step_as_in_torchs_own_loop(clips: bool) -> None:
         for optimizer in optimizers:
             theirs.unscale_(optimizer)
         if clips:
-            by_norm(hand.two.parameters())
+            by_norm(getattr(hand, clips).parameters())
         for optimizer in optimizers:
             theirs.step(optimizer)
         theirs.update()
@@ -437,13 +439,26 @@ def test_a_scheduler_that_the_user_steps_moves_whenever_it_is_stepped() -> None:
             else:
                 self.lr_schedulers().step()
 
-    model = Steps(False)
+    model = Steps("")
     trainer(AmpBridge(FLOAT16, scaler=scaler())).fit(model, data())
     assert model.lr_schedulers().last_epoch == BATCHES
 
 
+def test_gradients_that_were_unscaled_and_added_to_are_refused() -> None:
+    class Accumulates(TwoOptimizers):
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
+            one, _ = self.optimizers()
+            self.manual_backward(self.losses(batch, 0)[0])
+            self.clip_gradients(one, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+    with pytest.raises(
+        amp.CallOrderError, match=r"unscale\(\) of this optimizer after unscale\(\)"
+    ):
+        trainer(AmpBridge(FLOAT16, scaler=scaler())).fit(Accumulates(""), data())
+
+
 def test_at_o2_several_optimizers_update_the_masters_of_their_part() -> None:
-    model = TwoOptimizers(True)
+    model = TwoOptimizers("two")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trains = trainer(AmpBridge("O2", scaler=scaler()))
     trains.fit(model, data())

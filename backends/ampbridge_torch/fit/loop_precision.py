@@ -190,14 +190,18 @@ class LoopPrecision:
         self._overflow = self._scaler.unscale(optimizer).found
         self._unscaled[id(optimizer)] = self._losses
 
+    def unscale_if_needed(self, optimizer: optim.Optimizer) -> None:
+        """``unscale``, unless it was done since the last update, before other losses perhaps."""
+        if id(optimizer) not in self._unscaled:
+            self.unscale(optimizer)
+
     def step(self, optimizer: optim.Optimizer) -> Any:
         """Step ``optimizer`` unless its gradients overflowed.
 
         Returns:
             Whether it was stepped; a tensor where the optimizer's own kernel decides on a GPU.
         """
-        if id(optimizer) not in self._unscaled:
-            self.unscale(optimizer)
+        self.unscale_if_needed(optimizer)
         applied = self._scaler.step(optimizer)
         self._has_stepped = True
         self._steps += 1
