@@ -222,6 +222,7 @@ def test_what_is_refused_says_what_to_write() -> None:
 
 RANKS = """
 import math
+import os
 import torch
 import ampbridge as amp
 from ampbridge_torch.accelerate import Accelerator
@@ -253,6 +254,8 @@ for policy in ("O1", "O2:bfloat16"):
         "weights": accelerator.unwrap_model(net).state_dict(),
     }
     torch.save(told, f"{policy[:2]}-{rank}.pt")
+torch.distributed.barrier()
+os._exit(0)  # see examples/distributed/torch_ddp.py
 """
 
 
