@@ -1,8 +1,8 @@
 """Hugging Face's Accelerate under ampbridge's policies, op lists and scaler.
 
-    from ampbridge_torch.accelerate import Accelerator
+from ampbridge_torch.accelerate import Accelerator
 
-    accelerator = Accelerator("O1", gradient_accumulation_steps=4)
+accelerator = Accelerator("O1", gradient_accumulation_steps=4)
 """
 
 from __future__ import annotations

@@ -72,9 +72,6 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         scaler: amp.GradScaler | Literal["auto"] | None = "auto",
     ) -> None:
         super().__init__(policy, scaler)
-        self.precision = {"float16": "16-mixed", "bfloat16": "bf16-mixed", "float32": "32-true"}[
-            self.policy.compute_dtype
-        ]
         self._trains_in_trainer = False
         self._optimizers: list[optim.Optimizer] = []
 
@@ -145,7 +142,9 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         """Called by ``fabric.clip_gradients``."""
         self.unscale(optimizer)
 
-    def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, *args: Any, **kwargs: Any) -> None:
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, *args: Any, **kwargs: Any
+    ) -> None:
         """Clip unscaled gradients, in manual optimization too (Lightning#18089)."""
         if clip_val > 0:
             self.unscale(_unwrapped(optimizer))

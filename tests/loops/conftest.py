@@ -13,6 +13,7 @@ from processes import required
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what stands beside the tests
 sys.path.insert(0, str(Path(__file__).parents[1] / "torch"))  # for same_bits.py
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))  # for code_blocks.py
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # every model is made from a configuration
 
@@ -24,6 +25,15 @@ else:
     import torchvision_ops
 
     declared = torchvision_ops.declare()  # ahead of what imports torchvision
+
+    @pytest.fixture(autouse=True)
+    def accelerate_starts_anew() -> Iterator[None]:
+        """Its states are the process's."""
+        yield
+        from accelerate.state import AcceleratorState, GradientState, PartialState
+
+        for state in (AcceleratorState, PartialState, GradientState):
+            state._shared_state.clear()
 
     @pytest.fixture(autouse=True)
     def one_thread() -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from same_bits import assert_same
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,14 +24,6 @@ FLOAT16 = amp.Policy("O1", "float16", lists="native", execution="native")
 BATCHES = 8
 SCALE = 1024.0
 Make = Callable[[Any], optim.Optimizer]
-
-
-@pytest.fixture(autouse=True)
-def accelerate_starts_anew() -> Iterator[None]:
-    """Its states are the process's."""
-    yield
-    for state in (AcceleratorState, PartialState, GradientState):
-        state._shared_state.clear()
 
 
 def scaler(**settings: Any) -> amp.GradScaler:
@@ -203,12 +194,18 @@ def test_regions_follow_the_lists_of_the_policy() -> None:
 
 
 def test_what_is_refused_says_what_to_write() -> None:
-    with pytest.raises(amp.ArgumentError, match=r"mixed_precision='bf16'.*\nHint: Accelerator\('O1'\)"):
+    with pytest.raises(
+        amp.ArgumentError, match=r"mixed_precision='bf16'.*\nHint: Accelerator\('O1'\)"
+    ):
         Accelerator("O1", mixed_precision="bf16", cpu=True)
-    with pytest.raises(amp.ArgumentError, match=r"GradScalerKwargs.*\nHint: .*scaler=amp.GradScaler"):
+    with pytest.raises(
+        amp.ArgumentError, match=r"GradScalerKwargs.*\nHint: .*scaler=amp.GradScaler"
+    ):
         Accelerator("O1", kwargs_handlers=[accelerate.utils.GradScalerKwargs()], cpu=True)
     accelerator = Accelerator("O1", cpu=True)
-    with pytest.raises(amp.ArgumentTypeError, match=r"\nHint: ampbridge_torch.accelerate.Accelerator"):
+    with pytest.raises(
+        amp.ArgumentTypeError, match=r"\nHint: ampbridge_torch.accelerate.Accelerator"
+    ):
         Accelerator.convert(accelerator)
     optimizer = accelerator.prepare(momentum(model().parameters()))
     with pytest.raises(amp.UnsupportedError, match=r"closure.*\nHint: accelerator.backward"):
@@ -222,7 +219,13 @@ def language_model() -> transformers.GPT2LMHeadModel:
     """A tiny one with random weights, tied embeddings and dropout."""
     torch.manual_seed(4)
     config = transformers.GPT2Config(
-        vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=32,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     return transformers.GPT2LMHeadModel(config)
 

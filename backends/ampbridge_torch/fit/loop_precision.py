@@ -122,7 +122,9 @@ class LoopPrecision:
         fit_to(self._backend, model, None, wanted)
 
     def adopt(self, optimizer: optim.Optimizer) -> None:
-        """Let ``optimizer`` update the masters of a model that is decorated at O2; before its state is loaded.
+        """Let ``optimizer`` update the masters of a model that is decorated at O2.
+
+        Call it before the optimizer's state is loaded.
 
         Raises:
             CallOrderError: if slots have been loaded already, which torch has rounded to 16 bits.
@@ -267,7 +269,7 @@ class GatedScheduler:
             self._scheduler.step(*args, **kwargs)
 
     @property  # isinstance looks here
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # type: ignore[misc]
         return type(self._scheduler)
 
     def __getattr__(self, name: str) -> Any:
