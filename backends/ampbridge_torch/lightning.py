@@ -166,7 +166,6 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
         if model is not None:
             if output is None and model.automatic_optimization:
                 return None
-            self.unscale(optimizer)
             after_closure(self, model, optimizer)
         return self.step(optimizer)
 
