@@ -15,14 +15,14 @@ NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_probing.py
 # Of torch's tests those that a device tells most of; night-cuda runs all.
 ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
 ZOO := torch tensorflow paddle o2
-TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-virtual-paddle test-cuda test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens
+TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-virtual-paddle test-cuda test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens test-loops
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda test-gpu $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
+.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda test-gpu $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ test-compare: $(VENV)/.test ## frameworks beside each other, the page in a brows
 
 test-lens: $(VENV)/.test ## the lens' reports, on NumPy
 	$(BIN)/python -m pytest -q tests/lens
+
+test-loops: $(VENV)/.test ## the training loops of Lightning, Accelerate and Hugging Face
+	$(BIN)/python -m pytest -q tests/loops
 
 test-docs: $(VENV)/.test ## every tutorial in every framework, every block of code, the site
 	$(BIN)/python -m pytest -q tests/docs

@@ -472,3 +472,14 @@ def makes_tensors(kernel: Any) -> bool:
         and (returned.alias_info is None or returned.alias_info.is_write)
         for returned in schema.returns
     )
+
+
+# -- of packages built on torch
+
+
+def after_closure(plugin: Any, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Lightning's hooks between the backward pass and the step, clipping among them.
+
+    Each of Lightning's own precision plugins calls it; checked with Lightning 2.6.
+    """
+    plugin._after_closure(model, optimizer)

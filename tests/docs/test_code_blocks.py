@@ -29,7 +29,12 @@ FRAGMENTS = {
     ): "a line for each framework, and no two share a process; tests/*/test_native_policy.py",
 }
 
-RUNNING = [block for block in BLOCKS if block.key not in FRAGMENTS]
+# Its libraries take seconds to import: tests/loops/test_page.py runs its blocks in one process.
+ELSEWHERE = {"docs/adopters.md"}
+
+RUNNING = [
+    block for block in BLOCKS if block.key not in FRAGMENTS and block.document not in ELSEWHERE
+]
 
 
 @pytest.mark.parametrize(

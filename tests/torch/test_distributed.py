@@ -225,6 +225,81 @@ def test_ranks_change_their_policy_by_the_loss_of_all(tmp_path: Path) -> None:
     assert sorted(printed) == sorted(2 * ["0.75 O0", "0.25 O1:bfloat16", "0.75 O0"])
 
 
+IN_FLOAT16 = """
+import math
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+import ampbridge as amp
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+low = MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32)
+fully_shard(model, mp_policy=low, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+
+
+def loss_fn(model, x, y, factor):
+    return nn.functional.cross_entropy(model(x), y) * factor
+
+
+step = amp.train_step(
+    loss_fn, model, optimizer, scaler=amp.GradScaler(1024.0), clip_norm=0.3, scheduler=scheduler
+)
+generator = torch.Generator().manual_seed(rank)
+told = []
+for number in range(8):
+    x, y = torch.randn(8, 16, generator=generator), torch.randint(4, (8,), generator=generator)
+    result = step(x, y, math.inf if (number, rank) == (3, 1) else 1.0)
+    told.append((result.applied, result.reason, result.scale, scheduler.last_epoch))
+weights = {name: p.full_tensor().detach() for name, p in model.named_parameters()}
+torch.save({"told": told, "weights": weights}, os.path.join(sys.argv[1], f"{rank}.pt"))
+dist.barrier()
+os._exit(0)  # see the example
+"""
+
+
+def test_float16_under_fsdp2_skips_on_all_ranks_and_clips_by_the_norm_of_all_shards(
+    tmp_path: Path,
+) -> None:
+    """torchtitan#2356, accelerate#3979. The expected weights are those of float32 in one process."""
+    (tmp_path / "float16.py").write_text(IN_FLOAT16)
+    launch(tmp_path / "float16.py", 2, str(tmp_path))
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert one["told"] == other["told"]
+    assert [told[0] for told in one["told"]] == [number != 3 for number in range(8)]
+    assert one["told"][3] == (False, "inf", 1024.0, 3)
+    assert one["told"][-1] == (True, None, 512.0, 7)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    for number in range(8):
+        batches = [
+            (torch.randn(8, 16, generator=g), torch.randint(4, (8,), generator=g))
+            for g in generators
+        ]
+        if number == 3:
+            continue
+        optimizer.zero_grad()
+        losses = [nn.functional.cross_entropy(model(x), y) for x, y in batches]
+        (torch.stack(losses).sum() / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        scheduler.step()
+    for name, expected in model.named_parameters():
+        torch.testing.assert_close(one["weights"][name], expected.detach(), rtol=0, atol=1e-3)
+        torch.testing.assert_close(one["weights"][name], other["weights"][name], rtol=0, atol=0)
+
+
 DYING = """
 import os
 import torch

@@ -115,6 +115,29 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
 
 
+def update_masters_by(optimizer: optim.Optimizer) -> None:
+    """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not.
+
+    Raises:
+        UnsupportedError: for optimizers around other optimizers.
+    """
+    if master_weights.updates_of(optimizer) is None:
+        _check_optimizer(optimizer)
+        master_weights.attach(optimizer)
+
+
+def has_low_slots(optimizer: optim.Optimizer) -> bool:
+    """Whether slots of an optimizer that updates no masters yet are as low as its parameters."""
+    if master_weights.updates_of(optimizer) is not None:
+        return False
+    return any(
+        isinstance(slot, torch.Tensor) and slot.ndim and slot.dtype is parameter.dtype
+        for parameter, slots in optimizer.state.items()
+        if master_weights.master_of(parameter) is not None
+        for slot in slots.values()
+    )
+
+
 def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
     """See ``Backend.undecorate``.
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-
-import torch
+from typing import Any
 
 ARGUMENTS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
-def declare() -> list[torch.library.Library]:
+def declare() -> list[Any]:
     """What declares them; they are gone with it."""
+    import torch
+
     found = find_spec("torchvision")
     if found is None or found.origin is None:
         return []

@@ -1,0 +1,1 @@
+"""Training loops of others: Lightning's, and those of Hugging Face."""
