@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ampbridge import cli, lens
-from ampbridge_numpy import nn, optim
+from ampbridge_numpy import nn
 
 LAYERS, TINY = 24, 17
 
