@@ -36,6 +36,10 @@ _COUNTS = re.compile(
 )
 
 
+_NO_GRADIENT = re.compile(r"(?:g|(?:\w+\.)*(?:grad|gradient)) == None")
+"""A parameter that the loss does not reach has none, and others have."""
+
+
 @dataclass(frozen=True)
 class Changing:
     """Which conditions change during a run. ``counters``: names that loops count by."""
@@ -45,6 +49,8 @@ class Changing:
     def __call__(self, atom: Atom) -> bool:
         """Whether ``atom`` goes both ways in one run."""
         words = set(re.findall(r"\w+", atom.text))
+        if _NO_GRADIENT.fullmatch(atom.text):
+            return True
         compares = bool(re.search(r"[<>=]", atom.text))
         by_count = words & self.counters or _COUNTS.search(atom.text)
         return compares and bool(by_count or _of_loss(atom) is not None)

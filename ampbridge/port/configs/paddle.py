@@ -102,7 +102,17 @@ def read_clas(root: Table, draft: Draft) -> None:
         _read_clas_amp(section, draft)
     accumulation = root.table("Global").call("PaddleClas", ["update_freq"])
     draft.take("step.accumulate", accumulation, "update_freq", 1, whole)
-    _clip(root.table("Optimizer"), draft, joint="", each="clip_norm")
+    for section in _optimizers(root):
+        _clip(section, draft, joint="", each="clip_norm")
+
+
+def _optimizers(root: Table) -> Sequence[Table]:
+    """``Optimizer: {...}``, or ``Optimizer: [{Momentum: {scope: all, ...}}]`` for parts of a model."""
+    written = root.get_raw("Optimizer")
+    if not isinstance(written, list):
+        return [root.table("Optimizer")]
+    parts = [each for each in written if isinstance(each, Table)]
+    return [part.table(name) for part in parts for name in part.entries]
 
 
 def _read_clas_amp(section: Table, draft: Draft) -> None:

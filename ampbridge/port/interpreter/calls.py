@@ -225,6 +225,9 @@ class Calls(Expressions):
             return self._reflected(qualified, values, node)
         if qualified == "dataclasses.field":
             return self._field(passed, node)
+        if qualified == "builtins.map" and len(passed) == 2:
+            item = Passed(None, self.unknown(passed[1].node), passed[1].node)
+            return self.unknown(node, self.call(values[0], (item,), node, target))
         if qualified == "typing.cast" and len(values) == 2:
             return values[1]
         if qualified == "builtins.globals":
