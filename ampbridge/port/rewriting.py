@@ -19,7 +19,7 @@ from ampbridge.port.dialect import Call
 from ampbridge.port.files import parsed
 from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
-from ampbridge.port.rewriters import Around, NoReplacement, Removed, replacement_of
+from ampbridge.port.rewriters import Around, NoReplacement, Removed, fleet, replacement_of
 from ampbridge.port.rewriters.expressions import Instead, first_line
 from ampbridge.port.source import Source
 
@@ -98,7 +98,7 @@ def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
     calls = known_calls(source)
     replacements = replacement_of(calls)
     edits: list[_Edit] = []
-    findings: list[Finding] = []
+    findings = list(fleet.refused(source.text, source.file, calls))
     for call in calls:
         try:
             edits += _edits(source, call, replacements.get(call.name, _unchanged)(call))
@@ -106,6 +106,7 @@ def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
             findings.append(Finding("lost", call.place, error.message, error.hint))
     kept = _outermost(edits)
     findings += [_inside_another(edit) for edit in edits if edit not in kept]
+    findings.sort(key=lambda found: (found.place.line, found.place.column))
     kept = [] if findings else kept
     replaced = tuple(dict.fromkeys(edit.place for edit in kept))
     text = _applied(source.text, [*kept, *_imports(source, kept)])

@@ -181,6 +181,13 @@ scaled = opt.get_scaled_loss(loss)
             },
         ),
         (
+            APEX.replace("'O1'", "'O1', loss_scale=128.0"),
+            {
+                3: 'GradScaler.like("apex", init_scale=128.0, dynamic=False); with ampbridge.autocast('
+            },
+        ),
+        (APEX.replace("'O1'", "'O1', loss_scale=args.loss_scale"), {3: "--to toml"}),
+        (
             APEX.replace("O1", "O2"),
             {3: 'model, optimizer = ampbridge.decorate(model, optimizer, ampbridge.Policy("O2"))'},
         ),
@@ -307,6 +314,25 @@ def test_fleet_s_scaler_is_ours_and_sharded_gradients_are_refused():
     assert without.findings == ()
     assert "fleet.distributed_scaler" not in without.text  # ours finds the groups by itself
     assert without.text.endswith("scaler.unscale(optimizer)\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("loss = model.train_batch([x, y], optimizer, schedule, scaler)", "to_native"),
+        ("loss = model.train_batch([x, y], optimizer, scaler=scaler)", "to_native"),
+        ("strategy.hybrid_configs['sharding_configs'].split_param = True", "stage 1"),
+        ("strategy.hybrid_configs = {'sharding_configs': {'comm_overlap': True}}", "stage 1"),
+    ],
+)
+def test_what_docs_refuse_of_fleet_is_not_written(line, says):
+    source = FLEET.partition("model, optimizer")[0] + line + "\n"
+    rewriting = rewrite(source)
+    (finding,) = rewriting.findings
+    assert (finding.place.line, rewriting.text) == (6, source)
+    assert says in finding.hint
+    harmless = source.replace("True", "False").replace(", scaler)", ")").replace("scaler=", "s=")
+    assert rewrite(harmless).findings == ()
 
 
 def test_keras_guide_with_fit():

@@ -40,15 +40,25 @@ def _initialize(call: Call) -> str | None:
     level = literal(text(call, "opt_level") or '"O1"')
     if literal(text(call, "enabled")) is False or level == "O0":
         return "take it out."
-    made = _SCALER.format(preset="apex")
+    made, region = _apex_scaler(call), _REGION.format(policy='"O1"')
+    if made is None:
+        return _TRAIN_STEP
     if level == "O1":
-        return f"{made}; {_REGION.format(policy=chr(34) + 'O1' + chr(34))}."
+        return f"{made}; {region}."
     models, optimizers = text(call, "models") or "model", text(call, "optimizers") or "optimizer"
     if level in ("O2", "O3"):
         masters = "" if level == "O2" else ", master_weights=False"
         decorated = f'ampbridge.decorate({models}, {optimizers}, ampbridge.Policy("O2"{masters}))'
         return f"{models}, {optimizers} = {decorated}" + (f"; {made}." if level == "O2" else ".")
     return _TRAIN_STEP
+
+
+def _apex_scaler(call: Call) -> str | None:
+    """A scaler by ``loss_scale``: "dynamic", or a number that stays."""
+    scale = literal(text(call, "loss_scale") or '"dynamic"')
+    if isinstance(scale, (int, float)):
+        return f'scaler = ampbridge.GradScaler.like("apex", init_scale={scale}, dynamic=False)'
+    return _SCALER.format(preset="apex") if scale == "dynamic" else None
 
 
 def _scale_loss(call: Call) -> str:
