@@ -19,18 +19,23 @@ from ampbridge.port.dialect import Call
 from ampbridge.port.files import parsed
 from ampbridge.port.python import known_calls
 from ampbridge.port.reading import Finding, Place
-from ampbridge.port.rewriters import NoReplacement, Removed, fleet, replacement_of
-from ampbridge.port.rewriters.expressions import first_line
+from ampbridge.port.rewriters import Around, NoReplacement, Removed, fleet, replacement_of
+from ampbridge.port.rewriters.expressions import Instead, first_line
 from ampbridge.port.source import Source
 
 IMPORTS = {
     "ampbridge.": "import ampbridge",
     "ampbridge_tensorflow.": "import ampbridge_tensorflow",
     "keras.optimizers.get(": "import keras",
+    "ampbridge_torch.accelerate.": "import ampbridge_torch.accelerate",
+    "ampbridge_torch.lightning.": "import ampbridge_torch.lightning",
     "paddle_list(": "from ampbridge.policies.paddle_names import paddle_list",
 }
 
-FRAMEWORKS = ("torch", "paddle", "tensorflow", "keras")
+FRAMEWORKS = (
+    *("torch", "paddle", "tensorflow", "keras"),
+    *("accelerate", "lightning", "pytorch_lightning"),
+)
 
 
 @dataclass(frozen=True)
@@ -140,9 +145,21 @@ def _edits(source: _Verbatim, call: Call, new: Any) -> list[_Edit]:
         return [_Edit(*_statement(source, call, start, end), call.place)]
     if isinstance(new, str):
         return [_Edit(start, end, new, call.place)]
-    ranges = [(each, *_range(source, each.place)) for each in new]
-    before = [_Edit(start, start, each.before, call.place) for each, start, _ in ranges]
-    return before + [_Edit(end, end, each.behind, call.place) for each, _, end in ranges]
+    return [edit for part in new for edit in _of_part(source, call, part)]
+
+
+def _of_part(source: _Verbatim, call: Call, part: Around | Instead) -> list[_Edit]:
+    start, end = _range(source, part.place)
+    if isinstance(part, Around):
+        before = _Edit(start, start, part.before, call.place)
+        return [before, _Edit(end, end, part.behind, call.place)]
+    if part.keyword:
+        named = re.search(rf"\b{part.keyword}\s*=\s*$", source.text[:start])
+        if named is None:
+            msg = f"{first_line(call)}: {part.keyword} is passed without its name."
+            raise NoReplacement(msg, f"{part.keyword}={part.place.text}, then rewrite again.")
+        start = named.start()
+    return [_Edit(start, end, part.text, call.place)]
 
 
 def _range(source: _Verbatim, place: Place) -> tuple[int, int]:

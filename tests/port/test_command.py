@@ -449,12 +449,20 @@ def test_several_scripts_are_rewritten_at_once(file, port, tmp_path):
     assert (tmp_path / "plain.py").read_text() == "x = 1\n"
 
 
-ACCELERATE = """\
+APEX = """\
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for batch in loader:
+    with amp.scale_loss(model(**batch).loss, optimizer) as loss:
+        loss.backward()
+"""
+
+FLOAT32 = """\
 from accelerate import Accelerator
 
-accelerator = Accelerator(mixed_precision="fp16")
-for batch in loader:
-    accelerator.backward(model(**batch).loss)
+accelerator = Accelerator(mixed_precision="no")
+accelerator.backward(loss)
 """
 
 FACTOR = """\
@@ -467,7 +475,7 @@ optimizer = keras.optimizers.Adam(1e-3, loss_scale_factor=1024)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (ACCELERATE, "train.py is unchanged: lines 3, 5 must be written by hand"),
+        (APEX, "train.py is unchanged: lines 3, 5 must be written by hand"),
         (FACTOR, "train.py is unchanged: none of its calls has a replacement"),
     ],
 )
@@ -477,27 +485,27 @@ def test_a_script_that_cannot_be_rewritten_fails_and_is_left(file, port, tmp_pat
     assert (code, out) == (1, "")
     assert says in err
     assert err.splitlines()[-1] == (
-        f"Hint: ampbridge port train.py --to {'torch' if text is ACCELERATE else 'tensorflow'} "
+        f"Hint: ampbridge port train.py --to {'torch' if text is APEX else 'tensorflow'} "
         "--ampbridge writes a module to import instead."
     )
     assert (tmp_path / name).read_text() == text
-    if text is ACCELERATE:
-        assert "train.py:5: accelerator.backward(model(**batch).loss)" in err
-        assert "Hint: accelerator.backward(scaler.scale(model(**batch).loss))" in err
+    if text is APEX:
+        assert "train.py:5: amp.scale_loss(model(**batch).loss, optimizer)" in err
+        assert "Hint: scaler.scale(model(**batch).loss).backward(), without the with" in err
 
 
 def test_a_script_that_cannot_be_rewritten_stops_no_other(file, port, tmp_path):
-    names = [file(ACCELERATE, "a.py"), file(TORCH, "b.py")]
+    names = [file(APEX, "a.py"), file(TORCH, "b.py")]
     code, _, err = port(*names, "--to", "ampbridge", "--write")
     assert code == 1
     assert "1 failed" in err
     assert "failed: a.py is unchanged" in err
-    assert (tmp_path / "a.py").read_text() == ACCELERATE
+    assert (tmp_path / "a.py").read_text() == APEX
     assert "import ampbridge" in (tmp_path / "b.py").read_text()
 
 
 def test_a_script_in_float32_has_nothing_to_rewrite(file, port):
-    code, out, _ = port(file(ACCELERATE.replace("fp16", "no")), "--to", "ampbridge")
+    code, out, _ = port(file(FLOAT32), "--to", "ampbridge")
     assert (code, out) == (0, "")
 
 

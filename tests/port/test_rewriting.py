@@ -12,6 +12,7 @@ from ampbridge.port.rewriters import REPLACEMENTS, STAYS, keras
 from ampbridge.port.rewriting import rewrite
 
 CORPUS = sorted(Path(__file__).parent.joinpath("corpus").glob("*.py"))
+IMPORTS = tuple(rewriting_module.IMPORTS.values())
 BY_CALLS = [path for path in CORPUS if not path.stem.startswith(("keras", "tf"))]
 
 SCRIPT = '''\
@@ -191,18 +192,24 @@ scaled = opt.get_scaled_loss(loss)
             {3: 'model, optimizer = ampbridge.decorate(model, optimizer, ampbridge.Policy("O2"))'},
         ),
         (
-            ACCELERATE,
+            ACCELERATE.replace("'fp16'", "args.precision"),
+            {2: 'ampbridge_torch.accelerate.Accelerator("O1", scaler=ampbridge.GradScaler.like('},
+        ),
+        (ACCELERATE.replace("'fp16'", "'fp16', **more"), {2: "Accelerator"}),
+        (
+            ACCELERATE.replace(
+                "Accelerator\n", "Accelerator\nclass A(Accelerator): pass\n"
+            ).replace("= Accelerator(", "= A("),
+            {3: "derive your class from ampbridge_torch.accelerate.Accelerator"},
+        ),
+        (LIGHTNING.replace('"16-mixed"', '"16-true"'), {2: "plugins=[ampbridge_torch.lightning."}),
+        (LIGHTNING.replace("max_epochs=2", 'strategy="fsdp"'), {2: "in the place of precision"}),
+        (
+            "from transformers import TrainingArguments\nargs = TrainingArguments('out', bf16=True)\n",
             {
-                2: 'Accelerator(mixed_precision="no", cpu=False); scaler = ampbridge.GradScaler.like(',
-                5: "accelerator.backward(scaler.scale(loss)); scaler.step(optimizer)",
-                6: "scaler.unscale(optimizer) before it",
+                2: 'take bf16 out, and ampbridge_torch.transformers.Trainer(..., policy="O1:bfloat16")'
             },
         ),
-        (
-            ACCELERATE.replace("fp16", "bf16"),
-            {2: 'with ampbridge.autocast("O1:bfloat16", backend="torch"): around the model'},
-        ),
-        (LIGHTNING, {2: "step = ampbridge.train_step(loss_fn, self, optimizer, recipe=recipe)"}),
         (GRAPH, {2: "ampbridge.train_step"}),
         (
             LOOP,
@@ -222,6 +229,45 @@ def test_what_has_no_replacement_is_left_and_each_line_said(source, expected):
     for line, hint in expected.items():
         assert hint in hints[line]
     assert {found.kind for found in rewriting.findings} == {"lost"}
+
+
+SCALER = 'ampbridge.GradScaler.like("torch")'
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "written"),
+    [
+        (
+            ACCELERATE,
+            "accelerator = Accelerator(mixed_precision='fp16', cpu=False)",
+            "accelerator = ampbridge_torch.accelerate.Accelerator("
+            f'policy="O1", scaler={SCALER}, cpu=False)',
+        ),
+        (
+            ACCELERATE.replace("fp16", "bf16"),
+            "accelerator = Accelerator(mixed_precision='bf16', cpu=False)",
+            'accelerator = ampbridge_torch.accelerate.Accelerator(policy="O1:bfloat16", cpu=False)',
+        ),
+        (
+            LIGHTNING,
+            'trainer = pl.Trainer(max_epochs=2, precision="16-mixed")',
+            "trainer = pl.Trainer(max_epochs=2, plugins=[ampbridge_torch.lightning.AmpBridge("
+            f'"O1", scaler={SCALER})])',
+        ),
+        (
+            LIGHTNING.replace('"16-mixed"', '"bf16", strategy="ddp"'),
+            'trainer = pl.Trainer(max_epochs=2, precision="bf16", strategy="ddp")',
+            'trainer = pl.Trainer(max_epochs=2, plugins=[ampbridge_torch.lightning.AmpBridge("O1:bfloat16")]'
+            ', strategy="ddp")',
+        ),
+    ],
+)
+def test_training_loops_of_others_change_in_one_call(source, line, written):
+    rewriting = rewrite(source)
+    changed = [each for each in rewriting.difference.splitlines()[3:] if each[0] in "+-"]
+    imports = [each for each in changed if each.startswith("+import ampbridge")]
+    assert imports[-1].startswith("+import ampbridge_torch.")
+    assert [each for each in changed if each not in imports] == [f"-{line}", f"+{written}"]
 
 
 @pytest.mark.parametrize(
@@ -385,9 +431,9 @@ def test_only_amp_calls_of_the_corpus_change(path, monkeypatch):
     pieces = marked.text.split("REPLACED")
     assert len(pieces) == len(real.replaced) + 1
     rest = real.text
-    for line in ("import ampbridge\n", "from ampbridge.policies.paddle_names import paddle_list\n"):
+    for line in IMPORTS:
         if line not in real.before:
-            rest = rest.replace(line, "", 1)
+            rest = rest.replace(f"{line}\n", "", 1)
     for piece in pieces:  # comments and formatting, byte for byte
         at = rest.index(piece)
         assert (at == 0) == (piece is pieces[0]) or not piece

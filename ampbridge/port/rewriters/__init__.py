@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from ampbridge.port.dialect import Call
-from ampbridge.port.rewriters import by_hand, keras, paddle, torch
+from ampbridge.port.rewriters import by_hand, keras, loops, paddle, torch
 from ampbridge.port.rewriters.expressions import Around, NoReplacement, Removed, Replacement
 
 __all__ = ["REPLACEMENTS", "Around", "NoReplacement", "Removed", "Replacement", "replacement_of"]
@@ -22,6 +22,7 @@ __all__ = ["REPLACEMENTS", "Around", "NoReplacement", "Removed", "Replacement", 
 # Qualified name, as the dialects spell it -> its replacement.
 REPLACEMENTS: MutableMapping[str, Replacement] = {
     **by_hand.REPLACEMENTS,
+    **loops.REPLACEMENTS,
     **paddle.REPLACEMENTS,
     **torch.REPLACEMENTS,
 }
@@ -31,15 +32,15 @@ STAYS = re.compile(
     r"|tensorflow\.clip_\w+|torch\.(nn\.utils\.clip_grad\w+|Tensor\.grad\.clamp_|(cuda\.)?amp\.custom_fwd)"
     r"|paddle\.(optimizer\.\w+|nn\.ClipGrad\w+|nn\.utils\.clip_grad\w+|ParamAttr|Model)"
     r"|paddle\.distributed\.fleet\.DistributedStrategy(\.gradient_merge_configs)?"
-    r"|accelerate\.(Accelerator\.accumulate|GradientAccumulationPlugin)"
-    r"|lightning\.pytorch\.(LightningModule\.clip_gradients|callbacks\.GradientAccumulationScheduler)"
+    r"|accelerate\.(Accelerator\.\w+|GradientAccumulationPlugin)"
+    r"|lightning\.fabric\.Fabric\.\w+|lightning\.pytorch\.(LightningModule\.clip_gradients|callbacks\.GradientAccumulationScheduler)"
 )
 """Calls that say something of a recipe and are no mixed precision: they stay as they are."""
 
 
 def replacement_of(calls: Sequence[Call]) -> Mapping[str, Replacement]:
     """What takes the place of each of a script's known calls, by name; what stays is missing."""
-    found = {**REPLACEMENTS, **by_hand.replacements(calls), **keras.replacements(calls)}
+    found = {**REPLACEMENTS, **keras.replacements(calls)}
     left = {call.name for call in calls} - found.keys()
     rest = {name: by_hand.anything_else for name in left if not STAYS.fullmatch(name)}
     return {**found, **rest}

@@ -20,12 +20,21 @@ class Around:
     behind: str
 
 
+@dataclass(frozen=True)
+class Instead:
+    """Text in the place of a part of a call; of an argument with its ``keyword``, if that is given."""
+
+    place: Place
+    text: str
+    keyword: str = ""
+
+
 class Removed:
     """The statement that a call is, is taken out."""
 
 
-Replacement = Callable[[Call], str | Sequence[Around] | type[Removed] | None]
-"""What takes a call's place: text; text around parts of it; nothing. None: it stays as it is."""
+Replacement = Callable[[Call], str | Sequence[Around | Instead] | type[Removed] | None]
+"""What takes a call's place: text; text around or instead of parts of it; nothing. None: it stays."""
 
 UNKNOWN = object()
 
@@ -49,22 +58,6 @@ def text(call: Call, argument: str) -> str | None:
 def first_line(call: Call) -> str:
     """The beginning of a call, as it was written."""
     return call.place.text.splitlines()[0]
-
-
-def changed(call: Call, arguments: Mapping[str, str]) -> str:
-    """The call on one line, with some of its arguments written otherwise: with their names, or not."""
-    node = ast.parse(f"({call.place.text})", mode="eval").body
-    assert isinstance(node, ast.Call)
-    for name, new in arguments.items():
-        by_name = ast.parse(f"f({new})", mode="eval").body
-        assert isinstance(by_name, ast.Call)
-        old = ast.dump(ast.parse(f"({call.arguments[name].place.text})", mode="eval").body)
-        value = by_name.keywords[0].value if by_name.keywords else by_name.args[0]
-        for keyword in node.keywords:
-            keyword.value = value if keyword.arg == name else keyword.value
-        node.args = [value if ast.dump(each) == old else each for each in node.args]
-    written = ast.unparse(node)
-    return written if '"' in written else written.replace("'", '"')
 
 
 def literal(written: str | None) -> Any:
