@@ -11,6 +11,7 @@ import logging
 import os
 import runpy
 import shlex
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -23,11 +24,8 @@ import yaml
 
 import ampbridge as amp
 
-# The trainer in mixed precision, by framework, and the weights it starts from.
-TRAINERS = {
-    "paddle": ("paddle_ampbridge", "initial.pdparams"),
-    "tensorflow": ("keras_train", "initial.weights.h5"),
-}
+# The trainer in mixed precision, and its output.
+TRAINERS = {"paddle": ("paddle_ampbridge", "paddle"), "tensorflow": ("keras_train", "keras")}
 
 
 def main(framework: str, folder: str, commands: str) -> None:
@@ -45,21 +43,14 @@ def main(framework: str, folder: str, commands: str) -> None:
     Path(f"{framework}.json").write_text(json.dumps(results))
 
 
-def resumed(script: str, weights: str) -> Any:
-    """The second epoch of a training that was stopped after the first."""
-    trainer = import_module(script).Trainer
+def resumed(script: str, output: str) -> Any:
+    """The second epoch, resumed from what lay there when it began."""
     config = yaml.safe_load(Path("config.yml").read_text())
-    output = f"output/{script}_stopped"
-    Path(output).mkdir()
     with as_in_a_new_process():
-        first = trainer(config, output, weights)
-        first.train_epoch(0)
-        first.save(1)
-    with as_in_a_new_process():
-        second = trainer(config, output)
-        second.resume()
-        second.train_epoch(int(second.epoch))
-    return second.history
+        trainer = import_module(script).Trainer(config, f"output/{output}_in_epoch_1")
+        trainer.resume()
+        trainer.train_epoch(int(trainer.epoch))
+    return trainer.history
 
 
 @contextmanager
@@ -74,10 +65,17 @@ def as_in_a_new_process() -> Iterator[None]:
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """What a trainer logs in the block."""
+    """What a trainer logs in the block; a copy of its output is made when the second epoch begins."""
     told: list[str] = []
+
+    def hear(record: logging.LogRecord) -> None:
+        told.append(record.getMessage())
+        if told[-1].startswith("epoch 1, batch 0:"):
+            output = sys.argv[sys.argv.index("--output") + 1]
+            shutil.copytree(output, f"{output}_in_epoch_1")
+
     listener = logging.Handler()
-    listener.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = hear  # type: ignore[method-assign]
     logger = logging.getLogger("train")
     logger.addHandler(listener)
     yield told
