@@ -39,18 +39,24 @@ def main(framework: str, folder: str, commands: str) -> None:
         with as_in_a_new_process(), messages() as records:
             runpy.run_path(sys.argv[0], run_name="__main__")
         told.append(records)
-    results = {"told": told, "resumed": resumed(*TRAINERS[framework])}
+    trainer = resumed(*TRAINERS[framework])
+    layers = getattr(trainer.model, "layers", ())  # Keras'
+    results = {
+        "told": told,
+        "resumed": trainer.history,
+        "dtypes": {type(layer).__name__: layer.compute_dtype for layer in layers},
+    }
     Path(f"{framework}.json").write_text(json.dumps(results))
 
 
 def resumed(script: str, output: str) -> Any:
-    """The second epoch, resumed from what lay there when it began."""
+    """A trainer after the second epoch, resumed from what lay there when that began."""
     config = yaml.safe_load(Path("config.yml").read_text())
     with as_in_a_new_process():
         trainer = import_module(script).Trainer(config, f"output/{output}_in_epoch_1")
         trainer.resume()
         trainer.train_epoch(int(trainer.epoch))
-    return trainer.history
+    return trainer
 
 
 @contextmanager

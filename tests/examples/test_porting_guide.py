@@ -90,6 +90,12 @@ def test_scales_and_skips_are_the_same(folder: Path) -> None:
     assert set(paddle[UNTRAINED:]) == {2.0**18}
 
 
+def test_layers_have_the_precision_that_the_guide_says(folder: Path) -> None:
+    expected = dict.fromkeys(("Sequential", "ReLU", "ResidualBlock", "Dense"), "float16")
+    dtypes = json.loads((folder / "tensorflow.json").read_text())["dtypes"]
+    assert dtypes == {**expected, "GlobalAveragePooling2D": "float32"}
+
+
 def test_losses_agree(folder: Path) -> None:
     """To a rounding of float16 while weights are equal; to 5 % in the first epoch; on the mean to 3 %."""
     paddle, keras = (history(folder, side, "loss") for side in ("paddle", "keras"))
