@@ -12,6 +12,7 @@ The loss scale is one of optimizer.variables: model.save and tf.train.Checkpoint
 
 import warnings
 from collections import namedtuple
+from functools import wraps
 
 import keras
 import tensorflow as tf
@@ -22,10 +23,10 @@ import tensorflow as tf
 #     dtype = "float16"
 #     lists = "paddle"
 
-INIT_SCALE = 2.0**24
-GROWTH_FACTOR = 2.0
-BACKOFF_FACTOR = 0.5
-GROWTH_INTERVAL = 1000
+INIT_SCALE = 2.0**24  # default of paddle.amp.GradScaler
+GROWTH_FACTOR = 2.0  # default of paddle.amp.GradScaler
+BACKOFF_FACTOR = 0.5  # default of paddle.amp.GradScaler
+GROWTH_INTERVAL = 1000  # default of paddle.amp.GradScaler
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
 ACCUMULATE = 2
@@ -43,6 +44,7 @@ FLOAT32_FUNCTIONS = (
     "layer_normalization log log10 log2 log_softmax logaddexp mean power prod reciprocal resize "
     "rsqrt scatter sinh softmax softplus square std sum tan tanh_shrink var"
 ).split()
+LOW_OUTPUT = {"Embedding", "GroupNormalization", "LayerNormalization", "RMSNormalization"}
 keras.config.set_dtype_policy(DTYPE_POLICY)  # of layers made from here on
 
 
@@ -50,88 +52,54 @@ def set_precision(model):
     """Give every layer of ``model``, which has been built, its precision."""
     if not model.built:
         raise ValueError("build the model first, with keras.Input or a call: layers go by weights")
-    for layer in layers_of(model):
-        layer.dtype_policy, layer.autocast = DTYPE_POLICY, not follows(layer)
-        function = vars(layer).get("activation")
-        if getattr(function, "__name__", None) in FLOAT32_FUNCTIONS:
-            layer.activation = InFloat32(function)
-        for name in called(layer, FLOAT32_FUNCTIONS):
-            warnings.warn(
-                f"{type(layer).__name__} runs {name} in low precision, the recipe in float32; "
-                f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x)'
-            )
-    for layer in layers_of(model):
-        if is_of_keras(type(layer)) and not follows(layer):
-            for part in layers_of(layer):  # one op with the layer, as in attention
-                part.autocast = True
-        if is_a(layer, FLOAT32_LAYERS):
-            for part in layers_of(layer):
-                part.dtype_policy, part.autocast = "float32", True
+    set_layer(model)
 
 
-def follows(layer):
-    """Whether it takes values as they arrive: a model, or a layer of Keras without weights."""
-    weightless = is_of_keras(type(layer)) and not layer.weights
-    return isinstance(layer, keras.Model) or weightless and not is_a(layer, LOW_LAYERS)
-
-
-def layers_of(model):
-    """The model, and all layers in it: a layer has those of its attributes in a list of Keras'."""
-    found, rest = {}, [model]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, keras.Layer) and id(value) not in found:
-            found[id(value)] = value
-            rest += vars(value).values()
-        elif isinstance(value, (list, tuple)):
-            rest += value
-    return list(found.values())
-
-
-def is_a(layer, names):
-    """Whether one of ``names`` is that of the layer's class, or of one from which it derives."""
-    return any(base.__name__ in names for base in type(layer).__mro__)
-
-
-def is_of_keras(cls):
-    return cls.__module__.startswith("keras.")
+def set_layer(layer, within=None, own=False):
+    """Give it its precision, and its parts theirs. ``within``: of a layer whose parts go with it."""
+    names = {cls.__name__ for cls in type(layer).__mro__}
+    of_keras = type(layer).__module__.startswith("keras.")
+    own = own or not of_keras  # code of yours, where x + y of two precisions is an error
+    follows = isinstance(layer, keras.Model) or of_keras and not layer.weights
+    follows = follows and not names.intersection(LOW_LAYERS)
+    denied = names & {*FLOAT32_LAYERS} - (LOW_OUTPUT if own and of_keras else set())
+    if denied:
+        within = "float32"
+    elif of_keras and not follows:  # one op with its parts, as attention is
+        within = within or DTYPE_POLICY
+    layer.dtype_policy = within or DTYPE_POLICY
+    layer.autocast = within is not None or not follows
+    if getattr(vars(layer).get("activation"), "__name__", "") in FLOAT32_FUNCTIONS:
+        layer.activation = in_float32(layer.activation, own)
+    for name in called(layer, FLOAT32_FUNCTIONS):
+        warnings.warn(
+            f"{type(layer).__name__} runs {name} in low precision, the recipe in float32; "
+            f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x)'
+        )
+    lists = [value for value in vars(layer).values() if isinstance(value, list)]
+    for part in dict.fromkeys(p for each in lists for p in each if isinstance(p, keras.Layer)):
+        set_layer(part, within, own)
 
 
 def called(layer, functions):
     """Those that a model calls, a Lambda, or a method of a class of yours, unless it also casts."""
-    own = [cls for cls in reversed(type(layer).__mro__) if not is_of_keras(cls)]
-    found = {"": vars(layer).get("function"), **{n: f for cls in own for n, f in vars(cls).items()}}
-    names = [set(f.__code__.co_names) for f in found.values() if hasattr(f, "__code__")]
-    ops = [each for each in getattr(layer, "operations", ()) if not isinstance(each, keras.Layer)]
-    names = [*names, {type(op).__name__.lower() for op in ops}]
-    names = set().union(*(each for each in names if "cast" not in each))
-    return [each for each in functions if {each, each.replace("_", "")} & names]
+    code = {"": vars(layer).get("function")}
+    for cls in reversed(type(layer).__mro__):
+        code |= {} if cls.__module__.startswith("keras.") else vars(cls)
+    names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
+    ops = [type(op) for op in getattr(layer, "operations", ()) if not isinstance(op, keras.Layer)]
+    names = [*(n for n in names if "cast" not in n), {op.__name__.lower() for op in ops}]
+    return [each for each in functions if {each, each.replace("_", "")} & set().union(*names)]
 
 
-@keras.saving.register_keras_serializable(__name__)
-class InFloat32:
-    """An activation, computed in float32 whatever it is given."""
-
-    def __init__(self, function):
-        self.function = keras.activations.get(function)
-
-    def __call__(self, x):
-        return self.function(cast(x, "float32"))
-
-    def get_config(self):
-        return {"function": keras.activations.serialize(self.function)}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
+def in_float32(function, own):
+    """``function``, computed in float32; it keeps its name, by which Keras saves it."""
+    return wraps(function)(lambda x: tf.cast(function(float32(x)), x.dtype if own else "float32"))
 
 
-def cast(values, dtype):
-    """Floats of up to 32 bits in ``dtype``, everything else as it is."""
-    floats = (tf.float16, tf.bfloat16, tf.float32)
-    return tf.nest.map_structure(
-        lambda v: tf.cast(v, dtype) if getattr(v, "dtype", None) in floats else v, values
-    )
+def float32(x):
+    """``x``, in float32 if it is in low precision."""
+    return tf.cast(x, "float32") if x.dtype in (tf.float16, tf.bfloat16) else x
 
 
 def optimizer(inner):
@@ -200,8 +168,8 @@ def train_step(model, optimizer, loss_fn):
         scale, steps = tf.identity(optimizer.dynamic_scale), tf.identity(optimizer.iterations)
         skips = tf.identity(optimizer.skips)
         with tf.GradientTape() as tape:
-            predictions = cast(model(x, training=True), "float32")
-            loss = tf.add_n(cast([loss_fn(y, predictions), *model.losses], "float32"))
+            predictions = tf.nest.map_structure(float32, model(x, training=True))
+            loss = tf.add_n([float32(each) for each in (loss_fn(y, predictions), *model.losses)])
             scaled_loss = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
