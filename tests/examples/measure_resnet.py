@@ -31,7 +31,8 @@ TRAINERS = {"paddle": ("paddle_ampbridge", "paddle"), "tensorflow": ("keras_trai
 def main(framework: str, folder: str, commands: str) -> None:
     warnings.simplefilter("error", amp.AmpBridgeWarning)
     warnings.simplefilter("ignore", amp.SimulationWarning)  # Paddle has no 16-bit kernels on a CPU
-    os.environ["TF_NUM_INTRAOP_THREADS"] = "1"  # sums in one order: what resumes is equal to the bit
+    # Sums in one order: what resumes is compared to the bit.
+    os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
     os.chdir(folder)
     sys.path.insert(0, folder)
     told = []
