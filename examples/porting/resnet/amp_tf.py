@@ -19,19 +19,19 @@ import tensorflow as tf
 
 # Of this recipe; the rest of it is numbers:
 #     [policy]
-#     level = "O1"
-#     dtype = "float16"
+#     level = "O1" # paddle_train.py:187 level=self.level
+#     dtype = "float16" # paddle_train.py:188 dtype=self.dtype
 #     lists = "paddle"
 
-INIT_SCALE = 2.0**24  # default of paddle.amp.GradScaler
+INIT_SCALE = 2.0**24  # paddle_train.py:173 init_loss_scaling=cfg["amp"]["init_loss_scaling"]
 GROWTH_FACTOR = 2.0  # default of paddle.amp.GradScaler
 BACKOFF_FACTOR = 0.5  # default of paddle.amp.GradScaler
-GROWTH_INTERVAL = 1000  # default of paddle.amp.GradScaler
+GROWTH_INTERVAL = 1000  # paddle_train.py:174 incr_every_n_steps=cfg["amp"]["incr_every_n_steps"]
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
-ACCUMULATE = 2
-CLIP_NORM = 1.0
-DTYPE_POLICY = "mixed_float16"
+ACCUMULATE = 2  # paddle_train.py:211 self.scaler.step(self.optimizer)
+CLIP_NORM = 1.0  # paddle_train.py:114 clip_norm=settings["clip_norm"]
+DTYPE_POLICY = "mixed_float16"  # paddle_train.py:187 level=self.level
 LOW_LAYERS = {"AdaptiveMaxPooling2D", "Attention", "Dot"}
 FLOAT32_LAYERS = (
     "Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
