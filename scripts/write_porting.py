@@ -1,23 +1,27 @@
-"""Write what is made from code about porting: the recipe's JSON schema, and parts of docs/porting.md.
+"""Write what is made from code about porting: the recipe's JSON schema, and parts of two documents.
 
     python scripts/write_porting.py            writes them
     python scripts/write_porting.py --check    exits with 1 if they are not what stands there
 
-A part of the document stands between ``<!-- command: ampbridge ... -->``, ``<!-- file: ... -->`` or
-``<!-- table: ... -->`` and ``<!-- end -->``.
+A part of a document stands between ``<!-- command: ampbridge ... -->``, ``<!-- file: ... -->``,
+``<!-- diff: ... -->`` or ``<!-- table: ... -->`` and ``<!-- end -->``. A command "in FOLDER" runs in a
+copy of it, and what it writes with ``--out`` is one of the files made here.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import json
 import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,29 +38,68 @@ from ampbridge.training.recipe_file import schema
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "docs" / "recipe.schema.json"
-DOCUMENT = ROOT / "docs" / "porting.md"
-PART = re.compile(r"(<!-- (command|file|table): (.+?) -->\n).*?(<!-- end -->\n)", re.S)
+DOCUMENTS = (ROOT / "docs" / "porting.md", ROOT / "docs" / "porting_guide.md")
+PART = re.compile(
+    r"(<!-- (command|file|diff|table)(?: in (\S+))?: (.+?) -->\n).*?(<!-- end -->\n)", re.S
+)
+LANGUAGES = {".py": "python", ".yml": "yaml"}
 
 
 def written() -> dict[Path, str]:
     """Each file with what it should hold."""
-    document = PART.sub(
-        lambda found: found[1] + PARTS[found[2]](found[3]) + found[4], DOCUMENT.read_text()
-    )
-    return {SCHEMA: json.dumps(schema(), indent=2) + "\n", DOCUMENT: document}
+    files = {SCHEMA: json.dumps(schema(), indent=2) + "\n"}
+
+    def part(found: re.Match[str]) -> str:
+        start, kind, folder, what, end = found.groups()
+        made = output(what, folder, files) if kind == "command" else PARTS[kind](what, files)
+        return start + made + end
+
+    for document in DOCUMENTS:
+        files[document] = PART.sub(part, document.read_text())
+    return files
 
 
-def output(command: str) -> str:
+def output(command: str, folder: str | None, files: dict[Path, str]) -> str:
     """What a command prints: its result, then what goes to standard error."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        cli.main(shlex.split(command.removesuffix(" 2>&1"))[1:])
+    arguments = shlex.split(command.removesuffix(" 2>&1"))[1:]
+    with copy_of(folder), redirect_stdout(out), redirect_stderr(err):
+        cli.main(arguments)
+        if folder is not None and "--out" in arguments:
+            name = arguments[arguments.index("--out") + 1]
+            files[ROOT / folder / name] = Path(name).read_text()
     shown = out.getvalue() + (err.getvalue() if command.endswith(" 2>&1") else "")
     return f"```text\n$ {command}\n{shown.rstrip()}\n```\n"
 
 
-def source(path: str) -> str:
-    return f"```python\n{(ROOT / path).read_text().rstrip()}\n```\n"
+@contextmanager
+def copy_of(folder: str | None) -> Iterator[None]:
+    """Work in a copy of a folder; in the present one, if there is none to copy."""
+    if folder is None:
+        yield
+        return
+    present = Path.cwd()
+    with tempfile.TemporaryDirectory() as temporary:
+        os.chdir(shutil.copytree(folder, Path(temporary, "copy")))
+        try:
+            yield
+        finally:
+            os.chdir(present)
+
+
+def source(path: str, files: Mapping[Path, str]) -> str:
+    text = files.get(ROOT / path) or (ROOT / path).read_text()
+    return f"```{LANGUAGES[Path(path).suffix]}\n{text.rstrip()}\n```\n"
+
+
+def difference(paths: str, _: Mapping[Path, str]) -> str:
+    """The lines that differ between two files, and their number."""
+    before, after = (ROOT / path for path in paths.split())
+    texts = (path.read_text().splitlines() for path in (before, after))
+    lines = [*difflib.unified_diff(*texts, before.name, after.name, lineterm="", n=2)]
+    added, removed = (sum(line.startswith(sign) for line in lines[2:]) for sign in "+-")
+    shown = "\n".join(lines)
+    return f"```diff\n{shown}\n```\n\n{added} lines are added, {removed} are removed.\n"
 
 
 # -- Paddle's arguments, and their equals
@@ -237,7 +280,7 @@ def equals(framework: str) -> Mapping[str, str]:
     return {key: ", ".join(arguments) for key, arguments in found.items()}
 
 
-def arguments_table(_: str) -> str:
+def arguments_table(*_: object) -> str:
     """A row for each argument of Paddle's AMP functions."""
     known = {framework: equals(framework) for framework in OTHERS}
     lines = ["| Paddle | recipe | ampbridge | PyTorch | TensorFlow, Keras |", "|---" * 5 + "|"]
@@ -323,7 +366,7 @@ def _cell(key: str, framework: str, recipe: Recipe, known: Mapping[str, str]) ->
     return known.get(key, "written out")
 
 
-PARTS = {"command": output, "file": source, "table": arguments_table}
+PARTS = {"file": source, "diff": difference, "table": arguments_table}
 
 
 def main() -> int:

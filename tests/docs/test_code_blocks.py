@@ -23,6 +23,16 @@ FRAGMENTS = {
         "docs/porting.md",
         '"""SimpleNet of Paddle\'s guide to mixed precision, O1 with accumulated gradients, on a GPU.',
     ): "Paddle's own size, hours on a CPU; tests/port reads and ports it",
+    **{
+        ("docs/porting_guide.md", line): "files of examples/porting/resnet, which "
+        "tests/examples/test_porting_guide.py runs in their folder"
+        for line in (
+            '"""A ResNet for the handwritten digits, in mixed precision; -h lists the options."""',
+            '"""Step 2 of the guide, in a process with Paddle: new weights, for Paddle and for ampbridge."""',
+            '"""Step 2 of the guide, in a process with TensorFlow: the same weights for Keras."""',
+            '"""Mixed precision for TensorFlow and Keras 3, which needs nothing else.',
+        )
+    },
     (
         "docs/porting.md",
         'amp.Policy("O1", "bfloat16", lists="native").to_native("torch")       # torch.autocast(...)',
