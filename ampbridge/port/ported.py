@@ -284,7 +284,8 @@ def _the_recipe(
         raise SourceError(
             f"{msg}Hint: pass the value, {' '.join(values)}: {wish.command(reading.file, *values)}"
         )
-    return only.recipe_with(wish.known), only.comments if wish.target == "toml" else only.said
+    said = only.comments if wish.target == "toml" else only.said
+    return only.recipe_with(wish.known), {**said, **dict.fromkeys(wish.known, "--set")}
 
 
 def as_toml(alternative: Alternative, known: Mapping[str, Any]) -> str:

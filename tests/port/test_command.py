@@ -220,7 +220,7 @@ def test_unknown_values_are_asked_for(file, port):
     assert "Hint: pass the value, --set scaler.init_scale=..." in err
     code, out, _ = port(file(UNKNOWN), "--to", "tensorflow", "--set", "scaler.init_scale=512.0")
     assert code == 0
-    assert "512.0" in out
+    assert "INIT_SCALE = 512.0  # --set\n" in out
 
 
 def test_the_result_as_data(file, port):

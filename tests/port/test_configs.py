@@ -293,3 +293,11 @@ optimizer: {type: SGD, grad_clip_cfg: {name: ClipGradByGlobalNorm, clip_norm: 1.
     assert read_config(value, "a.yml").alternatives[0].settings["step.clip_value"] == 0.1
     one_sided = value.replace("min: -0.1", "min: 0")
     assert any("from 0.0 to 0.1" in f.message for f in read_config(one_sided, "a.yml").findings)
+
+
+def test_a_section_amp_of_a_program_of_one_s_own_is_not_deepspeed_s():
+    """Read as DeepSpeed's it would be float32."""
+    own = "optimizer: {learning_rate: 0.1}\namp: {use_amp: true, level: O1}\n"
+    assert read_config(own, "config.yml").framework is None
+    theirs = "optimizer: {type: Adam}\namp: {enabled: true, opt_level: O1}\n"
+    assert read_config(theirs, "config.yml").framework == "deepspeed"

@@ -538,6 +538,14 @@ def test_where_fit_cannot_follow_there_is_nothing_for_it(written: Any) -> None:
     assert model.optimizer.inner_optimizer.gradient_accumulation_steps == 2
 
 
+def test_an_optimizer_that_accumulates_by_itself_is_refused(written: Any) -> None:
+    """It would accumulate twice."""
+    module = written(ACCUMULATING)
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="leave out gradient_accumulation_steps"):
+        module.optimizer(inner)
+
+
 # -- saving and loading
 
 

@@ -24,9 +24,15 @@ from ampbridge.port.table import Entry, Table, is_filled_in
 def is_deepspeed(root: Table) -> bool:
     """A table under ``fp16`` or its like, or a key that DeepSpeed alone has."""
     sections = (*deepspeed.MODES, "bfloat16")
-    return any(isinstance(root.get_raw(name), Table) for name in sections) or has_any(
+    return any(map(partial(_has_mode, root), sections)) or has_any(
         root, "zero_optimization", "train_micro_batch_size_per_gpu"
     )
+
+
+def _has_mode(root: Table, name: str) -> bool:
+    """Programs of one's own call a section ``amp``, too: DeepSpeed's is apex', which is enabled."""
+    section = root.get_raw(name)
+    return isinstance(section, Table) and (name != "amp" or has_any(section, "enabled"))
 
 
 def deepspeed_ways(root: Table) -> Sequence[Way]:

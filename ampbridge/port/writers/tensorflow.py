@@ -117,7 +117,10 @@ def _optimizer_section(recipe: Recipe) -> str:
 def _settings(recipe: Recipe) -> str:
     """What Keras' optimizers do by themselves, with unscaled gradients."""
     lines = [] if recipe.clipping is None else [text.CLIP[recipe.clipping.name]]
-    lines += ["inner.gradient_accumulation_steps = ACCUMULATE"] * drops_microbatches(recipe)
+    if drops_microbatches(recipe):
+        lines += ["inner.gradient_accumulation_steps = ACCUMULATE"]
+    elif _accumulates(recipe):
+        lines += [text.REFUSE_ACCUMULATION]
     return "\n".join(lines)
 
 

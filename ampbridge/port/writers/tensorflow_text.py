@@ -208,6 +208,10 @@ CLIP = {
     "clip_value": "inner.clipvalue = CLIP_VALUE",
 }
 
+REFUSE_ACCUMULATION = """\
+if inner.gradient_accumulation_steps:
+    raise ValueError("AmpOptimizer accumulates: leave out gradient_accumulation_steps.")"""
+
 KERAS_OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, under Keras' own loss scaling."""

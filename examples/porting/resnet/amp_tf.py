@@ -105,6 +105,8 @@ def float32(x):
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
     inner.global_clipnorm = CLIP_NORM
+    if inner.gradient_accumulation_steps:
+        raise ValueError("AmpOptimizer accumulates: leave out gradient_accumulation_steps.")
     return AmpOptimizer(inner, initial_scale=INIT_SCALE)
 
 
