@@ -43,6 +43,7 @@ from ampbridge.version import __version__ as __version__
 
 if TYPE_CHECKING:  # loaded when they are used
     from ampbridge import lens as lens
+    from ampbridge import neutral as neutral
     from ampbridge import port as port
 
 __all__ = [
@@ -90,7 +91,7 @@ __all__ = [
 moved.install()
 
 
-_ON_FIRST_USE = ("lens", "port")  # a program that needs neither does not load them
+_ON_FIRST_USE = ("lens", "neutral", "port")  # a program that needs none does not load them
 
 
 if not TYPE_CHECKING:  # type checkers would accept every name

@@ -1,9 +1,9 @@
-"""Train on the handwritten digits in mixed precision: one loop for four frameworks.
+"""Train on the handwritten digits in mixed precision: one script for four frameworks.
 
     python examples/train.py --backend torch --policy O1 --dtype float16 --init-scale 16777216
 
-The function ``train`` is the whole example. Models and optimizers are native and live in
-``ampbridge_*/workloads.py``; the policy, the loss scale and the skipped steps are the same everywhere.
+The function ``train`` is the whole example. No line of this file asks which framework it is: the model
+and the optimizer that ``ampbridge.neutral`` makes are the framework's own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import ampbridge as amp
-from ampbridge.workloads import digits, of_backend, weights
+from ampbridge import neutral
+from ampbridge.workloads import digits
 
 BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
-WORKLOADS = ("mlp", "conv", "transformer")
+
+MODELS: dict[str, Callable[[str, int], Any]] = {
+    "mlp": lambda backend, seed: neutral.mlp(backend, (1, 8, 8), [128, 64], 10, seed=seed),
+    "conv": lambda backend, seed: neutral.convnet(backend, (1, 8, 8), [8, 16], 10, seed=seed),
+    "transformer": lambda backend, seed: neutral.transformer(
+        backend, digits.VOCABULARY, 10, width=32, heads=4, seed=seed
+    ),
+}
+WORKLOADS = tuple(MODELS)
 
 
 class Run(NamedTuple):
@@ -42,23 +51,26 @@ def train(
     report: Callable[[amp.StepResult], None],
 ) -> Run:
     """Train one workload in one framework; ``report`` is called with each step's result."""
-    native = of_backend(backend)
     training, test = digits.load(workload)
 
-    model = getattr(native, workload)(weights.make(workload, seed))
-    optimizer = native.optimizer(model)
-    step = amp.train_step(
-        native.loss, model, optimizer, policy=policy, scaler=scaler, compile=compile
-    )
+    model = MODELS[workload](backend, seed)
+    optimizer = neutral.optimizer("sgd", model, lr=0.1)
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler, compile=compile)
 
     results = []
-    for x, y in digits.batches(training, batch_size, steps, seed):
+    for x, y in neutral.batches(*training, batch_size, seed=seed, steps=steps):
         result = step(x, y)
         results.append(result)
         report(result)
 
-    correct = native.predict(model, test.x) == test.y
-    return Run(results, float(correct.mean()))
+    accuracy = neutral.evaluate(model, *test).accuracy
+    assert accuracy is not None
+    return Run(results, accuracy)
+
+
+def loss_fn(model: Any, x: Any, y: Any) -> Any:
+    """The mean cross entropy of a batch."""
+    return neutral.cross_entropy(neutral.forward(model, x), y)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ampbridge.adapters.backend import Backend
@@ -149,7 +151,7 @@ def framework_of(*objects: object) -> str:
     Raises:
         BackendNotFoundError: if they belong to none, or to several.
     """
-    found = {name: obj for obj in objects if (name := _framework_of_type(type(obj)))}
+    found = {name: obj for obj in objects if (name := framework_of_type(type(obj)))}
     if len(found) == 1:
         return next(iter(found))
     if found:
@@ -167,7 +169,8 @@ def framework_of(*objects: object) -> str:
     raise BackendNotFoundError(msg)
 
 
-def _framework_of_type(cls: type) -> str | None:
+def framework_of_type(cls: type) -> str | None:
+    """The registered framework of a class, by its module and those of its bases."""
     for root in _roots(cls):
         if root in _registered or root in _entry_points():
             return root
@@ -249,6 +252,17 @@ def adapter_package(name: str) -> str:
     return _package(_entry_points()[name][0])
 
 
+def adapter_module(name: str, module: str) -> ModuleType | None:
+    """A module of a registered backend's adapter, which is imported; None if the adapter has none."""
+    path = f"{adapter_package(name)}.{module}"
+    try:
+        return import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        return None
+
+
 def framework_if_known(obj: object) -> str | None:
     """The registered framework of ``obj``, or None."""
-    return _framework_of_type(type(obj))
+    return framework_of_type(type(obj))

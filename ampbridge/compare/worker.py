@@ -247,9 +247,8 @@ def _reference(job: Job, recipe: Recipe, build: Build, tell: Tell) -> Run:
     """Training in float32 by the same recipe, and gradients in float64."""
     tell("gradients")
     exact = build()
-    gradients = workloads.of_backend(job.backend).float64_gradients(
-        exact.loss_fn, exact.model, exact.batches[0]
-    )
+    reference: Any = registry.adapter_module(job.backend, "reference")
+    gradients = reference.float64_gradients(exact.loss_fn, exact.model, exact.batches[0])
     workload = build()
     plain = recipe.replace(policy=Policy("O0"), schedule=None, scaler=None)
     steps = Steps(*_columns(_train(workload, plain, job.steps, tell)))

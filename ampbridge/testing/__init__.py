@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
             "gradients",
             "growth",
             "interruption",
+            "neutral",
             "observing",
             "regions",
             "scaler",
@@ -37,11 +38,13 @@ pytest.register_assert_rewrite(
 
 from ampbridge.testing.conformance import BackendConformance  # noqa: E402
 from ampbridge.testing.harness import Harness, as_number, attributes_of, contents  # noqa: E402
+from ampbridge.testing.neutral import NeutralConformance  # noqa: E402
 from ampbridge.testing.runner import import_or_skip, names_of_tests, outcomes  # noqa: E402
 
 __all__ = [
     "BackendConformance",
     "Harness",
+    "NeutralConformance",
     "as_number",
     "attributes_of",
     "contents",

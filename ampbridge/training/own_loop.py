@@ -48,7 +48,7 @@ def value_and_grad(
     backend = backend_of_pass(loss_fn, model)
     scaler = checked_scaler(scaler, "an ampbridge.GradScaler or None")
     factor = None if scaler is None else scaler.factor(backend, model)
-    _fit_for_own_loop(backend, model, parsed)
+    fit_for_own_loop(backend, model, parsed, "value_and_grad")
     paired = taking_both(returning_aux(loss_fn))
     loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
@@ -56,8 +56,12 @@ def value_and_grad(
 
 
 @called_as_it_is
-def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
-    """Check the user's decoration: it must have the same policy, and is not changed here."""
+def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str) -> None:
+    """Check the user's decoration: it must have the same policy, and is not changed here.
+
+    Raises:
+        CallOrderError: if it has another one, or at O2 there is none.
+    """
     present = backend.decoration(model, None)
     decorated = present.policy if present is not None and present.standalone else None
     if decorated == policy:
@@ -69,6 +73,6 @@ def _fit_for_own_loop(backend: Backend, model: Model, policy: Policy) -> None:
             if decorated
             else f"model, optimizer = amp.decorate(model, optimizer, {policy!r})"
         )
-        msg = f"value_and_grad under {policy!r} of a model that is {is_it}.\nHint: {hint}"
+        msg = f"{caller} under {policy!r} of a model that is {is_it}.\nHint: {hint}"
         raise CallOrderError(msg)
     fit_to(backend, model, None, for_steps(backend, model, policy))

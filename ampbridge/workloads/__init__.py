@@ -13,19 +13,22 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import cycle, islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ampbridge import neutral
 from ampbridge.adapters import registry
-from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError, listed, nearest
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed, nearest
+from ampbridge.neutral.native import native_named
+from ampbridge.neutral.weights import Weights
 
 DIGITS = {"digits-mlp": "mlp", "digits-conv": "conv", "digits-transformer": "transformer"}
 NAMES = tuple(DIGITS)
 
+PIXELS = (1, 8, 8)
 BATCH_SIZE = 128
 BATCHES = 180  # twenty times through the digits, each in a new order; longer runs begin again
 
@@ -76,25 +79,48 @@ def find(name_or_file: str) -> Build:
     return partial(_checked, build, name_or_file)
 
 
-def of_backend(backend: str) -> ModuleType:
-    """The module in which a backend has the digits' models, each built from the same initial weights.
+@dataclass(frozen=True)
+class Digits:
+    """The digits' models, their optimizer and their loss, native objects of one framework."""
 
-    Every such module has the same functions: ``mlp(weights)``, ``conv(weights)`` and
-    ``transformer(weights)`` make a native model, ``optimizer(model)`` a native optimizer,
-    ``loss(model, x, y)`` is what ``train_step`` takes, ``predict(model, x)`` gives class numbers.
+    backend: str
+
+    def mlp(self, weights: Weights) -> Any:
+        """Two hidden layers over the 64 pixels."""
+        return native_named(self.backend).mlp(weights, PIXELS, "gelu")
+
+    def conv(self, weights: Weights) -> Any:
+        """Two convolutions with batch norm, the second of stride 2."""
+        return native_named(self.backend).convnet(weights, PIXELS, "gelu")
+
+    def transformer(self, weights: Weights) -> Any:
+        """One pre-norm encoder block over 16 tokens, then their mean."""
+        return native_named(self.backend).transformer(weights, heads=4, causal=False)
+
+    @staticmethod
+    def optimizer(model: Any, learning_rate: float = 0.1) -> Any:
+        """SGD with a momentum of 0.9."""
+        return neutral.optimizer("sgd", model, lr=learning_rate)
+
+    @staticmethod
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        """What ``train_step`` takes."""
+        return neutral.cross_entropy(neutral.forward(model, x), y)
+
+    @staticmethod
+    def predict(model: Any, x: Any) -> Any:
+        """The most likely class of each input, with batch norm's running statistics: a NumPy array."""
+        return neutral.predict(model, x, size=len(x)).argmax(axis=1)
+
+
+def of_backend(backend: str) -> Digits:
+    """The digits' models in a framework, each built from the same initial weights.
 
     Raises:
-        UnsupportedError: if it has none.
+        UnsupportedError: if its adapter has no models.
     """
-    registry.backend(backend)  # says what is missing, if anything is
-    name = f"{registry.adapter_package(backend)}.workloads"
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        msg = f"The backend {backend!r} has none of the workloads that come with ampbridge.\n"
-        raise UnsupportedError(msg + "Hint: a Python file with build(backend, seed)") from error
+    native_named(backend)
+    return Digits(backend)
 
 
 def _digits(kind: str, backend: str, seed: int) -> Workload:

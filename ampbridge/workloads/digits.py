@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ampbridge import neutral
 from ampbridge.errors import BackendLoadError
 
 Array = npt.NDArray[Any]
@@ -75,18 +76,8 @@ def tokens(images: Array) -> Array:
 def batches(data: Examples, size: int, steps: int, seed: int = 0) -> Iterator[Examples]:
     """``steps`` batches of ``size``, epoch after epoch in a new order; an epoch's rest is left out.
 
-    Every batch has the same shape, so that a compiled step is compiled once.
-
     Raises:
-        ValueError: if ``size`` is more than there are examples.
+        ArgumentError: if ``size`` is more than there are examples.
     """
-    if size > len(data.y):
-        raise ValueError(f"batches of {size} from {len(data.y)} examples")
-    rng = np.random.default_rng(seed)
-    per_epoch = len(data.y) // size
-    for step in range(steps):
-        position = step % per_epoch
-        if position == 0:
-            order = rng.permutation(len(data.y))
-        chosen = order[position * size : (position + 1) * size]
-        yield Examples(data.x[chosen], data.y[chosen])
+    for x, y in neutral.batches(data.x, data.y, size, seed=seed, steps=steps):
+        yield Examples(x, y)

@@ -438,8 +438,10 @@ defvjp(
 
 
 @op("cross_entropy")
-def cross_entropy(logits: Array, labels: np.ndarray) -> Array:
+def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -> Array:
     """The mean of ``-log_softmax(logits)`` at the labels; the classes are the last axis.
+
+    Labels of ``ignore_index`` do not count. If none counts, the mean is NaN.
 
     Raises:
         ArgumentError: if ``labels`` are not whole numbers of the shape ``logits.shape[:-1]``.
@@ -452,22 +454,33 @@ def cross_entropy(logits: Array, labels: np.ndarray) -> Array:
             "Hint: nn.cross_entropy(logits, one_hot.argmax(-1))"
         )
         raise ArgumentError(msg)
-    return _cross_entropy(anp.reshape(logits, (-1, logits.shape[-1])), labels.ravel())
+    logits, labels = anp.reshape(logits, (-1, logits.shape[-1])), labels.ravel()
+    return _cross_entropy(logits, labels, np.flatnonzero(labels != ignore_index))
 
 
 @primitive
-def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> Array:
-    return -_log_softmax(logits, -1)[np.arange(len(labels)), labels].mean()
+def _cross_entropy(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray) -> Array:
+    """The mean over the rows ``counted``."""
+    if not counted.size:
+        return np.array(np.nan, logits.dtype)[()]
+    return -_log_softmax(logits, -1)[counted, labels[counted]].mean()
 
 
-def _cross_entropy_to_logits(g: Array, logits: Array, labels: np.ndarray) -> Array:
+def _cross_entropy_to_logits(
+    g: Array, logits: Array, labels: np.ndarray, counted: np.ndarray
+) -> Array:
+    """Zero in the rows that are not counted."""
     one_hot = labels[:, None] == np.arange(logits.shape[-1])
-    return (_softmax(logits, -1) - one_hot) * (g / len(labels))
+    counts = np.zeros((len(labels), 1), logits.dtype)
+    counts[counted] = 1
+    return (_softmax(logits, -1) - one_hot) * (counts * (g / max(counted.size, 1)))
 
 
 defvjp(
     _cross_entropy,
-    lambda ans, logits, labels: lambda g: _cross_entropy_to_logits(g, logits, labels),
+    lambda ans, logits, labels, counted: (
+        lambda g: _cross_entropy_to_logits(g, logits, labels, counted)
+    ),
 )
 
 

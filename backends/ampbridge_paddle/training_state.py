@@ -353,6 +353,12 @@ def _read_rate(optimizer: Any) -> Any:
     return _plain(rate.state_dict()) if _is_scheduler(rate) else float(rate)
 
 
+def own_rate(optimizer: Any) -> float | None:
+    """The learning rate of an optimizer; None if a scheduler decides it."""
+    rate = method("Optimizer", optimizer, "_learning_rate")
+    return None if _is_scheduler(rate) else float(rate)
+
+
 def _is_scheduler(rate: Any) -> bool:
     return isinstance(rate, paddle.optimizer.lr.LRScheduler)
 

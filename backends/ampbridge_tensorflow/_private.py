@@ -321,6 +321,12 @@ EAGER_CONTEXT = PrivateName(
     "what ops draw by tf.random.set_seed is not given back after a look by amp.lens",
     required=False,
 )
+SLOT_INDEX = PrivateName(
+    "keras.src.optimizers.base_optimizer",
+    "BaseOptimizer._get_variable_index",
+    "neutral.optimizer('sgd', ...) has no momentum",
+    required=False,
+)
 PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
 
 
@@ -363,6 +369,12 @@ def check(*names: PrivateName) -> None:
     for name in names:
         if find(name) is None:
             raise moved(name)
+
+
+def slot_of(optimizer: Any, slots: Any, variable: Any) -> Any:
+    """The slot of ``variable`` among those that a Keras optimizer has one of for each variable."""
+    check(SLOT_INDEX)
+    return slots[value(SLOT_INDEX)(optimizer, variable)]
 
 
 def moved(name: PrivateName) -> UnsupportedError:

@@ -80,6 +80,7 @@ def test_the_float64_reference_is_torchs_float64(data, backends):
     code = """
 import json, numpy as np, torch
 from ampbridge import workloads
+from ampbridge_numpy.reference import float64_gradients
 build = workloads.find("digits-mlp")
 theirs = build("torch", 0)
 x, y = theirs.batches[0]
@@ -87,7 +88,7 @@ theirs.model.double()
 loss = theirs.loss_fn(theirs.model, torch.from_numpy(x.astype(np.float64)), torch.from_numpy(y))
 loss.backward()
 ours = workloads.find("digits-mlp")("numpy", 0)
-exact = workloads.of_backend("numpy").float64_gradients(ours.loss_fn, ours.model, ours.batches[0])
+exact = float64_gradients(ours.loss_fn, ours.model, ours.batches[0])
 for mine, other in zip(exact.values(), theirs.model.parameters(), strict=True):
     assert mine.dtype == np.float64
     np.testing.assert_allclose(mine, other.grad.numpy().T, rtol=1e-9, atol=1e-14)

@@ -14,6 +14,7 @@ FILE = Path(__file__).with_name("public_names.json")
 MODULES = (
     "ampbridge",
     "ampbridge.lens",
+    "ampbridge.neutral",
     "ampbridge.port",
     "ampbridge.testing",
     "ampbridge.compare",

@@ -21,11 +21,15 @@ batches = digits.first(3)
 """
 CONTEXTS = {
     ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
-    ("docs/examples.md", "model = getattr(native, workload)(weights.make(workload, seed))"): """
+    ("docs/examples.md", "model = MODELS[workload](backend, seed)"): """
 import ampbridge as amp
-from ampbridge.workloads import digits, of_backend, weights
-native, workload, seed, policy, scaler, compile = of_backend("numpy"), "mlp", 0, "O1", "auto", "auto"
+from ampbridge import neutral
+from ampbridge.workloads import digits
+MODELS = {"mlp": lambda backend, seed: neutral.mlp(backend, (1, 8, 8), [128, 64], 10, seed=seed)}
+backend, workload, seed, policy, scaler, compile = "numpy", "mlp", 0, "O1", "auto", "auto"
 (training, _), batch_size, steps, report = digits.load(workload), 128, 3, print
+def loss_fn(model, x, y):
+    return neutral.cross_entropy(neutral.forward(model, x), y)
 """,
     ("docs/porting.md", 'reading = amp.port.read("train.py")            # or source text'): DIGITS
     + f"""

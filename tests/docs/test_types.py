@@ -90,5 +90,5 @@ def test_pyright(folder):
 
 def checked(folder: Path) -> list[Path]:
     found = [*sorted((folder / "blocks").glob("*.py")), *sorted(TUTORIALS.glob("*.py"))]
-    assert len(found) == 3 + 6
+    assert len(found) == 4 + 6
     return [*found, Path(__file__).with_name("typed_use.py")]

@@ -20,7 +20,7 @@ from nightly import NIGHTLY
 from train import WORKLOADS
 
 import ampbridge as amp
-from ampbridge.workloads import digits, weights
+from ampbridge.workloads import digits, of_backend, weights
 
 Arrays = list[np.ndarray]
 
@@ -43,7 +43,7 @@ def main(framework: str, file: str) -> None:
 
 
 def measure(framework: str, workload: str) -> dict[str, Any]:
-    native = import_module(f"ampbridge_{framework}.workloads")
+    native = of_backend(framework)
     batch = digits.load(workload)[0]
     x, y = batch.x[:128], batch.y[:128]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import ampbridge as amp
-from ampbridge.workloads import digits, weights
+from ampbridge.workloads import digits, of_backend, weights
 
 STEPS, FURTHER = 30, 25
 
@@ -28,7 +28,7 @@ def main(framework: str, file: str, checkpoint: str) -> None:
 
 
 def run(framework: str, workload: str, checkpoint: Path) -> dict[str, Any]:
-    native: Any = import_module(f"ampbridge_{framework}.workloads")
+    native: Any = of_backend(framework)
     training, test = digits.load(workload)
     batches = list(digits.batches(training, 64, STEPS + FURTHER, seed=4))
     if framework == "torch":

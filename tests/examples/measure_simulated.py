@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from train import WORKLOADS
 
 import ampbridge as amp
-from ampbridge.workloads import digits, weights
+from ampbridge.workloads import digits, of_backend, weights
 
 LEVELS = ("O1", "O2")
 STEPS, BATCH_SIZE, SEED = 60, 64, 0
@@ -25,7 +24,7 @@ STEPS, BATCH_SIZE, SEED = 60, 64, 0
 
 def main(framework: str, file: str) -> None:
     warnings.simplefilter("error", amp.AmpBridgeWarning)  # simulation was asked for: no warning
-    native = import_module(f"ampbridge_{framework}.workloads")
+    native = of_backend(framework)
     runs: dict[str, Any] = {}
     for level in LEVELS:
         policy = amp.Policy(level, "float16", execution="simulated")

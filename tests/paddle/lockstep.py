@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import ampbridge as amp
-from ampbridge.workloads import digits, weights
+from ampbridge.workloads import digits, of_backend, weights
 
 STEPS, SEED = 60, 2
 RUNS = [(w, p) for w in ("mlp", "conv", "transformer") for p in ("O1:float16", "O2:float16")]
@@ -35,7 +34,7 @@ def main(framework: str, folder: str) -> None:
 
 def steps(framework: str, workload: str, short: str, start: Any) -> Iterator[tuple[str, Any]]:
     """Names such as "7 loss" or "7 weight 2", and values."""
-    native = import_module(f"ampbridge_{framework}.workloads")
+    native = of_backend(framework)
     model = getattr(native, workload)(weights.make(workload, SEED))
     optimizer = native.optimizer(model)
     policy = amp.Policy.parse(short).replace(execution="simulated")

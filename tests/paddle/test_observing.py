@@ -27,11 +27,12 @@ import ampbridge as amp
 from ampbridge import lens
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.lens.subject import Pass, Subject
-from ampbridge.workloads import digits, weights
-from ampbridge_paddle import recompute, workloads
+from ampbridge.workloads import digits, of_backend, weights
+from ampbridge_paddle import recompute
 from ampbridge_paddle.autocast import casting, execution, rounding
 from ampbridge_paddle.backend import PaddleBackend
 
+workloads = of_backend("paddle")
 WORKLOADS = ("mlp", "conv", "transformer")
 POLICIES = {
     "O0": amp.Policy("O0"),

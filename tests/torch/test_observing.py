@@ -20,11 +20,12 @@ import ampbridge as amp
 from ampbridge import lens
 from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.subject import Subject
+from ampbridge.workloads import of_backend
 from ampbridge.workloads import weights as workload_weights
-from ampbridge_torch import workloads
 from ampbridge_torch.backend import TorchBackend
 
 BACKEND = TorchBackend()
+workloads = of_backend("torch")
 
 
 class Gradient(NamedTuple):
@@ -151,16 +152,16 @@ def test_the_ops_of_a_transformer() -> None:
     rows = lens.census(workloads.loss, model, x, y, policy=native("bfloat16")).rows
     assert [(row.op, row.layer, row.calls, row.dtype) for row in rows] == [
         ("embedding", "embedding", 1, "float32"),
-        ("layer_norm", "norm1", 1, "float32"),
-        ("linear", "attention", 2, "bfloat16"),
-        ("scaled_dot_product_attention", "attention", 1, "bfloat16"),
-        ("add", "", 2, "float32"),
-        ("layer_norm", "norm2", 1, "float32"),
-        ("linear", "feed_forward.0", 1, "bfloat16"),
-        ("gelu", "feed_forward.1", 1, "bfloat16"),
-        ("linear", "feed_forward.2", 1, "bfloat16"),
+        ("layer_norm", "blocks.0.norm1", 1, "float32"),
+        ("linear", "blocks.0.attention", 2, "bfloat16"),
+        ("scaled_dot_product_attention", "blocks.0.attention", 1, "bfloat16"),
+        ("add", "blocks.0", 2, "float32"),
+        ("layer_norm", "blocks.0.norm2", 1, "float32"),
+        ("linear", "blocks.0.feed_forward.0", 1, "bfloat16"),
+        ("gelu", "blocks.0.feed_forward.1", 1, "bfloat16"),
+        ("linear", "blocks.0.feed_forward.2", 1, "bfloat16"),
         ("mean", "", 1, "float32"),
-        ("layer_norm", "norm3", 1, "float32"),
+        ("layer_norm", "norm", 1, "float32"),
         ("linear", "head", 1, "bfloat16"),
         ("cross_entropy", "", 1, "float32"),
     ]
@@ -353,9 +354,13 @@ def test_layers_by_their_first_names_also_after_an_exception() -> None:
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_kept_layers_and_decorated_models(level: str, device: str) -> None:
     model, x, y = workload("transformer", device)
-    policy = amp.Policy(level, "bfloat16", execution="native", keep=["feed_forward"])
+    policy = amp.Policy(level, "bfloat16", execution="native", keep=["blocks.0.feed_forward"])
     rows = lens.census(workloads.loss, model, x, y, policy=policy).rows
-    kept = {(row.op, row.dtype, row.rule) for row in rows if row.layer.startswith("feed_forward")}
+    kept = {
+        (row.op, row.dtype, row.rule)
+        for row in rows
+        if row.layer.startswith("blocks.0.feed_forward")
+    }
     assert kept == {("linear", "float32", "kept layer"), ("gelu", "float32", "kept layer")}
     assert ("linear", "head", "bfloat16") in {(row.op, row.layer, row.dtype) for row in rows}
 

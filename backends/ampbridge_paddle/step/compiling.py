@@ -21,11 +21,16 @@ from ampbridge.adapters import nested
 from ampbridge.adapters.backend import LossFn, Program
 from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.errors import UnsupportedError
+from ampbridge.neutral import losses, models, native
 from ampbridge.policies.policy import Policy
+from ampbridge_paddle import neutral
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast import casting, functions, simulation
 
 Traced = Callable[..., Any]
+
+# They hold no control flow on tensors. ``neutral.forward`` converts what it calls, a model.
+paddle.jit.ignore_module([losses, models, native, neutral])
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:

@@ -54,7 +54,7 @@ def gradients(
     ``.grad`` of the model's and the optimizer's parameters is what it was.
     """
     wanted = parameters(model if optimizer is None else optimizer)
-    inputs = map_leaves(partial(_native, like=wanted), batch)
+    inputs = map_leaves(partial(native_array, like=wanted), batch)
     with recomputing.noticed() as recomputation, region(policy):
         loss, aux = loss_fn(model, *inputs)
     loss = cast(loss, "float32")
@@ -68,10 +68,15 @@ def gradients(
     return cast(loss.detach(), "float32"), map_leaves(_detached, aux), grads
 
 
-def _native(x: Any, like: Sequence[Tensor]) -> Any:
-    """A NumPy array as a tensor; float64 becomes float32 unless the parameters are float64."""
+def native_array(x: Any, like: Sequence[Tensor]) -> Any:
+    """A NumPy array as a tensor; float64 becomes float32 unless the parameters are float64.
+
+    Of unsigned integers Paddle has uint8 alone ("uint16" are bfloat16's bits): wider ones become int64.
+    """
     if not isinstance(x, (np.ndarray, np.generic)):
         return x
+    if x.dtype.kind == "u" and x.dtype.itemsize > 1:
+        x = x.astype(np.int64)
     if x.dtype == np.float64 and all(p.dtype != paddle.float64 for p in like):
         x = x.astype(np.float32)
     # paddle.to_tensor leaks the list of its keyword arguments' names at each call (3.3.1).

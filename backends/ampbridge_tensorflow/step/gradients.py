@@ -198,10 +198,11 @@ def native_batch(batch: Sequence[Any]) -> Any:
     So does ``Model.fit``. A tensor in place of an array also keeps a traced step from being traced
     anew for each value.
     """
-    return map_leaves(_native, batch)
+    return map_leaves(native_array, batch)
 
 
-def _native(item: Any) -> Any:
+def native_array(item: Any) -> Any:
+    """A NumPy array as a tensor; anything else as it is."""
     if not isinstance(item, (np.ndarray, np.generic)):
         return item
     dtype = keras.config.floatx() if item.dtype == np.float64 else None

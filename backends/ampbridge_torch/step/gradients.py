@@ -247,7 +247,7 @@ def _native_batch(batch: Sequence[Any], like: Tensor) -> Sequence[Any]:
     """``batch`` with tensors for NumPy's arrays, at any depth."""
     if _is_of_tensors(batch):
         return batch
-    native: Sequence[Any] = map_leaves(partial(_native, like=like), batch, leaf=Tensor)
+    native: Sequence[Any] = map_leaves(partial(native_array, like=like), batch, leaf=Tensor)
     return native
 
 
@@ -258,7 +258,7 @@ def _is_of_tensors(batch: Sequence[Any]) -> bool:
     return all(map(is_, map(type, batch[0]), repeat(Tensor)))
 
 
-def _native(value: Any, like: Tensor) -> Any:
+def native_array(value: Any, like: Tensor) -> Any:
     """A NumPy array as a tensor on the model's device; anything else as it is.
 
     Float64 arrays, NumPy's default, become float32 for a float32 model, which would refuse them.

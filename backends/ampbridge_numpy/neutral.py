@@ -1,0 +1,175 @@
+"""The part of ``ampbridge.neutral`` that needs NumPy; see ``ampbridge.neutral.native.Native``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import autograd.numpy as anp
+import numpy as np
+
+from ampbridge.neutral.weights import BLOCK, Weights, numbered
+from ampbridge_numpy import nn, optim
+from ampbridge_numpy.autocast.casting import value_of
+from ampbridge_numpy.functional import Array
+
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+# -- models
+
+
+def mlp(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for name in numbered(weights, "hidden"):
+        layers += [linear(weights, name), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, linear(weights, "head"))
+
+
+def convnet(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
+    layers: list[nn.Module] = []
+    geometry = {"padding": 1}
+    for name in numbered(weights, "conv"):
+        channels = weights[f"{name}.weight"].shape[0]
+        layers += [conv2d(weights, name, **geometry), nn.BatchNorm2d(channels)]
+        layers.append(ACTIVATIONS[activation]())
+        geometry = {"stride": 2}
+    return nn.Sequential(*layers, nn.Flatten(), linear(weights, "head"))
+
+
+def transformer(weights: Weights, heads: int, causal: bool) -> nn.Module:
+    return Transformer(weights, heads, causal)
+
+
+class Transformer(nn.Module):
+    def __init__(self, weights: Weights, heads: int, causal: bool) -> None:
+        width = weights["embedding"].shape[1]
+        self.embedding = embedding(weights)
+        if "positions" in weights:
+            self.positions = nn.Parameter(weights["positions"])
+        blocks = range(1, len(numbered(weights, "query")) + 1)
+        self.blocks = [Block(weights, number, heads, causal) for number in blocks]
+        self.norm = nn.LayerNorm(width)
+        self.head = linear(weights, "head")
+        self.causal, self.placed = causal, "positions" in weights
+
+    def forward(self, tokens: np.ndarray) -> Array:
+        x = self.embedding(tokens)
+        if self.placed:
+            x = x + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x if self.causal else x.mean(axis=1)))
+
+
+class Block(nn.Module):
+    def __init__(self, weights: Weights, number: int, heads: int, causal: bool) -> None:
+        width = weights["embedding"].shape[1]
+        query, key, value, output, widen, narrow = (
+            linear(weights, f"{name}{number}") for name in BLOCK
+        )
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = nn.MultiHeadAttention(width, heads)
+        self.attention.query, self.attention.key = query, key
+        self.attention.value, self.attention.output = value, output
+        self.norm2 = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(widen, nn.GELU(), narrow)
+        self.causal = causal
+
+    def forward(self, x: Array) -> Array:
+        x = x + self.attention(self.norm1(x), is_causal=self.causal)
+        return x + self.feed_forward(self.norm2(x))
+
+
+def linear(weights: Weights, name: str) -> nn.Linear:
+    layer = nn.Linear(*weights[f"{name}.weight"].shape)
+    layer.weight[...] = weights[f"{name}.weight"]
+    layer.bias[...] = weights[f"{name}.bias"]
+    return layer
+
+
+def conv2d(weights: Weights, name: str, **geometry: int) -> nn.Conv2d:
+    weight = weights[f"{name}.weight"]
+    outputs, inputs, kernel, _ = weight.shape
+    layer = nn.Conv2d(inputs, outputs, kernel, bias=False, **geometry)
+    layer.weight[...] = weight
+    return layer
+
+
+def embedding(weights: Weights) -> nn.Embedding:
+    layer = nn.Embedding(*weights["embedding"].shape)
+    layer.weight[...] = weights["embedding"]
+    return layer
+
+
+def forward(model: nn.Module, inputs: Sequence[Any]) -> Any:
+    return model(*inputs)
+
+
+def inference(model: nn.Module, x: Any) -> Any:
+    with evaluating(model):
+        return model(x)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside of a block; afterwards each module has its own again."""
+    modes = [(module, module.training) for _, module in model.named_modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+# -- optimizers
+
+
+def optimizer(
+    name: str, parameters: Sequence[np.ndarray], settings: Mapping[str, Any]
+) -> optim.Optimizer:
+    if name == "sgd":
+        return optim.SGD(parameters, **settings)
+    return optim.AdamW(parameters, **{"weight_decay": 0.0, **settings})
+
+
+def rates(optimizer: optim.Optimizer) -> list[float]:
+    return [float(optimizer.lr)]
+
+
+def set_rates(optimizer: optim.Optimizer, rates: Sequence[float]) -> None:
+    (optimizer.lr,) = rates
+
+
+# -- tensors and losses
+
+
+def tensor(x: Any, like: Array) -> Array:
+    return np.asarray(x) if isinstance(x, (list, tuple)) else x
+
+
+def is_integer(x: Array) -> bool:
+    return x.dtype.kind in "iu"
+
+
+def at_hand(x: Array) -> np.ndarray:
+    return host(x)
+
+
+def host(x: Array) -> np.ndarray:
+    return np.asarray(value_of(x))
+
+
+def rows(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    chosen: np.ndarray = x[indices]
+    return chosen
+
+
+def cross_entropy(logits: Array, labels: Array, axis: int, ignore_index: int) -> Array:
+    return nn.cross_entropy(anp.moveaxis(logits, axis, -1), labels, ignore_index)
+
+
+def mse_loss(prediction: Array, target: Array) -> Array:
+    return nn.mse_loss(prediction, target)

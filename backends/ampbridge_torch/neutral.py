@@ -1,0 +1,219 @@
+"""The part of ``ampbridge.neutral`` that needs torch; see ``ampbridge.neutral.native.Native``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+from ampbridge.neutral.weights import Weights, numbered
+from ampbridge_torch.step.gradients import native_array
+
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
+    "adamw": optim.AdamW,
+    "adam": optim.Adam,
+    "sgd": optim.SGD,
+}
+
+
+# -- models
+
+
+def mlp(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for name in numbered(weights, "hidden"):
+        layers += [linear(weights, name), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, linear(weights, "head"))
+
+
+def convnet(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
+    layers: list[nn.Module] = []
+    geometry = {"padding": 1}
+    for name in numbered(weights, "conv"):
+        channels = weights[f"{name}.weight"].shape[0]
+        layers += [conv2d(weights, name, **geometry), nn.BatchNorm2d(channels)]
+        layers.append(ACTIVATIONS[activation]())
+        geometry = {"stride": 2}
+    return nn.Sequential(*layers, nn.Flatten(), linear(weights, "head"))
+
+
+def transformer(weights: Weights, heads: int, causal: bool) -> nn.Module:
+    return Transformer(weights, heads, causal)
+
+
+class Transformer(nn.Module):
+    def __init__(self, weights: Weights, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(from_numpy(weights["embedding"]), False)
+        self.positions = None
+        if "positions" in weights:
+            self.positions = nn.Parameter(from_numpy(weights["positions"]))
+        blocks = range(1, len(numbered(weights, "query")) + 1)
+        self.blocks = nn.ModuleList(Block(weights, number, heads, causal) for number in blocks)
+        self.norm = nn.LayerNorm(weights["embedding"].shape[1])
+        self.head = linear(weights, "head")
+        self.causal = causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x if self.causal else x.mean(dim=1)))
+        return logits
+
+
+class Block(nn.Module):
+    def __init__(self, weights: Weights, number: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        width = weights["embedding"].shape[1]
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = attention(weights, number, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(
+            linear(weights, f"widen{number}"), nn.GELU(), linear(weights, f"narrow{number}")
+        )
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        mask = later_tokens(y) if self.causal else None
+        y = self.attention(y, y, y, need_weights=False, attn_mask=mask, is_causal=self.causal)[0]
+        x = x + y
+        result: Tensor = x + self.feed_forward(self.norm2(x))
+        return result
+
+
+def later_tokens(x: Tensor) -> Tensor:
+    """True where a token of (batch, tokens, width) would attend to one that comes after it."""
+    tokens = x.shape[1]
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
+
+
+def linear(weights: Weights, name: str) -> nn.Linear:
+    weight = weights[f"{name}.weight"]
+    layer = nn.Linear(*weight.shape)
+    bias = from_numpy(weights[f"{name}.bias"])
+    layer.load_state_dict({"weight": from_numpy(weight.T), "bias": bias})
+    return layer
+
+
+def conv2d(weights: Weights, name: str, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
+    weight = weights[f"{name}.weight"]
+    outputs, inputs, *kernel = weight.shape
+    layer = nn.Conv2d(inputs, outputs, tuple(kernel), stride, padding, bias=False)
+    layer.load_state_dict({"weight": from_numpy(weight)})
+    return layer
+
+
+def attention(weights: Weights, number: int, heads: int) -> nn.MultiheadAttention:
+    layer = nn.MultiheadAttention(weights["embedding"].shape[1], heads, batch_first=True)
+    inputs = [f"{name}{number}" for name in ("query", "key", "value")]  # one matrix in PyTorch
+    output = f"output{number}"
+    layer.load_state_dict(
+        {
+            "in_proj_weight": from_numpy(
+                np.concatenate([weights[f"{n}.weight"].T for n in inputs])
+            ),
+            "in_proj_bias": from_numpy(np.concatenate([weights[f"{n}.bias"] for n in inputs])),
+            "out_proj.weight": from_numpy(weights[f"{output}.weight"].T),
+            "out_proj.bias": from_numpy(weights[f"{output}.bias"]),
+        }
+    )
+    return layer
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    return torch.tensor(np.ascontiguousarray(array))
+
+
+def forward(model: nn.Module, inputs: Sequence[Any]) -> Any:
+    return model(*inputs)
+
+
+def inference(model: nn.Module, x: Any) -> Any:
+    like = next(model.parameters(), torch.empty(0))
+    with evaluating(model), torch.no_grad():
+        return model(tensor(x, like))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside of a block; afterwards each module has its own again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+# -- optimizers
+
+
+def optimizer(
+    name: str, parameters: Sequence[Tensor], settings: Mapping[str, Any]
+) -> optim.Optimizer:
+    return OPTIMIZERS[name](parameters, **settings)
+
+
+def rates(optimizer: optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def set_rates(optimizer: optim.Optimizer, rates: Sequence[float]) -> None:
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+# -- tensors and losses
+
+
+def tensor(x: Any, like: Tensor) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    tensor: Tensor = native_array(np.asarray(x), like)
+    return tensor
+
+
+def is_integer(x: Tensor) -> bool:
+    return not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
+
+
+def at_hand(x: Tensor) -> np.ndarray | None:
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
+        return None
+    try:
+        return host(x)
+    except RuntimeError:  # within torch.func's transforms, and of fake tensors
+        return None
+
+
+def host(x: Tensor | np.ndarray) -> np.ndarray:
+    values: np.ndarray = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    return values
+
+
+def rows(x: Tensor, indices: np.ndarray) -> Tensor:
+    return x[torch.from_numpy(indices).to(x.device)]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, axis: int, ignore_index: int) -> Tensor:
+    if logits.dim() > 1 and axis != 1:
+        logits = logits.movedim(axis, 1)
+    return F.cross_entropy(logits, labels.long(), ignore_index=ignore_index)
+
+
+def mse_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(prediction, target if target.is_floating_point() else target.float())
