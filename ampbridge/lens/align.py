@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from math import isfinite
 from textwrap import wrap
@@ -380,9 +381,11 @@ class _Comparison:
                 turned[number] = what, found
             else:
                 began = [n for n, (_, each) in turned.items() if not _moves_channels(each)]
+                cause = self._cause(number, stage, number - 1 in turned)
                 if began:
                     number, (what, found) = began[0], turned[began[0]]
-                return self._difference(what, number, found, stage, self._cause(number, stage))
+                    cause = self._cause(number, stage, False)
+                return self._difference(what, number, found, stage, cause)
         return None
 
     def _outputs(self, stage: _Stage) -> Iterator[tuple[int, str, _Found | None]]:
@@ -421,24 +424,37 @@ class _Comparison:
         limit = min(limit, MOST)
         how = arrangement_of(one, other, limit)
         if how is None:
-            return _Found(nearest(one, other), expected, None, _related(one, other, limit))
+            wrong = min(wrong, nearest(one, other))
+            return _Found(wrong, expected, None, _related(one, other, limit))
         return _Found(wrong, expected, how, str(how))
 
-    def _cause(self, number: int, stage: _Stage) -> str:
-        """What is known of the inputs of a pair."""
+    def _cause(self, number: int, stage: _Stage, moved_before: bool) -> str:
+        """What is known of the inputs of a pair, those aside that are weights.
+
+        ``moved_before``: whether the channels of what came before it are moved.
+        """
         if number == len(self.pairs):
             return "All paired outputs are equal."
         i, j = self.pairs[number]
         one, other = self.a.ops[i], self.b.ops[j]
+        usual = moved_before or any(word in one.op for word in ("conv", "pool"))
         found = {place: how for place, _, how in self._inputs(i, j, stage)}
-        turned = [(place, how) for place, how in found.items() if how.axes is not None]
-        if any(not how.moves_channels for _, how in turned):
-            place, how = next(each for each in turned if not each[1].moves_channels)
-            return f"Input {place} is {how}."
+        given = {
+            p: how for p, how in found.items() if id(one.inputs[p].full) not in self._weights_of_a
+        }
+        for place, how in given.items():
+            moved = how.moves_channels and (usual or len(how.of) > 3)
+            if how.axes is not None and not moved:
+                return f"Input {place} is {how}."
         if len(found) < min(len(one.inputs), len(other.inputs)):
             return "An input differs already: what made it has no partner, or is not seen as an op."
-        moved = ", with the channels moved" if turned else ""
-        return f"Its inputs are equal{moved}: the op itself computes something else."
+        where = ", with the channels moved" if any(how.axes for how in given.values()) else ""
+        return f"Its inputs are equal{where}: the op itself computes something else."
+
+    @cached_property
+    def _weights_of_a(self) -> set[int]:
+        """The arrays of ``a`` that are its weights: a recording has each array once."""
+        return {id(values) for values in self.a.values.values()}
 
     def _inputs(self, i: int, j: int, stage: _Stage) -> Iterator[tuple[int, int, Arrangement]]:
         """Places of equal inputs, and how they are arranged; those with gradients first."""
@@ -488,8 +504,13 @@ class _Comparison:
             own = getattr(self.a.ops[i], side)[place]
             found = self._compared(own, theirs, expected, stage, how)
             if found is not None:
-                return self._difference(_SIDES[side], numbers[i], found, stage, _CAUSES[side])
+                cause = _CAUSES[side] if self._inputs_are_equal(i, j, stage) else _CONSEQUENCE
+                return self._difference(_SIDES[side], numbers[i], found, stage, cause)
         return self._parameters(stage)
+
+    def _inputs_are_equal(self, i: int, j: int, stage: _Stage) -> bool:
+        inputs = min(len(self.a.ops[i].inputs), len(self.b.ops[j].inputs))
+        return sum(1 for _ in self._inputs(i, j, stage)) == inputs
 
     def _equal(self, i: int, j: int, stage: _Stage) -> Iterator[tuple[int, int, Arrangement]]:
         """Places of equal outputs, as ``_inputs`` has them."""
@@ -580,6 +601,7 @@ _CAUSES = {
     "arrived": "No paired op's backward pass is seen to make it: an op without a partner does.",
     "left": "What arrived at the op is equal: its backward pass computes something else.",
 }
+_CONSEQUENCE = "The op's inputs differ in the forward pass already."
 
 
 def _moves_channels(found: _Found) -> bool:
