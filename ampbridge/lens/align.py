@@ -33,6 +33,7 @@ from ampbridge.lens.closeness import (
     arrangement_of,
     error,
     is_reordered,
+    largest,
     nearest,
     rounding,
 )
@@ -633,6 +634,20 @@ def _noise(stage: _Stage, values: Values) -> float:
     return values.full_noise if stage.in_float32 else values.low_noise
 
 
+def _cancellation(op: RecordedOp, take: Take) -> float:
+    """How much larger the inputs of a sum are than the sum, which has their roundings.
+
+    A disturbance of a small number that is added to a large one is not seen.
+    """
+    if op.op not in ("add", "subtract"):
+        return 1.0
+    inputs, outputs = (
+        max((largest(each) for v in values if (each := take(v)) is not None), default=0.0)
+        for values in (op.inputs, op.outputs)
+    )
+    return max(inputs / outputs, 1.0) if outputs else 1.0
+
+
 def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
     def take(values: Values) -> NumpyArray | None:
         return values.full if in_float32 else values.low
@@ -649,6 +664,7 @@ def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
     def forward(side: Recording) -> list[float]:
         own = (
             max((expected(v, op.dtype, v.dtype) for v in op.outputs), default=0.0)
+            * _cancellation(op, take)
             for op in side.ops
         )
         return list(accumulate(own, max))

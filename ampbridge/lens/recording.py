@@ -21,7 +21,6 @@ from functools import partial
 from hashlib import blake2b
 from math import floor, log2
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -162,10 +161,10 @@ class Recording(TabularReport):
             StateError: if it is not there, or is not a recording.
         """
         try:
-            with np.load(Path(path), allow_pickle=False) as archive:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             return _restored(json.loads(arrays.pop("recording").tobytes()), arrays)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as e:
+        except _NOT_A_RECORDING as e:
             msg = f"{path} is not a recording: {type(e).__name__}: {e!s:.100}.\n"
             raise StateError(
                 msg + "Hint: lens.record(loss_fn, model, x, y).save('torch.npz')"
@@ -445,6 +444,11 @@ def _gradients(low: _Passes, full: _Passes, scale: float) -> Iterator[tuple[str,
 
 
 # -- files
+
+_NOT_A_RECORDING = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What NumPy and JSON raise for other files."""
 
 
 class _Arrays:
