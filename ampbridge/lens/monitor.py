@@ -36,7 +36,8 @@ class MonitorRow(NamedTuple):
         step: the number of the step.
         scale: the loss scale that the gradients are multiplied by: the step's, or the next lower power
             of two.
-        skipped: the steps that were skipped since the monitor began, this one included.
+        skipped: the steps that were skipped since the monitor began, this one included unless
+            micro-batches of it follow.
         layer: the dotted name; empty for the model itself.
         kind: "output" (of ops), "gradient" (of their outputs) or "parameter" (the gradients of the
             layer's own).
@@ -113,7 +114,7 @@ class Monitor:
         self.ranges = seen.at(2.0 ** floor(log2(result.scale)))
         rows = [
             MonitorRow(
-                self._taken,
+                self._taken + int(self._is_within),
                 self.ranges.scale,
                 self._skipped,
                 layer,
