@@ -533,7 +533,7 @@ class _Comparison:
                 continue
             full = None if x.full is None else match.converted(x.full)
             turned = x._replace(low=match.converted(x.low), full=full)
-            own = max(_noise(stage, x), _noise(stage, y))
+            own = max(_noise(each, stage.in_float32) for each in (x, y))
             found = self._compared(turned, y, max(expected, own), stage)
             if found is not None:
                 cause = "All paired gradients of ops are equal."
@@ -630,8 +630,8 @@ def _related(one: NumpyArray, other: NumpyArray, limit: float) -> str:
 # -- the passes
 
 
-def _noise(stage: _Stage, values: Values) -> float:
-    return values.full_noise if stage.in_float32 else values.low_noise
+def _noise(values: Values, in_float32: bool) -> float:
+    return values.full_noise if in_float32 else values.low_noise
 
 
 def _cancellation(op: RecordedOp, take: Take) -> float:
@@ -652,18 +652,18 @@ def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
     def take(values: Values) -> NumpyArray | None:
         return values.full if in_float32 else values.low
 
-    def expected(values: Values, *dtypes: str) -> float:
+    def expected(values: Values, scale: float, *dtypes: str) -> float:
         """The noise, or the rounding to the lowest dtype."""
         found = take(values)
         if found is None:
             return 0.0
-        roundings = [rounding(found, d) for d in (("float32",) if in_float32 else dtypes)]
-        noise = values.full_noise if in_float32 else values.low_noise
-        return max(noise, IN_FLOAT32, *roundings)
+        lower = ("float32",) if in_float32 else dtypes
+        roundings = (rounding(found, dtype, scale) for dtype in lower)
+        return max(_noise(values, in_float32), IN_FLOAT32, *roundings)
 
     def forward(side: Recording) -> list[float]:
         own = (
-            max((expected(v, op.dtype, v.dtype) for v in op.outputs), default=0.0)
+            max((expected(v, 1.0, op.dtype, v.dtype) for v in op.outputs), default=0.0)
             * _cancellation(op, take)
             for op in side.ops
         )
@@ -674,7 +674,9 @@ def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
         found, so_far = {}, start
         for i, which, place in side.backward:
             values = getattr(side.ops[i], which)[place]
-            found[i, which, place] = max(so_far, expected(values, values.dtype, side.ops[i].dtype))
+            found[i, which, place] = max(
+                so_far, expected(values, side.scale, values.dtype, side.ops[i].dtype)
+            )
             if which == "arrived":
                 so_far = found[i, which, place]
         return found

@@ -47,9 +47,12 @@ def apart(a: NumpyArray, b: NumpyArray) -> float:
     return float(difference.max()) / max(largest(a), largest(b))
 
 
-def rounding(values: NumpyArray, dtype: str) -> float:
-    """The relative error of the largest value that a rounding to ``dtype`` may make."""
-    most = largest(values)
+def rounding(values: NumpyArray, dtype: str, scale: float = 1.0) -> float:
+    """The relative error of the largest value that a rounding to ``dtype`` may make.
+
+    ``scale``: what the values were multiplied by when they were rounded, as gradients are.
+    """
+    most = largest(values) * scale
     return EPSILON[dtype] + (min(SMALLEST[dtype] / most, 1.0) if most else 0.0)
 
 

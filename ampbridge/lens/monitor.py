@@ -129,7 +129,7 @@ class Monitor:
 
 
 def monitor(
-    step: TrainStep, *targets: Target, every: int = 100, prefix: str = "ranges/"
+    step: TrainStep, *targets: Target, every: int = 1000, prefix: str = "ranges/"
 ) -> Monitor:
     """A step that reports the ranges of a model, by layer, while it is trained.
 

@@ -41,7 +41,7 @@ from ampbridge.reports.printing import Table, TabularReport
 NumpyArray = npt.NDArray[Any]
 Side = Literal["input", "output", "arrived", "left"]
 
-LARGEST_GRADIENT = 2.0**10
+LARGEST_GRADIENT = 2.0**14
 """What the loss scale brings the largest gradient to, unless a scale is passed."""
 
 VERSION = 1
@@ -189,7 +189,7 @@ def record(
         weights: a recording whose weights the model has during the passes; they are paired as
             ``load_weights`` pairs them. Afterwards the model has its own again.
         scale: the loss scale of the pass under the policy; None for the one that brings the largest
-            gradient to about 2**10. The recorded gradients are without it.
+            gradient to about 2**14. The recorded gradients are without it.
 
     Raises:
         ArgumentError: for a scale that is not a power of two.
