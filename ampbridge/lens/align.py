@@ -671,7 +671,8 @@ def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
 
     def backward(side: Recording, start: float) -> dict[tuple[int, str, int], float]:
         """What leaves an op is a part of what arrives at the next, or ends there."""
-        found, so_far = {}, start
+        found: dict[tuple[int, str, int], float] = {}
+        so_far = start
         for i, which, place in side.backward:
             values = getattr(side.ops[i], which)[place]
             found[i, which, place] = max(

@@ -149,6 +149,25 @@ def test_noise_of_an_op_that_cancels_is_expected():
     assert apart(first, second) > 16 * 4 * 2.0**-23  # what it would be allowed without the noise
 
 
+def test_noise_of_an_op_that_magnifies_is_expected():
+    """The sine of 1000 x, where 1000 x is rounded once or twice: an error of a thousand epsilons."""
+
+    def multiplying(*factors):
+        def between(x):
+            for factor in factors:
+                x = anp.multiply(x, np.float32(factor))
+            return anp.sin(x)
+
+        return lens.record(loss_fn, Net(between=between), X, policy="O0")
+
+    a, b = multiplying(1000), multiplying(30, 1000 / 30)
+    assert not lens.align(a, b)
+    first, second = (
+        next(op for op in side.ops if op.op == "sin").outputs[0].full for side in (a, b)
+    )
+    assert apart(first, second) > 16 * 4 * 2.0**-23  # what it would be allowed without the noise
+
+
 # -- weights
 
 

@@ -93,6 +93,7 @@ def test_a_look_is_at_the_first_micro_batch_of_a_step():
     for _ in range(8):
         monitor(X)
     assert sorted({row.step for row in monitor.rows}) == [1, 3]
+    assert set(Counter((row.step, row.layer, row.kind) for row in monitor.rows).values()) == {1}
     assert monitor.step.state_dict()["step"] == 4
 
 
