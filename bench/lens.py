@@ -6,6 +6,12 @@
 A plain pass is `value_and_grad` under O1 on a batch of 128 of the digits' models. Measured as in
 overhead.py: all variants take turns, a figure is the median of the paired ratios, "again" is the
 baseline a second time.
+
+    python bench/lens.py --monitor            a monitored training step over the step itself
+
+There the baseline is a training step as `train_step` makes it, compiled where that is the default.
+"every step" is a step with a look; a hundredth of what it takes more is the price of a look at every
+100 steps. "between looks" is what a monitored step costs at all others.
 """
 
 from __future__ import annotations
@@ -44,15 +50,36 @@ def variants(framework: str, name: str) -> dict[str, Step]:
     }
 
 
+def monitored(framework: str, name: str) -> dict[str, Step]:
+    """A training step, and the same under ``lens.monitor``."""
+    build = workloads.find(name)
+
+    def made(every: int | None) -> Step:
+        workload = build(framework, 0)
+        step = amp.train_step(workload.loss_fn, workload.model, workload.optimizer, policy="O1")
+        watched = step if every is None else lens.monitor(step, every=every)
+        watched(*workload.batches[0])  # the first look
+        return lambda: watched(*workload.batches[0]).loss
+
+    return {
+        "train_step": made(None),
+        "lens.monitor, between looks": made(10**9),
+        "lens.monitor, every step": made(1),
+        "train_step, again": made(None),
+    }
+
+
 def run_here(framework: str, options: argparse.Namespace) -> None:
     """Measure one framework in this process and print its table."""
     where = machine(framework)  # which also sees to one thread
     sections = []
     for name in options.workload:
-        times = measure(variants(framework, name), options.rounds, options.seconds)
+        made = monitored if options.monitor else variants
+        times = measure(made(framework, name), options.rounds, options.seconds)
         lines = [line.cells(places=2) for line in figures(name, "", times)]
         sections.append([(workload, *others) for workload, _, *others in lines])
-    columns = ("workload", "variant", "ms", "over a plain pass", "quartiles")
+    over = "over the step" if options.monitor else "over a plain pass"
+    columns = ("workload", "variant", "ms", over, "quartiles")
     page.report(Findings(f"lens {framework}", where, columns, sections), options)
 
 
@@ -62,6 +89,7 @@ def main() -> int:
     parser.add_argument(
         "--workload", nargs="+", choices=workloads.NAMES, default=list(workloads.NAMES)
     )
+    parser.add_argument("--monitor", action="store_true", help="measure lens.monitor")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
     page.add_option(parser)

@@ -50,6 +50,7 @@ REPORTS: Mapping[str, Callable[[Noisy, Any], Any]] = {
     "bisect": lambda noisy, model: lens.bisect(
         noisy.loss, model, [(X,)], "O2:bfloat16", tolerance=0.5
     ),
+    "record": lambda noisy, model: lens.record(noisy.loss, model, X, policy="O2:bfloat16"),
     "interrupted census": _interrupted,
 }
 every_report = pytest.mark.parametrize("report", REPORTS)

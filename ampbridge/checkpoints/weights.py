@@ -108,7 +108,11 @@ def _layout_change(match: Match) -> str:
 
 
 def match_weights(
-    sources: Sequence[Weight], targets: Sequence[Weight], mapping: Mapping[str, str] | None = None
+    sources: Sequence[Weight],
+    targets: Sequence[Weight],
+    mapping: Mapping[str, str] | None = None,
+    *,
+    all_needed: bool = True,
 ) -> Report:
     """Find the source of each target.
 
@@ -118,9 +122,12 @@ def match_weights(
 
     By order only if both sides have as many of that role and shape left: else it would be a guess.
 
+    Args:
+        all_needed: whether each weight that is not optional must find its partner.
+
     Raises:
-        StateError: if a target stays without a source, or a source without a target, and is not
-            optional; or a ``mapping`` names what there is not or what does not fit.
+        StateError: if a target stays without a source, or a source without a target, and is needed; or
+            a ``mapping`` names what there is not or what does not fit.
     """
     by_name = {source.name: source for source in sources}
     found: dict[str, Match] = {}
@@ -135,7 +142,7 @@ def match_weights(
             taken.add(same.name)
     rest_of_targets = [t for t in targets if t.name not in found]
     rest_of_sources = [s for s in sources if s.name not in taken]
-    for match in _in_order(rest_of_sources, rest_of_targets):
+    for match in _in_order(rest_of_sources, rest_of_targets, all_needed):
         found[match.target.name] = match
     taken = {match.source.name for match in found.values()}
     return Report(
@@ -177,7 +184,9 @@ def _check_known(name: str, known: Mapping[str, Weight], what: str) -> None:
         raise StateError(f"mapping: {what} {name!r}.\nHint: {hint}")
 
 
-def _in_order(sources: Sequence[Weight], targets: Sequence[Weight]) -> list[Match]:
+def _in_order(
+    sources: Sequence[Weight], targets: Sequence[Weight], all_needed: bool
+) -> list[Match]:
     left: dict[Hashable, tuple[list[Weight], list[Weight]]] = defaultdict(lambda: ([], []))
     for source in sources:
         left[_kind(source)][0].append(source)
@@ -186,7 +195,7 @@ def _in_order(sources: Sequence[Weight], targets: Sequence[Weight]) -> list[Matc
     even = [group for group in left.values() if len(group[0]) == len(group[1])]
     uneven = [group for group in left.values() if len(group[0]) != len(group[1])]
     needed = [group for group in uneven if not all(w.optional for w in (*group[0], *group[1]))]
-    if needed:
+    if needed and all_needed:
         raise StateError(_unmatched(needed))
     return [
         Match(target, source, "order")

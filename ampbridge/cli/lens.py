@@ -1,4 +1,5 @@
-"""The command ``ampbridge lens``: ``census``, ``range``, ``locate``, ``bisect`` and ``worth``.
+"""The command ``ampbridge lens``: ``census``, ``range``, ``locate``, ``bisect``, ``worth``, ``record``
+and ``align``.
 
 Reports go to standard output, progress to standard error. What they are about is a workload: one of
 those that come with ampbridge, or a Python file with ``build(backend, seed)``.
@@ -8,18 +9,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ampbridge import workloads
-from ampbridge.errors import ArgumentError
+from ampbridge.errors import AmpBridgeError, ArgumentError
 from ampbridge.reports.printing import TabularReport
 from ampbridge.workloads import NAMES, Workload
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 
-EXIT_CODES = "Exit code: 0; 1 if locate finds a problem, or for an error; 2 for invalid arguments."
+EXIT_CODES = (
+    "Exit code: 0; 1 if locate finds a problem, or align a difference, or for an error; 2 for invalid "
+    "arguments."
+)
 
 
 Progress = Callable[[int, int, str], None]
@@ -71,8 +79,31 @@ def add_to(commands: Commands) -> None:
         "--rounds", type=int, default=20, help="turns of each policy (default: %(default)s)"
     )
 
+    recording = _add(kinds, "record", "all values and gradients of a pass, to a file", _record)
+    _add_policy(recording)
+    recording.add_argument("--output", required=True, metavar="FILE.npz", help="the file")
+
+    align = _command(kinds, "align", "the first op that differs between two backends")
+    align.add_argument(
+        "--backends",
+        nargs=2,
+        required=True,
+        metavar=("A", "B"),
+        help="two, each in its own process",
+    )
+    _add_policy(align)
+    align.add_argument("--policy-b", metavar="POLICY", help="of B (default: that of A)")
+    align.set_defaults(run=_run_align)
+
 
 def _add(kinds: Commands, name: str, says: str, look: Look) -> argparse.ArgumentParser:
+    parser = _command(kinds, name, says)
+    parser.add_argument("--backend", default="numpy", help="(default: %(default)s)")
+    parser.set_defaults(run=_run, look=look, kind=name)
+    return parser
+
+
+def _command(kinds: Commands, name: str, says: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = kinds.add_parser(
         name, help=says, description=says, epilog=EXIT_CODES
     )
@@ -81,11 +112,9 @@ def _add(kinds: Commands, name: str, says: str, look: Look) -> argparse.Argument
         metavar="FILE.py|NAME",
         help=f"a file with build(backend, seed), or {', '.join(NAMES)}",
     )
-    parser.add_argument("--backend", default="numpy", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="for build (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=_run, look=look, kind=name)
     return parser
 
 
@@ -137,13 +166,54 @@ def _run(options: argparse.Namespace) -> int:
         workload = workloads.find(options.workload)(options.backend, options.seed)
         progress(0, 1, options.kind)
         report = options.look(options, workload, progress)
+    _print(report, options)
+    return int(options.kind == "locate" and bool(report))
+
+
+def _print(report: TabularReport, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(report.to_dict()))
     elif getattr(options, "all", False):
         report.table().print(sys.stdout)
     else:
         report.print(sys.stdout)
-    return int(options.kind == "locate" and bool(report))
+
+
+def _run_align(options: argparse.Namespace) -> int:
+    """Each side is recorded by ``ampbridge lens record``: two frameworks in a process can crash it."""
+    from ampbridge.lens import Recording, align
+    from ampbridge.lens.progress import reported
+
+    policies = options.policy, options.policy_b or options.policy
+    with TemporaryDirectory(prefix="ampbridge-align-") as folder:
+        files = [f"{folder}/a.npz", f"{folder}/b.npz"]
+        with reported(not options.quiet) as progress, ThreadPoolExecutor(2) as pool:
+            progress(0, 1, f"recording {' and '.join(options.backends)}")
+            list(pool.map(partial(_recorded, options), options.backends, policies, files))
+        report = align(*map(Recording.load, files))
+    _print(report, options)
+    return int(bool(report))
+
+
+def _recorded(options: argparse.Namespace, backend: str, policy: str, file: str) -> None:
+    from ampbridge.compare.processes import environment
+
+    command = ["-m", "ampbridge", "lens", "record", options.workload, "--backend", backend]
+    command += ["--policy", policy, "--seed", str(options.seed), "--output", file, "--quiet"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment(),
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-2:] or ["it said nothing"]
+        message = "\n".join(said)
+        if not said[-1].startswith("Hint:"):
+            message += f"\nHint: ampbridge doctor --framework {backend}"
+        raise AmpBridgeError(f"{backend} was not recorded: {message}")
 
 
 # Each shows the bar that ``progress`` moves, or leaves it as it is where a few passes are all.
@@ -210,3 +280,13 @@ def _worth(options: argparse.Namespace, workload: Workload, progress: Progress) 
         rounds=options.rounds,
         progress=progress,
     )
+
+
+def _record(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:
+    del progress
+    from ampbridge.lens import record
+
+    first = workload.batches[0]
+    recording = record(workload.loss_fn, workload.model, *first, policy=options.policy)
+    recording.save(options.output)
+    return recording

@@ -80,7 +80,7 @@ def _in_a_process(job: Job, tell: Tell, started: _Started) -> Run:
                 stderr=stderr,
                 text=True,
                 encoding="utf-8",
-                env=_environment(),
+                env=environment(),
             )
             started.add(process)
             with process:  # waits for it, and closes its pipe
@@ -96,7 +96,7 @@ def _in_a_process(job: Job, tell: Tell, started: _Started) -> Run:
             return Run.failed(job, f"The process ended with {code}: {last}\nHint: {hint}")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """As ours, but that processes which run at once share the cores."""
     threads = str(max(1, (os.cpu_count() or 1) // AT_ONCE))
     usual = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)

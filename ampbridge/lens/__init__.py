@@ -7,34 +7,51 @@
     print(lens.locate(loss_fn, model, x, y, policy="O1"))           where inf or NaN begins, and its cure
     lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       a minimal set to keep in float32
     print(lens.worth_it(loss_fn, make, x, y))                       time and memory of O0, O1, O2
+    print(lens.align((loss_fn, a, "O1"), (loss_fn, b, "O1"), x, y)) the first op that differs
+    step = lens.monitor(step, "ranges.csv", every=100)              ranges while training runs
 
 The functions take the same ``loss_fn(model, *batch)`` as ``amp.train_step``. They run the model
 eagerly, as often as a report needs, and afterwards restore weights, buffers, decoration and random
 generators.
 """
 
+from ampbridge.lens.align import Alignment, Difference, OtherDtype, OtherWeight, Place, align
 from ampbridge.lens.bisect import Bisection, Entry, bisect
 from ampbridge.lens.census import Census, CensusRow, census
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.locate import Finding, Patch, locate
+from ampbridge.lens.monitor import Monitor, MonitorRow, monitor
 from ampbridge.lens.ranges import RangeRow, Ranges, ranges
+from ampbridge.lens.recording import RecordedOp, Recording, record
 from ampbridge.lens.worth import WorthIt, WorthRow, worth_it
 
 __all__ = [
+    "Alignment",
     "Bisection",
     "Census",
     "CensusRow",
+    "Difference",
     "Entry",
     "Exponents",
     "Finding",
+    "Monitor",
+    "MonitorRow",
+    "OtherDtype",
+    "OtherWeight",
     "Patch",
+    "Place",
     "RangeRow",
     "Ranges",
+    "RecordedOp",
+    "Recording",
     "WorthIt",
     "WorthRow",
+    "align",
     "bisect",
     "census",
     "locate",
+    "monitor",
     "ranges",
+    "record",
     "worth_it",
 ]

@@ -24,6 +24,10 @@ LARGEST = 15
 _ROUNDS_UP = 65520 / 2.0**15
 """From this many times 2**15 on, values round to infinity (IEEE 754, ties to even)."""
 
+# float32: a number's bits are its exponent plus _BIAS, and its digits behind the leading one.
+_DIGITS, _BIAS, _NOT_FINITE = 23, 127, 255
+_TOP_DIGITS = int((_ROUNDS_UP - 1) * 2**_DIGITS)
+
 
 class Bin(NamedTuple):
     """Values of one binary exponent.
@@ -58,6 +62,30 @@ class Exponents:
     def of(cls, values: npt.NDArray[Any]) -> Exponents:
         """The histogram of a float32 or float64 array."""
         flat = np.abs(values).reshape(-1)
+        if flat.dtype != np.float32:
+            return cls._of_magnitudes(flat)
+        bits = flat.view(np.int32)
+        exponents, digits = bits >> _DIGITS, bits & ((1 << _DIGITS) - 1)
+        counted = np.bincount(exponents, minlength=_NOT_FINITE + 1)
+        top = np.bincount(exponents[digits >= _TOP_DIGITS], minlength=_NOT_FINITE + 1)
+        edge = np.bincount(exponents[digits == 0], minlength=_NOT_FINITE + 1)
+        normal = {
+            int(e) - _BIAS: Bin(int(counted[e]), int(top[e]), int(edge[e]))
+            for e in np.flatnonzero(counted[1:_NOT_FINITE]) + 1
+        }
+        small = cls._of_magnitudes(flat[exponents == 0]) if counted[0] > edge[0] else cls()
+        finite = bits if not counted[_NOT_FINITE] else bits[exponents < _NOT_FINITE]
+        return cls(
+            {**small.bins, **normal},
+            zeros=int(edge[0]),
+            infinities=int(edge[_NOT_FINITE]),
+            nans=int(counted[_NOT_FINITE] - edge[_NOT_FINITE]),
+            largest=float(finite.max(initial=0).astype(np.int32).view(np.float32)),
+        )
+
+    @classmethod
+    def _of_magnitudes(cls, flat: npt.NDArray[Any]) -> Exponents:
+        """The histogram of values that have no sign, in any dtype; slower than by the bits."""
         finite = flat[np.isfinite(flat)]
         digits, upper = np.frexp(finite[finite > 0])  # digits in [1/2, 1)
         exponents = upper - 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log2
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -160,22 +160,38 @@ def ranges(
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_scale(scale)
-    calls, measured = Calls(), Measured(subject.backend)
-    subject.run(batch, parsed, observer=calls, gradients=False)
-    found = subject.run(batch, FLOAT32, observer=measured, shown_as_under=parsed)
+    rows, gradients = measured_rows(subject, batch, parsed, dtypes_of(subject, batch, parsed))
+    safe = safe_scale(subject, batch, parsed, gradients)
+    return Ranges(parsed, subject.backend.name, 1.0, safe, rows).at(scale)
+
+
+Dtypes: TypeAlias = Mapping[tuple[str, str], str]
+"""The dtypes of an op in a layer."""
+
+
+def dtypes_of(subject: Subject, batch: Sequence[Any], policy: Policy) -> Dtypes:
+    """The dtypes in which the ops run under ``policy``, by one pass."""
+    calls = Calls()
+    subject.run(batch, policy, observer=calls, gradients=False)
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for call in calls.seen:
+        found.setdefault((call.op, call.layer), {})[call.dtype] = None
+    return {key: ", ".join(dtypes) for key, dtypes in found.items()}
+
+
+def measured_rows(
+    subject: Subject, batch: Sequence[Any], policy: Policy, dtypes: Dtypes
+) -> tuple[tuple[RangeRow, ...], Exponents]:
+    """The rows of a report without a loss scale, and all parameters' gradients; by one pass."""
+    measured = Measured(subject.backend)
+    found = subject.run(batch, FLOAT32, observer=measured, shown_as_under=policy)
     gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
-    at_one = Ranges(
-        parsed,
-        subject.backend.name,
-        1.0,
-        safe_scale(subject, batch, parsed, Exponents.merged(gradients.values())),
-        (
-            *measured.rows("output", calls.seen),
-            *measured.rows("gradient", calls.seen),
-            *(RangeRow("parameter", n, "", "float32", v) for n, v in gradients.items()),
-        ),
+    rows = (
+        *measured.rows("output", dtypes),
+        *measured.rows("gradient", dtypes),
+        *(RangeRow("parameter", n, "", "float32", v) for n, v in gradients.items()),
     )
-    return at_one.at(scale)
+    return rows, Exponents.merged(gradients.values())
 
 
 class Measured:
@@ -199,15 +215,10 @@ class Measured:
         exponents = Exponents.of(self._backend.to_numpy(operand.values))
         self._found.setdefault((kind, call.op, call.layer), []).append(exponents)
 
-    def rows(self, kind: Kind, calls: Sequence[OpCall]) -> list[RangeRow]:
-        """The rows of one kind, with the dtypes that the same ops ran in among ``calls``."""
-        dtypes: dict[tuple[str, str], dict[str, None]] = {}
-        for call in calls:
-            dtypes.setdefault((call.op, call.layer), {})[call.dtype] = None
+    def rows(self, kind: Kind, dtypes: Dtypes) -> list[RangeRow]:
+        """The rows of one kind."""
         return [
-            RangeRow(
-                kind, op, layer, ", ".join(dtypes.get((op, layer), ())), Exponents.merged(parts)
-            )
+            RangeRow(kind, op, layer, dtypes.get((op, layer), ""), Exponents.merged(parts))
             for (found_kind, op, layer), parts in self._found.items()
             if found_kind == kind
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -83,6 +83,15 @@ class Subject:
             finally:
                 self.backend.undecorate(self.model, None)
                 self._check_no_new_weights(known)
+
+    @contextmanager
+    def with_weights(self, values: Mapping[str, NumpyArray]) -> Iterator[None]:
+        """Give the model these weights inside, by name; it keeps the others. Afterwards restore it."""
+        with self._undecorated(), self.backend.restored(self.model):
+            self.backend.write_weights(
+                self.model, {**self.backend.read_weights(self.model), **values}
+            )
+            yield
 
     @contextmanager
     def _undecorated(self) -> Iterator[None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -12,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from ampbridge.checkpoints import atomic_files
-from ampbridge.errors import ArgumentError, ArgumentTypeError, StateError, WriteError
+from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.errors.flags import checked_flag
+from ampbridge.reports.csv_file import CsvFile
 from ampbridge.training.result import StepResult
 
 
@@ -143,7 +141,7 @@ class StepLog:
 
     def _write_to(self, target: Target) -> Callable[[Row], None]:
         if isinstance(target, (str, os.PathLike)):
-            return _CsvFile(Path(target)).write
+            return CsvFile(Path(target), Row._fields).append
         if isinstance(target, Writer) and not isinstance(target, type):
             return _named(target.add_scalar, self._prefix)
         if callable(target) and not isinstance(target, type):
@@ -173,42 +171,6 @@ def _in_dictionaries(target: Callable[..., Any], prefix: str) -> Callable[[Row],
         target({f"{prefix}{name}": value for name, value in numbers.items()}, step=row.step)
 
     return write
-
-
-class _CsvFile:
-    """Appends rows to a file. Each is one write, so that a run that is cut off leaves whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            first = atomic_files.first_line(path) if path.exists() else b""
-            if not first:
-                self._append(Row._fields)
-        except OSError as error:
-            raise self._not_written(error) from error
-        if first and first != ",".join(Row._fields).encode():
-            msg = (
-                f"{path} begins with {first[:60]!r}: it is not a log of steps.\n"
-                "Hint: another path, or remove the file"
-            )
-            raise StateError(msg)
-
-    def write(self, row: Row) -> None:
-        try:
-            self._append(row)
-        except OSError as error:
-            raise self._not_written(error) from error
-
-    def _append(self, values: tuple[Any, ...]) -> None:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="").writerow(values)
-        atomic_files.append(self._path, line.getvalue())
-
-    def _not_written(self, error: OSError) -> WriteError:
-        return WriteError(
-            f"The log {self._path} cannot be written: {error.strerror or error}.\n"
-            "Hint: a path in a folder that exists and that you may write to"
-        )
 
 
 def _show(row: Row) -> None:

@@ -116,6 +116,11 @@ class TrainStep:
         return self._calculation.scaler
 
     @property
+    def loss_fn(self) -> LossFn:
+        """The loss function, as it was passed."""
+        return self._loss_fn
+
+    @property
     def accumulate(self) -> int:
         """The number of micro-batches per step."""
         return self._recipe.accumulate

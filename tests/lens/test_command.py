@@ -130,6 +130,14 @@ def test_worth(capsys, file):
     assert "noise of" in printed(capsys, "worth", file, "--steps", "1", "--rounds", "2")
 
 
+def test_record_writes_what_align_takes(capsys, file, tmp_path):
+    path = tmp_path / "a.npz"
+    text = printed(capsys, "record", file, "--output", str(path), "--policy", "O2:bfloat16")
+    assert text.startswith("Policy('O2', 'bfloat16') on numpy")
+    work, recording = built(file), lens.Recording.load(path)
+    assert not lens.align(recording, (work.loss_fn, work.model, "O2:bfloat16"), *work.batches[0])
+
+
 def test_a_workload_by_its_name(capsys):
     data = as_data(capsys, "census", "digits-transformer")
     assert {"softmax", "linear", "layer_norm"} & {row["op"] for row in data["rows"]}
@@ -167,6 +175,8 @@ def test_errors_are_told_with_1(capsys, arguments, message):
         ["range", "digits-mlp", "--scale", "2^99999"],
         ["bisect", "digits-mlp", "--batches", "0"],
         ["worth", "digits-mlp", "--policy", "O1"],
+        ["record", "digits-mlp"],  # where to?
+        ["align", "digits-mlp", "--backends", "numpy"],
     ],
 )
 def test_arguments_that_cannot_be_read_are_told_with_2(capsys, arguments):
@@ -176,7 +186,9 @@ def test_arguments_that_cannot_be_read_are_told_with_2(capsys, arguments):
     assert "usage: ampbridge" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["", "census", "range", "locate", "bisect", "worth"])
+@pytest.mark.parametrize(
+    "kind", ["", "census", "range", "locate", "bisect", "worth", "record", "align"]
+)
 def test_help_says_what_exit_codes_mean(capsys, kind):
     with pytest.raises(SystemExit) as exited:
         main(["lens", *filter(None, [kind]), "--help"])

@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 import pytest
 from given_back import X, assert_given_back, every_report
+from monitored import assert_monitored_alike
 from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 
 
@@ -121,3 +122,8 @@ class NoisyPaddle:
 @every_report
 def test_a_look_gives_everything_back(report: str) -> None:
     assert_given_back(NoisyPaddle(), report)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_monitored_training_is_the_same(policy: str) -> None:
+    assert_monitored_alike("paddle", policy)

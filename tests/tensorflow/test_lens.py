@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from given_back import X, assert_given_back, every_report
+from monitored import assert_monitored_alike
 from planted_faults import FAULTS, Fault, Forward, Kit, assert_located_and_cured
 
 from ampbridge.testing import import_or_skip
@@ -173,3 +174,8 @@ class NoisyTensorFlow:
 @pytest.mark.parametrize("draws_before", [True, False])
 def test_a_look_gives_everything_back(report: str, draws_before: bool) -> None:
     assert_given_back(NoisyTensorFlow(draws_before), report)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_monitored_training_is_the_same(policy: str) -> None:
+    assert_monitored_alike("tensorflow", policy)

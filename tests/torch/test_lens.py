@@ -14,6 +14,7 @@ import pytest
 import same_bits
 import torch
 from given_back import X, assert_given_back, every_report
+from monitored import assert_monitored_alike
 from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 from torch import Tensor, nn
 
@@ -157,3 +158,15 @@ def test_a_batch_of_numpy_arrays(inputs: int, device: str) -> None:
     batch = [np.ones((2, 4), np.float32)] * inputs
     found = lens.ranges(lambda m, *xs: m(sum(xs)).square().mean(), model, *batch)
     assert [row.name for row in found.rows if row.kind == "parameter"] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_monitored_training_is_the_same(policy: str) -> None:
+    assert_monitored_alike("torch", policy)
+
+
+def test_a_monitored_step_is_compiled_once() -> None:
+    """Each of the two models, looks or not."""
+    torch._dynamo.utils.counters.clear()
+    assert_monitored_alike("torch", "O1:bfloat16", "digits-mlp", compile=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
