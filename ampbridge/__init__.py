@@ -31,7 +31,6 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.reports.doctor import doctor
 from ampbridge.reports.explain import explain
-from ampbridge.reports.step_log import StepLog
 from ampbridge.scaling.scaler import Gradients, GradScaler
 from ampbridge.training.autocast import autocast
 from ampbridge.training.decorate import decorate, undecorate, undecorated
@@ -45,6 +44,7 @@ if TYPE_CHECKING:  # loaded when they are used
     from ampbridge import lens as lens
     from ampbridge import neutral as neutral
     from ampbridge import port as port
+    from ampbridge.reports.step_log import StepLog as StepLog
 
 __all__ = [
     "AmpBridgeError",
@@ -96,9 +96,11 @@ _ON_FIRST_USE = ("lens", "neutral", "port")  # a program that needs none does no
 
 if not TYPE_CHECKING:  # type checkers would accept every name
 
-    def __getattr__(name: str) -> ModuleType:
+    def __getattr__(name: str) -> ModuleType | type:
         if name in _ON_FIRST_USE:
             return import_module(f"ampbridge.{name}")
+        if name == "StepLog":
+            return import_module("ampbridge.reports.step_log").StepLog
         if name in moved.NOW:
             return import_module(f"ampbridge.{moved.NOW[name]}")
         msg = f"module {__name__!r} has no attribute {name!r}"
@@ -106,4 +108,4 @@ if not TYPE_CHECKING:  # type checkers would accept every name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_FIRST_USE})
+    return sorted({*globals(), *_ON_FIRST_USE, "StepLog"})

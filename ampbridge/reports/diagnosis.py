@@ -14,8 +14,8 @@ from ampbridge.errors.foreign_text import shortened
 from ampbridge.policies.hardware import PROBED_DTYPES, Recommendation, recommendation
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
-from ampbridge.reports.printing import TextReport
 from ampbridge.reports.tables import aligned
+from ampbridge.reports.text_report import TextReport
 
 Status = Literal["probed", "not imported", "not installed", "failed"]
 

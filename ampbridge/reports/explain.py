@@ -12,8 +12,8 @@ from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
-from ampbridge.reports.printing import TextReport
 from ampbridge.reports.tables import aligned
+from ampbridge.reports.text_report import TextReport
 
 
 class OpRow(NamedTuple):

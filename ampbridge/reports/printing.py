@@ -73,21 +73,6 @@ def width_of(file: TextIO) -> int | None:
     return terminal(file).width if file.isatty() else None
 
 
-class TextReport(ABC):
-    """A report of several tables; ``str`` is its plain form."""
-
-    @abstractmethod
-    def text(self, width: int | None) -> str:
-        """The report, its tables folded to ``width`` columns; None for a line a row."""
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
-        print(self.text(width_of(file)), file=file)
-
-    def __str__(self) -> str:
-        return self.text(None)
-
-
 class TabularReport(ABC):
     """A dataclass that prints as a table and converts to plain data; ``str`` is its plain form."""
 

@@ -84,9 +84,10 @@ def test_all_rows_on_the_command_line(kind, tmp_path, capsys):
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import test_short_reports as deep\n"
         "from ampbridge.workloads import Workload\n"
+        "from ampbridge_numpy import optim\n"
         "def build(backend, seed):\n"
         "    model = deep.Deep()\n"
-        "    optimizer = deep.optim.SGD(model.parameters(), 0.1)\n"
+        "    optimizer = optim.SGD(model.parameters(), 0.1)\n"
         "    return Workload(model, optimizer, deep.loss_fn, [(deep.X,)])\n"
     )
     assert cli.main(["lens", kind, str(file), "--quiet"]) == 0
