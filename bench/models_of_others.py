@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "zoo"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import torchvision_ops
 
