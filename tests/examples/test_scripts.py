@@ -47,7 +47,7 @@ def test_train(framework: str, options: list[str], tmp_path: Path, run_script: S
         (["--policy", "01"], "Cannot read the policy '01'"),
         (["--init-scale", "0"], "Passed init_scale=0.0; allowed is min_scale"),
         (["--steps", "0"], "invalid count value: '0'"),
-        (["--batch-size", "2000"], "batches of 2000 from 1197 examples"),
+        (["--batch-size", "2000"], "Passed size=2000 for 1197 examples."),
     ],
 )
 def test_train_refuses(options: list[str], message: str) -> None:
