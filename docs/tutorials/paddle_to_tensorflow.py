@@ -109,6 +109,7 @@ for row in report.rows:
 assert report.can_be_expressed
 assert {row.key for row in report.of("changes")} == {
     "policy.level",
+    "policy.lists",
     "policy.deny",
 }
 

@@ -1,6 +1,6 @@
 """Scripts with Keras' own AMP calls, run as they are and as ``port --to ampbridge`` rewrites them.
 
-Both run on this CPU: losses, scales and weights are the same, bit by bit but for a layer in float32.
+Both run on this CPU: losses, scales and weights are the same, bit by bit but where ``tolerances`` says why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import ampbridge as amp
 from ampbridge.port.rewriting import rewrite
 
 MODEL = """
@@ -147,7 +148,9 @@ def run(script: str) -> tuple[list[Any], list[np.ndarray]]:
         exec(compile(script, "<script>", "exec"), names)
     finally:
         keras.config.set_dtype_policy("float32")
-    return recorded, [np.asarray(weight) for weight in names["model"].get_weights()]
+    weights = [np.asarray(weight) for weight in names["model"].get_weights()]
+    amp.undecorate(names["model"])  # Keras may keep it, and a decorated model changes other tests
+    return recorded, weights
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
@@ -161,17 +164,21 @@ def test_a_rewritten_script_trains_as_before(script: str) -> None:
         "ampbridge.Policy(", 'partial(ampbridge.Policy, execution="native")('
     )
     after, same_weights = run("from functools import partial\n" + native)
-    if "keep=" in rewriting.text:
-        # Keras rounds what a normalization returns; here it goes on to a float32 layer unrounded.
-        (losses, scale), (same_losses, same_scale) = before[0], after[0]
-        assert same_scale == scale
-        np.testing.assert_allclose(same_losses, losses, rtol=1e-5)
-    else:
-        assert after == before
-    for weight, other in zip(same_weights, weights, strict=True):
-        np.testing.assert_allclose(
-            weight, other, rtol=0, atol=1e-3 if "keep=" in rewriting.text else 0
-        )
+    losses, weight = tolerances(rewriting.text)
+    for values, same_values in zip(before, after, strict=True):
+        np.testing.assert_allclose(same_values[0], values[0], rtol=losses)
+        assert same_values[1:] == values[1:]  # scales
+    for ours, theirs in zip(same_weights, weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=weight)
+
+
+def tolerances(script: str) -> tuple[float, float]:
+    """Of losses, relative, and of weights."""
+    if "keep=" in script:  # Keras rounds what a normalization returns to a float32 layer
+        return 1e-5, 1e-3
+    if "bfloat16" in script:  # TensorFlow's BiasAddGrad sums in bfloat16, and in float32 here
+        return 1e-3, 5e-3
+    return 0.0, 0.0
 
 
 def test_the_scripts_meet_overflows() -> None:

@@ -375,6 +375,16 @@ def trained(case: tuple[Any, Any, Any], device: str, compiled: bool, **settings:
     return [*model.state_dict().values(), *losses]
 
 
+def _has_low_lstm() -> bool:
+    """Whether oneDNN has a kernel for it here: on a CPU without AVX512 it has none."""
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            nn.LSTM(8, 16, batch_first=True)(torch.ones(16, 1, 8))
+    except RuntimeError:
+        return False
+    return True
+
+
 # Dynamo's own, at what it reads while it traces.
 BY_DYNAMO = ("ignore:.*should not be instantiated", "ignore:The .grad attribute of a Tensor")
 
@@ -384,6 +394,8 @@ BY_DYNAMO = ("ignore:.*should not be instantiated", "ignore:The .grad attribute 
 @pytest.mark.parametrize("name", [*WHOLE, *LOSS_ALONE])
 def test_a_compiled_step_trains_as_the_eager_one(name: str, device: str) -> None:
     case = {**WHOLE, **LOSS_ALONE}[name]
+    if name == "an LSTM" and device == "cpu" and not _has_low_lstm():
+        pytest.skip("torch has no bfloat16 LSTM on this CPU")
     pairs = zip(trained(case, device, True), trained(case, device, False), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import accelerate
 import pytest
 import torch
 import torchvision_ops
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, optim
 
 import ampbridge as amp
@@ -25,6 +27,14 @@ pytestmark = [
 ]
 
 STEPS, OVERFLOW = 5, 2
+
+
+@pytest.fixture(autouse=True)
+def accelerate_starts_anew() -> Iterator[None]:
+    """Its states are the process's, and other tests have an Accelerator on another device."""
+    yield
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._shared_state.clear()
 
 
 def trained(accelerator: Any) -> tuple[list[bool], float]:

@@ -31,7 +31,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 # torchvision's wheel may be one that cannot be loaded beside this torch; transformers imports it.
 WITH_TORCHVISION = f"""
 import sys
-sys.path.insert(0, {str(ROOT / "tests/zoo")!r})
+sys.path.insert(0, {str(ROOT / "tests")!r})
 from ampbridge_torch import virtual_cuda
 virtual_cuda.install()
 import torchvision_ops
