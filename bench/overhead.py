@@ -191,7 +191,8 @@ def run_here(framework: str, options: argparse.Namespace) -> None:
             again += [line.ratio for line in lines if line.variant.endswith(", again")]
             kept += [{**line._asdict(), "rounds": times[line.variant]} for line in lines]
     columns = ("workload", "case", "variant", "ms a step", "ratio", "quartiles")
-    name = f"overhead {framework}"
+    of_others = not set(OF_TORCH).isdisjoint(options.workload)
+    name = f"overhead {framework}, models of others" if of_others else f"overhead {framework}"
     page.report(Findings(name, machine(framework), columns, sections, again), options)
     if options.json:
         head = {"machine": machine(framework), "figures": kept}
