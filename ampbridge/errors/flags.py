@@ -1,10 +1,12 @@
-"""Arguments that are True or False: one check, the same words everywhere."""
+"""Arguments that are True or False, or whole numbers: one check each, the same words everywhere."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ampbridge.errors import ArgumentTypeError
+from ampbridge.errors import ArgumentError, ArgumentTypeError
 
 
 def checked_flag(name: str, value: object) -> bool:
@@ -17,3 +19,15 @@ def checked_flag(name: str, value: object) -> bool:
         return bool(value)
     msg = f"{name} is True or False, not {value!r:.80}.\nHint: {name}=True"
     raise ArgumentTypeError(msg)
+
+
+def checked_count(name: str, value: Any, hint: str, least: int = 1) -> int:
+    """``value``, if it is a whole number from ``least``; True is none.
+
+    Raises:
+        ArgumentError: for anything else; ``hint`` is the code to write.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    msg = f"Passed {name}={value!r}; allowed is a whole number from {least}.\nHint: {hint}"
+    raise ArgumentError(msg)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ampbridge.adapters import registry
-from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.errors import ArgumentTypeError
+from ampbridge.errors.flags import checked_count
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.ranges import Dtypes, Kind, RangeRow, Ranges, dtypes_of, measured_rows
 from ampbridge.lens.subject import Subject
@@ -160,9 +161,7 @@ def monitor(
         raise ArgumentTypeError(
             msg + "Hint: lens.monitor(amp.train_step(loss_fn, model, optimizer))"
         )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        msg = f"Passed every={every!r}; allowed is a whole number from 1.\n"
-        raise ArgumentError(msg + "Hint: lens.monitor(step, every=100)")
+    checked_count("every", every, "lens.monitor(step, every=100)")
     if not isinstance(prefix, str):
         msg = f"prefix is a string, not {prefix!r:.80}.\nHint: prefix='ranges/'"
         raise ArgumentTypeError(msg)

@@ -13,6 +13,7 @@ from ampbridge.errors import (
     PolicyError,
     StateError,
 )
+from ampbridge.errors.flags import checked_count
 from ampbridge.policies.policy import Policy
 
 if TYPE_CHECKING:
@@ -296,10 +297,7 @@ def _checked_entries(
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
-    msg = f"Passed {name}={value!r}; allowed is a whole number from {least}.\nHint: {name}={least + 4}"
-    raise ArgumentError(msg)
+    return checked_count(name, value, f"{name}={least + 4}", least)
 
 
 def _number(name: str, value: Any) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError
-from ampbridge.errors.flags import checked_flag
+from ampbridge.errors import ArgumentTypeError
+from ampbridge.errors.flags import checked_count, checked_flag
 from ampbridge.reports.csv_file import CsvFile
 from ampbridge.training.result import StepResult
 
@@ -76,9 +76,7 @@ class StepLog:
     def __init__(
         self, *targets: Target, every: int = 1, prefix: str = "amp/", progress: bool = False
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            msg = f"Passed every={every!r}; allowed is a whole number from 1.\n"
-            raise ArgumentError(msg + "Hint: StepLog('run.csv', every=100)")
+        checked_count("every", every, "StepLog('run.csv', every=100)")
         if not isinstance(prefix, str):
             msg = f"prefix is a string, not {prefix!r:.80}.\nHint: StepLog(writer, prefix='amp/')"
             raise ArgumentTypeError(msg)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ampbridge.adapters.arguments import described, required_arguments
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.errors.flags import checked_count
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.scaling.scaler import GradScaler
@@ -23,10 +24,7 @@ def checked_accumulate(value: Any) -> int:
     Raises:
         ArgumentError: unless it is a whole number from 1.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    msg = f"Passed accumulate={value!r}; allowed is a whole number from 1.\nHint: accumulate=4"
-    raise ArgumentError(msg)
+    return checked_count("accumulate", value, "accumulate=4")
 
 
 def checked_on_overflow(value: Any, plan: Policy | Schedule) -> OnOverflow:

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.errors import ArgumentTypeError
+from ampbridge.errors.flags import checked_count
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -28,10 +29,7 @@ class SkipWatch(keras.callbacks.Callback):
 
     def __init__(self, every: int = 25) -> None:
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            msg = f"Passed every={every!r}; allowed is a whole number from 1.\nHint: SkipWatch(every=25)"
-            raise ArgumentError(msg)
-        self.every = every
+        self.every = checked_count("every", every, "SkipWatch(every=25)")
         self._next_look = every
 
     def on_train_begin(self, logs: Any = None) -> None:
