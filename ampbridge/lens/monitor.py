@@ -24,7 +24,7 @@ from ampbridge.lens.ranges import Dtypes, Kind, RangeRow, Ranges, dtypes_of, mea
 from ampbridge.lens.subject import Subject
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.csv_file import CsvFile
-from ampbridge.reports.step_log import Target, Writer
+from ampbridge.reports.step_log import Target, numbers_to
 from ampbridge.training.decorate import undecorated
 from ampbridge.training.result import StepResult
 from ampbridge.training.step import TrainStep
@@ -186,26 +186,14 @@ def _by_layer(rows: Sequence[RangeRow]) -> dict[tuple[str, Kind], Exponents]:
 def _write_to(target: Target, prefix: str) -> Write:
     if isinstance(target, (str, os.PathLike)):
         return partial(_append, CsvFile(Path(target), MonitorRow._fields))
-    if isinstance(target, Writer) and not isinstance(target, type):
-        return lambda rows: _add_scalars(target, _tagged(rows, prefix), rows[0].step)
-    if callable(target) and not isinstance(target, type):
-        return lambda rows: target(_tagged(rows, prefix), step=rows[0].step)
-    msg = (
-        "A monitor writes to paths of CSV files, to objects with add_scalar(tag, value, step), and to "
-        f"functions of a dictionary; {target!r:.80} is none of these.\n"
-        "Hint: lens.monitor(step, 'ranges.csv', SummaryWriter(), wandb.log)"
-    )
-    raise ArgumentTypeError(msg)
+    example = "lens.monitor(step, 'ranges.csv', SummaryWriter(), wandb.log)"
+    write = numbers_to(target, "A monitor", example)
+    return lambda rows: write(_tagged(rows, prefix), rows[0].step)
 
 
 def _append(file: CsvFile, rows: Sequence[MonitorRow]) -> None:
     for row in rows:
         file.append(row)
-
-
-def _add_scalars(writer: Writer, numbers: Mapping[str, float], step: int) -> None:
-    for tag, value in numbers.items():
-        writer.add_scalar(tag, value, step)
 
 
 def _tagged(rows: Sequence[MonitorRow], prefix: str) -> dict[str, float]:

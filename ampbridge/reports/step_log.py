@@ -140,35 +140,38 @@ class StepLog:
     def _write_to(self, target: Target) -> Callable[[Row], None]:
         if isinstance(target, (str, os.PathLike)):
             return CsvFile(Path(target), Row._fields).append
-        if isinstance(target, Writer) and not isinstance(target, type):
-            return _named(target.add_scalar, self._prefix)
-        if callable(target) and not isinstance(target, type):
-            return _in_dictionaries(target, self._prefix)
-        msg = (
-            "A StepLog writes to paths of CSV files, to objects with add_scalar(tag, value, step), and "
-            f"to functions of a dictionary; {target!r:.80} is none of these.\n"
-            "Hint: StepLog('run.csv', SummaryWriter(), wandb.log)"
-        )
-        raise ArgumentTypeError(msg)
+        write = numbers_to(target, "A StepLog", "StepLog('run.csv', SummaryWriter(), wandb.log)")
+        return lambda row: write(_tagged(row, self._prefix), row.step)
+
+
+def numbers_to(target: Target, who: str, example: str) -> Callable[[Mapping[str, float], int], Any]:
+    """A function that gives numbers by tag, and their step, to a writer or a function.
+
+    Raises:
+        ArgumentTypeError: for what is neither; ``who`` writes, as in the code ``example``.
+    """
+    if isinstance(target, Writer) and not isinstance(target, type):
+        return lambda numbers, step: _add_scalars(target, numbers, step)
+    if callable(target) and not isinstance(target, type):
+        return lambda numbers, step: target(numbers, step=step)
+    msg = (
+        f"{who} writes to paths of CSV files, to objects with add_scalar(tag, value, step), and to "
+        f"functions of a dictionary; {target!r:.80} is none of these.\nHint: {example}"
+    )
+    raise ArgumentTypeError(msg)
+
+
+def _add_scalars(writer: Writer, numbers: Mapping[str, float], step: int) -> None:
+    for tag, value in numbers.items():
+        writer.add_scalar(tag, value, step)
 
 
 _REASONS: Mapping[str | None, float] = {None: 0, "inf": 1, "nan": 2}
 
 
-def _named(add_scalar: Callable[[str, Any, int], Any], prefix: str) -> Callable[[Row], None]:
-    def write(row: Row) -> None:
-        for name, value in {**row.numbers(), "reason": _REASONS[row.reason]}.items():
-            add_scalar(f"{prefix}{name}", value, row.step)
-
-    return write
-
-
-def _in_dictionaries(target: Callable[..., Any], prefix: str) -> Callable[[Row], None]:
-    def write(row: Row) -> None:
-        numbers = {**row.numbers(), "reason": _REASONS[row.reason]}
-        target({f"{prefix}{name}": value for name, value in numbers.items()}, step=row.step)
-
-    return write
+def _tagged(row: Row, prefix: str) -> dict[str, float]:
+    numbers = {**row.numbers(), "reason": _REASONS[row.reason]}
+    return {f"{prefix}{name}": value for name, value in numbers.items()}
 
 
 def _show(row: Row) -> None:
