@@ -27,8 +27,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone (a minute)
-	@$(BIN)/python examples/demo.py
+demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone
+	@$(BIN)/ampbridge demo
 
 # One line for each group at the end. The longest go first.
 test: $(VENV)/.test ## lint, types and every test, one process per framework, three at a time
@@ -140,7 +140,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(PIP) install -e '.[examples]'
+	$(PIP) install -e .
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt

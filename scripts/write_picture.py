@@ -11,18 +11,17 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from ampbridge import Recipe
+from ampbridge import workloads
 from ampbridge.compare import compare
 from ampbridge.compare.figures import WIDE, drawings
 
 ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "examples" / "recipes" / "digits.toml"
 PICTURE = ROOT / "docs" / "images" / "four_frameworks.svg"
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
 
 
 def main() -> None:
-    comparison = compare(Recipe.load(RECIPE), FRAMEWORKS, steps=120)
+    comparison = compare(workloads.recipe("digits"), FRAMEWORKS, steps=120)
     (scales,) = [each for each in drawings(comparison) if each.name == "scales"]
     drawn = io.BytesIO()
     scales.save(WIDE, drawn, "svg")

@@ -1,4 +1,5 @@
-"""The command line: ``ampbridge doctor``, ``explain``, ``lists``, ``port``, ``lens``, ``compare``.
+"""The command line: ``ampbridge demo``, ``doctor``, ``explain``, ``lists``, ``port``, ``lens``,
+``compare``.
 
 Results go to standard output, as a table or with ``--json`` as data. Progress, findings and warnings
 go to standard error, unless ``--quiet``. The exit code is 0 for success, 1 for an error or a failure,
@@ -20,6 +21,7 @@ import ampbridge
 from ampbridge.adapters import registry
 from ampbridge.cli import compare as compare_command
 from ampbridge.cli import completion as completion_command
+from ampbridge.cli import demo as demo_command
 from ampbridge.cli import lens as lens_command
 from ampbridge.cli import lists as lists_command
 from ampbridge.cli import port as port_command
@@ -54,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ampbridge {ampbridge.__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
+
+    demo_command.add_to(commands)
 
     doctor = commands.add_parser(
         "doctor", help="frameworks, devices, and which 16-bit dtypes work on them"

@@ -13,19 +13,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampbridge import workloads
+from ampbridge.adapters import registry
 from ampbridge.checkpoints import atomic_files
 from ampbridge.cli.options import add_quiet
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
 from ampbridge.errors.foreign_text import printable
-from ampbridge.training.recipe import Recipe
-from ampbridge.workloads import NAMES
+from ampbridge.workloads import NAMES, RECIPES
 
 if TYPE_CHECKING:  # loaded by who compares, not by every command
     from ampbridge.compare.comparison import Comparison
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 
-BACKENDS = "numpy,torch,tensorflow,paddle"
+BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
 OUTPUT = "comparison"
 STDOUT = "-"
 
@@ -37,8 +38,11 @@ def add_to(commands: Commands) -> None:
     says = "one recipe on several frameworks: a table, and a page with figures"
     parser = commands.add_parser("compare", help=says, description=says)
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="a recipe in TOML")
-    add("--backends", default=BACKENDS, help="backends, in this order (default: %(default)s)")
+    add("recipe", metavar="RECIPE", help=f"a recipe in TOML, or {', '.join(RECIPES)}")
+    add(
+        "--backends",
+        help=f"backends, in this order (default: of {','.join(BACKENDS)} those that are installed)",
+    )
     add(
         "--native", action="store_true", help="also run each framework's own AMP, without ampbridge"
     )
@@ -69,15 +73,16 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    recipe = Recipe.load(options.recipe)
+    recipe = workloads.recipe(options.recipe)
     files = _files(options)
     _check_drawn(files)
 
     from ampbridge.compare import compare
 
+    backends = options.backends.split(",") if options.backends else _installed(options.quiet)
     comparison = compare(
         recipe,
-        options.backends.split(","),
+        backends,
         workload=options.workload,
         steps=options.steps,
         seed=options.seed,
@@ -94,6 +99,15 @@ def _run(options: argparse.Namespace) -> int:
             written = ", ".join(map(str, files.values()))
             print(printable(f"Written: {written}"), file=sys.stderr)
     return int(bool(comparison.failed))
+
+
+def _installed(quiet: bool) -> list[str]:
+    """Those of ``BACKENDS`` whose framework is there; names the others on standard error."""
+    status = registry.backends()
+    missing = [name for name in BACKENDS if status[name] == "not installed"]
+    if missing and not quiet:
+        print(f"Not installed, and left out: {', '.join(missing)}", file=sys.stderr)
+    return [name for name in BACKENDS if name not in missing]
 
 
 def _files(options: argparse.Namespace) -> dict[str, Path]:

@@ -13,7 +13,7 @@ import numpy as np
 from ampbridge.compare.gradients import GradientError, error_of, exponents_of
 from ampbridge.compare.op_lists import OpLists
 from ampbridge.compare.op_matrix import OpMatrix, shown
-from ampbridge.compare.runs import Run, observed_policy
+from ampbridge.compare.runs import Run, Steps, observed_policy
 from ampbridge.lens.exponents import Exponents
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.printing import Table, TabularReport
@@ -231,10 +231,15 @@ def row_of(run: Run, error: GradientError | None) -> tuple[str, ...]:
         f"{steps.loss[-1]:.4f}",
         "" if run.accuracy is None else f"{run.accuracy:.1%}",
         str(len(steps.skipped)),
-        "none" if set(steps.scale) == {1.0} else power(steps.scale[-1]),
+        last_scale(steps),
         "" if error is None else f"{error.total:.1e}",
         run.execution,
     )
+
+
+def last_scale(steps: Steps) -> str:
+    """The last loss scale of a training; "none" if it had none."""
+    return "none" if set(steps.scale) == {1.0} else power(steps.scale[-1])
 
 
 def power(scale: float) -> str:

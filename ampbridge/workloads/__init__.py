@@ -4,7 +4,8 @@ A workload has a name, ``"digits-mlp"``, or is a Python file with a function
 
     def build(backend: str, seed: int) -> ampbridge.workloads.Workload: ...
 
-that makes the same model from the same numbers in each framework that it knows.
+that makes the same model from the same numbers in each framework that it knows. Recipes to train them
+with have names, too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from ampbridge.adapters import registry
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed, nearest
 from ampbridge.neutral.native import native_named
 from ampbridge.neutral.weights import Weights
+from ampbridge.training.recipe import Recipe
 
 DIGITS = {"digits-mlp": "mlp", "digits-conv": "conv", "digits-transformer": "transformer"}
 NAMES = tuple(DIGITS)
+
+RECIPES = {"digits": Path(__file__).parent / "data" / "digits.toml"}
 
 PIXELS = (1, 8, 8)
 BATCH_SIZE = 128
@@ -77,6 +81,15 @@ def find(name_or_file: str) -> Build:
             msg + "Hint: def build(backend: str, seed: int) -> ampbridge.workloads.Workload: ..."
         )
     return partial(_checked, build, name_or_file)
+
+
+def recipe(name_or_file: str) -> Recipe:
+    """A recipe that comes with ampbridge, by its name in ``RECIPES``, or that of a TOML file.
+
+    Raises:
+        RecipeError: as ``Recipe.load``.
+    """
+    return Recipe.load(RECIPES.get(name_or_file, name_or_file))
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,25 @@
-"""Scikit-learn's handwritten digits: 1797 images of 8 x 8 pixels in ten classes, as NumPy arrays.
+"""Handwritten digits: 1797 images of 8 x 8 pixels in ten classes, as NumPy arrays.
 
-The data come with scikit-learn, nothing is downloaded. Split and order of the batches depend on
-seeds alone, so every framework sees the same numbers in the same order.
+They are those of ``sklearn.datasets.load_digits``; ``data/digits.txt`` names their authors and their
+licence. Split and order of the batches depend on seeds alone, so every framework sees the same numbers
+in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ampbridge import neutral
-from ampbridge.errors import BackendLoadError
 
 Array = npt.NDArray[Any]
+
+FILE = Path(__file__).parent / "data" / "digits.csv.gz"
 
 CLASSES = 10
 TEST_SIZE = 600
@@ -39,24 +43,19 @@ def load(workload: str) -> tuple[Examples, Examples]:
     Returns:
         ``x`` as ``workload`` reads it: token ids int64 (n, 16) for "transformer", else pixels from
         0 to 1, float32 (n, 1, 8, 8). ``y`` int64 (n,).
-
-    Raises:
-        BackendLoadError: without scikit-learn.
     """
-    digits = _load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    images, labels = digits.images[order], digits.target[order].astype(np.int64)
+    images, labels = _read()
+    order = np.random.default_rng(0).permutation(len(labels))
+    images, labels = images[order], labels[order]
     x = tokens(images) if workload == "transformer" else pixels(images)
     return Examples(x[TEST_SIZE:], labels[TEST_SIZE:]), Examples(x[:TEST_SIZE], labels[:TEST_SIZE])
 
 
-def _load_digits() -> Any:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        msg = "The handwritten digits come with scikit-learn, which is not installed.\n"
-        raise BackendLoadError(msg + "Hint: pip install 'ampbridge[examples]'") from error
-    return load_digits()
+@cache
+def _read() -> tuple[Array, Array]:
+    """Images (n, 8, 8) with values 0 to 16, and labels (n,), both int64."""
+    table = np.loadtxt(FILE, dtype=np.int64, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
 
 
 def pixels(images: Array) -> Array:

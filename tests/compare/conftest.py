@@ -12,9 +12,6 @@ import pytest
 from browser import Browser
 from processes import required
 
-ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "examples" / "recipes" / "digits.toml"
-
 
 @pytest.fixture(scope="session")
 def backends() -> list[str]:
@@ -32,7 +29,7 @@ def ran(
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """What ``ampbridge compare`` said of the digits' transformer, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("compare") / "written"
-    command = ["-m", "ampbridge", "compare", str(RECIPE), "--native", "--steps", "40"]
+    command = ["-m", "ampbridge", "compare", "digits", "--native", "--steps", "40"]
     command += ["--workload", "digits-transformer", "--backends", ",".join(backends)]
     done = subprocess.run(
         [sys.executable, *command, "--output", str(folder)],

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 import ampbridge as amp
+from ampbridge import workloads
+from ampbridge.adapters import registry
 from ampbridge.cli import _parser, main
 from ampbridge.cli import compare as compare_command
 
-RECIPE = str(Path(__file__).parents[2] / "examples" / "recipes" / "digits.toml")
-SHORT = ["compare", RECIPE, "--backends", "numpy", "--steps", "2"]
+RECIPE = str(workloads.RECIPES["digits"])
+SHORT = ["compare", "digits", "--backends", "numpy", "--steps", "2"]
 
 
-def test_the_example_is_a_recipe():
+def test_the_recipe_that_comes_with_ampbridge():
     recipe = amp.Recipe.load(RECIPE)
     assert (recipe.policy, recipe.scaler.init_scale) == (amp.Policy("O1"), 2.0**24)
 
@@ -51,8 +53,7 @@ def cells(text, run):
 def test_the_sample_in_the_documents_is_what_is_printed(tmp_path, capsys):
     """Up to what one CPU's kernels add in another order than another's."""
     root = Path(__file__).parents[2]
-    recipe = str(root / "examples" / "recipes" / "digits.toml")
-    assert main(["compare", recipe, "--backends", "numpy", "--output", str(tmp_path)]) == 0
+    assert main(["compare", "digits", "--backends", "numpy", "--output", str(tmp_path)]) == 0
     printed, page = capsys.readouterr().out, (root / "docs" / "compare.md").read_text("utf-8")
     for run in ("float32 (numpy)", "numpy"):
         for said, measured in zip(cells(page, run), cells(printed, run), strict=True):
@@ -79,6 +80,22 @@ def test_json_to_a_file_keeps_the_table(tmp_path, capsys):
     assert err == ""
     assert json.loads(file.read_text())["steps"] == 2
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_installed_frameworks_are_compared_by_default(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(registry, "backends", lambda: {
+        "numpy": "loaded", "torch": "not installed", "paddle": "available", "tensorflow": "not installed",
+    })  # fmt: skip
+    monkeypatch.setattr("ampbridge.compare.run_all", lambda jobs, tell: asked.extend(jobs) or end())
+    with pytest.raises(SystemExit):
+        main(["compare", "digits", "--json"])
+    assert [job.label for job in asked] == ["float32 (numpy)", "numpy", "paddle"]
+    assert capsys.readouterr().err == "Not installed, and left out: torch, tensorflow\n"
+
+
+def end():
+    raise SystemExit
 
 
 def test_seed_and_steps_are_what_was_asked_for(capsys):

@@ -53,6 +53,8 @@ def completed(script, *words, folder):
     "words, offered",
     [
         (("ampbridge", "co"), {"compare", "completion"}),
+        (("ampbridge", "de"), {"demo"}),
+        (("ampbridge", "demo", "--backend", "t"), {"tensorflow", "torch"}),
         (("ampbridge", "lists", ""), {"show", "diff", "why", "translate"}),
         (("ampbridge", "completion", ""), {"bash", "zsh", "tcsh"}),
         (("ampbridge", "doctor", "--framework", "t"), {"tensorflow", "torch"}),
@@ -83,7 +85,7 @@ def test_bash_offers_files_where_a_file_belongs(script, tmp_path):
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
 def test_other_shells_have_a_script_that_knows_the_commands(shell):
     text = written(shell)
-    for command in ("doctor", "explain", "lists", "port", "lens", "compare", "completion"):
+    for command in ("demo", "doctor", "explain", "lists", "port", "lens", "compare", "completion"):
         assert command in text
 
 

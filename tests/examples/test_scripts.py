@@ -14,7 +14,7 @@ from processes import check_installed
 Script = Callable[..., str]
 
 ROOT = Path(__file__).parents[2]
-TRAIN, DEMO = ROOT / "examples/train.py", ROOT / "examples/demo.py"
+TRAIN = ROOT / "examples/train.py"
 
 
 @pytest.mark.parametrize(
@@ -55,36 +55,3 @@ def test_train_refuses(options: list[str], message: str) -> None:
     finished = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert finished.returncode != 0
     assert message in finished.stderr
-
-
-@pytest.mark.parametrize("policy", ["O1:float16", "O2:bfloat16"])
-def test_demo_in_a_log(policy: str, run_script: Script) -> None:
-    options = [] if policy == "O1:float16" else ["--policy", policy]
-    lines = run_script(DEMO, *options).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any("\x1b" in line for line in lines)
-    assert any(line.startswith(policy.replace(":", " ")) for line in lines)
-    cells = {row[0]: row[1:] for row in map(table_row, lines) if row}
-    assert list(cells) == [
-        "loss, last 50 steps",
-        "test accuracy",
-        "skipped steps",
-        "final scale",
-        "time",
-    ]
-    full, mixed = (float(text.rstrip("%")) for text in cells["test accuracy"])
-    assert min(full, mixed) > 94
-    assert abs(full - mixed) <= 1
-    assert cells["skipped steps"][0] == "0 of 600"
-    history = [line for line in lines if line.startswith("  scale")]
-    if policy == "O2:bfloat16":  # nothing is scaled, and nothing is shown of it
-        assert cells["final scale"] == ["none", "none"]
-        assert history == []
-    else:
-        assert int(cells["skipped steps"][1].split()[0]) >= 3
-        assert "█" in history[0]
-        assert "▁" in history[0]
-
-
-def table_row(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("│ ").split("│")] if line.startswith("│") else []

@@ -1,0 +1,37 @@
+"""The command ``ampbridge demo``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ampbridge.cli.options import add_output
+
+Commands = Any  # what argparse's add_subparsers returns has no public name
+
+
+def add_to(commands: Commands) -> None:
+    """Add ``demo`` to the commands of a parser."""
+    says = "train a small network in float32 and in mixed precision, beside each other"
+    parser = commands.add_parser("demo", help=says, description=says)
+    parser.add_argument(
+        "--policy",
+        default="O1",
+        help="O1, O2:bfloat16, or a framework's own spelling (default: %(default)s)",
+    )
+    parser.add_argument("--backend", default="numpy", help="(default: %(default)s)")
+    add_output(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ampbridge.compare.demo import demo
+
+    report = demo(options.policy, options.backend, quiet=options.quiet)
+    if options.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        report.print(sys.stdout)
+    return 0
