@@ -1,7 +1,6 @@
 """Mixed precision written once: one policy and one training loop for every framework."""
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ampbridge import moved
@@ -30,7 +29,6 @@ from ampbridge.policies.function_ops import register_op
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.reports.doctor import doctor
-from ampbridge.reports.explain import explain
 from ampbridge.scaling.scaler import Gradients, GradScaler
 from ampbridge.training.autocast import autocast
 from ampbridge.training.decorate import decorate, undecorate, undecorated
@@ -44,6 +42,7 @@ if TYPE_CHECKING:  # loaded when they are used
     from ampbridge import lens as lens
     from ampbridge import neutral as neutral
     from ampbridge import port as port
+    from ampbridge.lens.explained import explain as explain
     from ampbridge.reports.step_log import StepLog as StepLog
 
 __all__ = [
@@ -91,16 +90,18 @@ __all__ = [
 moved.install()
 
 
-_ON_FIRST_USE = ("lens", "neutral", "port")  # a program that needs none does not load them
+# A program that needs none of these does not load them.
+_ON_FIRST_USE = ("lens", "neutral", "port")
+_FROM = {"StepLog": "reports.step_log", "explain": "lens.explained"}
 
 
 if not TYPE_CHECKING:  # type checkers would accept every name
 
-    def __getattr__(name: str) -> ModuleType | type:
+    def __getattr__(name: str) -> object:
         if name in _ON_FIRST_USE:
             return import_module(f"ampbridge.{name}")
-        if name == "StepLog":
-            return import_module("ampbridge.reports.step_log").StepLog
+        if name in _FROM:
+            return getattr(import_module(f"ampbridge.{_FROM[name]}"), name)
         if name in moved.NOW:
             return import_module(f"ampbridge.{moved.NOW[name]}")
         msg = f"module {__name__!r} has no attribute {name!r}"
@@ -108,4 +109,4 @@ if not TYPE_CHECKING:  # type checkers would accept every name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_FIRST_USE, "StepLog"})
+    return sorted({*globals(), *_ON_FIRST_USE, *_FROM})

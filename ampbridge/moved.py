@@ -69,5 +69,5 @@ class _OldNames:
 def install() -> None:
     """Let the old names be imported."""
     for name in _LIKE_A_FUNCTION:
-        sys.modules[f"ampbridge.{name}"] = sys.modules[f"ampbridge.{NOW[name]}"]
+        sys.modules[f"ampbridge.{name}"] = import_module(f"ampbridge.{NOW[name]}")
     sys.meta_path.append(_OldNames())

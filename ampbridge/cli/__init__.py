@@ -16,8 +16,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING
 
 import ampbridge
+from ampbridge import workloads
 from ampbridge.adapters import registry
 from ampbridge.cli import compare as compare_command
 from ampbridge.cli import completion as completion_command
@@ -28,8 +30,13 @@ from ampbridge.cli import port as port_command
 from ampbridge.cli.options import EXIT_CODES, add_output
 from ampbridge.errors import AmpBridgeError
 from ampbridge.errors.foreign_text import printable
+from ampbridge.policies.policy import Policy
 from ampbridge.reports.diagnosis import FrameworkReport, Report, inspect, not_probed
-from ampbridge.reports.explain import explain
+from ampbridge.reports.explain import ExplanationTable, explain
+from ampbridge.workloads import NAMES
+
+if TYPE_CHECKING:
+    from ampbridge.lens.explained import ModelExplanation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     explained = commands.add_parser("explain", help="what a backend does with a policy, op by op")
     explained.add_argument("policy", help="O1, O2:bfloat16, or a framework's own spelling")
     explained.add_argument("backend", help="torch, tensorflow, paddle or numpy")
+    explained.add_argument(
+        "workload",
+        nargs="?",
+        metavar="FILE.py|NAME",
+        help=f"only the ops of this model: a file with build(backend, seed), or {', '.join(NAMES)}",
+    )
     explained.add_argument("--ops", help="only these: softmax,matmul")
     add_output(explained)
     explained.set_defaults(run=_explain)
@@ -124,8 +137,18 @@ def _inspect_in_another_process(name: str) -> FrameworkReport:
     return FrameworkReport.from_dict(report)
 
 
+def _explained(options: argparse.Namespace) -> ExplanationTable | ModelExplanation:
+    if options.workload is None:
+        return explain(options.policy, options.backend)
+    from ampbridge.lens.explained import of_pass  # by who asks for a model's ops
+
+    workload = workloads.find(options.workload)(options.backend, 0)
+    policy = Policy.parse(options.policy)
+    return of_pass(policy, workload.loss_fn, workload.model, *workload.batches[0])
+
+
 def _explain(options: argparse.Namespace) -> int:
-    table = explain(options.policy, options.backend)
+    table = _explained(options)
     if options.ops is not None:
         table = table.only(options.ops.split(","))
     if options.json:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ class Subject:
     def __init__(self, loss_fn: LossFn, model: Model) -> None:
         self.backend: Backend = backend_of_pass(loss_fn, model)
         self.model = model
+        self._call = loss_fn
         self._loss_fn = returning_aux(loss_fn)
         present = self.backend.decoration(model, None)
         if present is not None and present.standalone:
@@ -148,6 +149,21 @@ class Subject:
                 if grad is not None
             }
             return Pass(float(self.backend.to_numpy(loss)), found)
+
+    def forward(self, batch: Sequence[Any], policy: Policy, observer: Observer) -> None:
+        """The forward pass alone, as ``run`` has it. What ``loss_fn`` returns is not looked at."""
+
+        def observed(model: Model, *inputs: Any) -> NoReturn:
+            with self.backend.observe(model, observer, gradients=False):
+                self._call(model, *inputs)
+            raise _ForwardIsOver
+
+        with self.under(policy), shown_whole(policy), suppress(_ForwardIsOver):
+            self.backend.gradients(observed, self.model, batch, policy, 1.0, None)
+
+
+class _ForwardIsOver(Exception):
+    """Ends ``Backend.gradients`` where the backward pass would begin."""
 
 
 @contextmanager
