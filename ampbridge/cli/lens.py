@@ -42,6 +42,13 @@ def add_to(commands: Commands) -> None:
 
     census = _add(kinds, "census", "each op: layer, calls, dtype, rule", _census)
     _add_policy(census)
+    census.add_argument(
+        "--passes",
+        type=_count,
+        default=5,
+        metavar="N",
+        help="time the ops in N forward passes (default: %(default)s)",
+    )
     _add_all(census)
 
     ranges = _add(kinds, "range", "ranges of values and gradients in float16; safe scales", _ranges)
@@ -224,7 +231,8 @@ def _census(options: argparse.Namespace, workload: Workload, progress: Progress)
     from ampbridge.lens import census
 
     first = workload.batches[0]
-    return census(workload.loss_fn, workload.model, *first, policy=options.policy)
+    chosen = {"policy": options.policy, "passes": options.passes}
+    return census(workload.loss_fn, workload.model, *first, **chosen)
 
 
 def _ranges(options: argparse.Namespace, workload: Workload, progress: Progress) -> TabularReport:

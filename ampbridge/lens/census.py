@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
+from ampbridge.errors.flags import checked_count
 from ampbridge.lens.subject import Subject
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
@@ -29,8 +31,8 @@ class CensusRow(NamedTuple):
             allow", "your deny", "kept layer", "float32" at O0, or "native" for the framework's own
             lists.
         kernels: the kernels that ran, as ``(Kernel(name, dtype), times)``.
-        share: the fraction of the time of all ops, 0 to 1; None if the device computes asynchronously.
-            It is that of a single pass: other work on the machine at that moment changes it.
+        share: the fraction of the time of all ops, 0 to 1, from the medians of several passes; None if
+            the device computes asynchronously.
     """
 
     op: str
@@ -44,12 +46,16 @@ class CensusRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Census(TabularReport):
-    """The ops of one forward pass, in the order of their first calls; prints as a table."""
+    """The ops of one forward pass, in the order of their first calls; prints as a table.
+
+    ``passes``: the number of passes in which they were timed; 0 if the device computes asynchronously.
+    """
 
     policy: Policy
     backend: str
     execution: str
     rows: tuple[CensusRow, ...]
+    passes: int
 
     def dtypes(self, op: str) -> dict[str, int]:
         """The dtypes in which an op ran, and how often; empty if it did not run."""
@@ -76,7 +82,7 @@ class Census(TabularReport):
         for row in self.rows:
             counted[row.dtype] += row.calls
         totals = ", ".join(f"{calls} {dtype}" for dtype, calls in counted.most_common())
-        shared = any(row.share is not None for row in self.rows)
+        shared = self.passes > 0
         return Table(
             f"{self.policy!r} on {self.backend} ({self.execution}): {totals or 'no op was seen'}",
             ("op", "layer", "calls", "dtype", "rule", *(("time",) if shared else ())),
@@ -85,38 +91,57 @@ class Census(TabularReport):
                 + ((_percent(row.share),) if shared else ())
                 for row in self.rows
             ),
-            ("Times are the forward pass's, as the lens saw it.",) if shared else (),
+            (_remark(self.passes),) if shared else (),
         )
 
     def short(self) -> Table:
         """Of a long census, the rows that take longest; without times, those with the most calls."""
         costs = [row.calls if row.share is None else row.share for row in self.rows]
         order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
-        timed = any(row.share is not None for row in self.rows)
-        return shortened(
-            self.table(), order, "that take longest" if timed else "with the most calls"
-        )
+        what = "that take longest" if self.passes else "with the most calls"
+        return shortened(self.table(), order, what)
+
+
+def _remark(passes: int) -> str:
+    of = "one pass" if passes == 1 else f"the median of {passes} passes"
+    return f"Times are the forward pass's, as the lens saw it: {of}."
 
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def census(loss_fn: LossFn, model: Model, *batch: Any, policy: str | Policy = "O1") -> Census:
+def census(
+    loss_fn: LossFn, model: Model, *batch: Any, policy: str | Policy = "O1", passes: int = 5
+) -> Census:
     """Run one forward and backward pass under ``policy`` and list the ops of the forward pass.
 
         print(lens.census(loss_fn, model, x, y, policy="O1"))
 
+    Args:
+        passes: the number of forward passes that are timed; the first is that of the list. On a device
+            that computes asynchronously there is only the one, and no time.
+
     Raises:
+        ArgumentError: if ``passes`` is not a whole number from 1.
         CallOrderError: if the model is decorated already.
         UnsupportedError: for a policy that this backend refuses, or a backend that cannot observe ops.
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
-    calls = Calls()
-    subject.run(batch, parsed, observer=calls, gradients=False)
-    rules = RulesInForce(subject.backend, model, parsed)
+    checked_count("passes", passes, "lens.census(..., passes=5)")
+    first = Calls()
+    subject.run(batch, parsed, observer=first, gradients=False)
+    timed = [first.seen] if any(call.seconds is not None for call in first.seen) else []
+    while timed and len(timed) < passes:
+        again = Calls()
+        subject.forward(batch, parsed, again)
+        timed.append(again.seen)
     return Census(
-        parsed, subject.backend.name, subject.backend.execution(parsed), _rows(calls.seen, rules)
+        parsed,
+        subject.backend.name,
+        subject.backend.execution(parsed),
+        _rows(first.seen, timed, RulesInForce(subject.backend, model, parsed)),
+        len(timed),
     )
 
 
@@ -177,25 +202,39 @@ def is_within(layer: str, outer: str) -> bool:
     return outer == "" or layer == outer or layer.startswith(outer + ".")
 
 
-def _rows(calls: Sequence[OpCall], rules: RulesInForce) -> tuple[CensusRow, ...]:
-    groups: dict[tuple[str, str, str], list[OpCall]] = {}
+_Key = tuple[str, str, str]
+
+
+def _grouped(calls: Sequence[OpCall]) -> dict[_Key, list[OpCall]]:
+    """By op, layer and dtype, in the order of their first calls."""
+    groups: dict[_Key, list[OpCall]] = {}
     for call in calls:
         groups.setdefault((call.op, call.layer, call.dtype), []).append(call)
-    total = _seconds(calls)
+    return groups
+
+
+def _rows(
+    calls: Sequence[OpCall], timed: Sequence[Sequence[OpCall]], rules: RulesInForce
+) -> tuple[CensusRow, ...]:
+    """The rows of ``calls``; their times are the medians over all of ``timed``."""
+    groups, passes = _grouped(calls), list(map(_grouped, timed))
+    times = {
+        key: median(_seconds(each.get(key, ())) for each in passes) if passes else 0.0
+        for key in groups
+    }
+    total = sum(times.values())
     return tuple(
         CensusRow(
-            op,
-            layer,
+            *key[:2],
             len(group),
-            dtype,
-            rules.rule(op, layer),
+            key[2],
+            rules.rule(*key[:2]),
             tuple(Counter(kernel for call in group for kernel in call.kernels).items()),
-            None if not total else (_seconds(group) or 0.0) / total,
+            times[key] / total if total else None,
         )
-        for (op, layer, dtype), group in groups.items()
+        for key, group in groups.items()
     )
 
 
-def _seconds(calls: Sequence[OpCall]) -> float | None:
-    times = [call.seconds for call in calls if call.seconds is not None]
-    return sum(times) if times else None
+def _seconds(calls: Sequence[OpCall]) -> float:
+    return sum(call.seconds or 0.0 for call in calls)

@@ -76,6 +76,8 @@ def test_census(capsys, file):
     assert data["policy"] == amp.Policy("O2", "bfloat16").to_dict()
     expected_rows = json.loads(json.dumps(expected.to_dict()["rows"]))
     assert data["rows"] == [{k: v for k, v in row.items() if k != "share"} for row in expected_rows]
+    assert data["passes"] == 5
+    assert as_data(capsys, "census", file, "--passes", "2")["passes"] == 2
     text = printed(capsys, "census", file)
     assert text.startswith("Policy('O1', 'float16') on numpy")
     assert "divide" in text

@@ -14,7 +14,7 @@ SUBJECT = {"loss_fn", "model", "batch", "batches", "make"}
 
 # Report -> its option -> another value than the default
 OTHERS = {
-    lens.census: {"policy": "O1:bfloat16"},
+    lens.census: {"policy": "O1:bfloat16", "passes": 2},
     lens.ranges: {"policy": "O1:bfloat16", "scale": 2.0**4},
     lens.locate: {"policy": "O1:bfloat16", "scale": 2.0**4},
     lens.bisect: {"policy": "O1:bfloat16", "scale": 2.0**4, "tolerance": 1e-4, "progress": True},
@@ -36,24 +36,24 @@ def overflowing(model, x):
     return anp.mean(anp.matmul(model(x) * 300.0, anp.transpose(x) * 300.0))
 
 
-def report(function, passes, **options):
+def report(function, told, **options):
     """What a report says, and what it tells of its progress; of times, how many there were."""
     if options.get("progress"):
-        options["progress"] = lambda done, total, doing: passes.append(doing)
+        options["progress"] = lambda done, total, doing: told.append(doing)
     subject = (made, X) if function is lens.worth_it else (model(), X)
     if function is lens.bisect:
         subject = (model(), [(X,)])
 
     def loss_fn(model, x):
-        passes.append("pass")
+        told.append("pass")
         return overflowing(model, x)
 
     found = function(loss_fn, *subject, **options).to_dict()
     if function is lens.worth_it:
-        return [row["policy"] for row in found["rows"]], passes
+        return [row["policy"] for row in found["rows"]], told
     for row in found.get("rows", ()):
         row.pop("share", None)
-    return found, passes
+    return found, told
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,6 +1,7 @@
 """Census, ranges and locate on NumPy: what they say of small models, in words and in numbers."""
 
 import json
+import sys
 
 import autograd.numpy as anp
 import numpy as np
@@ -75,6 +76,54 @@ def test_the_census_prints_and_is_plain_data():
     assert printed == [f"{100 * row.share:.1f}%" for row in found.rows]
     data = json.loads(json.dumps(found.to_dict()))
     assert data["rows"][0]["kernels"] == [{"name": "linear", "dtype": "float16", "times": 1}]
+
+
+class Clock:
+    """Stands in for ``time``: between two looks at it the given seconds go by, then none."""
+
+    def __init__(self, *seconds):
+        self._steps = [step for each in seconds for step in (0.0, each)]
+        self._now = 0.0
+
+    def perf_counter(self):
+        self._now += self._steps.pop(0)
+        return self._now
+
+
+def test_shares_are_those_of_the_medians_of_several_passes(monkeypatch):
+    """Two ops, three passes: what takes long once is no share of it."""
+    clock, passes = Clock(1.0, 3.0, 1.0, 90.0, 9.0, 3.0), []
+    monkeypatch.setattr("ampbridge_numpy.lens.observing.time", clock)
+
+    def noted(model, x, y):
+        passes.append(len(passes))
+        return loss_fn(model, x, y)
+
+    found = lens.census(noted, nn.Linear(4, 3, rng=0), X, Y, passes=3)
+    assert {row.op: row.share for row in found.rows} == {"linear": 0.25, "mse_loss": 0.75}
+    assert found.passes == len(passes) == 3
+    remark = "Times are the forward pass's, as the lens saw it: the median of 3 passes."
+    assert str(found).splitlines()[-1] == remark
+
+
+def test_a_census_of_one_pass_says_so():
+    found = lens.census(loss_fn, Net(), X, Y, passes=1)
+    assert str(found).splitlines()[-1].endswith("as the lens saw it: one pass.")
+    with pytest.raises(
+        amp.ArgumentError, match="Passed passes=0; allowed is a whole number from 1"
+    ):
+        lens.census(loss_fn, Net(), X, Y, passes=0)
+
+
+def test_without_times_one_pass_is_enough(monkeypatch):
+    """As on a device that computes while the caller goes on."""
+    calls = sys.modules["ampbridge.lens.census"].Calls
+    monkeypatch.setattr(
+        calls, "op_ran", lambda self, call, *_: self.seen.append(call._replace(seconds=None))
+    )
+    found = lens.census(loss_fn, Net(), X, Y)
+    assert (found.passes, {row.share for row in found.rows}) == (0, {None})
+    assert "Times" not in str(found)
 
 
 def test_a_scalar_says_nothing_of_an_op_s_dtype():
