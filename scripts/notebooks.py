@@ -1,7 +1,9 @@
 """A tutorial is a script of cells (``# %%``): run as a notebook, and written as a page of the site.
 
 A cell that draws a figure begins with a description for those who cannot see it, in a comment that
-starts with ``# Figure:``: the image's text on the page, where the code of such cells is folded.
+starts with ``# Figure:``: the image's text on the page, where the code of such cells is folded. A cell
+whose source Jupyter hides (``# %% jupyter={"source_hidden": true}``) asserts what the text says; the page
+has all of them at its end, folded.
 """
 
 from __future__ import annotations
@@ -69,10 +71,14 @@ def as_page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, 
         LookupError: for a figure without a description.
     """
     parts: list[str] = []
+    checks: list[str] = []
     figures: dict[str, bytes] = {}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
+            continue
+        if _is_hidden(cell):
+            checks.append(cell.source)
             continue
         shown = [_text(output) for output in cell.outputs if FIGURE not in output.get("data", {})]
         drawn = [output for output in cell.outputs if FIGURE in output.get("data", {})]
@@ -83,11 +89,17 @@ def as_page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, 
         code = _fenced(FIGURE_TEXT.sub("", cell.source), "python")
         parts.append(_folded("How it is drawn", code) if drawn else code)
         parts += [_fenced(text, "text { .output }") for text in shown]
+    if checks:
+        parts.append(_folded("How this page is checked", _fenced("\n\n".join(checks), "python")))
     return "\n\n".join(parts) + "\n", figures
 
 
 def _code_cells(notebook: nbformat.NotebookNode) -> Iterator[Any]:
     return (cell for cell in notebook.cells if cell.cell_type == "code")
+
+
+def _is_hidden(cell: Any) -> bool:
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
 
 
 def _alt(cell: Any) -> str:

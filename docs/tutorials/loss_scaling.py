@@ -82,6 +82,7 @@ lost = [np.mean((b == 0) & (a != 0)) for a, b in zip(true, low, strict=True)]
 for name, share in zip(names, lost, strict=True):
     print(f"{name:32} {share:6.1%} of the gradient became zero")
 
+# %% jupyter={"source_hidden": true}
 # Of every parameter but the last bias more than half is gone.
 assert min(lost[:-1]) > 0.5
 
@@ -116,7 +117,7 @@ axes.set_ylabel("number of gradient values")
 axes.legend(loc="upper left", fontsize="small")
 plt.show()
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert np.mean(magnitudes(true) < -24) > 0.8
 assert np.all(magnitudes(true) + np.log2(SCALE) < 16)
 
@@ -129,11 +130,13 @@ assert np.all(magnitudes(true) + np.log2(SCALE) < 16)
 found = lens.ranges(small_loss, digits.model, x, y, scale=1.0)
 print(found)
 
+# %% jupyter={"source_hidden": true}
 low_rows = [row for row in found.rows if row.dtype == "float16"]
 assert all(row.values.flushed == 0 for row in low_rows if row.kind == "output")
 assert all(
     row.values.flushed > 0.85 for row in low_rows if row.kind == "gradient"
 )
+assert found.safe_scale is not None
 
 # %% [markdown]
 # The rows "output" show the forward pass, which loses nothing. The backward pass does not fit: of the
@@ -166,6 +169,7 @@ for name, shares, grads in (("unscaled", lost, low), ("scaled", left, scaled)):
     error = relative_error(grads)
     print(f"{name:9} {np.mean(shares):6.1%} lost, gradient off by {error:.2%}")
 
+# %% jupyter={"source_hidden": true}
 assert relative_error(low) > 0.1
 assert relative_error(scaled) < 0.005
 assert max(left) < 0.01
@@ -193,6 +197,7 @@ warned = [
 ]
 print("warned:", warned[0])
 
+# %% jupyter={"source_hidden": true}
 assert "gradients under 6e-8 become zero" in warned[0]
 
 # %%
@@ -214,6 +219,7 @@ axes.set_ylim(0, 4)
 axes.legend()
 plt.show()
 
+# %% jupyter={"source_hidden": true}
 last = {name: losses(results)[-1] for name, results in runs.items()}
 assert last["float16, unscaled"] > 5 * last["float32"]
 assert abs(last["float16, scaled"] / last["float32"] - 1) < 0.05
@@ -228,7 +234,6 @@ assert abs(last["bfloat16, unscaled"] / last["float32"] - 1) < 0.05
 # largest safe scale for one batch:
 
 # %%
-assert found.safe_scale is not None
 print(f"the largest safe scale is 2^{np.log2(found.safe_scale):g}")
 print(f"at 2^16, {found.at(SCALE).of('gradient').flushed:.1%} become zero")
 
@@ -261,7 +266,7 @@ axes.set_ylabel("loss scale, as a power of two")
 axes.legend()
 plt.show()
 
-# %%
+# %% jupyter={"source_hidden": true}
 # At first each step is skipped and the scale halved, down to what the lens found.
 assert skipped[0]
 assert abs(scales[~skipped][0] - np.log2(found.safe_scale)) <= 1
@@ -289,6 +294,7 @@ after = amp.backend(BACKEND).read_weights(digits.model)
 print(f"applied: {result.applied}, reason: {result.reason}")
 print(f"the next scale is 2^{np.log2(too_high.get_scale()):g}")
 
+# %% jupyter={"source_hidden": true}
 assert not result.applied
 assert all(np.array_equal(before[name], after[name]) for name in before)
 

@@ -35,6 +35,7 @@ print(f"1 - 100 x 0.001 in bfloat16: {float(low):.4f}")
 print(f"1 - 100 x 0.001 in a master: {master:.4f}")
 print(f"what the model reads of it:  {float(bfloat16(master)):.4f}")
 
+# %% jupyter={"source_hidden": true}
 assert low == 1.0
 assert abs(master - 0.9) < 1e-5
 assert abs(float(bfloat16(master)) - 0.9) < 2.0**-8
@@ -80,6 +81,7 @@ for name, fraction_bits in (("float32", 23), ("float16", 10), ("bfloat16", 7)):
     lost = share_lost(fraction_bits)
     print(f"updates that {name:8} would round away: {lost:6.1%}")
 
+# %% jupyter={"source_hidden": true}
 assert share_lost(7) > 0.9
 assert share_lost(23) < 0.05
 
@@ -171,6 +173,7 @@ axes.set_ylabel("loss (cross-entropy, nats)")
 axes.legend()
 plt.show()
 
+# %% jupyter={"source_hidden": true}
 last = {name: losses[-1] for name, (losses, _) in runs.items()}
 assert abs(last["O2 with masters"] / last["float32"] - 1) < 0.05
 assert last["O2 without masters"] > 1.3 * last["float32"]
@@ -198,6 +201,7 @@ for name, policy in POLICIES.items():
     low, variables = policy.compute_dtype, policy.variable_dtype
     print(f"{name:19} computes in {low}, its optimizer works in {variables}")
 
+# %% jupyter={"source_hidden": true}
 assert POLICIES["O2 with masters"].variable_dtype == "float32"
 assert POLICIES["O2 without masters"].variable_dtype == "bfloat16"
 

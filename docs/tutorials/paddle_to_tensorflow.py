@@ -69,7 +69,7 @@ print(recipe.to_toml())
 # `lists = "paddle"` means that all other ops follow Paddle's lists, and `like = "paddle"` means that the
 # scaler's other settings are Paddle's.
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert reading.framework == "paddle"
 assert recipe == amp.Recipe(
     amp.Policy("O1", "float16", lists="paddle", allow=["add"], deny=["sum"]),
@@ -85,6 +85,7 @@ for finding in reading.findings:
     for line in str(finding).splitlines():
         print(fill(line, 80, subsequent_indent="    "))
 
+# %% jupyter={"source_hidden": true}
 assert [finding.kind for finding in reading.findings] == ["ignored"]
 assert recipe.policy.category("matmul") == "allow"
 
@@ -106,6 +107,7 @@ for row in report.rows:
     if row.message:
         print(indent(fill(row.message, 70), " " * 9))
 
+# %% jupyter={"source_hidden": true}
 assert report.can_be_expressed
 assert {row.key for row in report.of("changes")} == {
     "policy.level",
@@ -129,6 +131,7 @@ print(
     f"with ampbridge: {len([row for row in exact.ops if not row.is_kept])} ops"
 )
 
+# %% jupyter={"source_hidden": true}
 assert changed
 assert all(row.is_kept for row in exact.ops)
 assert not exact.of("changes")
@@ -143,6 +146,7 @@ assert not exact.of("changes")
 module = amp.port.write(recipe, "tensorflow", native=False)
 print(module)
 
+# %% jupyter={"source_hidden": true}
 compile(module, "amp_tf.py", "exec")
 assert "def train_step(" in module
 assert "import paddle" not in module
@@ -157,6 +161,7 @@ assert "import paddle" not in module
 standalone = amp.port.write(recipe, "tensorflow")
 print(f"{len(standalone.splitlines())} lines, ampbridge in none of them")
 
+# %% jupyter={"source_hidden": true}
 compile(standalone, "amp_tf.py", "exec")
 assert "ampbridge" not in standalone
 
@@ -184,6 +189,7 @@ print(
 print(f"reasons: {sorted({str(result.reason) for result in results})}")
 print(f"loss scale: {float(results[0].scale):g} at first")
 
+# %% jupyter={"source_hidden": true}
 assert sum(applied) == len(results) / 4
 assert float(results[0].scale) == 1024
 
@@ -200,7 +206,7 @@ axes.set_xlabel("optimizer step, of four micro-batches each")
 axes.set_ylabel("loss (cross-entropy, nats)")
 plt.show()
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert losses[-1] < 0.5 * losses[0]
 
 # %% [markdown]
@@ -216,6 +222,7 @@ for op in ("softmax", "logsumexp", "bmm", "conv3d"):
     theirs, ours = (each.rule(op) for each in pair)
     print(f"    {op:14} Paddle: {theirs:10} TensorFlow: {ours}")
 
+# %% jupyter={"source_hidden": true}
 assert {"softmax", "logsumexp", "bmm", "conv3d"} <= set(differing)
 
 # %% [markdown]

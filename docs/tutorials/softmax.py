@@ -84,6 +84,7 @@ for name in SETS:
     print(f"    {name:10} O1: {lists.Lists(name).rule('softmax'):8} O2: "
           f"{lists.Lists(name, 'O2').rule('softmax')}")  # fmt: skip
 
+# %% jupyter={"source_hidden": true}
 assert "softmax" in differing
 assert "linear" not in differing
 assert (
@@ -124,6 +125,7 @@ with np.errstate(divide="ignore"):
         low = -np.log(np.float16(p))
         print(f"{number:5} {p:13.2e} {-np.log(p):13.3f} {low:15.3f}")
 
+# %% jupyter={"source_hidden": true}
 assert np.float16(exact[-1]) == 0
 assert np.float16(exact[-3]) > 0
 
@@ -222,6 +224,7 @@ for name in SETS:
     in_float16, in_bfloat16 = losses[name, "float16"], losses[name, "bfloat16"]
     print(f"{name:12}{in_float16:10.3f}{in_bfloat16:10.3f}")
 
+# %% jupyter={"source_hidden": true}
 for name in ("torch", "paddle", "safe"):
     assert abs(losses[name, "float16"] - truth) < 0.01
     assert (
@@ -242,6 +245,7 @@ with warnings.catch_warnings():
     finding = lens.locate(loss_by_hand, digits.model, x, wrong, policy=base)
 print(finding)
 
+# %% jupyter={"source_hidden": true}
 assert finding.op == "log"
 assert finding.cured_policy.category("softmax") == "deny"
 
@@ -258,6 +262,7 @@ with warnings.catch_warnings():
     )
 print(kept)
 
+# %% jupyter={"source_hidden": true}
 assert kept.policy.deny == ("softmax",)
 
 # %% [markdown]
@@ -274,13 +279,16 @@ cures = {
 }
 for text, policy in cures.items():
     print(f"{text:24} loss {loss_under(policy):.3f}")
+
+# %% jupyter={"source_hidden": true}
+for policy in cures.values():
     assert abs(loss_under(policy) - truth) < 0.01
 
 # %% [markdown]
 # The best cure is none of these lines: call the framework's own cross-entropy with logits. It never forms
-# the small probability, and all four lists run it in `float32`:
+# the small probability, and all four lists run it in `float32`.
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert all(policies[name].category("cross_entropy") == "deny" for name in SETS)
 
 # %% [markdown]

@@ -69,6 +69,14 @@ def test_the_reference_has_every_public_name(site, module):
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
+def test_what_a_tutorial_asserts_is_folded_on_its_page(site, name):
+    page = (site / "tutorials" / f"{name}.html").read_text()
+    folded = "".join(re.findall(r"<details.*?</details>", page, re.S))
+    asserts = page.count('<span class="k">assert</span>')
+    assert asserts == folded.count('<span class="k">assert</span>') > 2
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_can_be_downloaded_as_it_was_run(site, name):
     notebook = nbformat.read(site / "tutorials" / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)

@@ -34,6 +34,18 @@ def test_all_but_one_run_in_each_framework():
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
+def test_what_it_asserts_is_folded(name):
+    """In cells that Jupyter hides; the page has them at its end, so that the text reads without them."""
+    cells = re.split(r"^# %%", TUTORIALS[name], flags=re.M)
+    asserting = [cell for cell in cells if re.search(r"^ *assert ", cell, re.M)]
+    assert asserting
+    shown = [
+        cell for cell in asserting if not cell.startswith(' jupyter={"source_hidden": true}\n')
+    ]
+    assert shown == []
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_it_claims_nothing_without_an_assert(name):
     """After each section that prints something, or with it, there is a check."""
     sections = re.split(r"^# ## ", TUTORIALS[name], flags=re.M)

@@ -110,9 +110,7 @@ def test_the_census_is_the_recorder_s(name: str, policy: Policy, execution: Any)
     workload = workloads.find(name)("tensorflow", 0)
     policy = policy.replace(execution=execution)
     with forward_alone(workload.loss_fn) as (loss_fn, recorded):
-        census = lens.census(
-            loss_fn, workload.model, *workload.batches[0], policy=policy, passes=1
-        )
+        census = lens.census(loss_fn, workload.model, *workload.batches[0], policy=policy, passes=1)
         expected = recorded()
     counted: Counter[tuple[str, str]] = Counter()
     for row in census.rows:
