@@ -62,11 +62,11 @@ class ModelExplanation(TabularReport):
 
     def table(self) -> Table:
         """As it is printed; without the last column if it is empty."""
-        columns = slice(None if any(row.why for row in self.ops) else -1)
+        header = UsedOp._fields if any(row.why for row in self.ops) else UsedOp._fields[:-1]
         return Table(
             f"{self.policy!r} on {self.backend} ({self.device}): the ops of {self.model}",
-            UsedOp._fields[columns],
-            tuple(tuple(map(str, row))[columns] for row in self.ops),
+            header,
+            tuple(tuple(map(str, row))[: len(header)] for row in self.ops),
             (
                 f"The {self.others} other ops, and what else the policy does: "
                 f"amp.explain(amp.{self.policy!r}, {self.backend!r})",
