@@ -6,6 +6,8 @@ Each ``type: ignore`` stands where a checker has to complain: one that is not ne
 from typing_extensions import assert_type
 
 import ampbridge as amp
+from ampbridge.lens.explained import ModelExplanation
+from ampbridge.reports.explain import ExplanationTable
 
 
 class Model:
@@ -38,3 +40,8 @@ def modules() -> None:
     amp.port.raed("train.py")  # type: ignore
     amp.lens.censsus()  # type: ignore
     amp.trian_step()  # type: ignore
+
+
+def explaining(model: Model) -> None:
+    assert_type(amp.explain("O1", "torch"), ExplanationTable)
+    assert_type(amp.explain("O1", model, 1.0), ModelExplanation)
