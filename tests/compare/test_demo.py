@@ -88,8 +88,8 @@ def test_what_cannot_be_shown(options, says, hint, capsys):
     assert hint in err.splitlines()[-1]
 
 
-# Sixty columns of ten steps: a scale of 2^8 for the first half, of which the third step is skipped,
-# then of 2^1.
+# Sixty columns of ten steps: a scale of 2^8 up to the first step of the 31st column, then of 2^1; the
+# last step of the first column is skipped.
 FULL = Run(
     "float32 (numpy)",
     "numpy",
@@ -101,7 +101,7 @@ MIXED = Run(
     "torch",
     "torch",
     "ampbridge",
-    steps=Steps((0.5,) * 600, (256.0,) * 300 + (2.0,) * 300, (None, None, "inf", *[None] * 597)),
+    steps=Steps((0.5,) * 600, (256.0,) * 301 + (2.0,) * 299, (*[None] * 9, "inf", *[None] * 590)),
     accuracy=0.945,
 )
 
@@ -117,7 +117,7 @@ def test_the_history_of_the_scale(encoding, high, low):
     file.flush()
     lines = file.buffer.getvalue().decode(encoding).splitlines()
     assert "Loss scale, from 2^1 to 2^8; a column is 10 steps" in lines
-    assert f"  scale    {high * 30}{low * 30}" in lines
+    assert f"  scale    {high * 31}{low * 29}" in lines
     assert "  skipped  1" in lines
     assert cells("\n".join(lines)) == {
         "loss, last 50 steps": ["0.2500", "0.5000"],
