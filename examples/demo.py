@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 from threadpoolctl import threadpool_limits  # comes with scikit-learn
 from train import train
 
 import ampbridge as amp
+from ampbridge.reports.printing import Table
 from ampbridge.workloads import digits
 
 STEPS = 600
@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with threadpool_limits(1), live_progress(console) as progress:
         full = run(progress, "float32", policy="O0")
         mixed = run(progress, name, policy=policy, **scaled)
-    console.print("", comparison(full, mixed, name), "", sep="\n")
+    console.print()
+    comparison(full, mixed, name).print(console.file)
+    console.print()
     if scaled:
         console.print(scale_history(mixed, policy.level, console))
     console.print(
@@ -131,19 +133,15 @@ def run(progress: Progress, title: str, **settings: Any) -> Outcome:
 
 def comparison(full: Outcome, mixed: Outcome, name: str) -> Table:
     """The two runs beside each other."""
-    table = Table("", "float32", name)
-    for column in table.columns[1:]:
-        column.justify = "right"
-
-    def row(name: str, *values: str) -> None:
-        table.add_row(name, *values)
-
-    row(f"loss, last {LAST_STEPS} steps", *(f"{final_loss(o):.4f}" for o in (full, mixed)))
-    row("test accuracy", *(f"{o.accuracy:.1%}" for o in (full, mixed)))
-    row("skipped steps", *(f"{o.skipped} of {STEPS}" for o in (full, mixed)))
-    row("final scale", *(power(o.scales[-1]) if o.scaled else "none" for o in (full, mixed)))
-    row("time", *(f"{o.seconds:.1f} s" for o in (full, mixed)))
-    return table
+    runs = (full, mixed)
+    rows = (
+        (f"loss, last {LAST_STEPS} steps", *(f"{final_loss(run):.4f}" for run in runs)),
+        ("test accuracy", *(f"{run.accuracy:.1%}" for run in runs)),
+        ("skipped steps", *(f"{run.skipped} of {STEPS}" for run in runs)),
+        ("final scale", *(power(run.scales[-1]) if run.scaled else "none" for run in runs)),
+        ("time", *(f"{run.seconds:.1f} s" for run in runs)),
+    )
+    return Table("", ("", "float32", name), rows)
 
 
 def final_loss(outcome: Outcome) -> float:

@@ -54,7 +54,8 @@ class Table:
         from rich.text import Text
 
         console = terminal(file)
-        console.print(Text(self.title, "bold"))
+        if self.title:
+            console.print(Text(self.title, "bold"))
         if self.rows:
             print(aligned(self.header, self.rows, console.width), file=file)
         for remark in self.remarks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,4 +88,6 @@ def test_demo_in_a_log(policy: str, run_script: Script) -> None:
 
 
 def table_row(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("│ ").split("│")] if line.startswith("│") else []
+    """The cells of a row of three."""
+    cells = re.split(" {2,}", line)
+    return cells if len(cells) == 3 and cells[0] and set(line) - set("- ") else []
