@@ -26,6 +26,9 @@ from ampbridge.lens.closeness import EPSILON
 WINDOW = 10
 """The steps over which distances are averaged."""
 
+SMALL = 1e-6
+"""Smaller distances are not told more exactly."""
+
 LATER = 0.02
 """tests/examples/test_trajectories.py holds the examples to it on all frameworks."""
 
@@ -85,7 +88,7 @@ def _agreement(pairs: Sequence[_Pair]) -> str:
     skipped, steps = len(base.steps.skipped), len(base.steps.loss)
     skips = f"the same {skipped} of {steps} steps are" if skipped else f"none of {steps} steps is"
     furthest = max(pair.furthest for pair in pairs)
-    apart = f"at most {_percent(furthest)} apart{_over(steps)}" if furthest else "equal"
+    apart = f"at most {_percent(max(furthest, SMALL))} apart{_over(steps)}" if furthest else "equal"
     return (
         f"{_and(pair.run for pair in pairs)} agree{'s' * (len(pairs) == 1)} with {_name(base)}: "
         f"{skips} skipped, and the losses are {apart}."
