@@ -146,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tables.setdefault(loop, []).append(outcome)
     for loop, outcomes in tables.items():
         as_table(f"{title(native, loop)}, {args.backend}", outcomes).print(sys.stdout)
+        print()
     if args.json:
         args.json.write_text(json.dumps(as_json(tables), indent=1) + "\n")
 

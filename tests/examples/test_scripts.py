@@ -65,7 +65,9 @@ def test_demo_in_a_log(policy: str, run_script: Script) -> None:
     assert max(map(len, lines)) <= 80
     assert not any("\x1b" in line for line in lines)
     assert any(line.startswith(policy.replace(":", " ")) for line in lines)
-    cells = {row[0]: row[1:] for row in map(table_row, lines) if row}
+    (rule,) = [number for number, line in enumerate(lines) if line.startswith("---")]
+    rows = [re.split(" {2,}", line) for line in lines[rule + 1 : lines.index("", rule)]]
+    cells = {row[0]: row[1:] for row in rows}
     assert list(cells) == [
         "loss, last 50 steps",
         "test accuracy",
@@ -85,9 +87,3 @@ def test_demo_in_a_log(policy: str, run_script: Script) -> None:
         assert int(cells["skipped steps"][1].split()[0]) >= 3
         assert "█" in history[0]
         assert "▁" in history[0]
-
-
-def table_row(line: str) -> list[str]:
-    """The cells of a row of three."""
-    cells = re.split(" {2,}", line)
-    return cells if len(cells) == 3 and cells[0] and set(line) - set("- ") else []
