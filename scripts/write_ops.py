@@ -21,7 +21,7 @@ from ampbridge.reports.lists import WITH_LISTS, Lists, names_in
 DOCUMENT = Path(__file__).parents[1] / "docs" / "ops.md"
 LEVELS = ("O1", "O2")
 
-# Framework, as ampbridge.reports.lists has it -> its column.
+# Framework, as ampbridge.reports.lists has it -> what the page calls it.
 FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow, Keras", "paddle": "Paddle", "numpy": "NumPy"}
 
 FAMILIES = {
@@ -60,7 +60,7 @@ hide: [toc]
 The {count} ops that ampbridge knows, the rule that each has in each list set, and what the frameworks call
 it. The names stand in `allow` and `deny` of a [`Policy`][ampbridge.Policy]: the first column as it is, a
 framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddle:reduce_sum"`; Paddle's
-`scale` is an op of its own). Paddle's column has the entries of Paddle's own lists first, then its functions.
+`scale` is an op of its own). Paddle's names are the entries of Paddle's own lists first, then its functions.
 
 | rule | the op runs in |
 |---|---|
@@ -95,13 +95,20 @@ def document() -> str:
 
 def table(ops: Iterator[Op]) -> Iterator[str]:
     """A row for each op."""
-    header = ["op", *WITH_LISTS, *FRAMEWORKS.values(), "why it is in *safe*"]
+    header = ["op", *WITH_LISTS, "what it is called, and why its rule in *safe*"]
     yield f"| {' | '.join(header)} |"
     yield "|---" * len(header) + "|"
     for op in ops:
         rules = [rule(list_set, op) for list_set in WITH_LISTS]
-        names = [", ".join(map(code, names_in(framework, op))) for framework in FRAMEWORKS]
-        yield f"| {' | '.join([code(op.name), *rules, *names, op.why.replace('|', '/')])} |"
+        yield f"| {' | '.join([code(op.name), *rules, '<br>'.join(about(op))])} |"
+
+
+def about(op: Op) -> Iterator[str]:
+    """A line for each framework that has the op, and one for the reason."""
+    for framework, name in FRAMEWORKS.items():
+        if names := names_in(framework, op):
+            yield f"{name}: {', '.join(map(code, names))}"
+    yield f"*safe*: {op.why.replace('|', '/')}"
 
 
 def rule(list_set: str, op: Op) -> str:

@@ -3,7 +3,7 @@
     python scripts/write_picture.py
 
 Trains the digits on each framework, in a process of its own (about a minute), and writes
-docs/images/four_frameworks.svg.
+docs/images/four_frameworks.svg and, for phones, four_frameworks_narrow.svg.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from pathlib import Path
 
 from ampbridge import workloads
 from ampbridge.compare import compare
-from ampbridge.compare.figures import WIDE, drawings
+from ampbridge.compare.figures import NARROW, WIDE, drawings
 
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs" / "images" / "four_frameworks.svg"
+IMAGES = ROOT / "docs" / "images"
+PICTURES = {"four_frameworks.svg": WIDE, "four_frameworks_narrow.svg": NARROW}
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
 
 
 def main() -> None:
     comparison = compare(workloads.recipe("digits"), FRAMEWORKS, steps=120)
     (scales,) = [each for each in drawings(comparison) if each.name == "scales"]
-    drawn = io.BytesIO()
-    scales.save(WIDE, drawn, "svg")
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_bytes(drawn.getvalue())
+    IMAGES.mkdir(exist_ok=True)
+    for name, look in PICTURES.items():
+        drawn = io.BytesIO()
+        scales.save(look, drawn, "svg")
+        (IMAGES / name).write_bytes(drawn.getvalue())
 
 
 if __name__ == "__main__":

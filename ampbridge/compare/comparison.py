@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import log2
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from ampbridge.compare.gradients import GradientError, error_of, exponents_of
 from ampbridge.compare.op_lists import OpLists
 from ampbridge.compare.op_matrix import OpMatrix, shown
+from ampbridge.compare.result import power, sentences
 from ampbridge.compare.runs import Run, Steps, observed_policy
 from ampbridge.lens.exponents import Exponents
 from ampbridge.policies.policy import Policy
@@ -64,6 +64,11 @@ class Comparison(TabularReport):
     def exact(self) -> Run | None:
         """The reference; None if it failed."""
         return self.reference if self.reference.error is None else None
+
+    @cached_property
+    def result(self) -> list[str]:
+        """Which runs agree, and where the others differ, in plain sentences."""
+        return sentences(self.good, self.failed, self.policy.compute_dtype)
 
     @cached_property
     def matrix(self) -> OpMatrix:
@@ -141,6 +146,7 @@ class Comparison(TabularReport):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; a loss that is not finite is None."""
         return {
+            "result": self.result,
             "recipe": self.recipe.to_dict(),
             "policy": self.policy.to_dict(),
             "workload": self.workload,
@@ -189,8 +195,9 @@ class Comparison(TabularReport):
         same = "Every op ran in the same dtype on each framework that called it."
         if self.matrix.columns and not remarks and len(self.matrix.columns) > 1:
             remarks = [same]
+        about = f"{self.policy!r}: {self.workload}, {self.steps} steps, seed {self.seed}"
         return Table(
-            f"{self.policy!r}: {self.workload}, {self.steps} steps, seed {self.seed}",
+            "\n".join([*self.result, about]),
             HEADER,
             tuple(rows),
             (*self._failures(), *remarks, *self.remarks()),
@@ -240,12 +247,6 @@ def row_of(run: Run, error: GradientError | None) -> tuple[str, ...]:
 def last_scale(steps: Steps) -> str:
     """The last loss scale of a training; "none" if it had none."""
     return "none" if set(steps.scale) == {1.0} else power(steps.scale[-1])
-
-
-def power(scale: float) -> str:
-    """``2^16``; as it is, where it is no power of two."""
-    exponent = log2(scale)
-    return f"2^{exponent:.0f}" if exponent == round(exponent) else f"{scale:g}"
 
 
 def first_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
+from textwrap import wrap
 from typing import IO, Any, Literal, NamedTuple
 
 import matplotlib as mpl
@@ -18,6 +19,7 @@ from ampbridge.compare.comparison import Comparison, first_line
 from ampbridge.compare.gradients import GradientError, ParameterError
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import INK, MUTED, RULE, SURFACE, THEME, Style, styles
+from ampbridge.compare.result import WINDOW, distances
 from ampbridge.compare.runs import Run
 from ampbridge.errors.foreign_text import printable
 from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponents
@@ -25,9 +27,15 @@ from ampbridge.lens.exponents import LARGEST, SMALLEST, SMALLEST_NORMAL, Exponen
 ROUNDOFF = {"float16": -11, "bfloat16": -8, "float32": -24}
 """Half a unit in the last place of 1, as a power of two: what one rounding costs at most."""
 
-DOTS_PER_INCH = 150  # of a picture
+TURNS = "Where lines lie on each other, their markers take turns."
+SAME_SCALE = (
+    "All runs have the same scale at every step: their lines lie on each other, and their markers take "
+    "turns."
+)
 
-WINDOW = 10  # steps
+DOTS_PER_INCH = 150  # of a picture
+CHARACTERS = 110  # of a line in a picture's heading
+
 MOST_PARAMETERS = 24  # rows that a phone's reader scrolls through
 
 SETTINGS: dict[Any, Any] = {
@@ -131,7 +139,7 @@ def _losses(
         if base and others:
             _title(axes[1], f"Distance from {base.label}")
             for run in others:
-                _line(axes[1], _distance(run.steps.loss, base.steps.loss), looks[run.label])
+                _line(axes[1], _distance(run, base), looks[run.label])
             axes[1].set_yscale("log")
             axes[1].yaxis.set_major_formatter(FuncFormatter(_percent))
             axes[1].yaxis.set_major_locator(LogLocator(numticks=5))
@@ -144,7 +152,7 @@ def _losses(
     last = ", ".join(f"{run.label} {run.steps.loss[-1]:.4f}" for run in runs)
     caption = (
         "Above: the loss of each batch, before the step. A skipped step changes no weight, so that a run "
-        "that skips lags behind. "
+        f"that skips lags behind. {TURNS} "
     )
     if base and others:
         caption += (
@@ -154,12 +162,9 @@ def _losses(
     return Drawing("losses", "Loss", caption, f"Losses of the last step: {last}.", draw)
 
 
-def _distance(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """|values - base| in percent of ``base``, each the mean over up to ``WINDOW`` steps before it."""
-    with np.errstate(all="ignore"):
-        apart = 100 * np.abs(np.array(values) / np.array(base) - 1)
-    means = [float(np.mean(apart[max(0, i + 1 - WINDOW) : i + 1])) for i in range(len(apart))]
-    return [mean if mean > 0 else np.nan for mean in means]  # zero has no place on this axis
+def _distance(run: Run, base: Run) -> list[float]:
+    """The distance of the losses in percent; NaN where it is zero, which has no place on this axis."""
+    return [float(100 * each) if each > 0 else np.nan for each in distances(run, base)]
 
 
 def _percent(value: float, _: object) -> str:
@@ -207,12 +212,13 @@ def _scales(
         return figure
 
     skips = ", ".join(f"{run.label} {len(run.steps.skipped)}" for run in scaled)
+    same = len({run.steps.scale for run in scaled}) == 1 < len(scaled)
     return Drawing(
         "scales",
         "Loss scale and skipped steps",
         "Above: the factor that each step's loss was multiplied by. An overflow halves it, unless the "
         "recipe says otherwise, and the step is skipped: no weight changes. Enough good steps in a row "
-        "double it. Below: a mark for each skipped step.",
+        f"double it. {SAME_SCALE if same else TURNS} Below: a mark for each skipped step.",
         f"Skipped steps: {skips}.",
         draw,
     )
@@ -480,7 +486,6 @@ def _title(axes: Axes, text: str) -> None:
 
 def _line(axes: Axes, values: Sequence[float], style: Style, *, steps: bool = False) -> None:
     numbers = np.arange(1, len(values) + 1)
-    every = max(len(values) // 8, 1)
     axes.plot(
         numbers,
         values,
@@ -488,11 +493,28 @@ def _line(axes: Axes, values: Sequence[float], style: Style, *, steps: bool = Fa
         color=style.colour,
         linestyle=style.dashes,
         linewidth=style.width,
-        marker=style.marker or None,
-        markersize=5,
-        markevery=(every // 2, every),
-        markerfacecolor=style.colour if style.filled else SURFACE,
     )
+    if style.marker:
+        every = max(len(values) // 8, 1)
+        axes.plot(
+            numbers,
+            values,
+            linestyle="",
+            markevery=(int(style.turn * every), every),
+            zorder=3,  # above all lines
+            **_marker(style),
+        )
+
+
+def _marker(style: Style) -> dict[str, Any]:
+    """With an edge, so that it is seen on lines of its own colour."""
+    return {
+        "marker": style.marker,
+        "markersize": 7,
+        "markerfacecolor": style.colour if style.filled else SURFACE,
+        "markeredgecolor": SURFACE if style.filled else style.colour,
+        "markeredgewidth": 1.0,
+    }
 
 
 def _steps_axis(axes: Sequence[Axes], steps: int) -> None:
@@ -523,9 +545,7 @@ def _sample(style: Style) -> Line2D:
         color=style.colour,
         linestyle=style.dashes,
         linewidth=min(style.width, 2.2),
-        marker=style.marker or None,
-        markersize=5,
-        markerfacecolor=style.colour if style.filled else SURFACE,
+        **(_marker(style) if style.marker else {}),
     )
 
 
@@ -552,7 +572,7 @@ def power_of_two(exponent: float) -> str:
 
 
 def heading(comparison: Comparison) -> Drawing:
-    """What is compared, and the ops that differ, as a figure."""
+    """What is compared, the result, and the ops that differ, as a figure."""
     matrix = comparison.matrix
     lines = [
         f"{op}: "
@@ -560,7 +580,8 @@ def heading(comparison: Comparison) -> Drawing:
         for op in matrix.differences
     ]
     lines += [f"{run.label}: failed. {first_line(run.error or '')}" for run in comparison.failed]
-    lines = [_verbatim(_shortened(line)) for line in lines]
+    result = [line for said in comparison.result for line in wrap(said, CHARACTERS)]
+    lines = [_verbatim(line) for line in (*result, *map(_shortened, lines))]
     says = f"{comparison.policy!r}: {_verbatim(comparison.workload)}, {comparison.steps} steps"
 
     def draw(look: Look) -> Figure:
@@ -581,4 +602,4 @@ def _verbatim(text: str) -> str:
 
 
 def _shortened(line: str) -> str:
-    return line if len(line) <= 110 else line[:110] + "..."
+    return line if len(line) <= CHARACTERS else line[:CHARACTERS] + "..."

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 
-from ampbridge.compare.comparison import HEADER, Comparison, power, row_of
+from ampbridge.compare.comparison import HEADER, Comparison, row_of
 from ampbridge.compare.figures import NARROW, WIDE, Drawing, Look, drawings
 from ampbridge.compare.op_matrix import shown
 from ampbridge.compare.palette import THEME
+from ampbridge.compare.result import power
 from ampbridge.compare.runs import Run
 from ampbridge.errors.foreign_text import printable
 
@@ -60,6 +61,7 @@ def page(comparison: Comparison) -> str:
 <a class="skip" href="#summary">Skip to the results</a>
 <header>
 <h1>{TITLE}</h1>
+<p class="result">{"<br>".join(map(escape, comparison.result))}</p>
 <p class="lead">{_lead(comparison)}</p>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 </header>

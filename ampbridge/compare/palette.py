@@ -42,7 +42,11 @@ DASHES: Sequence[tuple[float, tuple[float, ...]]] = (
 class Style(NamedTuple):
     """How a run is drawn in every figure.
 
-    ``width``, in points: of lines that lie on each other each is seen, the widest first.
+    Of lines that lie on each other each is seen: the widest is drawn first, and their markers take turns.
+
+    Attributes:
+        width: in points.
+        turn: the place of the line's markers between two markers of the first line, from 0 to 1.
     """
 
     colour: str
@@ -50,23 +54,26 @@ class Style(NamedTuple):
     dashes: tuple[float, tuple[float, ...]]
     filled: bool
     width: float
+    turn: float
 
 
 def styles(runs: Sequence[Run]) -> dict[str, Style]:
     """By label: a colour and a marker for each backend; a framework's own way has hollow markers."""
-    names = list(dict.fromkeys(run.backend for run in runs if run.kind != "reference"))
+    marked = [run for run in runs if run.kind != "reference"]
+    names = list(dict.fromkeys(run.backend for run in marked))
+    turns = {run.label: turn / len(marked) for turn, run in enumerate(marked)}
     return {
-        run.label: _reference() if run.kind == "reference" else _style(run, names) for run in runs
+        run.label: _style(run, names, turns[run.label]) if run.label in turns else REFERENCE
+        for run in runs
     }
 
 
-def _reference() -> Style:
-    return Style(MUTED, "", (0, (1, 1)), True, 1.6)
+REFERENCE = Style(MUTED, "", (0, (1, 1)), True, 1.6, 0.0)
 
 
-def _style(run: Run, names: Sequence[str]) -> Style:
+def _style(run: Run, names: Sequence[str], turn: float) -> Style:
     at = names.index(run.backend)
     i = at % len(COLOURS)
     own = run.kind == "native"
     width = 1.4 if own else max(5.0 - 1.2 * at, 1.4)
-    return Style(COLOURS[i], MARKERS[i], DASHES[i], not own, width)
+    return Style(COLOURS[i], MARKERS[i], DASHES[i], not own, width, turn)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import isfinite
-from textwrap import wrap
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,9 +60,6 @@ MOST = 0.1
 
 SHOWN = 6
 """How many names of one kind a report prints; the attributes have all."""
-
-WIDTH = 80
-"""Columns of what is printed."""
 
 
 class Place(NamedTuple):
@@ -183,8 +179,8 @@ class Alignment(TabularReport):
             f"a: {self.a}, {self.policies[0]!r}\nb: {self.b}, {self.policies[1]!r}\n"
             + ("They differ." if self else "They agree up to rounding."),
             ("", "found"),
-            tuple(line for row in rows for line in _folded(*row)),
-            tuple(line for remark in self._remarks() for line in wrap(remark, WIDTH)),
+            tuple(rows),
+            tuple(self._remarks()),
         )
 
     def _remarks(self) -> Iterator[str]:
@@ -693,12 +689,6 @@ def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
 def _first(names: Sequence[str]) -> str:
     more = f"; {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return "; ".join(names[:SHOWN]) + more
-
-
-def _folded(label: str, text: str) -> Iterator[tuple[str, str]]:
-    """A row, and more below it where ``text`` is long."""
-    lines = wrap(text, WIDTH - 12, break_long_words=False) or [""]
-    yield from zip([label, *[""] * len(lines)], lines, strict=False)
 
 
 def _rows_of(direction: str, found: Difference | None) -> list[tuple[str, str]]:

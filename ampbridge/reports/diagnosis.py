@@ -14,7 +14,7 @@ from ampbridge.errors.foreign_text import shortened
 from ampbridge.policies.hardware import PROBED_DTYPES, Recommendation, recommendation
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
-from ampbridge.reports.tables import aligned
+from ampbridge.reports.tables import aligned, paragraph
 from ampbridge.reports.text_report import TextReport
 
 Status = Literal["probed", "not imported", "not installed", "failed"]
@@ -280,14 +280,13 @@ def _sections(report: Report, width: int | None) -> Iterator[str]:
         yield aligned(("framework", "device", "what", "state"), settings, width)
     if report.model is not None:
         yield _model_section(report.model, width)
-    yield "\n".join(_advice(report))
+    yield "\n".join(paragraph(line, width) for line in _advice(report))
 
 
 def _device_rows(framework: FrameworkReport) -> Iterator[tuple[str, ...]]:
     if not framework.devices:
         unknown = [""] * len(PROBED_DTYPES)
-        what = f"{framework.status}: {framework.problem.partition(chr(10))[0]}"
-        yield framework.name, framework.version, "", what, *unknown, ""
+        yield framework.name, framework.version, "", framework.status, *unknown, ""
     for device, probe, favoured in map(_parts, framework.devices):
         runs = ["no" if dtype in probe.failures else "runs" for dtype in PROBED_DTYPES]
         model = f"{device.model} ({_abilities(device)})" if _abilities(device) else device.model
@@ -313,6 +312,10 @@ def _model_section(model: ModelReport, width: int | None) -> str:
 
 
 def _advice(report: Report) -> Iterable[str]:
+    for framework in report.frameworks:
+        if framework.problem:
+            what = f"{framework.status}: {framework.problem.partition(chr(10))[0]}"
+            yield f"{framework.name} {'' if framework.status == 'failed' else 'is '}{what}"
     if report.recommendation is not None:
         yield f"recommended: {report.recommendation.policy!r}"
         yield f"because {report.recommendation.reason}"

@@ -12,7 +12,7 @@ from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
-from ampbridge.reports.tables import aligned
+from ampbridge.reports.tables import aligned, paragraph
 from ampbridge.reports.text_report import TextReport
 
 
@@ -80,7 +80,7 @@ class ExplanationTable(TextReport):
         return plain_fields(self)
 
     def text(self, width: int | None) -> str:
-        title = f"{self.policy!r} on {self.backend} ({self.device})"
+        title = paragraph(f"{self.policy!r} on {self.backend} ({self.device})", width)
         ops = aligned(OpRow._fields, self.ops, width)
         features = aligned(FeatureRow._fields, self.features, width)
         return f"{title}\n\n{ops}\n\n{features}"

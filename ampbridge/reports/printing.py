@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from ampbridge.errors.foreign_text import printable
 from ampbridge.reports.plain_data import plain_fields
-from ampbridge.reports.tables import aligned
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from ampbridge.reports.tables import aligned, paragraph
+from ampbridge.reports.text_report import TextReport
 
 
 def print_text(text: str, file: TextIO) -> None:
@@ -22,8 +20,8 @@ def print_text(text: str, file: TextIO) -> None:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows under a header, between a title and remarks; ``str`` is its plain form.
+class Table(TextReport):
+    """Rows under a header, between a title and remarks; ``str`` has at most 80 columns.
 
     Control characters of what it shows are escaped.
     """
@@ -42,39 +40,24 @@ class Table:
         }
         vars(self).update(shown)  # it is frozen
 
-    def __str__(self) -> str:
-        parts = (self.title, aligned(self.header, self.rows) if self.rows else "")
-        return "\n".join([*filter(None, parts), *self.remarks])
-
-    def print(self, file: TextIO) -> None:
-        """Write it to ``file``: on a terminal folded to its width, elsewhere a line a row."""
-        if not file.isatty():
-            print(self, file=file)
-            return
-        from rich.text import Text
-
-        console = terminal(file)
-        console.print(Text(self.title, "bold"))
-        if self.rows:
-            print(aligned(self.header, self.rows, console.width), file=file)
-        for remark in self.remarks:
-            console.print(Text(remark))
-
-
-def terminal(file: TextIO) -> Console:
-    """Rich's idea of a terminal: its width, and whether it has colours."""
-    from rich.console import Console  # a tenth of a second, for terminals alone
-
-    return Console(file=file, highlight=False)
+    def text(self, width: int | None) -> str:
+        parts = (self.title, *self.remarks)
+        title, *remarks = (paragraph(part, width) for part in parts)
+        rows = [aligned(self.header, self.rows, width)] if self.rows else []
+        return "\n".join([*filter(None, [title]), *rows, *remarks])
 
 
 def width_of(file: TextIO) -> int | None:
     """The columns of a terminal; None for a pipe or a file, where lines may be as long as they are."""
-    return terminal(file).width if file.isatty() else None
+    if not file.isatty():
+        return None
+    from rich.console import Console  # a tenth of a second, for terminals alone
+
+    return Console(file=file).width
 
 
 class TabularReport(ABC):
-    """A dataclass that prints as a table and converts to plain data; ``str`` is its plain form."""
+    """A dataclass that prints as a table and converts to plain data; ``str`` has at most 80 columns."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; numbers that are infinite are None."""

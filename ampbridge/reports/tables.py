@@ -1,12 +1,16 @@
-"""Tables as plain text, folded to the width of a terminal."""
+"""Tables and sentences as plain text, folded to a width."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from textwrap import wrap
 
 Row = Sequence[str]
+
+WIDTH = 80
+"""Columns of what is printed where no terminal tells its own."""
 
 _WORD = re.compile(r"\S+\s*")
 _LONG_NAME = 12
@@ -31,6 +35,17 @@ def aligned(header: Row, rows: Iterable[Row], width: int | None = None) -> str:
     heading, *content = [_lines(row, widths, gap) for row in cells]
     rule = _line(["-" * each for each in widths], widths, gap)
     return "\n".join([*heading, rule, *(line for row in content for line in row)])
+
+
+def paragraph(text: str, width: int | None) -> str:
+    """``text``, each of its lines folded between words if there is a ``width``."""
+    if width is None:
+        return text
+    lines = text.split("\n")
+    folded = (
+        wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in lines
+    )
+    return "\n".join(line for each in folded for line in each)
 
 
 def _total(widths: Sequence[int], gap: int) -> int:

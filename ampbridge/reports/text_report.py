@@ -1,23 +1,25 @@
-"""Reports of several tables, as text."""
+"""Reports as text: folded to a width, or a line a row."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TextIO
 
+from ampbridge.reports.tables import WIDTH
+
 
 class TextReport(ABC):
-    """A report of several tables; ``str`` is its plain form."""
+    """A report that prints as text; ``str`` has at most 80 columns."""
 
     @abstractmethod
     def text(self, width: int | None) -> str:
-        """The report, its tables folded to ``width`` columns; None for a line a row."""
+        """The report folded to ``width`` columns; None for a line a row, as long as they are."""
 
     def print(self, file: TextIO) -> None:
-        """Write it to ``file``."""
+        """Write it to ``file``: folded to the width of a terminal, a line a row elsewhere."""
         from ampbridge.reports.printing import width_of  # by who prints, not by every import
 
         print(self.text(width_of(file)), file=file)
 
     def __str__(self) -> str:
-        return self.text(None)
+        return self.text(WIDTH)

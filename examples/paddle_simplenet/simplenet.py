@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import cycle, islice
@@ -22,10 +23,9 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import ampbridge as amp
+from ampbridge.reports.printing import Table
 
 BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
 INIT_SCALE = 1024.0
@@ -154,19 +154,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         skipped = sum(result.reason in ("inf", "nan") for result in results)
         outcomes.append(Outcome(recipe.name, seconds, results[-1].loss, skipped))
 
-    Console(highlight=False).print(as_table(outcomes, args.dtype))
+    as_table(outcomes, args.dtype).print(sys.stdout)
     if args.json:
         args.json.write_text(json.dumps([row._asdict() for row in outcomes], indent=1) + "\n")
 
 
 def as_table(outcomes: Sequence[Outcome], dtype: str) -> Table:
-    table = Table(dtype, "time", "speed-up", "last loss", "skipped")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, seconds, loss, skipped in outcomes:
-        speed_up = outcomes[0].seconds / seconds
-        table.add_row(name, f"{seconds:.3f} s", f"{speed_up:.2f}x", f"{loss:.8f}", str(skipped))
-    return table
+    rows = tuple(
+        (
+            name,
+            f"{seconds:.3f} s",
+            f"{outcomes[0].seconds / seconds:.2f}x",
+            f"{loss:.8f}",
+            str(skipped),
+        )
+        for name, seconds, loss, skipped in outcomes
+    )
+    return Table("", (dtype, "time", "speed-up", "last loss", "skipped"), rows)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

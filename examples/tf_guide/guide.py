@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from math import log2
@@ -21,10 +22,9 @@ from typing import Any, NamedTuple
 
 import data
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import ampbridge as amp
+from ampbridge.reports.printing import Table
 
 BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
 LOOPS = ("fit", "custom")
@@ -144,9 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             outcome = run(native, loop, task, digits.test, args.units)
             print(f"  outputs in {outcome.outputs}, test accuracy {outcome.accuracy:.2f}\n")
             tables.setdefault(loop, []).append(outcome)
-    console = Console(highlight=False)
     for loop, outcomes in tables.items():
-        console.print(as_table(f"{title(native, loop)}, {args.backend}", outcomes))
+        as_table(f"{title(native, loop)}, {args.backend}", outcomes).print(sys.stdout)
+        print()
     if args.json:
         args.json.write_text(json.dumps(as_json(tables), indent=1) + "\n")
 
@@ -158,24 +158,15 @@ def title(native: ModuleType, loop: str) -> str:
 
 
 def as_table(heading: str, outcomes: Sequence[Outcome]) -> Table:
-    table = Table(
-        "policy", "compute", "variables", "outputs", "scale", "s/epoch", "accuracy", title=heading
-    )
-    for column in table.columns[4:]:
-        column.justify = "right"
+    header = ("policy", "compute", "variables", "outputs", "scale", "s/epoch", "accuracy")
+    rows = []
     for policy, epochs, outputs, accuracy in outcomes:
         # The first epoch is left out where there are others: it also traces and compiles.
         seconds = float(np.median([epoch.seconds for epoch in epochs[1:] or epochs]))
-        table.add_row(
-            str(policy),
-            policy.compute_dtype,
-            policy.variable_dtype,
-            outputs,
-            as_power(epochs[-1].scale),
-            f"{seconds:.2f}",
-            f"{accuracy:.2f}",
-        )
-    return table
+        dtypes = (policy.compute_dtype, policy.variable_dtype, outputs)
+        scale = as_power(epochs[-1].scale)
+        rows.append((str(policy), *dtypes, scale, f"{seconds:.2f}", f"{accuracy:.2f}"))
+    return Table(heading, header, tuple(rows))
 
 
 def as_power(scale: float) -> str:

@@ -35,7 +35,7 @@ def test_the_recommendation_is_that_of_the_one_framework_s_first_device(only_toy
 
 def test_it_prints_what_it_found(only_toy, monkeypatch):
     monkeypatch.setattr(only_toy.Backend, "failures", {"bfloat16": "no kernel " + "x" * 200})
-    text = str(amp.doctor())
+    text = amp.doctor().text(None)
     assert "toy:0   Toy 1 (compute capability 8.0)  runs     runs     no        O1:float16" in text
     assert "toyframework  toy:0   TF32      off" in text
     assert "no kernel xxx" in text

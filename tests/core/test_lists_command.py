@@ -283,7 +283,7 @@ def test_a_terminal_gets_its_width_and_what_is_piped_a_line_a_row(monkeypatch):
     plain, terminal = io.StringIO(), Terminal()
     table.print(plain)
     table.print(terminal)
-    assert plain.getvalue() == f"{table}\n"
+    assert plain.getvalue() == f"{table.text(None)}\n"
     assert plain.getvalue().count("\n") == 5
     assert terminal.getvalue().count("\n") == 6
     assert "[title]" in terminal.getvalue()  # no markup

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 import tomlkit
@@ -124,6 +125,15 @@ def test_a_table_fits_the_terminal_and_cuts_nothing(monkeypatch, columns):
         ]
         assert name in "".join(parts)
     assert "…" not in shown
+
+
+def test_as_text_it_has_80_columns_and_all_words():
+    long = replace(WIDE, title="a loss scale of " * 8, remarks=(*WIDE.remarks, "a\n\nb"))
+    shown = str(long)
+    assert max(map(len, shown.splitlines())) == 80
+    assert shown.count("a loss") + shown.count("a\nloss") == 8
+    assert "headroom:\ndoublings until" in shown
+    assert shown.endswith("\na\n\nb")
 
 
 def test_a_table_in_a_pipe_has_a_line_a_row():

@@ -21,6 +21,7 @@ batches = digits.first(3)
 """
 CONTEXTS = {
     ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
+    ("docs/index.md", 'step = amp.train_step(loss_fn, model, optimizer, policy="O1")'): DIGITS,
     ("docs/examples.md", "model = MODELS[workload](backend, seed)"): """
 import ampbridge as amp
 from ampbridge import neutral

@@ -46,6 +46,21 @@ def test_a_page_is_whole(opened, page, width, theme):
     assert scheme == {"light": "default", "dark": "slate"}[theme]
 
 
+# Tables that are wider than their place: the rest of them is out of sight.
+CUT = """
+[...document.querySelectorAll('article .md-typeset__scrollwrap, article .md-typeset__table')]
+  .filter((place) => place.scrollWidth > place.clientWidth + 1)
+  .map((place) => [place.scrollWidth, place.textContent.trim().slice(0, 60)])
+"""
+
+
+def test_no_table_is_cut_at_1280_pixels(site, opened):
+    pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    assert len(pages) > 30
+    cut = {page: found for page in pages if (found := opened(page, 1280).ask(CUT))}
+    assert cut == {}
+
+
 def test_the_search_finds_without_a_server(opened):
     shown = opened("index.html?q=softmax")
     found = "[...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"

@@ -52,7 +52,7 @@ def test_losses_of_float32_o1_and_o2_agree(
     assert {row["skipped"] for row in rows.values()} == {0}
     assert f"SimpleNet in {framework} on a CPU: 3 x Linear 64, batch 32" in printed
     for row in rows.values():
-        [line] = [line for line in printed.splitlines() if f" {row['name']} " in line]
+        [line] = [line for line in printed.splitlines() if line.startswith(f"{row['name']}  ")]
         assert f" {row['loss']:.8f} " in line
         assert f" {row['seconds']:.3f} s " in line
         assert f" {rows['float32']['seconds'] / row['seconds']:.2f}x " in line

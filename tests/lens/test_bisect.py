@@ -364,8 +364,9 @@ def test_as_data_and_in_words():
     assert data["errors_before"]["loss"] is None  # it was infinite
     (row,) = found.table().rows
     assert row[:4] == ("op", "exp", "2", "inf")
-    assert f"{found.runs} runs" in str(found)
-    assert repr(found.policy) in str(found)
+    text = found.table().text(None)
+    assert f"{found.runs} runs" in text
+    assert repr(found.policy) in text
 
 
 def test_gradients_that_overflow_alone_may_be_the_scales_doing():
