@@ -3,7 +3,8 @@
     python scripts/write_gallery.py                     all of them, minutes each
     python scripts/write_gallery.py images_ema gan      some of them
 
-Each script runs twice, in float32 and under its own policy, in a process and a folder of its own. The
+Each script runs twice, in float32 and under its own policy, in a process and a folder of its own. One
+without a policy, whose recipe is ported, runs once, and the script that it was ported from runs, too. The
 figure goes to docs/images/gallery/NAME.svg, the table between the marks of NAME in docs/gallery/NAME.md.
 """
 
@@ -58,16 +59,18 @@ LAST = 50
 
 
 class Log(NamedTuple):
-    """A CSV file of ``amp.StepLog``.
+    """A CSV file of ``amp.StepLog``, or of Keras' ``CSVLogger`` with ``ScaleLogs``.
 
     Attributes:
-        loss, scale: of each step.
-        skips: the numbers of the skipped steps.
+        loss, scale: of each step, or at the end of each epoch.
+        skips: the numbers of the skipped steps, or of the epochs with skipped steps.
+        unit: "step" or "epoch".
     """
 
     loss: Sequence[float]
     scale: Sequence[float]
     skips: Sequence[int]
+    unit: str = "step"
 
     @property
     def is_scaled(self) -> bool:
@@ -96,18 +99,53 @@ class Run(NamedTuple):
         """``O1, float16``."""
         return f"{self.policy.partition(':')[0]}, {Policy.parse(self.policy).compute_dtype}"
 
+    @property
+    def heading(self) -> str:
+        """Of its column in the table."""
+        return f"`--policy {self.policy}`"
 
-def run(name: str, policy: str) -> Run:
+
+class Side(Run):
+    """One of two runs of a recipe that was ported; ``policy`` names the framework."""
+
+    @property
+    def label(self) -> str:
+        return self.policy
+
+    @property
+    def heading(self) -> str:
+        return self.policy
+
+
+def runs_of(name: str) -> list[Run]:
+    """In float32 and under its own policy; of a ported recipe, of both frameworks."""
+    script = gallery.SCRIPTS / f"{name}.py"
+    if '"--policy"' in gallery.source(name):
+        generates = '"--samples"' in gallery.source(name)
+        others = ["--samples", "samples.npy"] if generates else []
+        return [
+            run(script, ["--policy", policy, *others], policy)
+            for policy in ("O0", own_policy(name))
+        ]
+    with TemporaryDirectory() as folder:
+        rewritten = Path(folder) / "rewritten.py"
+        options = ["--to", "ampbridge", "--out", rewritten, "--quiet"]
+        command = [sys.executable, "-m", "ampbridge", "port", PORTED_FROM, *options]
+        subprocess.run(command, check=True)
+        return [run(rewritten, [], "Paddle", Side), run(script, [], "Keras", Side)]
+
+
+PORTED_FROM = gallery.SCRIPTS / "ported" / "paddle_train.py"
+
+
+def run(script: Path, options: Sequence[str], policy: str, kind: type[Run] = Run) -> Run:
     """Run a script of the gallery.
 
     Raises:
         subprocess.CalledProcessError: if it fails.
     """
     with TemporaryDirectory() as folder:
-        options = ["--policy", policy, "--log", "run.csv"]
-        generates = '"--samples"' in gallery.source(name)
-        options += ["--samples", "samples.npy"] if generates else []
-        command = [sys.executable, gallery.SCRIPTS / f"{name}.py", *options]
+        command = [sys.executable, script, *options, "--log", "run.csv"]
         before = cpu_seconds()
         done = subprocess.run(
             command,
@@ -118,8 +156,9 @@ def run(name: str, policy: str) -> Run:
             check=True,
         )
         seconds = cpu_seconds() - before
-        samples = np.load(Path(folder) / "samples.npy") if generates else None
-        return Run(policy, logs(Path(folder)), results(done.stdout), samples, seconds)
+        file = Path(folder) / "samples.npy"
+        samples = np.load(file) if file.exists() else None
+        return kind(policy, logs(Path(folder)), results(done.stdout), samples, seconds)
 
 
 def cpu_seconds() -> float:
@@ -136,9 +175,13 @@ def logs(folder: Path) -> dict[str, Log]:
 def read(file: Path) -> Log:
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    skipped = [int(row["skipped"]) for row in rows]
+    losses = [float(row["loss"]) for row in rows]
+    if "loss_scale" in rows[0]:  # Keras' CSVLogger
+        skips = [n for n, row in enumerate(rows, 1) if int(row["skipped_steps"])]
+        return Log(losses, [float(row["loss_scale"]) for row in rows], skips, "epoch")
+    skipped = [int(row.get("skipped", 0)) for row in rows]
     skips = [n for n, more in enumerate(np.diff([0, *skipped]), 1) if more]
-    return Log([float(r["loss"]) for r in rows], [float(r["scale"]) for r in rows], skips)
+    return Log(losses, [float(row["scale"]) for row in rows], skips)
 
 
 def results(printed: str) -> dict[str, str]:
@@ -164,15 +207,18 @@ def own_policy(name: str) -> str:
 def table(runs: Sequence[Run]) -> str:
     """A column for each run, in Markdown."""
     rows = [
-        [_about("loss, mean of the last 50 steps", name), *(last(r.logs[name]) for r in runs)]
-        for name in runs[0].logs
+        [_about(LAST_LOSS[log.unit], name), *(last(r.logs[name]) for r in runs)]
+        for name, log in runs[0].logs.items()
     ]
-    rows += [[name, *(run.results[name] for run in runs)] for name in runs[0].results]
-    return page.table(["", *(f"`--policy {run.policy}`" for run in runs)], rows)
+    rows += [[name, *(run.results.get(name, "") for run in runs)] for name in runs[-1].results]
+    return page.table(["", *(run.heading for run in runs)], rows)
+
+
+LAST_LOSS = {"step": "loss, mean of the last 50 steps", "epoch": "loss of the last epoch"}
 
 
 def last(log: Log) -> str:
-    return f"{np.mean(log.loss[-LAST:]):.3f}"
+    return f"{np.mean(log.loss[-LAST if log.unit == 'step' else -1 :]):.3f}"
 
 
 def _about(what: str, name: str) -> str:
@@ -181,7 +227,9 @@ def _about(what: str, name: str) -> str:
 
 def made(name: str, runs: Sequence[Run]) -> str:
     """How the numbers came about."""
-    imports = re.findall(r"^(?:import|from) (\w+)", gallery.source(name), re.M)
+    sources = gallery.source(name) + (PORTED_FROM.read_text() if type(runs[0]) is Side else "")
+    imports = re.findall(r"^(?:import|from) (\w+)", sources, re.M)
+    imports += ["tensorflow"] if "keras" in imports else []
     versions = [f"{TOLD[m]} {version(TOLD[m])}" for m in dict.fromkeys(imports) if m in TOLD]
     machine = f"one thread of an {platform.machine().replace('_', '-')} CPU"
     seconds = " and ".join(f"{run.seconds:.0f}" for run in runs)
@@ -202,7 +250,10 @@ def picture(runs: Sequence[Run]) -> bytes:
 
 
 def _figure(runs: Sequence[Run], look: Look) -> Figure:
-    scaled = {name: log for name, log in runs[-1].logs.items() if log.is_scaled}
+    if isinstance(runs[0], Side):
+        scaled = {run.label: run.logs[""] for run in runs}
+    else:  # in float32 nothing has to be scaled
+        scaled = {name: log for name, log in runs[-1].logs.items() if log.is_scaled}
     generated = [run for run in runs if run.samples is not None]
     heights = [2.3] * len(runs[0].logs) + [1.9] * bool(scaled) + [2.3] * bool(generated)
     figure = Figure(figsize=(look.width, sum(heights) + 0.5), layout="constrained")
@@ -213,11 +264,12 @@ def _figure(runs: Sequence[Run], look: Look) -> Figure:
     if scaled:
         plots.append(figure.add_subplot(next(grid)))
         _scales(plots[-1], scaled)
+    first = next(iter(runs[0].logs.values()))
     for axes in plots:
-        axes.set_xlim(0.5, len(next(iter(runs[0].logs.values())).loss) + 0.5)
+        axes.set_xlim(0.5, len(first.loss) + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.tick_params(labelbottom=axes is plots[-1])
-    plots[-1].set_xlabel("training step")
+    plots[-1].set_xlabel({"step": "training step", "epoch": "epoch"}[first.unit])
     if generated:
         inner = next(grid).subgridspec(1, len(generated))
         for place, each in zip(inner, generated, strict=True):
@@ -227,8 +279,9 @@ def _figure(runs: Sequence[Run], look: Look) -> Figure:
 
 def _losses(axes: Axes, name: str, runs: Sequence[Run]) -> None:
     """Each loss as a mean over some steps: single batches differ much."""
-    window = max(1, len(runs[0].logs[name].loss) // 40)
-    axes.set_title(_about(f"loss, mean of {window} steps", name))
+    first = runs[0].logs[name]
+    window = max(1, len(first.loss) // 40) if first.unit == "step" else 1
+    axes.set_title(_about(f"loss, mean of {window} steps" if window > 1 else "loss", name))
     for place, run in enumerate(runs):
         loss = np.asarray(run.logs[name].loss)
         mean = np.convolve(loss, np.ones(window) / window, "valid")
@@ -240,8 +293,10 @@ def _losses(axes: Axes, name: str, runs: Sequence[Run]) -> None:
 
 
 def _scales(axes: Axes, logs: Mapping[str, Log]) -> None:
-    """Of the run in mixed precision: in float32 nothing has to be scaled."""
-    axes.set_title("loss scale; a cross is a skipped step")
+    """The loss scales, by what they are of."""
+    units = {log.unit for log in logs.values()}
+    skipped = "a skipped step" if units == {"step"} else "an epoch with skipped steps"
+    axes.set_title(f"loss scale; a cross is {skipped}")
     for place, (name, log) in enumerate(logs.items()):
         exponents = np.log2(log.scale)
         colour, dashes = COLOURS[place], DASHES[place]
@@ -267,7 +322,7 @@ def _samples(axes: Axes, run: Run) -> None:
 
 def write(name: str) -> None:
     """Run a script twice, and write its figure and its table."""
-    runs = [run(name, policy) for policy in ("O0", own_policy(name))]
+    runs = runs_of(name)
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / f"{name}.svg").write_bytes(picture(runs))
     file = gallery.page(name)

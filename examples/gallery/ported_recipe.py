@@ -30,7 +30,7 @@ def dense(inputs, outputs, draw, activation=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--log", metavar="FILE", help="a CSV file")
     args = parser.parse_args()
 
@@ -48,7 +48,7 @@ def main():
         ]
     )
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
+    optimizer = keras.optimizers.SGD(0.005, momentum=0.9)
     amp.set_precision(model)  # ampbridge
     optimizer = amp.optimizer(optimizer)  # ampbridge
     step = amp.train_step(model, optimizer, loss_fn)  # ampbridge

@@ -19,7 +19,7 @@ import ampbridge as amp  # ampbridge
 
 POLICIES = ("O0", "O1", "O1:bfloat16", "O2", "O2:bfloat16")
 SIZE = 32  # pixels, of a picture
-CLASSES = 11  # of a pixel: the background, and the digits from 0 to 9
+CLASSES = 2  # of a pixel: background, digit
 
 
 class Scenes(Dataset):
@@ -27,23 +27,20 @@ class Scenes(Dataset):
 
     def __init__(self, mode, length):
         super().__init__()
-        digits = load_digits()
-        own = slice(600, None) if mode == "train" else slice(600)
-        self.images = digits.images[own].repeat(2, 1).repeat(2, 2) / 16  # 16 x 16 pixels
-        self.labels = digits.target[own]
+        images = load_digits().images.repeat(2, 1).repeat(2, 2) / 16  # 16 x 16 pixels
+        self.images = images[600:] if mode == "train" else images[:600]
         self.length = length
 
     def __getitem__(self, index):
         draw = np.random.default_rng([index, self.length])
         picture = np.zeros((SIZE, SIZE))
         mask = np.zeros((SIZE, SIZE), "int64")
-        for chosen in draw.integers(len(self.labels), size=3):
+        for digit in draw.choice(self.images, 3):
             row, column = draw.integers(SIZE - 16, size=2, endpoint=True)
             place = np.s_[row : row + 16, column : column + 16]
-            digit = self.images[chosen]
-            mask[place] = np.where(digit > 0.3, self.labels[chosen] + 1, mask[place])
+            mask[place] |= digit > 0.3
             picture[place] = np.maximum(digit, picture[place])
-        picture += draw.normal(0, 0.25, picture.shape)
+        picture += draw.normal(0, 0.5, picture.shape)
         return picture[None].astype("float32"), mask
 
     def __len__(self):
@@ -80,7 +77,7 @@ class UNet(nn.Layer):
 
 
 def loss_fn(net, pictures, masks):
-    """Cross entropy, and one minus the mean Dice coefficient of the classes."""
+    """Cross entropy, plus one minus the mean Dice coefficient of the classes."""
     logits = net(pictures)
     shares = F.softmax(logits, axis=1)
     truth = F.one_hot(masks, CLASSES).transpose([0, 3, 1, 2])
@@ -91,22 +88,20 @@ def loss_fn(net, pictures, masks):
 
 @paddle.no_grad()
 def evaluate(net, loader):
-    """The mean intersection over union of the ten digits, and the share of right pixels."""
+    """The intersection over union of the digits' pixels, and the share of right pixels."""
     net.eval()
     counts = np.zeros((CLASSES, CLASSES), int)  # of pixels, by their class and the class found
     for pictures, masks in loader:
         found = net(pictures).argmax(1)
         np.add.at(counts, (masks.numpy(), found.numpy()), 1)
     net.train()
-    right = np.diag(counts)
-    union = counts.sum(0) + counts.sum(1) - right
-    return (right / union)[1:].mean(), right.sum() / counts.sum()
+    return counts[1, 1] / (counts.sum() - counts[0, 0]), np.trace(counts) / counts.sum()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--policy", default="O1", choices=POLICIES)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--log", action="append", default=[], metavar="FILE", help="a CSV file")
     args = parser.parse_args()
 
@@ -127,7 +122,7 @@ def main():
             print(f"step {number:3d}  loss {float(loss):.3f}", flush=True)
 
     iou, accuracy = evaluate(net, test_loader)
-    print(f"mean IoU of the digits: {iou:.3f}")
+    print(f"IoU of the digits: {iou:.3f}")
     print(f"right pixels: {accuracy:.1%}")
     print(f"skipped steps: {log.skipped}")  # ampbridge
 

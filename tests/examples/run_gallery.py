@@ -23,9 +23,12 @@ from typing import Any
 
 import torchvision_ops
 
+SCRIPTS = Path(__file__).parents[2] / "examples" / "gallery"
+
 
 def main() -> None:
     """The command line."""
+    sys.path.append(str(SCRIPTS))  # what lies beside them
     runs, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     declared = torchvision_ops.declare() if "peft" in str(runs) else []  # it imports torchvision
     ran = {name: run(folder / name, **each) for name, each in runs.items()}
@@ -37,6 +40,8 @@ def run(folder: Path, script: str, options: list[str]) -> dict[str, Any]:
     """What the script printed, and its own losses."""
     folder.mkdir()
     os.chdir(folder)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session()  # graphs are ordered by the names of layers
     file = folder / "script.py"
     file.write_text(script)
     sys.argv = [str(file), *options]

@@ -19,20 +19,20 @@ import tensorflow as tf
 
 # Of this recipe; the rest of it is numbers:
 #     [policy]
-#     level = "O1" # paddle_train.py:62 level="O1"
-#     dtype = "float16" # paddle_train.py:62 dtype="float16"
+#     level = "O1" # paddle_train.py:60 level="O1"
+#     dtype = "float16" # paddle_train.py:60 dtype="float16"
 #     lists = "paddle"
-#     deny = ["gelu", "gelu_tanh"] # paddle_train.py:62 custom_black_list: ["gelu"]
+#     deny = ["gelu", "gelu_tanh"] # paddle_train.py:60 custom_black_list: ["gelu"]
 
-INIT_SCALE = 2.0**24  # paddle_train.py:57 init_loss_scaling=2.0**24
+INIT_SCALE = 2.0**24  # paddle_train.py:55 init_loss_scaling=2.0**24
 GROWTH_FACTOR = 2.0  # default of paddle.amp.GradScaler
 BACKOFF_FACTOR = 0.5  # default of paddle.amp.GradScaler
-GROWTH_INTERVAL = 100  # paddle_train.py:57 incr_every_n_steps=100
-BACKOFF_INTERVAL = 2  # paddle_train.py:57 decr_every_n_nan_or_inf=2
+GROWTH_INTERVAL = 100  # paddle_train.py:55 incr_every_n_steps=100
+BACKOFF_INTERVAL = 2  # paddle_train.py:55 decr_every_n_nan_or_inf=2
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
-CLIP_NORM = 1.0  # paddle_train.py:54 clip_norm=1.0
-DTYPE_POLICY = "mixed_float16"  # paddle_train.py:62 level="O1"
+CLIP_NORM = 1.0  # paddle_train.py:52 clip_norm=1.0
+DTYPE_POLICY = "mixed_float16"  # paddle_train.py:60 level="O1"
 LOW_LAYERS = {"AdaptiveMaxPooling2D", "Attention", "Dot"}
 FLOAT32_LAYERS = (
     "Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "

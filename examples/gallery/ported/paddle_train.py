@@ -29,7 +29,7 @@ def linear(inputs, outputs, draw):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--log", metavar="FILE", help="a CSV file")
     args = parser.parse_args()
 
@@ -46,7 +46,7 @@ def main():
         linear(256, 10, draw),
     )
     optimizer = paddle.optimizer.Momentum(
-        0.02,
+        0.005,
         momentum=0.9,
         parameters=model.parameters(),
         grad_clip=nn.ClipGradByGlobalNorm(1.0),
