@@ -37,7 +37,7 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 VARIABLES = "_torch_params"
 
 
-def own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+def own_parameters(layer: Any) -> dict[str, nn.Parameter]:
     """The parameters that a layer holds itself, by name."""
     if not is_layer(layer):
         return dict(layer.named_parameters(recurse=False))
