@@ -190,7 +190,12 @@ def masters_in(model: nn.Module) -> Iterator[None]:
 def copied(
     model: nn.Module, optimizer: optim.Optimizer, memo: dict[int, Any]
 ) -> tuple[nn.Module, optim.Optimizer]:
-    """See ``Backend.copied``. A copy of a model at O2 is decorated, and warns of its use for averages."""
+    """See ``Backend.copied``. A copy of a model at O2 is decorated, and warns of its use for averages.
+
+    Raises:
+        UnsupportedError: for models of Keras on torch.
+    """
+    keras_on_torch.check_copy(unwrapped(model))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "A copy of a model at O2", AmpBridgeWarning)
         return copy.deepcopy((model, optimizer), memo)

@@ -51,6 +51,21 @@ def is_layer(module: Any) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
+def check_copy(model: nn.Module) -> None:
+    """That a copy of ``model`` has parameters which a copy of its optimizer holds.
+
+    Raises:
+        UnsupportedError: for models of Keras, which makes new parameters.
+    """
+    if is_layer(model):
+        msg = (
+            f"Keras copies a {type(model).__name__} on torch with new parameters, which a copy of its "
+            "optimizer does not hold.\n"
+            "Hint: make both anew, and step.load(path) what step.save(path) has saved."
+        )
+        raise UnsupportedError(msg)
+
+
 def is_trained_by_keras(model: Any) -> bool:
     """Whether ``model`` has Keras' ``fit``."""
     return is_layer(model) and hasattr(model, "make_train_function")
