@@ -88,6 +88,7 @@ for dtype in ("float16", "bfloat16"):
     native = amp.Policy("O1", dtype, lists="native", execution="native")
     found[dtype] = [*by_hand(dtype)], *by_step(native)
 found["O0"], found["O2"] = by_step("O0"), by_step("O2:bfloat16")
+found["kept"] = by_step(amp.Policy("O2", "bfloat16", keep=["Conv2D"]))
 print(json.dumps(found))
 """
 
@@ -184,6 +185,16 @@ def test_on_torch_o2_keeps_the_normalizations_and_their_statistics_in_float32(
     np.testing.assert_allclose(low[0], full[0], rtol=0.05)
     for one, other in zip(low[2], full[2], strict=True):
         np.testing.assert_allclose(one, other, atol=0.01)
+
+
+@needs_torch
+def test_on_torch_a_kept_layer_stays_float32(compared: Any) -> None:
+    losses, dtypes, _ = compared["kept"]
+    low = {
+        path.partition("/")[0].rstrip("_0123456789") for path in dtypes if "bfloat" in dtypes[path]
+    }
+    assert low == {"dense"}
+    assert losses not in (compared["O2"][0], compared["O0"][0])
 
 
 @needs_torch
