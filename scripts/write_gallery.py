@@ -30,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ampbridge.compare.figures import WIDE, Drawing, Look, power_of_two
+from ampbridge.compare.figures import Drawing, Look, power_of_two
 from ampbridge.compare.palette import COLOURS, DASHES, MUTED
 from ampbridge.policies.policy import Policy
 
@@ -53,6 +53,20 @@ TOLD = {
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 """Matrices of the gallery are too small to share, and sums have one order."""
+
+# peft imports torchvision, whose wheel does not load beside a torch for CPUs.
+START = f"""\
+import os, runpy, sys
+sys.path[0] = os.path.dirname(sys.argv[1])
+sys.path.append({str(gallery.ROOT / "tests")!r})
+import torchvision_ops
+declared = torchvision_ops.declare() if "peft" in open(sys.argv[1]).read() else []
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+LOOK = Look("gallery", 6.4, 10.5, 2)
+"""Narrow enough to be read on a phone."""
 
 LAST = 50
 """Steps over which the loss at the end is averaged."""
@@ -145,7 +159,7 @@ def run(script: Path, options: Sequence[str], policy: str, kind: type[Run] = Run
         subprocess.CalledProcessError: if it fails.
     """
     with TemporaryDirectory() as folder:
-        command = [sys.executable, script, *options, "--log", "run.csv"]
+        command = [sys.executable, "-c", START, script, *options, "--log", "run.csv"]
         before = cpu_seconds()
         done = subprocess.run(
             command,
@@ -245,7 +259,7 @@ def made(name: str, runs: Sequence[Run]) -> str:
 def picture(runs: Sequence[Run]) -> bytes:
     """The losses of all runs, the loss scales with the skipped steps, and what was generated, as SVG."""
     drawn = io.BytesIO()
-    Drawing("gallery", "", "", "", lambda look: _figure(runs, look)).save(WIDE, drawn, "svg")
+    Drawing("gallery", "", "", "", lambda look: _figure(runs, look)).save(LOOK, drawn, "svg")
     return drawn.getvalue()
 
 
@@ -255,7 +269,7 @@ def _figure(runs: Sequence[Run], look: Look) -> Figure:
     else:  # in float32 nothing has to be scaled
         scaled = {name: log for name, log in runs[-1].logs.items() if log.is_scaled}
     generated = [run for run in runs if run.samples is not None]
-    heights = [2.3] * len(runs[0].logs) + [1.9] * bool(scaled) + [2.3] * bool(generated)
+    heights = [2.0] * len(runs[0].logs) + [1.7] * bool(scaled) + [1.8] * bool(generated)
     figure = Figure(figsize=(look.width, sum(heights) + 0.5), layout="constrained")
     grid = iter(figure.add_gridspec(len(heights), 1, height_ratios=heights))
     plots = [figure.add_subplot(next(grid)) for _ in runs[0].logs]
@@ -313,8 +327,9 @@ def _scales(axes: Axes, logs: Mapping[str, Log]) -> None:
 
 def _samples(axes: Axes, run: Run) -> None:
     """The first 32 generated images, beside each other."""
-    count, height, width = run.samples[:32].shape
-    tiled = run.samples[:count].reshape(count // 8, 8, height, width).transpose(0, 2, 1, 3)
+    framed = np.pad(run.samples[:32], ((0, 0), (1, 1), (1, 1)))
+    count, height, width = framed.shape
+    tiled = framed.reshape(count // 8, 8, height, width).transpose(0, 2, 1, 3)
     axes.imshow(tiled.reshape(-1, 8 * width), cmap="gray_r")
     axes.set_title(f"generated, {run.label}")
     axes.set_axis_off()

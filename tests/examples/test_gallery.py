@@ -27,6 +27,7 @@ import write_gallery  # noqa: E402
 
 # Options of a small run, and the number of its steps.
 SMALL = {
+    "gan": (["--epochs", "1"], 28),
     "images_ema": (["--epochs", "1"], 18),
     "ported_recipe": (["--steps", "40"], 40),
     "segmentation_paddle": (["--steps", "9"], 9),
@@ -34,6 +35,8 @@ SMALL = {
 }
 NAMES = gallery.names()
 WITH_POLICY = [name for name in NAMES if '"--policy"' in gallery.source(name)]
+ADVERSARIAL = {"gan"}
+"""Their losses rise when the other model learns."""
 
 
 class Ran(NamedTuple):
@@ -100,8 +103,10 @@ def test_it_trains(name: str, policy: str, ran: Any) -> None:
     run, steps = ran(name)[policy], SMALL[name][1]
     assert [len(log) for log in run.logs.values()] == [steps] * len(run.logs)
     first = losses(next(iter(run.logs.values())))
-    third = steps // 3
-    assert sum(first[-third:]) < sum(first[:third])
+    if name in ADVERSARIAL:
+        assert min(first) < 0.9 * first[0]
+    else:
+        assert sum(first[-(steps // 3) :]) < sum(first[: steps // 3])
     told = re.findall(r"^skipped steps.*: (\d+)$", run.printed, re.M)
     assert list(map(int, told)) == [n for log in run.logs.values() for n in skipped(log)]
 
