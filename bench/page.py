@@ -171,7 +171,7 @@ def placed(text: str, name: str, content: str) -> str:
     """
     begin, end = BEGIN.format(name=name), END.format(name=name)
     if begin not in text or end not in text:
-        raise SystemExit(f"{PAGE.name} has no place for {name!r}: write {begin}{end}")
+        raise SystemExit(f"The page has no place for {name!r}: write {begin}{end}")
     before, rest = text.split(begin, 1)
     _, after = rest.split(end, 1)
     return f"{before}{begin}{content}{end}{after}"

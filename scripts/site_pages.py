@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages in docs/: the tutorials, executed, and the documents beside examples.
+"""What mkdocs adds to the pages in docs/: tutorials, executed; the gallery's scripts; documents of examples.
 
 A hook of mkdocs (``hooks`` in mkdocs.yml), which calls the functions named ``on_...``.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gallery
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -29,13 +30,15 @@ DOWNLOADS = """\
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made, and the documents that lie outside of docs/."""
-    for file in (*_tutorials(config), *_documents(config)):
+    for file in (*_tutorials(config), *_scripts(config), *_documents(config)):
         files.append(file)
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Turn links out of docs/ into links to the pages that stand in for them."""
+    """Turn links out of docs/ into links to the pages that stand in for them, or into the scripts."""
+    if page.file.src_uri.startswith("gallery/"):
+        return gallery.with_scripts(markdown)
     if "/" in page.file.src_uri:
         return markdown
     return OUTSIDE.sub(lambda found: f"]({found[1]})", markdown)
@@ -58,6 +61,12 @@ def _tutorials(config: MkDocsConfig) -> Iterator[File]:
         }
         for file, content in contents.items():
             yield File.generated(config, f"tutorials/{file}", content=content)
+
+
+def _scripts(config: MkDocsConfig) -> Iterator[File]:
+    """The gallery's, to be downloaded."""
+    for name in gallery.names():
+        yield File.generated(config, f"gallery/{name}.script", content=gallery.source(name))
 
 
 def _documents(config: MkDocsConfig) -> Iterator[File]:

@@ -38,7 +38,8 @@ from ampbridge.training.recipe_file import schema
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "docs" / "recipe.schema.json"
-DOCUMENTS = (ROOT / "docs" / "porting.md", ROOT / "docs" / "porting_guide.md")
+PAGES = ("porting.md", "porting_guide.md", "gallery/ported_recipe.md")
+DOCUMENTS = tuple(ROOT / "docs" / page for page in PAGES)
 PART = re.compile(
     r"(<!-- (command|file|diff|table)(?: in (\S+))?: (.+?) -->\n).*?(<!-- end -->\n)", re.S
 )

@@ -104,6 +104,11 @@ class StepLog:
                 self.flush()
         return result
 
+    @property
+    def skipped(self) -> int:
+        """The skipped steps and dropped micro-batches since the log began. Waits for the device."""
+        return self._skipped + sum(not result.applied for result in self._pending)
+
     def flush(self) -> None:
         """Write a row of the steps since the last one, if there are any. Waits for the device."""
         pending, self._pending = self._pending, []

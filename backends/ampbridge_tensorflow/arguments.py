@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from ampbridge.adapters.backend import Kind
+from ampbridge.errors import UnsupportedError
 
 EXAMPLES = {
     "model": "model = keras.Sequential([keras.layers.Dense(2)])",
@@ -23,3 +24,16 @@ def kind(obj: object) -> Kind | None:
     if isinstance(obj, keras.optimizers.schedules.LearningRateSchedule):
         return "scheduler"
     return "model" if isinstance(obj, (keras.Layer, tf.Module)) else None
+
+
+def check_keras_backend(what: str) -> None:
+    """That Keras runs on TensorFlow, as ``what``, a part of ``fit``, needs.
+
+    Raises:
+        UnsupportedError: for Keras on torch or JAX.
+    """
+    name = keras.config.backend()
+    if name != "tensorflow":
+        msg = f"{what} is for Keras on TensorFlow, and Keras runs on {name} here.\nHint: "
+        here = "amp.train_step(loss_fn, model, torch.optim.SGD(model.parameters(), lr=0.1))"
+        raise UnsupportedError(msg + (here if name == "torch" else "KERAS_BACKEND=tensorflow"))

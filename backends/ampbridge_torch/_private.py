@@ -483,3 +483,8 @@ def after_closure(plugin: Any, model: Any, optimizer: torch.optim.Optimizer) -> 
     Each of Lightning's own precision plugins calls it; checked with Lightning 2.6.
     """
     plugin._after_closure(model, optimizer)
+
+
+def keras_layers(layer: Any) -> list[Any]:
+    """All layers inside of a Keras layer or model, which hides them from torch; checked with Keras 3.15."""
+    return list(layer._flatten_layers(include_self=False))

@@ -87,8 +87,8 @@ def test_the_norm_of_clipped_gradients_is_logged(scripted, tmp_path):
 def test_skipped_steps_between_rows_are_counted(scripted, tmp_path):
     step = scripted([1.0, np.inf, np.nan, 1.0, 1.0, 1.0, 1.0, 1.0, np.inf])
     with amp.StepLog(tmp_path / "run.csv", every=4) as log:
-        for _ in range(9):
-            log(step())
+        skipped = [log(step()) and log.skipped for _ in range(9)]
+    assert skipped == [0, 1, 2, 2, 2, 2, 2, 2, 3]
     rows = rows_of(tmp_path / "run.csv")
     assert [row["step"] for row in rows] == ["4", "8", "9"]
     assert [row["skipped"] for row in rows] == ["2", "2", "3"]

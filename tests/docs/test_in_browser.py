@@ -9,6 +9,8 @@ PAGES = (
     "index.html",
     "tutorials/loss_scaling.html",
     "tutorials/o1_and_o2.html",
+    "gallery/index.html",
+    "gallery/images_ema.html",
     "reference/lens.html",
     "porting.html",
     "ops.html",

@@ -1,5 +1,6 @@
 """The site is built without a warning, is whole, and asks nothing of any other."""
 
+import html
 import json
 import re
 import zlib
@@ -11,9 +12,9 @@ import pytest
 import ampbridge as amp
 from ampbridge import lens, port, testing
 
-TUTORIALS = sorted(
-    path.stem for path in (Path(__file__).parents[2] / "docs/tutorials").glob("*.py")
-)
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted(path.stem for path in (ROOT / "docs/tutorials").glob("*.py"))
+GALLERY = ROOT / "examples" / "gallery"
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)[^>]*?\ssrc=["']?(?:https?:)?//
     |<link\s(?![^>]*rel=["']?canonical)[^>]*?href=["']?(?:https?:)?//
@@ -87,6 +88,19 @@ def test_a_tutorial_can_be_downloaded_as_it_was_run(site, name):
     figures = re.findall(r'<img alt="([^"]{20,})"[^>]* src="([^"]+\.svg)"', page)
     assert len(figures) == len([out for out in outputs if "image/svg+xml" in out.get("data", {})])
     assert all((site / "tutorials" / file).read_text().startswith("<?xml") for _, file in figures)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GALLERY.glob("*.py")))
+def test_a_script_of_the_gallery_is_shown_whole_and_can_be_downloaded(site, name):
+    script = (GALLERY / f"{name}.py").read_text()
+    assert (site / "gallery" / f"{name}.script").read_text() == script
+    page = (site / "gallery" / f"{name}.html").read_text()
+    blocks = [
+        html.unescape(re.sub("<[^>]+>", "", b))
+        for b in re.findall("<code>(.*?)</code>", page, re.S)
+    ]
+    assert script in blocks
+    assert page.count('<span class="hll">') >= script.count("  # ampbridge\n") > 0
 
 
 def test_the_search_knows_all_pages(site):

@@ -16,6 +16,7 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, U
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.arguments import check_keras_backend
 from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.fit.unscaled_updates import scaled
 from ampbridge_tensorflow.native_values import values_of
@@ -69,6 +70,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         dynamic_growth_steps: int | None = None,
         **keras_arguments: Any,
     ) -> None:
+        check_keras_backend("LossScaleOptimizer")
         _private.check(_private.FINITE_BRANCH, _private.OVERFLOW_BRANCH)
         scaler = _scaler_of(scaler, initial_scale, dynamic_growth_steps)
         _check_arguments(inner_optimizer, scaler)

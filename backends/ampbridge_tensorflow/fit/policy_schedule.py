@@ -13,6 +13,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.training.decorate import decorate
 from ampbridge.training.result import StepResult
+from ampbridge_tensorflow.arguments import check_keras_backend
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.fit.scaled_fit import scales_by_itself, wrapped
 
@@ -54,6 +55,7 @@ class PolicySchedule(keras.callbacks.Callback):
         return self.schedule.policy(self.state)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        check_keras_backend("PolicySchedule")
         if self.model.steps_per_execution != 1:
             msg = (
                 f"PolicySchedule with steps_per_execution={self.model.steps_per_execution}: Keras calls "

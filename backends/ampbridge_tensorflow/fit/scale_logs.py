@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge_tensorflow.arguments import check_keras_backend
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -29,6 +30,7 @@ class ScaleLogs(keras.callbacks.Callback):
             ArgumentTypeError: for an optimizer that skips none.
             UnsupportedError: for data of unknown length in several steps per execution.
         """
+        check_keras_backend("ScaleLogs")
         if not isinstance(self.model.optimizer, LossScaleOptimizer):
             msg = (
                 f"ScaleLogs for a {type(self.model.optimizer).__name__}, which skips no steps.\n"

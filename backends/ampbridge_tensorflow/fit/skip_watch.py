@@ -8,6 +8,7 @@ import keras
 
 from ampbridge.errors import ArgumentTypeError
 from ampbridge.errors.flags import checked_count
+from ampbridge_tensorflow.arguments import check_keras_backend
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -33,6 +34,7 @@ class SkipWatch(keras.callbacks.Callback):
         self._next_look = every
 
     def on_train_begin(self, logs: Any = None) -> None:
+        check_keras_backend("SkipWatch")
         if not isinstance(self.model.optimizer, LossScaleOptimizer):
             msg = (
                 f"SkipWatch for a {type(self.model.optimizer).__name__}, which skips no steps.\n"

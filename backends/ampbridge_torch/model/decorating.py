@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
@@ -29,7 +28,8 @@ from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
-from ampbridge_torch.model import master_weights
+from ampbridge_torch.model import keras_on_torch, master_weights
+from ampbridge_torch.model.keras_on_torch import named_layers, own_parameters
 from ampbridge_torch.model.low_weights import (
     NORMALIZATIONS,
     LowWeights,
@@ -39,6 +39,7 @@ from ampbridge_torch.model.low_weights import (
 )
 from ampbridge_torch.model.model_calls import (
     ModelCall,
+    Removable,
     installed_call,
     model_call,
     overlapping_calls,
@@ -54,11 +55,11 @@ def layers(model: nn.Module) -> list[Layer]:
             module,
             {
                 key: tuple(p.shape)
-                for key, p in module.named_parameters(recurse=False)
+                for key, p in own_parameters(module).items()
                 if not nn.parameter.is_lazy(p)
             },
         )
-        for name, module in unwrapped(model).named_modules()
+        for name, module in named_layers(unwrapped(model))
     ]
 
 
@@ -102,7 +103,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         weights = LowWeights(
             model, wide, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]
         )
-    handles = _state_dict_hooks(model, decoration)
+    handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
         if not (call.decoration.standalone or decoration.standalone):
@@ -179,7 +180,7 @@ def masters_in(model: nn.Module) -> Iterator[None]:
     assert weights is not None
     call.remove()
     with ExitStack() as afterwards:
-        afterwards.callback(lambda: call.install_with(weights, _state_dict_hooks(inner, present)))
+        afterwards.callback(lambda: call.install_with(weights, _other_hooks(inner, present)))
         afterwards.enter_context(weights.masters_in(inner))
         afterwards.enter_context(master_weights.masters_in_optimizers(weights.masters))
         afterwards.callback(undecorate, inner, None)  # what was decorated inside
@@ -189,7 +190,12 @@ def masters_in(model: nn.Module) -> Iterator[None]:
 def copied(
     model: nn.Module, optimizer: optim.Optimizer, memo: dict[int, Any]
 ) -> tuple[nn.Module, optim.Optimizer]:
-    """See ``Backend.copied``. A copy of a model at O2 is decorated, and warns of its use for averages."""
+    """See ``Backend.copied``. A copy of a model at O2 is decorated, and warns of its use for averages.
+
+    Raises:
+        UnsupportedError: for models of Keras on torch.
+    """
+    keras_on_torch.check_copy(unwrapped(model))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "A copy of a model at O2", AmpBridgeWarning)
         return copy.deepcopy((model, optimizer), memo)
@@ -205,10 +211,15 @@ def _uncompiled(model: Any) -> Any:
     return model._orig_mod if "_orig_mod" in model._modules else model
 
 
-def _state_dict_hooks(model: nn.Module, decoration: Decoration) -> list[RemovableHandle]:
-    hooks = follow_loaded_state(model) if decoration.policy.level == "O2" else []
+def _other_hooks(model: nn.Module, decoration: Decoration) -> list[Removable]:
+    """Those of state dicts, and of Keras' own training loop."""
+    hooks: list[Removable] = []
+    if decoration.policy.level == "O2":
+        hooks += follow_loaded_state(model)
     if decoration.save_dtype is not None:
         hooks += save_in(model, DTYPES[decoration.save_dtype])
+    if decoration.standalone and keras_on_torch.is_trained_by_keras(model):
+        hooks.append(keras_on_torch.CheckedFit(model, decoration.policy))
     return hooks
 
 
@@ -222,7 +233,7 @@ def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> Iterator[nn
         yield from layer.parameters()
     for each in layers(model):
         if is_normalization(each, NORMALIZATIONS):
-            yield from each.layer.parameters(recurse=False)
+            yield from own_parameters(each.layer).values()
 
 
 @torch.no_grad()
@@ -231,7 +242,7 @@ def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magn
     low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
     held: dict[int, tuple[Layer, str, nn.Parameter]] = {}
     for layer in layers(model):
-        for name, parameter in layer.layer.named_parameters(recurse=False):
+        for name, parameter in own_parameters(layer.layer).items():
             if id(parameter) in low and _has_plain_values(parameter):
                 held.setdefault(id(parameter), (layer, name, parameter))
     norms = [torch.linalg.vector_norm(parameter, math.inf) for _, _, parameter in held.values()]

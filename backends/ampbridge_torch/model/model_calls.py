@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from inspect import Signature, signature
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.hooks import RemovableHandle
 
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.calling_code import warn
@@ -31,6 +30,13 @@ from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.model.low_weights import LowWeights
 
 FLOAT32_REGION = Policy("O0")
+
+
+class Removable(Protocol):
+    """A hook, as torch's ``RemovableHandle``."""
+
+    def remove(self) -> None:
+        """Take it out."""
 
 
 class NoCodeError(UnsupportedError, AttributeError):
@@ -49,7 +55,7 @@ class Call:
             module
         )  # which would else live until the garbage collector's next run
         self._replaced: Callable[..., Any] | None = None
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Removable] = []
 
     def install(self) -> None:
         module = self._module()
@@ -140,7 +146,7 @@ class ModelCall(Call):
         one_device = len({parameter.device.type for parameter in parameters}) == 1
         self._sample = parameters[0] if one_device else None
 
-    def install_with(self, weights: LowWeights | None, handles: Sequence[RemovableHandle]) -> None:
+    def install_with(self, weights: LowWeights | None, handles: Sequence[Removable]) -> None:
         """``handles``: of other hooks, that go with this one."""
         for call in self._kept_calls:
             call.install()

@@ -1,0 +1,120 @@
+"""Models of Keras on torch (``KERAS_BACKEND=torch``): modules that hide their layers from torch.
+
+Keras holds its layers in lists, and a model's variables, its statistics among them, as parameters in one
+``ParameterDict``. Its optimizers update these parameters, and know of no masters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+from torch import nn
+
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import _private
+
+
+def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of ``model`` by name, and Keras' layers by the names that Keras gives them."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == VARIABLES and seen:
+            continue  # of a Keras layer
+        found = [(name, module)]
+        if is_layer(module):
+            inside = _private.keras_layers(module)
+            found += [(f"{name}.{each.name}" if name else each.name, each) for each in inside]
+        for layer_name, layer in found:
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                yield layer_name, layer
+
+
+VARIABLES = "_torch_params"
+
+
+def own_parameters(layer: Any) -> dict[str, nn.Parameter]:
+    """The parameters that a layer holds itself, by name."""
+    if not is_layer(layer):
+        return dict(layer.named_parameters(recurse=False))
+    of_parts = {id(v) for part in _private.keras_layers(layer) for v in part.variables}
+    return {v.name: v.value for v in layer.variables if id(v) not in of_parts}
+
+
+def is_layer(module: Any) -> bool:
+    """Whether a module is a layer or a model of Keras."""
+    kind = getattr(sys.modules.get("keras"), "Layer", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def check_copy(model: nn.Module) -> None:
+    """That a copy of ``model`` has parameters which a copy of its optimizer holds.
+
+    Raises:
+        UnsupportedError: for models of Keras, which makes new parameters.
+    """
+    if is_layer(model):
+        msg = (
+            f"Keras copies a {type(model).__name__} on torch with new parameters, which a copy of its "
+            "optimizer does not hold.\n"
+            "Hint: make both anew, and step.load(path) what step.save(path) has saved."
+        )
+        raise UnsupportedError(msg)
+
+
+def is_trained_by_keras(model: Any) -> bool:
+    """Whether ``model`` has Keras' ``fit``."""
+    return is_layer(model) and hasattr(model, "make_train_function")
+
+
+class CheckedFit:
+    """Refuses the training of a decorated model by Keras' own loop where its optimizer cannot follow.
+
+    It stands in for ``make_train_function``, which ``fit`` and ``train_on_batch`` call first.
+    """
+
+    def __init__(self, model: Any, policy: Policy) -> None:
+        self._model, self._policy = ref(model), policy
+        model.make_train_function = self
+
+    def __call__(self, force: bool = False) -> None:
+        model: Any = self._model()
+        if model.optimizer is not None:
+            _check(model.optimizer, self._policy)
+        type(model).make_train_function(model, force)
+
+    def remove(self) -> None:
+        """Called when the model is undecorated."""
+        vars(self._model()).pop("make_train_function", None)
+
+
+def _check(optimizer: Any, policy: Policy) -> None:
+    """That ``optimizer`` trains what ``policy`` makes of a model.
+
+    Raises:
+        UnsupportedError: at O2; in float16 for one that does not scale the loss.
+    """
+    kind = type(optimizer).__name__
+    if policy.level == "O2":
+        msg = (
+            f"At O2 the weights are {policy.dtype}, and Keras' {kind} on torch updates no float32 masters."
+            "\nHint: policy='O1:bfloat16'; or amp.train_step(loss_fn, model, "
+            "torch.optim.SGD(model.parameters(), lr=0.1), policy='O2')"
+        )
+    elif policy.needs_scaling and not _scales(optimizer):
+        msg = (
+            f"{kind} does not scale the loss, and small gradients become zero in {policy.dtype}.\n"
+            "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
+            "policy='O1:bfloat16'"
+        )
+    else:
+        return
+    raise UnsupportedError(msg)
+
+
+def _scales(optimizer: Any) -> bool:
+    return hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None
