@@ -1,5 +1,7 @@
 """Configurations: base files, overrides, and the program that is read with one."""
 
+import re
+
 import pytest
 
 import ampbridge as amp
@@ -137,3 +139,159 @@ def test_what_cannot_be_together_is_refused(arguments, says, tmp_path, capsys, m
     (tmp_path / "train.py").write_text(PROGRAM)
     assert main(["port", *arguments]) != 0
     assert says in capsys.readouterr().err
+
+
+def test_a_configuration_that_changes_nothing_is_told_of(tmp_path, capsys, monkeypatch):
+    """Where the script loads it is not followed: what it sets would be missing without a word."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, a="scale: 64.0\namp: {level: O2}\n")
+    loads = "with open(args.config) as file:\n    config = yaml.safe_load(file)\n"
+    own = PROGRAM.replace(loads, "from elsewhere import settings as config\n")
+    (tmp_path / "train.py").write_text(own)
+    assert main(["port", "train.py", "-c", "a.yml"]) == 0
+    err = capsys.readouterr().err
+    assert "note: a.yml:1: The recipe is the same without this file" in err
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert main(["port", "train.py", "-c", "a.yml"]) == 0
+    assert "without this file" not in capsys.readouterr().err
+
+
+HYDRA = """\
+import hydra
+import paddle
+
+
+class Trainer:
+    def __init__(self, cfg):
+        self.cfg = cfg
+        self.accumulated = getattr(cfg.TRAIN, "accumulated", 1)
+
+    def train(self):
+        scaler = paddle.amp.GradScaler(init_loss_scaling=self.cfg.TRAIN.scale)
+        for i, x in enumerate(self.loader):
+            with paddle.amp.auto_cast(level="O1"):
+                loss = self.model(x) / self.accumulated
+            scaler.scale(loss).backward()
+            if (i + 1) % self.accumulated == 0:
+                scaler.step(self.optimizer)
+                scaler.update()
+
+
+@hydra.main(config_path="conf", config_name="a", version_base=None)
+def main(cfg):
+    Trainer(cfg).train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_hydra_passes_the_configuration_to_the_function_below_it(tmp_path):
+    put(tmp_path, a="TRAIN: {accumulated: 4, scale: 256.0}\n")
+    (tmp_path / "train.py").write_text(HYDRA)
+    recipe = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").recipe
+    assert (recipe.accumulate, recipe.scaler.init_scale) == (4, 256.0)
+
+
+def test_a_file_like_paddleseg_s_does_not_bring_paddleseg_s_op_lists(tmp_path):
+    """Their tools/train.py has the lists, not the file; of another program they are unknown."""
+    put(tmp_path, a="iters: 9\nmodel: {}\ntrain_dataset: {}\nscale: 8.0\n")
+    own = PROGRAM.replace('level=config["amp"]["level"]', "**settings_of(config)")
+    (tmp_path / "train.py").write_text(own)
+    (alternative,) = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").alternatives
+    assert {"policy.level", "policy.allow", "policy.deny"} <= alternative.unknown.keys()
+    assert alternative.settings["scaler.init_scale"] == 8.0
+
+
+LOOP = """\
+def train(config, accumulated=1):
+    clip = paddle.nn.ClipGradByGlobalNorm(config.TRAIN.CLIP) if config.TRAIN.CLIP else None
+    optimizer = paddle.optimizer.AdamW(parameters=model.parameters(), grad_clip=clip)
+    scaler = paddle.amp.GradScaler(init_loss_scaling=config.TRAIN.SCALE)
+    for i, x in enumerate(loader):
+        with paddle.amp.auto_cast():
+            loss = model(x) / accumulated
+        scaler.scale(loss).backward()
+        if (i + 1) % accumulated == 0:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def worker(*given):
+    config = given[0]
+    train(config, config.TRAIN.ACCUMULATED)
+
+
+"""
+YACS = f"""\
+import argparse
+import paddle
+from yacs.config import CfgNode as CN
+
+_C = CN()
+_C.OUTPUT = "output"
+_C.TRAIN = CN()
+_C.TRAIN.ACCUMULATED = 1
+_C.TRAIN.CLIP = 2.0
+_C.TRAIN.SCALE = 512.0
+
+
+def settings(args):
+    config = _C.clone()
+    config.defrost()
+    if args.cfg:
+        config.merge_from_file(args.cfg)
+    if args.opts:
+        config.merge_from_list(args.opts)
+    config.freeze()
+    return config
+
+
+{LOOP}\
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cfg")
+    parser.add_argument("--opts", nargs="+", default=None)
+    config = settings(parser.parse_args())
+    paddle.distributed.spawn(worker, args=(config,), nprocs=2)
+"""
+BY_KEY = re.sub(r"config\.TRAIN\.(\w+)", r'config["\1"]', LOOP)
+OMEGA = f"""\
+import argparse
+import paddle
+from omegaconf import OmegaConf
+
+{BY_KEY}\
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+args, others = parser.parse_known_args()
+config = OmegaConf.merge(OmegaConf.load(args.config), OmegaConf.from_dotlist(others))
+worker(OmegaConf.to_container(config.TRAIN, resolve=True))
+"""
+
+
+@pytest.mark.parametrize("program", [YACS, OMEGA], ids=["yacs", "omegaconf"])
+def test_what_a_library_of_configurations_merges_is_followed(program, tmp_path):
+    """Of yacs also the defaults that the file leaves, and texts as the literals that they are."""
+    put(tmp_path, a="OUTPUT: x\nTRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
+    put(tmp_path, b="TRAIN: {ACCUMULATED: 2, CLIP: None}\n")
+    script = tmp_path / "train.py"
+    script.write_text(program)
+    recipe = amp.port.read(script, config=tmp_path / "a.yml").recipe
+    assert (recipe.accumulate, recipe.clipping.limit, recipe.scaler.init_scale) == (4, 3.0, 64.0)
+    if program is YACS:
+        recipe = amp.port.read(script, config=tmp_path / "b.yml").recipe
+        assert (recipe.accumulate, recipe.clipping, recipe.scaler.init_scale) == (2, None, 512.0)
+        alone = amp.port.read(script)
+        assert (alone.recipe.clipping.limit, alone.recipe.scaler.init_scale) == (2.0, 512.0)
+        merged = [each for each in alone.alternatives if "args.cfg" in each.conditions]
+        assert all("scaler.init_scale" in each.unknown for each in merged)
+        assert merged
+
+
+def test_what_overrides_a_configuration_on_the_command_line_is_noted(tmp_path):
+    put(tmp_path, a="TRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
+    (tmp_path / "train.py").write_text(OMEGA)
+    findings = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").findings
+    assert any("what `OmegaConf.merge(" in each.message for each in findings)

@@ -457,6 +457,9 @@ def test_denied_functions_between_layers_are_told(written: Any) -> None:
         "Functional runs log_softmax",
         "Lambda runs exp",
     ]
+    inputs = keras.Input((4,))
+    x = keras.ops.cast(keras.layers.Dense(4)(inputs), "float32")
+    assert warned(module, keras.Model(inputs, keras.ops.log_softmax(x))) == []
 
 
 # -- clipping
@@ -548,6 +551,16 @@ def test_an_optimizer_that_accumulates_by_itself_is_refused(written: Any) -> Non
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="leave out gradient_accumulation_steps"):
         module.optimizer(inner)
+
+
+@pytest.mark.parametrize("recipe", (GUIDE, OWN_RULE), ids=("keras", "own_rule"))
+def test_an_optimizer_that_scales_the_loss_already_does_so_no_more(
+    written: Any, recipe: Any
+) -> None:
+    """Its gradients would be divided by two scales: clipping and epsilon would see others."""
+    sgd = keras.optimizers.SGD(0.1)
+    optimizer = written(recipe).optimizer(keras.optimizers.LossScaleOptimizer(sgd))
+    assert optimizer.inner_optimizer is sgd
 
 
 # -- saving and loading

@@ -161,7 +161,7 @@ def called(layer, functions):
         code |= {} if cls.__module__.startswith("keras.") else vars(cls)
     names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
     ops = [type(op) for op in getattr(layer, "operations", ()) if not isinstance(op, keras.Layer)]
-    names = [*(n for n in names if "cast" not in n), {op.__name__.lower() for op in ops}]
+    names = [each for each in (*names, {op.__name__.lower() for op in ops}) if "cast" not in each]
     return [each for each in functions if {each, each.replace("_", "")} & set().union(*names)]
 '''
 
@@ -215,6 +215,7 @@ if inner.gradient_accumulation_steps:
 KERAS_OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, under Keras' own loss scaling."""
+    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     $settings
     return keras.optimizers.LossScaleOptimizer(
         inner, initial_scale=INIT_SCALE, dynamic_growth_steps=GROWTH_INTERVAL
@@ -224,6 +225,7 @@ def optimizer(inner):
 OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
+    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     $settings
     return AmpOptimizer(inner, initial_scale=$initial_scale)
 

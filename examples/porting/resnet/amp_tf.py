@@ -88,7 +88,7 @@ def called(layer, functions):
         code |= {} if cls.__module__.startswith("keras.") else vars(cls)
     names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
     ops = [type(op) for op in getattr(layer, "operations", ()) if not isinstance(op, keras.Layer)]
-    names = [*(n for n in names if "cast" not in n), {op.__name__.lower() for op in ops}]
+    names = [each for each in (*names, {op.__name__.lower() for op in ops}) if "cast" not in each]
     return [each for each in functions if {each, each.replace("_", "")} & set().union(*names)]
 
 
@@ -104,6 +104,7 @@ def float32(x):
 
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
+    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     inner.global_clipnorm = CLIP_NORM
     if inner.gradient_accumulation_steps:
         raise ValueError("AmpOptimizer accumulates: leave out gradient_accumulation_steps.")
