@@ -2,12 +2,14 @@
 
 Both branches of a condition that cannot be known are followed, and what they leave is joined. Loops
 over what is not known are followed once, with counters unknown. Functions that nothing calls are
-followed at last, with parameters unknown. The calls met on the way are ``events``.
+followed at last, with parameters unknown; those that they call are followed from there. The calls met
+on the way are ``events``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -57,6 +59,8 @@ from ampbridge.port.interpreter.values import (
 LONGEST_UNROLLED = 8
 # What the result of a command line's parser is usually passed on as.
 OPTIONS = ("args", "opt", "opts", "options", "flags", "FLAGS")
+CALLED = re.compile(r"(?<![\w.])(?<!def )((?:self\.)?\w+)\(")
+"""What a function calls by its name, or of its own object."""
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
 
 
@@ -81,8 +85,8 @@ class Interpreter(Configured):
     def run(self) -> None:
         """Follow the module, then what nothing in it has called."""
         self._block(self.source.module.body)
-        for function in self._functions:
-            if function.owner is None and function.frame.root is self.module:
+        for function in self._callers_first(None):
+            if function.frame.root is self.module:
                 self._run_uncalled(function)
         for cls in self._classes:
             if cls.frame.root is self.module or self._is_run_by_a_library(cls):
@@ -114,6 +118,17 @@ class Interpreter(Configured):
         if id(function.node) not in self.runs:
             self.call_function(function, self._any_arguments(function), function.node)
 
+    def _callers_first(self, owner: Class | None) -> Iterator[Function]:
+        """The functions of a class, or of none; those that another one calls come last.
+
+        A helper has the arguments of its caller then, instead of its defaults.
+        """
+        uncalled = [f for f in self._functions if f.owner is owner and id(f.node) not in self.runs]
+        called = {name for each in uncalled for name in CALLED.findall(self.text(each.node))}
+        prefix = "" if owner is None else "self."
+        yield from (each for each in uncalled if prefix + each.name not in called)
+        yield from (each for each in self._functions if each.owner is owner)
+
     def _run_class(self, cls: Class) -> None:
         instance = self.instances.get(id(cls.node))
         if instance is None:
@@ -122,8 +137,8 @@ class Interpreter(Configured):
             made = self.instantiate(cls, passed, cls.node, "")
             assert isinstance(made, Instance)
             instance = made
-        for function in self._functions:
-            if function.owner is cls and id(function.node) not in self.runs:
+        for function in self._callers_first(cls):
+            if id(function.node) not in self.runs:
                 me = () if function.kind == "static" else (Passed(None, instance, function.node),)
                 others = self._any_arguments(function)[len(me) :]
                 self.call_function(function, (*me, *others), function.node)
