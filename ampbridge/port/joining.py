@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampbridge.port import choosing
 from ampbridge.port.reading import Alternative, Finding, Place, Reading
 
 
@@ -26,7 +25,7 @@ def joined(program: Reading, config: Reading) -> Reading:
         return replace(
             config, file=program.file, findings=(*config.findings, note), ops=program.ops
         )
-    known = _shared(choosing.choose(config.alternatives).candidates)
+    known = _shared(config.alternatives)
     filled = tuple(_filled(each, known) for each in program.alternatives)
     if filled == program.alternatives:
         return program

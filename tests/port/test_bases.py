@@ -137,3 +137,13 @@ def test_what_cannot_be_together_is_refused(arguments, says, tmp_path, capsys, m
     (tmp_path / "train.py").write_text(PROGRAM)
     assert main(["port", *arguments]) != 0
     assert says in capsys.readouterr().err
+
+
+def test_a_file_like_paddleseg_s_does_not_bring_paddleseg_s_op_lists(tmp_path):
+    """Their tools/train.py has the lists, not the file; of another program they are unknown."""
+    put(tmp_path, a="iters: 9\nmodel: {}\ntrain_dataset: {}\nscale: 8.0\n")
+    own = PROGRAM.replace('level=config["amp"]["level"]', "**settings_of(config)")
+    (tmp_path / "train.py").write_text(own)
+    (alternative,) = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").alternatives
+    assert {"policy.level", "policy.allow", "policy.deny"} <= alternative.unknown.keys()
+    assert alternative.settings["scaler.init_scale"] == 8.0
