@@ -139,6 +139,44 @@ def test_what_cannot_be_together_is_refused(arguments, says, tmp_path, capsys, m
     assert says in capsys.readouterr().err
 
 
+HYDRA = """\
+import hydra
+import paddle
+
+
+class Trainer:
+    def __init__(self, cfg):
+        self.cfg = cfg
+        self.accumulated = getattr(cfg.TRAIN, "accumulated", 1)
+
+    def train(self):
+        scaler = paddle.amp.GradScaler(init_loss_scaling=self.cfg.TRAIN.scale)
+        for i, x in enumerate(self.loader):
+            with paddle.amp.auto_cast(level="O1"):
+                loss = self.model(x) / self.accumulated
+            scaler.scale(loss).backward()
+            if (i + 1) % self.accumulated == 0:
+                scaler.step(self.optimizer)
+                scaler.update()
+
+
+@hydra.main(config_path="conf", config_name="a", version_base=None)
+def main(cfg):
+    Trainer(cfg).train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_hydra_passes_the_configuration_to_the_function_below_it(tmp_path):
+    put(tmp_path, a="TRAIN: {accumulated: 4, scale: 256.0}\n")
+    (tmp_path / "train.py").write_text(HYDRA)
+    recipe = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").recipe
+    assert (recipe.accumulate, recipe.scaler.init_scale) == (4, 256.0)
+
+
 def test_a_file_like_paddleseg_s_does_not_bring_paddleseg_s_op_lists(tmp_path):
     """Their tools/train.py has the lists, not the file; of another program they are unknown."""
     put(tmp_path, a="iters: 9\nmodel: {}\ntrain_dataset: {}\nscale: 8.0\n")

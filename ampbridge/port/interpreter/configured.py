@@ -70,6 +70,8 @@ class Configured(Importing):
         """What ``function(*passed)`` gives; of a function that is given the file, its content, say."""
         if self.configuration is None:
             return super().call(function, passed, node, target)
+        if isinstance(function, Function) and not passed:
+            passed = self._left_out(function)
         if isinstance(function, Library) and function.qualified in LIBRARIES:
             return self._content_of(self.configuration, node)
         if isinstance(function, Method) and isinstance(function.receiver, ConfigFile):
@@ -94,6 +96,12 @@ class Configured(Importing):
             self.taken.append(node)
             return self._content_of(configuration, node)
         return given
+
+    def _left_out(self, function: Function) -> tuple[Passed, ...]:
+        """The configuration, where a decorator passes it: ``@hydra.main(...)`` above ``main(cfg)``."""
+        first = next(iter(function.node.params.params), None)
+        content = self.any_configuration(first) if first and first.default is None else None
+        return (Passed(None, content, function.node),) if content else ()
 
     def _is_content(self, given: Value, configuration: Configuration) -> bool:
         """Whether it is an object of the program's own, or a dictionary with keys of the configuration."""
