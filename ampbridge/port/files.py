@@ -242,7 +242,22 @@ def _read_python(
     reading = _followed(data, file, parse, modules, configuration and configuration[1])
     if configuration is None:
         return reading
-    return joined(reading, read_table(configuration[1], configuration[0]))
+    reading = joined(reading, read_table(configuration[1], configuration[0]))
+    without = _followed(data, file, parse, modules, None)
+    if reading.framework is None or reading.alternatives != without.alternatives:
+        return reading
+    return replace(reading, findings=(*reading.findings, _is_of_no_use(file, configuration[0])))
+
+
+def _is_of_no_use(file: str, configuration: str) -> Finding:
+    """What is to be told where a program comes to the same with a configuration and without."""
+    message = (
+        f"The recipe is the same without this file: it sets nothing of it, or where {file} loads it "
+        "is not followed."
+    )
+    return Finding(
+        "note", Place(configuration, 1, 0, ""), message, "--set KEY=VALUE for what it sets"
+    )
 
 
 def _followed(

@@ -139,6 +139,21 @@ def test_what_cannot_be_together_is_refused(arguments, says, tmp_path, capsys, m
     assert says in capsys.readouterr().err
 
 
+def test_a_configuration_that_changes_nothing_is_told_of(tmp_path, capsys, monkeypatch):
+    """Where the script loads it is not followed: what it sets would be missing without a word."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, a="scale: 64.0\namp: {level: O2}\n")
+    loads = "with open(args.config) as file:\n    config = yaml.safe_load(file)\n"
+    own = PROGRAM.replace(loads, "from elsewhere import settings as config\n")
+    (tmp_path / "train.py").write_text(own)
+    assert main(["port", "train.py", "-c", "a.yml"]) == 0
+    err = capsys.readouterr().err
+    assert "note: a.yml:1: The recipe is the same without this file" in err
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert main(["port", "train.py", "-c", "a.yml"]) == 0
+    assert "without this file" not in capsys.readouterr().err
+
+
 HYDRA = """\
 import hydra
 import paddle
