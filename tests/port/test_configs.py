@@ -295,9 +295,11 @@ optimizer: {type: SGD, grad_clip_cfg: {name: ClipGradByGlobalNorm, clip_norm: 1.
     assert any("from 0.0 to 0.1" in f.message for f in read_config(one_sided, "a.yml").findings)
 
 
-def test_a_section_amp_of_a_program_of_one_s_own_is_not_deepspeed_s():
-    """Read as DeepSpeed's it would be float32."""
+def test_a_section_amp_of_a_program_of_one_s_own_is_no_project_s():
+    """Read as DeepSpeed's it would be float32, as PaddleClas' a fixed scale of 1.0."""
     own = "optimizer: {learning_rate: 0.1}\namp: {use_amp: true, level: O1}\n"
     assert read_config(own, "config.yml").framework is None
     theirs = "optimizer: {type: Adam}\namp: {enabled: true, opt_level: O1}\n"
     assert read_config(theirs, "config.yml").framework == "deepspeed"
+    own = "AMP: {ENABLE: true, INIT_LOSS_SCALING: 1024.0}\nTRAIN: {EPOCHS: 3}\n"
+    assert read_config(own, "config.yml").framework is None

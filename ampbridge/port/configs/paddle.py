@@ -88,8 +88,9 @@ def _read_ocr_amp(section: Table, draft: Draft) -> None:
 
 
 def is_clas(root: Table) -> bool:
-    """An ``AMP`` section, or an ``Arch`` beside a ``Global`` one."""
-    return isinstance(root.get_raw("AMP"), Table) or {"Global", "Arch"} <= root.entries.keys()
+    """An ``AMP`` section with PaddleClas' own keys, or an ``Arch`` beside a ``Global`` one."""
+    own = ("use_amp", "level", "scale_loss", "use_dynamic_loss_scaling", "use_fp16_test")
+    return has_any(root.table("AMP"), *own) or {"Global", "Arch"} <= root.entries.keys()
 
 
 def read_clas(root: Table, draft: Draft) -> None:
