@@ -457,6 +457,9 @@ def test_denied_functions_between_layers_are_told(written: Any) -> None:
         "Functional runs log_softmax",
         "Lambda runs exp",
     ]
+    inputs = keras.Input((4,))
+    x = keras.ops.cast(keras.layers.Dense(4)(inputs), "float32")
+    assert warned(module, keras.Model(inputs, keras.ops.log_softmax(x))) == []
 
 
 # -- clipping

@@ -161,7 +161,7 @@ def called(layer, functions):
         code |= {} if cls.__module__.startswith("keras.") else vars(cls)
     names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
     ops = [type(op) for op in getattr(layer, "operations", ()) if not isinstance(op, keras.Layer)]
-    names = [*(n for n in names if "cast" not in n), {op.__name__.lower() for op in ops}]
+    names = [each for each in (*names, {op.__name__.lower() for op in ops}) if "cast" not in each]
     return [each for each in functions if {each, each.replace("_", "")} & set().union(*names)]
 '''
 
