@@ -553,6 +553,16 @@ def test_an_optimizer_that_accumulates_by_itself_is_refused(written: Any) -> Non
         module.optimizer(inner)
 
 
+@pytest.mark.parametrize("recipe", (GUIDE, OWN_RULE), ids=("keras", "own_rule"))
+def test_an_optimizer_that_scales_the_loss_already_does_so_no_more(
+    written: Any, recipe: Any
+) -> None:
+    """Its gradients would be divided by two scales: clipping and epsilon would see others."""
+    sgd = keras.optimizers.SGD(0.1)
+    optimizer = written(recipe).optimizer(keras.optimizers.LossScaleOptimizer(sgd))
+    assert optimizer.inner_optimizer is sgd
+
+
 # -- saving and loading
 
 
