@@ -434,7 +434,7 @@ class _Reader:
         """The defaults that were taken, of the command line say."""
         for option in dict.fromkeys(plain.options):
             place = self._source.place(option.node)
-            message = f"The recipe has its default; {option.changed_by} may change it."
+            message = f"The recipe has the default in `{place.excerpt}`; {option.changed_by} may change it."
             draft.find("note", place, message, "--set KEY=VALUE in the recipe, if it does")
 
     def _tell_of_changes(

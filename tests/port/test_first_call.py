@@ -76,7 +76,8 @@ def test_what_was_taken_is_told(capsys):
     assert "note: " in err
     assert "The recipe is O2:float16, where config" in err
     assert "--pick 5: O0, where not config" in err
-    assert 'The recipe has its default; `config["Global"]` may change it.' in err
+    default = '`config["Global"].get("scale_loss", 1.0)`'
+    assert f'The recipe has the default in {default}; `config["Global"]` may change it.' in err
 
 
 def test_what_holds_elsewhere_alone_is_not_told_of_the_recipe(capsys):
