@@ -16,6 +16,7 @@ from ampbridge.port.interpreter.decisions import (
     Cycle,
     Not,
     both,
+    cycle_of,
     negation,
 )
 from ampbridge.port.interpreter.evaluate import Plain, setting
@@ -186,7 +187,7 @@ def _is_step(event: Event) -> bool:
 
 def _cycle(step: Event) -> Cycle | None:
     """The condition by which a step is made each so many turns."""
-    return next((found for guard in step.guards if (found := _period(guard))), None)
+    return next((found for guard in step.guards if (found := cycle_of(guard))), None)
 
 
 def is_of_loop(event: Event) -> bool:
@@ -202,14 +203,4 @@ def _backward_passes(step: Event, passes: Sequence[Event]) -> Value | None:
         within = event.entry.stack[:1] == step.entry.stack[:1]
         if within and len(loops) == len(around) + 1 and loops[: len(around)] == around:
             return loops[-1].turns
-    return None
-
-
-def _period(condition: Condition) -> Cycle | None:
-    if isinstance(condition, Cycle):
-        return condition
-    if isinstance(condition, Not):
-        return _period(condition.of)
-    if isinstance(condition, And):
-        return _period(condition.left) or _period(condition.right)
     return None

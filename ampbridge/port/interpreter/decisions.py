@@ -106,6 +106,17 @@ def either(left: Condition, right: Condition) -> Condition:
     return negation(both(negation(left), negation(right)))
 
 
+def cycle_of(condition: Condition) -> Cycle | None:
+    """The first that a condition depends on."""
+    if isinstance(condition, Cycle):
+        return condition
+    if isinstance(condition, Not):
+        return cycle_of(condition.of)
+    if isinstance(condition, And):
+        return cycle_of(condition.left) or cycle_of(condition.right)
+    return None
+
+
 def atoms(condition: Condition) -> Iterator[Atom]:
     """The atoms of a formula, each once."""
     seen: set[int] = set()

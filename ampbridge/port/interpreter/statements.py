@@ -24,9 +24,8 @@ from ampbridge.port.interpreter.decisions import (
     TRUE,
     Atom,
     Condition,
-    Cycle,
-    Not,
     both,
+    cycle_of,
     either,
     negation,
 )
@@ -347,9 +346,7 @@ class Interpreter(Configured):
     def _after(self, changes: Any, condition: Condition, ended: Flow) -> Flow:
         """Go on where the other branch has ended: what follows depends on the condition."""
         self.memory.restore(changes)
-        by_turns = isinstance(condition, Cycle) or (
-            isinstance(condition, Not) and isinstance(condition.of, Cycle)
-        )
+        by_turns = cycle_of(condition) is not None
         skips = ended in (Flow.SKIPS, Flow.LEAVES)
         if ended is Flow.RETURNS or (skips and by_turns):
             self.guards.append(condition)
