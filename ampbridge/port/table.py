@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,3 +137,15 @@ def passing(call: Call, **values: Any) -> Call:
 
 def _constant(value: Any) -> Any:
     return value
+
+
+def literal(text: str) -> Any:
+    """A value as the projects read it: a literal of Python, or of YAML, or text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() in ("null", "none", "~"):
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text

@@ -1,5 +1,7 @@
 """Configurations: base files, overrides, and the program that is read with one."""
 
+import re
+
 import pytest
 
 import ampbridge as amp
@@ -200,3 +202,96 @@ def test_a_file_like_paddleseg_s_does_not_bring_paddleseg_s_op_lists(tmp_path):
     (alternative,) = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").alternatives
     assert {"policy.level", "policy.allow", "policy.deny"} <= alternative.unknown.keys()
     assert alternative.settings["scaler.init_scale"] == 8.0
+
+
+LOOP = """\
+def train(config, accumulated=1):
+    clip = paddle.nn.ClipGradByGlobalNorm(config.TRAIN.CLIP) if config.TRAIN.CLIP else None
+    optimizer = paddle.optimizer.AdamW(parameters=model.parameters(), grad_clip=clip)
+    scaler = paddle.amp.GradScaler(init_loss_scaling=config.TRAIN.SCALE)
+    for i, x in enumerate(loader):
+        with paddle.amp.auto_cast():
+            loss = model(x) / accumulated
+        scaler.scale(loss).backward()
+        if (i + 1) % accumulated == 0:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def worker(*given):
+    config = given[0]
+    train(config, config.TRAIN.ACCUMULATED)
+
+
+"""
+YACS = f"""\
+import argparse
+import paddle
+from yacs.config import CfgNode as CN
+
+_C = CN()
+_C.OUTPUT = "output"
+_C.TRAIN = CN()
+_C.TRAIN.ACCUMULATED = 1
+_C.TRAIN.CLIP = 2.0
+_C.TRAIN.SCALE = 512.0
+
+
+def settings(args):
+    config = _C.clone()
+    config.defrost()
+    if args.cfg:
+        config.merge_from_file(args.cfg)
+    if args.opts:
+        config.merge_from_list(args.opts)
+    config.freeze()
+    return config
+
+
+{LOOP}\
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cfg")
+    parser.add_argument("--opts", nargs="+", default=None)
+    config = settings(parser.parse_args())
+    paddle.distributed.spawn(worker, args=(config,), nprocs=2)
+"""
+BY_KEY = re.sub(r"config\.TRAIN\.(\w+)", r'config["\1"]', LOOP)
+OMEGA = f"""\
+import argparse
+import paddle
+from omegaconf import OmegaConf
+
+{BY_KEY}\
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+args, others = parser.parse_known_args()
+config = OmegaConf.merge(OmegaConf.load(args.config), OmegaConf.from_dotlist(others))
+worker(OmegaConf.to_container(config.TRAIN, resolve=True))
+"""
+
+
+@pytest.mark.parametrize("program", [YACS, OMEGA], ids=["yacs", "omegaconf"])
+def test_what_a_library_of_configurations_merges_is_followed(program, tmp_path):
+    """Of yacs also the defaults that the file leaves, and texts as the literals that they are."""
+    put(tmp_path, a="OUTPUT: x\nTRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
+    put(tmp_path, b="TRAIN: {ACCUMULATED: 2, CLIP: None}\n")
+    script = tmp_path / "train.py"
+    script.write_text(program)
+    recipe = amp.port.read(script, config=tmp_path / "a.yml").recipe
+    assert (recipe.accumulate, recipe.clipping.limit, recipe.scaler.init_scale) == (4, 3.0, 64.0)
+    if program is YACS:
+        recipe = amp.port.read(script, config=tmp_path / "b.yml").recipe
+        assert (recipe.accumulate, recipe.clipping, recipe.scaler.init_scale) == (2, None, 512.0)
+        alone = amp.port.read(script)
+        assert (alone.recipe.clipping.limit, alone.recipe.scaler.init_scale) == (2.0, 512.0)
+        merged = [each for each in alone.alternatives if "args.cfg" in each.conditions]
+        assert all("scaler.init_scale" in each.unknown for each in merged)
+        assert merged
+
+
+def test_what_overrides_a_configuration_on_the_command_line_is_noted(tmp_path):
+    put(tmp_path, a="TRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
+    (tmp_path / "train.py").write_text(OMEGA)
+    findings = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").findings
+    assert any("what `OmegaConf.merge(" in each.message for each in findings)

@@ -9,7 +9,6 @@ Both are relative to the file, and whatever the file itself has overrides its ba
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from ampbridge.errors import ArgumentError, SourceError
 from ampbridge.port.configs import document
 from ampbridge.port.modules import is_within, root_of
 from ampbridge.port.reading import Place
-from ampbridge.port.table import Entry, Table
+from ampbridge.port.table import Entry, Table, literal
 
 MOST_BASES = 64
 DETECTION, SEG, INHERITED = "_BASE_", "_base_", "_inherited_"
@@ -127,7 +126,7 @@ def overridden(root: Table, overrides: Sequence[str]) -> Table:
             msg = f"Cannot read the override {text!r}.\n"
             raise ArgumentError(msg + "Hint: -o AMP.use_amp=True")
         place = Place("-o", 1, 0, text)
-        root = _with(root, key.strip().split("."), _value(value.strip()), place, text)
+        root = _with(root, key.strip().split("."), literal(value.strip()), place, text)
     return root
 
 
@@ -152,15 +151,3 @@ def _into(held: Any, keys: Sequence[str], value: Any, place: Place, text: str) -
         return [*held[:index], made, *held[index + 1 :]]
     msg = f"The override {text!r} goes into {held!r}, which has no key {keys[0]!r}.\n"
     raise ArgumentError(msg + "Hint: -o AMP.use_amp=True")
-
-
-def _value(text: str) -> Any:
-    """A value as the projects read it: a literal of Python, or of YAML, or text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if text.lower() in ("null", "none", "~"):
-        return None
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text

@@ -62,7 +62,13 @@ NAMESPACES = frozenset(
     }
 )
 AS_THEIR_ARGUMENT = frozenset(
-    {"copy.copy", "copy.deepcopy", "builtins.reversed", "ml_collections.FrozenConfigDict"}
+    {
+        "copy.copy",
+        "copy.deepcopy",
+        "builtins.reversed",
+        "ml_collections.FrozenConfigDict",
+        "omegaconf.OmegaConf.to_container",
+    }
 )
 WRAPPERS = frozenset(
     {
@@ -82,6 +88,8 @@ SETS_NAMES = re.compile(
 GETS = frozenset({"get", "pop", "setdefault"})
 """Methods of a mapping that take a key and a default."""
 DICTIONARIES = frozenset({"builtins.dict", "collections.OrderedDict"})
+NODES = frozenset({"fvcore.common.config.CfgNode", "yacs.config.CfgNode"})
+"""Configurations that a program makes itself: dictionaries whose keys are attributes, too."""
 KINDS: Mapping[str, type] = {
     f"builtins.{kind.__name__}": kind
     for kind in (bool, bytes, dict, float, int, list, set, str, tuple)
@@ -229,6 +237,10 @@ class Calls(Expressions):
             return self._parser()
         if qualified in NAMESPACES:
             return self._namespace(passed, node)
+        if qualified in NODES:
+            plain = tuple(each for each in passed if each.name is None)
+            content = self.content(self._dictionary(plain, node))
+            return self.container(node, content, by_attribute=True)
         if qualified in DICTIONARIES:
             self._described(passed, node, target)
             return self._dictionary(passed, node)
@@ -682,6 +694,10 @@ class Calls(Expressions):
     ) -> Value:
         content = self.content(receiver)
         values = [each.value for each in passed]
+        if name.startswith("merge_from_"):
+            merged = self.over(content, lambda each: self.merged_from(each, passed, node), node)
+            self.memory.set(receiver, "content", merged)
+            return Constant(None)
         if isinstance(content, Table):
             return self._of_table(receiver, content, name, passed, node)
         if isinstance(content, Choice) and name in ("get", "items", "keys", "values"):
@@ -754,7 +770,7 @@ class Calls(Expressions):
             update = self.content(self._dictionary(passed, node))
             self.memory.set(receiver, "content", self.merged(content, update, node))
             return Constant(None)
-        if name == "copy":
+        if name in ("copy", "clone"):
             return self.container(node, content, by_attribute=receiver.by_attribute)
         if name == "get" and isinstance(key, Argument):
             return self.looked_up(content, key, values[1] if len(values) > 1 else None, node)
@@ -782,6 +798,10 @@ class Calls(Expressions):
             }
             return Items("list", tuple(made[name]))
         return self.unknown(node, *values)
+
+    def merged_from(self, content: Value, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:
+        """A configuration, as ``merge_from_file(path)`` and its like leave it."""
+        return self.unknown(node)
 
     # -- of command lines
 

@@ -30,9 +30,11 @@ from ampbridge.port.interpreter.values import (
     Method,
     Passed,
     Table,
+    Unknown,
     Value,
 )
 from ampbridge.port.table import Table as Configuration
+from ampbridge.port.table import literal
 
 OPTION = re.compile(
     r"-{0,2}(?:c|cfg|conf|config|configuration|yaml|yml)(?:[-_]?(?:file|path|yaml|yml))?s?"
@@ -76,6 +78,11 @@ class Configured(Importing):
             return self._content_of(self.configuration, node)
         if isinstance(function, Method) and isinstance(function.receiver, ConfigFile):
             return function.receiver
+        if isinstance(function, Library) and function.qualified == "omegaconf.OmegaConf.merge":
+            own, *others = [each.value for each in passed] or [self.unknown(node)]
+            if isinstance(own, Container) and all(isinstance(each, Unknown) for each in others):
+                self.taken.append(node)
+                return own
         if any(isinstance(each.value, ConfigFile) for each in passed):
             return self._of_file(self.configuration, function, passed, node, target)
         return super().call(function, passed, node, target)
@@ -111,6 +118,29 @@ class Configured(Importing):
         return isinstance(content, Table) and bool(
             content.items.keys() & configuration.entries.keys()
         )
+
+    def merged_from(self, content: Value, passed: tuple[Passed, ...], node: cst.CSTNode) -> Value:
+        """With what the file has, under ``merge_from_file``; other merges are noted."""
+        if self.configuration is None or not isinstance(content, Table):
+            return super().merged_from(content, passed, node)
+        if any(isinstance(each.value, ConfigFile) for each in passed):
+            return self._merged(content, self.configuration, node)
+        self.taken.append(node)
+        return content
+
+    def _merged(self, content: Table, file: Configuration, node: cst.CSTNode) -> Table:
+        """Key by key; yacs reads a text as the literal that it is: ``None``."""
+        items = dict(content.items)
+        for key, entry in file.entries.items():
+            below = self.content(items[key]) if key in items else None
+            if isinstance(entry.value, Configuration) and isinstance(below, Table):
+                made = self._merged(below, entry.value, node)
+                items[key] = self.container(node, made, by_attribute=True)
+            elif isinstance(entry.value, str):
+                items[key] = Constant(literal(entry.value))
+            else:
+                items[key] = self._held(entry.value, node)
+        return Table(items, content.rest)
 
     def _content_of(self, configuration: Configuration, node: cst.CSTNode) -> Container:
         """The content of a configuration, as a program has it at ``node``: keys are attributes, too."""

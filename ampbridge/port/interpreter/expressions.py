@@ -71,7 +71,10 @@ OF_TEXT = frozenset(
     }
 )  # fmt: skip
 """Methods of a text."""
-OF_DICTIONARIES = frozenset(name for name in dir(dict) if not name.startswith("__"))
+OF_DICTIONARIES = frozenset(name for name in dir(dict) if not name.startswith("__")) | {
+    "clone", "defrost", "freeze", "merge_from_file", "merge_from_list"
+}  # fmt: skip
+"""Methods of dictionaries, and of yacs' configurations."""
 
 
 class Expressions(Following):
