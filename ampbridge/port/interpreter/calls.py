@@ -90,6 +90,12 @@ GETS = frozenset({"get", "pop", "setdefault"})
 DICTIONARIES = frozenset({"builtins.dict", "collections.OrderedDict"})
 NODES = frozenset({"fvcore.common.config.CfgNode", "yacs.config.CfgNode"})
 """Configurations that a program makes itself: dictionaries whose keys are attributes, too."""
+LAUNCHERS = {
+    "paddle.distributed.spawn": 0,
+    "torch.multiprocessing.spawn": 1,
+    "torch.multiprocessing.start_processes": 1,
+}
+"""Functions that call another one in processes of their own; how many arguments come before ``args``."""
 KINDS: Mapping[str, type] = {
     f"builtins.{kind.__name__}": kind
     for kind in (bool, bytes, dict, float, int, list, set, str, tuple)
@@ -244,6 +250,8 @@ class Calls(Expressions):
         if qualified in DICTIONARIES:
             self._described(passed, node, target)
             return self._dictionary(passed, node)
+        if qualified in LAUNCHERS:
+            self._launched(LAUNCHERS[qualified], passed, node, target)
         if qualified in COLLECTIONS:
             return self._collection(COLLECTIONS[qualified], values, node)
         if qualified in AS_THEIR_ARGUMENT and values:
@@ -270,6 +278,25 @@ class Calls(Expressions):
             event.library = qualified
             self._set_by_others(method, values, node)
         return self.unknown(node, *values)
+
+    def _launched(
+        self, ranks: int, passed: tuple[Passed, ...], node: cst.CSTNode, target: str
+    ) -> None:
+        """``spawn(worker, args=(config,))``: ``worker(config)``, or ``worker(rank, config)``.
+
+        With arguments that are not known, the worker is one of the functions that nothing calls.
+        """
+        named = {each.name: each.value for each in passed if each.name}
+        plain = [each.value for each in passed if each.name is None and not each.star]
+        worker = plain[0] if plain else named.get("func", named.get("fn"))
+        arguments = plain[1] if len(plain) > 1 else named.get("args", Items("tuple", ()))
+        items = self.iterated(arguments)
+        if items is None or any(isinstance(each, Unknown) for each in items):
+            return
+        if isinstance(worker, (Function, Method, Partial)):
+            before = [self.unknown(node)] * ranks
+            given = tuple(Passed(None, each, node) for each in (*before, *items))
+            self.call(worker, given, node, target)
 
     def _set_by_others(self, method: str, values: Sequence[Value], node: cst.CSTNode) -> None:
         """What a function of another file may set in what it is passed."""
