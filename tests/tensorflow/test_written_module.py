@@ -561,6 +561,8 @@ def test_an_optimizer_that_scales_the_loss_already_does_so_no_more(
     sgd = keras.optimizers.SGD(0.1)
     optimizer = written(recipe).optimizer(keras.optimizers.LossScaleOptimizer(sgd))
     assert optimizer.inner_optimizer is sgd
+    by_name = written(recipe).optimizer("adam")
+    assert type(by_name.inner_optimizer) is keras.optimizers.Adam
 
 
 # -- saving and loading

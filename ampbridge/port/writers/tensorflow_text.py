@@ -215,6 +215,7 @@ if inner.gradient_accumulation_steps:
 KERAS_OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, under Keras' own loss scaling."""
+    inner = keras.optimizers.get(inner)  # which may be "adam"
     inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     $settings
     return keras.optimizers.LossScaleOptimizer(
@@ -225,6 +226,7 @@ def optimizer(inner):
 OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
+    inner = keras.optimizers.get(inner)  # which may be "adam"
     inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     $settings
     return AmpOptimizer(inner, initial_scale=$initial_scale)

@@ -33,9 +33,9 @@ MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
 CLIP_NORM = 1.0  # paddle_train.py:52 clip_norm=1.0
 DTYPE_POLICY = "mixed_float16"  # paddle_train.py:60 level="O1"
-LOW_LAYERS = {"AdaptiveMaxPooling2D", "Attention", "Dot"}
+LOW_LAYERS = {"AdaptiveMaxPooling2D", "Dot"}
 FLOAT32_LAYERS = (
-    "Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
+    "Attention Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
     "DepthwiseConv2D Embedding GRU GRUCell GlobalAveragePooling2D GroupNormalization LSTM LSTMCell "
     "LayerNormalization PReLU RMSNormalization Resizing SeparableConv1D SeparableConv2D SimpleRNN "
     "SimpleRNNCell Softmax UpSampling2D"
@@ -89,7 +89,7 @@ def called(layer, functions):
         code |= {} if cls.__module__.startswith("keras.") else vars(cls)
     names = [set(each.__code__.co_names) for each in code.values() if hasattr(each, "__code__")]
     ops = [type(op) for op in getattr(layer, "operations", ()) if not isinstance(op, keras.Layer)]
-    names = [*(n for n in names if "cast" not in n), {op.__name__.lower() for op in ops}]
+    names = [each for each in (*names, {op.__name__.lower() for op in ops}) if "cast" not in each]
     return [each for each in functions if {each, each.replace("_", "")} & set().union(*names)]
 
 
@@ -105,6 +105,8 @@ def float32(x):
 
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
+    inner = keras.optimizers.get(inner)  # which may be "adam"
+    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     inner.global_clipnorm = CLIP_NORM
     return AmpOptimizer(inner, initial_scale=INIT_SCALE)
 

@@ -104,6 +104,7 @@ def float32(x):
 
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
+    inner = keras.optimizers.get(inner)  # which may be "adam"
     inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
     inner.global_clipnorm = CLIP_NORM
     if inner.gradient_accumulation_steps:
