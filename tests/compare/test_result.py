@@ -179,7 +179,7 @@ def test_every_form_begins_with_the_result(trained):
     assert result.startswith(
         "mine first differs from numpy at step 1: the losses are 5 % apart, more than 1.56 %"
     )
-    assert str(trained).startswith(f"{result}\nPolicy('O1', 'float16'): ")
+    assert trained.table().text(None).startswith(f"{result}\nPolicy('O1', 'float16'): ")
     assert next(iter(trained.to_dict().items())) == ("result", [result])
     text = page(trained)
     assert text.index("</h1>") < text.index(result) < text.index("<nav")
