@@ -143,13 +143,18 @@ def accumulate(
     if "step.accumulate" in draft.settings or "step.accumulate" in draft.unknown:
         return
     steps = [event for event in events if _is_step(event)]
-    by_turns = ((step, _turns(step)) for step in steps)  # says more than a loop that may warm up
+    cycles = ((step, _cycle(step)) for step in steps)  # say more than a loop that may warm up
+    by_turns = ((step, c.period, c.node or step.node) for step, c in cycles if c is not None)
     passes = [event for event in events if event.method == "backward"]
-    by_loops = ((step, _backward_passes(step, passes)) for step in steps)
-    found = (each for each in (*by_turns, *by_loops) if each[1] is not None)
-    step, turns = next(found, (None, None))
-    if step is None or turns is None:
+    by_loops = (
+        (step, turns, step.node)
+        for step in steps
+        if (turns := _backward_passes(step, passes)) is not None
+    )
+    found = next(iter((*by_turns, *by_loops)), None)
+    if found is None:
         return
+    step, turns, said = found
     try:
         count = plain.of(turns)
     except NotKnown as error:
@@ -157,7 +162,7 @@ def accumulate(
         return
     if isinstance(count, int) and count > 1:
         draft.set("step.accumulate", count)
-        draft.origins["step.accumulate"] = Origin(source.place(step.node))
+        draft.origins["step.accumulate"] = Origin(source.place(said))
         if not any(_is(each, count, plain) for each in divisors):
             draft.find(
                 "lost",
@@ -179,10 +184,9 @@ def _is_step(event: Event) -> bool:
     return event.method in STEPS and known
 
 
-def _turns(step: Event) -> Value | None:
-    """Each how many turns a step is made."""
-    cycle = next((found for guard in step.guards if (found := _period(guard))), None)
-    return None if cycle is None else cycle.period
+def _cycle(step: Event) -> Cycle | None:
+    """The condition by which a step is made each so many turns."""
+    return next((found for guard in step.guards if (found := _period(guard))), None)
 
 
 def is_of_loop(event: Event) -> bool:

@@ -153,10 +153,10 @@ def _made(reading: Reading, wish: Wish) -> Ported:
     alternatives = _selected(reading, wish.where)
     chosen = choosing.choose(alternatives)
     candidates = chosen.candidates if wish.pick is None else (_picked(reading, chosen, wish.pick),)
-    findings = (
-        *_of_candidates(reading, candidates),
-        *_taken(reading, chosen, candidates, wish),
+    open_questions = (
+        found for found in _of_candidates(reading, candidates) if found.key not in wish.known
     )
+    findings = (*open_questions, *_taken(reading, chosen, candidates, wish))
     if wish.target is None:
         unknown = {key for each in candidates for key in each.unknown} - wish.known.keys()
         return Ported(

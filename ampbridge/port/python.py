@@ -322,6 +322,7 @@ class _Reader:
                 place,
                 f"{key} is {place.excerpt}, which cannot be known without running the file.",
                 f"--set {key}=...",
+                key,
             )
             for key, place in draft.unknown.items()
         ]

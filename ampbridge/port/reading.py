@@ -75,12 +75,14 @@ class Finding:
 
     ``kind``: "unknown", a value that only a run of the file would show; "ignored", a setting that the
     source framework silently ignores; "lost", a setting that a recipe cannot express; "note".
+    ``key``: of the recipe, where it is the value of one that is unknown.
     """
 
     kind: FindingKind
     place: Place
     message: str
     hint: str = ""
+    key: str = ""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}" + (f"\n  Hint: {self.hint}" if self.hint else "")

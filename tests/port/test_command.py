@@ -130,8 +130,8 @@ def test_strict_minds_what_is_unknown(file, port):
 
 
 def test_what_is_unknown_can_be_said(file, port):
-    code, out, _ = port(file(UNKNOWN), "--set", "scaler.init_scale=512.0")
-    assert code == 0
+    code, out, err = port(file(UNKNOWN), "--set", "scaler.init_scale=512.0")
+    assert (code, err) == (0, "")
     assert amp.Recipe.from_toml(out).scaler.init_scale == 512.0
 
 

@@ -34,7 +34,7 @@ OF_TRAINER = (
     "INIT_SCALE = 1024.0  # train.py:7 init_loss_scaling=1024\n",
     "GROWTH_INTERVAL = 2000  # default of paddle.amp.GradScaler\n",
     "BACKOFF_INTERVAL = 2  # train.py:8 decr_every_n_nan_or_inf=2\n",
-    "ACCUMULATE = 4  # train.py:15 scaler.step(optimizer)\n",
+    "ACCUMULATE = 4  # train.py:14 (i + 1) % 4 == 0\n",
     "CLIP_NORM = 1.0  # train.py:3 clip_norm=1.0\n",
     '#     level = "O1" # train.py:11 level="O1"\n',
     '#     dtype = "float16" # default of paddle.amp.auto_cast\n',

@@ -383,9 +383,13 @@ PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum")
 
 
 ATTENTIONS = {
-    "multi-head": lambda: keras.layers.MultiHeadAttention(2, 8, dropout=0.1),
-    "grouped": lambda: keras.layers.GroupQueryAttention(8, 4, 2, dropout=0.1),
+    "multi-head": lambda x: keras.layers.MultiHeadAttention(2, 8, dropout=0.1)(x, x),
+    "grouped": lambda x: keras.layers.GroupQueryAttention(8, 4, 2, dropout=0.1)(x, x),
+    "dot": lambda x: keras.layers.Attention(dropout=0.1)([x, x]),
+    "additive": lambda x: keras.layers.AdditiveAttention(dropout=0.1)([x, x]),
 }
+WHOLE = ("dot", "additive")
+"""Those that compute their products in one precision with their softmax."""
 
 
 @pytest.mark.parametrize("training", (True, False))
@@ -398,11 +402,11 @@ def test_ops_within_attention_follow_the_lists(written: Any, name: str, training
     found = {}
     for policy in (low, softmax, attention):
         inputs = keras.Input((LENGTH, WIDTH))
-        model = keras.Model(inputs, ATTENTIONS[name]()(inputs, inputs))
+        model = keras.Model(inputs, ATTENTIONS[name](inputs))
         written(amp.Recipe(policy)).set_precision(model)
         found[policy] = [ops_of(model, training, *kinds) for kinds in (["Softmax"], PRODUCTS)]
-    assert found[low][1] == found[softmax][1] == {"float16"}
-    assert found[softmax][0] == {"float32"}
+    assert found[low][1] == {"float16"}
+    assert found[softmax] == [{"float32"}, {"float32" if name in WHOLE else "float16"}]
     assert found[attention] == [{"float32"}, {"float32"}]
 
 

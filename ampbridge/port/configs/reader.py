@@ -59,6 +59,7 @@ def _unknown(draft: Draft) -> list[Finding]:
             place,
             f"{key} is {place.text}, which this file does not say.",
             f"--set {key}=...",
+            key,
         )
         for key, place in draft.unknown.items()
     ]

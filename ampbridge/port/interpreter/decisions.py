@@ -72,10 +72,14 @@ class And(Condition):
 
 @dataclass(frozen=True)
 class Cycle(Condition):
-    """True each ``period``-th time: ``(i + 1) % period == 0``. ``period`` is a value of the file."""
+    """True each ``period``-th time: ``(i + 1) % period == 0``. ``period`` is a value of the file.
+
+    ``node``: where it stands, if it compares.
+    """
 
     period: Any
     text: str
+    node: Any = field(default=None, compare=False)
 
 
 TRUE, FALSE = Truth(True), Truth(False)

@@ -528,7 +528,7 @@ class Expressions(Following):
         if elsewhere is not None:
             left = self.unknown(elsewhere)
         if isinstance(left, Remainder) and isinstance(right, Constant):
-            return Cycle(left.period, self.text(node))
+            return Cycle(left.period, self.text(node), node)
         if isinstance(left, Constant) and isinstance(right, Constant):
             return Truth(left.value == right.value)
         if isinstance(left, Library) and isinstance(right, Library):

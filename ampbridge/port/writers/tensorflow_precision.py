@@ -51,6 +51,10 @@ FLOAT32_INSIDE = frozenset(
 # Of the layers that lists deny, those that lose no more than digits of their output under a low policy.
 LOW_OUTPUT = ("Embedding", "GroupNormalization", "LayerNormalization", "RMSNormalization")
 
+# Layers that are products around a softmax which runs in the layer's own precision; it is in float32
+# within MultiHeadAttention and GroupedQueryAttention. (Keras 3.15.1; AdditiveAttention is an Attention.)
+AROUND_SOFTMAX = frozenset(("Attention",))
+
 # Functions of keras.activations, by the canonical name of their op.
 ACTIVATIONS = {
     **{
@@ -234,6 +238,8 @@ def _float32_layers(policy: Policy) -> list[str]:
     if policy.level == "O1":
         promoted = {name for name, rule in rules.items() if rule == "promote"}
         denied |= promoted & WITH_WEIGHTS
+    if listed(policy).category("softmax") == "deny":
+        denied |= AROUND_SOFTMAX
     return sorted(CLASSES.get(name, name) for name in denied)
 
 
@@ -242,7 +248,8 @@ def _low_layers(policy: Policy) -> list[str]:
     if policy.level == "O2":
         return []
     rules = listed(policy).native_rules("keras_layers")
-    return sorted({name for name, rule in rules.items() if rule == "allow"} - WITH_WEIGHTS)
+    allowed = {name for name, rule in rules.items() if rule == "allow"}
+    return sorted(allowed - WITH_WEIGHTS - {*_float32_layers(policy)})
 
 
 def _float32_functions(policy: Policy) -> set[str]:

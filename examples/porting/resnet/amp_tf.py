@@ -29,12 +29,12 @@ BACKOFF_FACTOR = 0.5  # default of paddle.amp.GradScaler
 GROWTH_INTERVAL = 1000  # paddle_train.py:174 incr_every_n_steps=cfg["amp"]["incr_every_n_steps"]
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
-ACCUMULATE = 2  # paddle_train.py:211 self.scaler.step(self.optimizer)
+ACCUMULATE = 2  # paddle_train.py:210 (i + 1) % self.accumulate == 0
 CLIP_NORM = 1.0  # paddle_train.py:114 clip_norm=settings["clip_norm"]
 DTYPE_POLICY = "mixed_float16"  # paddle_train.py:187 level=self.level
-LOW_LAYERS = {"AdaptiveMaxPooling2D", "Attention", "Dot"}
+LOW_LAYERS = {"AdaptiveMaxPooling2D", "Dot"}
 FLOAT32_LAYERS = (
-    "Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
+    "Attention Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
     "DepthwiseConv2D Embedding GRU GRUCell GlobalAveragePooling2D GroupNormalization LSTM LSTMCell "
     "LayerNormalization PReLU RMSNormalization Resizing SeparableConv1D SeparableConv2D SimpleRNN "
     "SimpleRNNCell Softmax UpSampling2D"
