@@ -33,9 +33,9 @@ MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
 CLIP_NORM = 1.0  # paddle_train.py:52 clip_norm=1.0
 DTYPE_POLICY = "mixed_float16"  # paddle_train.py:60 level="O1"
-LOW_LAYERS = {"AdaptiveMaxPooling2D", "Attention", "Dot"}
+LOW_LAYERS = {"AdaptiveMaxPooling2D", "Dot"}
 FLOAT32_LAYERS = (
-    "Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
+    "Attention Conv1DTranspose Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM2D DepthwiseConv1D "
     "DepthwiseConv2D Embedding GRU GRUCell GlobalAveragePooling2D GroupNormalization LSTM LSTMCell "
     "LayerNormalization PReLU RMSNormalization Resizing SeparableConv1D SeparableConv2D SimpleRNN "
     "SimpleRNNCell Softmax UpSampling2D"
