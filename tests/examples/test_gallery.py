@@ -29,6 +29,8 @@ import write_gallery  # noqa: E402
 SMALL = {
     "gan": (["--epochs", "1"], 28),
     "images_ema": (["--epochs", "1"], 18),
+    "language_model": (["--steps", "10"], 10),
+    "lora": (["--base-steps", "3", "--steps", "8"], 8),
     "ported_recipe": (["--steps", "40"], 40),
     "segmentation_paddle": (["--steps", "9"], 9),
     "vae_fit": (["--epochs", "3"], 3),
@@ -210,6 +212,27 @@ def test_a_log_is_read(tmp_path: Path) -> None:
     assert write_gallery.logs(tmp_path) == {"critic": log, "": log}
     assert log.is_scaled
     assert not write_gallery.Log([1.0], [1.0], []).is_scaled
+
+
+def test_a_log_of_keras_is_read(tmp_path: Path) -> None:
+    rows = ["epoch,consecutive_skips,loss,loss_scale,skipped_steps,val_loss", "0,0,2.5,8.0,3,2.0"]
+    (tmp_path / "run.csv").write_text("\n".join([*rows, "1,0,1.5,16.0,0,1.0"]) + "\n")
+    log = write_gallery.Log([2.5, 1.5], [8.0, 16.0], [1], "epoch")
+    assert write_gallery.logs(tmp_path) == {"": log}
+    run = write_gallery.Run("O1", {"": log}, {}, None, 3)
+    assert "| loss of the last epoch | 1.500 | 1.500 |" in write_gallery.table([run, run])
+    assert "an epoch with skipped steps" in write_gallery.picture([run, run]).decode()
+
+
+def test_both_sides_of_a_ported_recipe_are_shown() -> None:
+    log = write_gallery.Log([3.0] * 100, [8.0] * 50 + [4.0] * 50, [])
+    sides = [
+        write_gallery.Side(name, {"": log}, printed, None, 3)
+        for name, printed in (("Paddle", {"accuracy": "90%"}), ("Keras", {"skipped steps": "1"}))
+    ]
+    assert "|  | Paddle | Keras |" in write_gallery.table(sides)
+    assert "| skipped steps |  | 1 |" in write_gallery.table(sides)
+    assert write_gallery.picture(sides).decode().count("Paddle") > 1  # loss and scale
 
 
 def test_the_table_and_the_figure_are_of_the_runs() -> None:
