@@ -30,7 +30,7 @@ SMALL = {
     "gan": (["--epochs", "1"], 28),
     "images_ema": (["--epochs", "1"], 18),
     "language_model": (["--steps", "10"], 10),
-    "lora": (["--base-steps", "3", "--steps", "8"], 8),
+    "lora": (["--base-steps", "5", "--steps", "12"], 12),
 }
 NAMES = gallery.names()
 ADVERSARIAL = {"gan"}
