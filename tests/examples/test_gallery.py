@@ -30,7 +30,7 @@ SMALL = {
     "gan": (["--epochs", "1"], 28),
     "images_ema": (["--epochs", "1"], 18),
     "language_model": (["--steps", "10"], 10),
-    "lora": (["--base-steps", "3", "--steps", "8"], 8),
+    "lora": (["--base-steps", "5", "--steps", "12"], 12),
     "ported_recipe": (["--steps", "40"], 40),
     "segmentation_paddle": (["--steps", "9"], 9),
     "vae_fit": (["--epochs", "3"], 3),
