@@ -167,6 +167,7 @@ def _backend_of(*parts: object) -> Backend:
     names = (registry.framework_if_known(part) for part in parts)
     name = next((name for name in names if name is not None), None)
     if name is None:
+        registry.refuse_without_adapter(parts)
         in_use = registry.names_in_use()
         name = in_use[0] if len(in_use) == 1 else registry.framework_of(parts[0])
     return registry.backend(name)

@@ -9,7 +9,7 @@ Paddle crashes the interpreter) are never imported together.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,6 +33,8 @@ GROUP = "ampbridge.backends"
 
 # The core imports these itself, so they are always imported. They are in use if their adapter is.
 CORE_DEPENDENCIES = frozenset({"numpy"})
+ELSEWHERE = {"keras": "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`"}
+"""Libraries whose models run on one of several frameworks, and how to choose one that has an adapter."""
 
 # The class that stands for an array in a backward pass is of another package than the array.
 TRACED_BY = {"autograd": "numpy"}
@@ -152,6 +154,8 @@ def framework_of(*objects: object) -> str:
         BackendNotFoundError: if they belong to none, or to several.
     """
     found = {name: obj for obj in objects if (name := framework_of_type(type(obj)))}
+    if found.keys() <= CORE_DEPENDENCIES:  # NumPy's arrays may be anybody's
+        refuse_without_adapter(objects)
     if len(found) == 1:
         return next(iter(found))
     if found:
@@ -167,6 +171,19 @@ def framework_of(*objects: object) -> str:
         "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
     )
     raise BackendNotFoundError(msg)
+
+
+def refuse_without_adapter(objects: Iterable[object]) -> None:
+    """Refuse what a library makes for several frameworks, where it was made for one without an adapter.
+
+    Raises:
+        BackendNotFoundError: if there is any.
+    """
+    for obj in objects:
+        hint = next((ELSEWHERE[root] for root in _roots(type(obj)) if root in ELSEWHERE), None)
+        if hint is not None and framework_of_type(type(obj)) is None:
+            msg = f"{_kind(obj)} runs here on a framework that has no adapter.\nHint: {hint}"
+            raise BackendNotFoundError(msg)
 
 
 def framework_of_type(cls: type) -> str | None:

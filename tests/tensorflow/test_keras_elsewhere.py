@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -135,10 +136,14 @@ for callback in (*(kind() for kind in callbacks), ampbridge_tensorflow.PolicySch
 """
 
 
-def run_with(backend: str, program: str) -> list[str]:
+def run_with(backend: str, program: str, *arguments: str) -> list[str]:
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     )
     return done.stdout.splitlines()
 
@@ -228,24 +233,38 @@ def test_on_torch_keras_own_loop_is_refused_where_its_optimizers_cannot_follow()
     assert run_with("torch", FIT) == expected
 
 
-def test_what_keras_has_on_a_framework_without_an_adapter_is_refused() -> None:
-    """JAX: a Keras model and optimizer are of no class of the framework's own then."""
-    program = """
+WITHOUT_ADAPTER = """
+import sys
+import numpy as np
 import ampbridge as amp
+
+if sys.argv[1:] == ["beside"]:
+    import tensorflow
+
 model, optimizer = (
     type(name, (), {"__module__": f"keras.src.{module}"})()
     for name, module in (("Sequential", "models.sequential"), ("Adam", "optimizers.adam"))
 )
+x = np.ones((2, 4), np.float32)
 for refused in (
-    lambda: amp.train_step(lambda model, x: x, model, optimizer),
+    lambda: amp.train_step(lambda model, x: model(x), model, optimizer),
     lambda: amp.decorate(model, policy="O1"),
+    lambda: amp.lens.census(lambda model, x: model(x), model, x),
+    lambda: amp.neutral.optimizer("adamw", model, lr=0.1),
+    lambda: amp.doctor(model),
 ):
     try:
         refused()
     except amp.BackendNotFoundError as error:
         print(error)
 """
-    unknown = "No registered framework knows keras.src.models.sequential.Sequential; registered are"
-    lines = run_with("jax", program)
-    assert len(lines) == 4
-    assert all(line.startswith((unknown, "Hint: ")) for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [(), ("beside",)], ids=["alone", "beside TensorFlow"])
+def test_keras_on_a_framework_without_an_adapter_is_refused(arguments: Sequence[str]) -> None:
+    """JAX: a Keras model and optimizer are of no class of the framework's own then."""
+    said = [
+        "keras.src.models.sequential.Sequential runs here on a framework that has no adapter.",
+        "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`",
+    ]
+    assert run_with("jax", WITHOUT_ADAPTER, *arguments) == 5 * said
