@@ -63,6 +63,8 @@ class FunctionOp:
     owner: tuple[type, str] | None = None
     is_registered: bool = False
     interception: Interception[None] = field(init=False)
+    _in_modules: list[Site] = field(init=False, default_factory=list)
+    _looked_at: tuple[int, int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.interception = Interception(f"ampbridge function {self.name}", self._sites)
@@ -90,15 +92,29 @@ class FunctionOp:
         return entry
 
     def _sites(self) -> list[Site]:
+        """Where it is. All modules are looked through again only if there may be another name in one.
+
+        That takes some 20 ms in a process with a framework, and a step opens a region. A name counts
+        as a reference to the function; a module that is imported may have one.
+        """
         if self.owner is not None:
             return [self._site_in_class(*self.owner)]
-        return [
-            Site(module, attribute, self.function, self.entry)
-            for module in list(sys.modules.values())
-            if type(module) is ModuleType
-            for attribute, value in list(vars(module).items())
-            if value is self.function
-        ]
+        if self._looked_at != self._state() or not all(map(_is_there, self._in_modules)):
+            found = [
+                Site(module, attribute, self.function, self.entry)
+                for module in list(sys.modules.values())
+                if type(module) is ModuleType
+                for attribute, value in list(vars(module).items())
+                if value is self.function
+            ]
+            if found != self._in_modules:
+                self._in_modules = found
+            del found  # what it holds must not be counted
+            self._looked_at = self._state()
+        return self._in_modules
+
+    def _state(self) -> tuple[int, int]:
+        return sys.getrefcount(self.function), len(sys.modules)
 
     def _site_in_class(self, owner: type, attribute: str) -> Site:
         """The site of a method; a class method is bound to the class on which it is called."""
@@ -112,6 +128,10 @@ class FunctionOp:
 
             replacement = classmethod(bound)
         return Site(owner, attribute, vars(owner).get(attribute, INHERITED), replacement)
+
+
+def _is_there(site: Site) -> bool:
+    return vars(site.owner).get(site.attribute) is site.original
 
 
 _MARK = "_ampbridge_op"

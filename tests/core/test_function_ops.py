@@ -92,6 +92,42 @@ def test_a_path_finds_it_under_every_name_that_a_module_has_for_it(adapter, pack
     assert package.norm is original is sys.modules["their"].normalize
 
 
+def test_modules_are_looked_through_again_only_if_one_may_have_another_name(
+    adapter, package, monkeypatch
+):
+    """Twenty milliseconds of each step, in a process that has imported a framework."""
+    looked_through = []
+
+    class Modules(dict):
+        def values(self):
+            looked_through.append(len(self))
+            return super().values()
+
+    monkeypatch.setattr(sys, "modules", Modules(sys.modules))
+    users, policy = sys.modules["their"], Policy("O1", deny=["their.layers:norm"])
+
+    def seen():
+        with opened(adapter, policy):
+            return [
+                name
+                for name in dir(users)
+                if not name.startswith("__")
+                and getattr(users, name)("x") == ("deny", ("norm", "x"))
+            ]
+
+    assert [seen() for _ in range(10)] == 10 * [["normalize"]]
+    assert len(looked_through) <= 3
+    users.another = package.norm  # as a cell of a notebook does: nothing is imported
+    assert seen() == ["another", "normalize"]
+    users.normalize, users.another = package.norm, len
+    del users.another
+    assert [seen() for _ in range(10)] == 10 * [["normalize"]]
+    assert len(looked_through) <= 8
+    users.normalize, users.another = str, package.norm  # as many names as before
+    assert seen() == ["another"]
+    assert users.normalize is str
+
+
 def test_another_path_of_a_registered_function_is_the_same_op(adapter, package):
     package.norm = amp.register_op(package.norm)
     sys.modules["their"].normalize = package.norm
