@@ -47,15 +47,6 @@ class Table(TextReport):
         return "\n".join([*filter(None, [title]), *rows, *remarks])
 
 
-def width_of(file: TextIO) -> int | None:
-    """The columns of a terminal; None for a pipe or a file, where lines may be as long as they are."""
-    if not file.isatty():
-        return None
-    from rich.console import Console  # a tenth of a second, for terminals alone
-
-    return Console(file=file).width
-
-
 class TabularReport(ABC):
     """A dataclass that prints as a table and converts to plain data; ``str`` has at most 80 columns."""
 

@@ -17,9 +17,16 @@ class TextReport(ABC):
 
     def print(self, file: TextIO) -> None:
         """Write it to ``file``: folded to the width of a terminal, a line a row elsewhere."""
-        from ampbridge.reports.printing import width_of  # by who prints, not by every import
-
         print(self.text(width_of(file)), file=file)
 
     def __str__(self) -> str:
         return self.text(WIDTH)
+
+
+def width_of(file: TextIO) -> int | None:
+    """The columns of a terminal; None for a pipe or a file, where lines may be as long as they are."""
+    if not file.isatty():
+        return None
+    from rich.console import Console  # a tenth of a second, for terminals alone
+
+    return Console(file=file).width

@@ -215,8 +215,8 @@ if inner.gradient_accumulation_steps:
 KERAS_OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, under Keras' own loss scaling."""
-    inner = keras.optimizers.get(inner)  # which may be "adam"
-    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
+    # By its name, or as it is; the loss is scaled here alone.
+    inner = keras.optimizers.get(getattr(inner, "inner_optimizer", inner))
     $settings
     return keras.optimizers.LossScaleOptimizer(
         inner, initial_scale=INIT_SCALE, dynamic_growth_steps=GROWTH_INTERVAL
@@ -226,8 +226,8 @@ def optimizer(inner):
 OPTIMIZER = '''\
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
-    inner = keras.optimizers.get(inner)  # which may be "adam"
-    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
+    # By its name, or as it is; the loss is scaled here alone.
+    inner = keras.optimizers.get(getattr(inner, "inner_optimizer", inner))
     $settings
     return AmpOptimizer(inner, initial_scale=$initial_scale)
 

@@ -104,8 +104,8 @@ def float32(x):
 
 def optimizer(inner):
     """``inner``, a Keras optimizer, by the recipe."""
-    inner = keras.optimizers.get(inner)  # which may be "adam"
-    inner = getattr(inner, "inner_optimizer", inner)  # the loss is scaled here alone
+    # By its name, or as it is; the loss is scaled here alone.
+    inner = keras.optimizers.get(getattr(inner, "inner_optimizer", inner))
     inner.global_clipnorm = CLIP_NORM
     if inner.gradient_accumulation_steps:
         raise ValueError("AmpOptimizer accumulates: leave out gradient_accumulation_steps.")
