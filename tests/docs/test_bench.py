@@ -94,7 +94,13 @@ def test_tables_are_kept_and_put_in_their_places(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize(
     "framework, command",
     [
-        (framework, command)
+        pytest.param(
+            framework,
+            command,
+            marks=pytest.mark.nightly
+            if (framework, command[0]) in (("tensorflow", "sweep.py"), ("tensorflow", "scaler.py"))
+            else (),
+        )
         for framework in ("torch", "tensorflow", "paddle", "numpy")
         for command in (
             [

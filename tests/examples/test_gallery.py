@@ -35,7 +35,10 @@ SMALL = {
     "segmentation_paddle": (["--steps", "9"], 9),
     "vae_fit": (["--epochs", "3"], 3),
 }
+LONGEST = {"language_model", "lora"}
+"""These run in the nightly profile alone."""
 NAMES = gallery.names()
+RUN = [pytest.param(n, marks=pytest.mark.nightly if n in LONGEST else ()) for n in NAMES]
 WITH_POLICY = [name for name in NAMES if '"--policy"' in gallery.source(name)]
 ADVERSARIAL = {"gan"}
 """Their losses rise when the other model learns."""
@@ -100,7 +103,7 @@ def losses(log: Sequence[Mapping[str, str]]) -> list[float]:
 
 
 @pytest.mark.parametrize("policy", ["O0", "own"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_it_trains(name: str, policy: str, ran: Any) -> None:
     run, steps = ran(name)[policy], SMALL[name][1]
     assert [len(log) for log in run.logs.values()] == [steps] * len(run.logs)
@@ -120,7 +123,7 @@ def skipped(log: Sequence[Mapping[str, str]]) -> list[int]:
     return [int(log[-1]["skipped"])] if "skipped" in log[0] else []
 
 
-@pytest.mark.parametrize("name", WITH_POLICY)
+@pytest.mark.parametrize("name", [each for each in RUN if each.values[0] in WITH_POLICY])
 def test_float32_has_the_bits_of_the_loop_without_ampbridge(name: str, ran: Any) -> None:
     logs = [losses(log) for log in ran(name)["O0"].logs.values()]
     steps = list(chain.from_iterable(zip(*logs, strict=True)))  # of two models in turn
@@ -129,7 +132,7 @@ def test_float32_has_the_bits_of_the_loop_without_ampbridge(name: str, ran: Any)
     assert own[-len(steps) :] == steps
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_its_own_policy_is_not_float32(name: str, ran: Any) -> None:
     one, other = (ran(name)[policy].logs for policy in ("O0", "own"))
     assert one.keys() == other.keys()
