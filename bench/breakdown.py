@@ -4,7 +4,8 @@
 
 Each part is timed from inside of a step, without the parts that it calls. What the clock itself takes is
 measured on a function that does nothing, and taken off. The first three parts are those of a loop by
-hand, too: forward pass, backward pass and optimizer.
+hand, too: forward pass, backward pass and optimizer. A compiled step has two graphs in their place:
+"Inductor" is what it generated, "Dynamo" the guards and wrappers around it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import page
@@ -26,11 +27,13 @@ from page import Findings
 import ampbridge as amp
 from ampbridge.scaling.scale_rule import HostStore
 from ampbridge.training import step as training_step
+from ampbridge_torch import _private
 from ampbridge_torch.backend import TorchBackend
-from ampbridge_torch.step import gradients, scaling
+from ampbridge_torch.step import compiling, gradients, scaling
 
 BY_HAND = ("the loss", "autograd", "the optimizer")
-PARTS = (*BY_HAND, "decoration", "parameters", "region", ".grad", "check", "rule", "rest")
+GRAPHS = ("gradients, Inductor", "gradients, Dynamo", "update, Inductor", "update, Dynamo")
+OWN = ("decoration", "parameters", "region", ".grad", "check", "rule", "rest")
 
 
 class Clock:
@@ -39,14 +42,14 @@ class Clock:
     def __init__(self) -> None:
         self.spent: dict[str, int] = defaultdict(int)
         self.calls: dict[str, int] = defaultdict(int)
-        self._part, self._since = "rest", time.perf_counter_ns()
+        self.part, self._since = "rest", time.perf_counter_ns()
 
     def switch(self, part: str) -> str:
         """Now ``part`` begins; returns the one that was running."""
         now = time.perf_counter_ns()
-        self.spent[self._part] += now - self._since
+        self.spent[self.part] += now - self._since
         self.calls[part] += 1
-        before, self._part, self._since = self._part, part, now
+        before, self.part, self._since = self.part, part, now
         return before
 
     def of(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,20 +99,42 @@ def watch(clock: Clock) -> None:
     TorchBackend.parameters = staticmethod(gradients.parameters)  # type: ignore[method-assign]
     TorchBackend.unscale_for = staticmethod(clock.of("check", scaling.unscale_for))  # type: ignore[method-assign]
     HostStore.update = clock.of("rule", HostStore.update)  # type: ignore[method-assign]
+    graphs = compiling.Graphs
+    graphs.gradients = clock.of("gradients, Dynamo", graphs.gradients)  # type: ignore[method-assign]
+    graphs.step = clock.of("update, Dynamo", graphs.step)  # type: ignore[method-assign]
+    _private.inductor = functools.partial(timed_graph, clock, _private.inductor)
 
 
-def made(clock: Clock, policy: amp.Policy, scaled: bool) -> Callable[[], Any]:
+def timed_graph(clock: Clock, inductor: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """What Inductor makes of a graph, timed as the part of the step that compiles it."""
+    part = clock.part.replace("Dynamo", "Inductor")
+    return clock.of(part, inductor(*args))
+
+
+def made(
+    clock: Clock, policy: amp.Policy, scaled: bool = False, compile: bool = False
+) -> Callable[[], Any]:
     model = model_of(SHAPES["tiny"])
     x, y = (torch.from_numpy(array) for array in batch_of(SHAPES["tiny"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    optimizer.step = clock.of("the optimizer", optimizer.step)  # type: ignore[method-assign]
-    timed_loss = clock.of("the loss", loss_fn)
-    scaler = amp.GradScaler(enabled=scaled)
-    step = amp.train_step(timed_loss, model, optimizer, policy=policy, scaler=scaler)
+    timed_loss = loss_fn
+    if not compile:  # Dynamo would look into the clock
+        optimizer.step = clock.of("the optimizer", optimizer.step)  # type: ignore[method-assign]
+        timed_loss = clock.of("the loss", loss_fn)
+    step = amp.train_step(
+        timed_loss,
+        model,
+        optimizer,
+        policy=policy,
+        scaler=amp.GradScaler(enabled=scaled),
+        compile=compile,
+    )
     return lambda: step(x, y)
 
 
-def microseconds(clock: Clock, step: Callable[[], Any], rounds: int) -> dict[str, float]:
+def microseconds(
+    clock: Clock, step: Callable[[], Any], rounds: int, parts: Sequence[str]
+) -> dict[str, float]:
     """The median over the rounds, of each part."""
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
@@ -119,7 +144,7 @@ def microseconds(clock: Clock, step: Callable[[], Any], rounds: int) -> dict[str
         step()
         clock.switch(before)
         calls = sum(clock.calls.values())
-        for part in PARTS:
+        for part in parts:
             within = clock.calls[part] * _WITHIN + (calls * _AROUND if part == "rest" else 0)
             found[part].append(clock.spent[part] / 1e3 - within)
     return {part: statistics.median(each) for part, each in found.items()}
@@ -156,19 +181,36 @@ def main() -> None:
     options = parser.parse_args()
     clock = Clock()
     watch(clock)
-    columns, found = [], []
-    for name, lists in {'lists="native"': "native", "default lists": "torch"}.items():
-        policy = amp.Policy("O1", NAME, lists=lists, execution="native")
-        for scaled in (False, True):
-            step = made(clock, policy, scaled)
-            microseconds(clock, step, 100)
-            columns.append(f"{name}, {'with' if scaled else 'no'} scaler")
-            found.append(microseconds(clock, step, options.rounds))
-    rows = [[part, *(f"{each[part]:.0f}" for each in found)] for part in PARTS]
-    own = [sum(each[part] for part in PARTS if part not in BY_HAND) for each in found]
+    policies = {
+        name: amp.Policy("O1", NAME, lists=lists, execution="native")
+        for name, lists in {'lists="native"': "native", "default lists": "torch"}.items()
+    }
+    eager = {
+        f"{name}, {'with' if scaled else 'no'} scaler": made(clock, policy, scaled)
+        for name, policy in policies.items()
+        for scaled in (False, True)
+    }
+    report("breakdown", clock, eager, (*BY_HAND, *OWN), options)
+    compiled = {name: made(clock, policy, compile=True) for name, policy in policies.items()}
+    report("breakdown, compiled", clock, compiled, (*GRAPHS, *OWN), options)
+
+
+def report(
+    title: str,
+    clock: Clock,
+    steps: dict[str, Callable[[], Any]],
+    parts: Sequence[str],
+    options: argparse.Namespace,
+) -> None:
+    """A table with a row for each part and a column for each step."""
+    for step in steps.values():
+        microseconds(clock, step, 100, parts)
+    found = [microseconds(clock, step, options.rounds, parts) for step in steps.values()]
+    rows = [[part, *(f"{each[part]:.0f}" for each in found)] for part in parts]
+    own = [sum(each[part] for part in parts if part in OWN) for each in found]
     rows.append(["ampbridge's", *(f"{each:.0f}" for each in own)])
-    heads = ("us of a tiny step", *columns)
-    page.report(Findings("breakdown", machine("torch"), heads, [rows]), options)
+    heads = ("us of a tiny step", *steps)
+    page.report(Findings(title, machine("torch"), heads, [rows]), options)
 
 
 if __name__ == "__main__":
