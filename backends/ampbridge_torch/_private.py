@@ -485,6 +485,10 @@ def after_closure(plugin: Any, model: Any, optimizer: torch.optim.Optimizer) -> 
     plugin._after_closure(model, optimizer)
 
 
+KERAS_VARIABLES = "_torch_params"
+"""The attribute of a Keras layer that holds its variables as parameters; checked with Keras 3.15."""
+
+
 def keras_layers(layer: Any) -> list[Any]:
     """All layers inside of a Keras layer or model, which hides them from torch; checked with Keras 3.15."""
     return list(layer._flatten_layers(include_self=False))

@@ -61,6 +61,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
         assert np.allclose(tensors[f"weights/{name}"], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.nightly  # two of them, and three of fleet's, are tested by day
 def test_three_ranks_in_low_precision(tmp_path: Path) -> None:
     lines = lines_of_example(tmp_path, 3, "--policy", "O2")
     assert lines[0].startswith(".s...s...s.. scale=512 ")

@@ -92,7 +92,12 @@ def test_it_trains_as_one_process_would(tmp_path: Path, parallel: str, streams: 
 
 @needs_ranks
 @pytest.mark.parametrize(
-    ("parallel", "policy"), [("data", "O1"), ("sharding", "O2"), ("model", "O1")]
+    ("parallel", "policy"),
+    [
+        pytest.param("data", "O1", marks=pytest.mark.nightly),
+        ("sharding", "O2"),
+        pytest.param("model", "O1", marks=pytest.mark.nightly),
+    ],
 )
 def test_three_ranks_in_low_precision(tmp_path: Path, parallel: str, policy: str) -> None:
     lines = lines_of_example(tmp_path, 3, parallel, "--policy", policy)

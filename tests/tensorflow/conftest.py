@@ -19,6 +19,9 @@ LONG = re.compile(
     r"_is_ignored\[.*-O[02]\]|keeps_nothing\[(O0|O2:bfloat16|dropping micro-batches)\]"
     r"|test_gradients_beside_float64\[.*-XLA\]|test_o0_is_plain_keras_bit_for_bit\[(GAN|siamese)\]"
     r"|an_interrupted_step_has_not_happened\[.*(-O0-4|-O1:float16-1|-O2:bfloat16-1)\]"
+    r"|test_fit_sounds_alarms_at_its_end\[.*-XLA\]|test_the_census_is_the_recorder_s\[digits-conv"
+    r"|test_peak_memory_is_told_by_an_allocator_that_counts\[environment[01]"
+    r"|test_a_saved_model_goes_on_as_one_that_was_not\[its own rule\]"
     r"|test_a_worker_that_dies_or_stands_still"  # waits for time limits
 )
 """What compiles or traces many programs; of the shared suite, what is quick on the other backends."""

@@ -22,8 +22,8 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules of ``model`` by name, and Keras' layers by the names that Keras gives them."""
     seen: set[int] = set()
     for name, module in model.named_modules():
-        if name.rpartition(".")[2] == VARIABLES and seen:
-            continue  # of a Keras layer
+        if name.rpartition(".")[2] == _private.KERAS_VARIABLES and seen:
+            continue
         found = [(name, module)]
         if is_layer(module):
             inside = _private.keras_layers(module)
@@ -32,9 +32,6 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             if id(layer) not in seen:
                 seen.add(id(layer))
                 yield layer_name, layer
-
-
-VARIABLES = "_torch_params"
 
 
 def own_parameters(layer: Any) -> dict[str, nn.Parameter]:
