@@ -180,8 +180,9 @@ def refuse_without_adapter(objects: Iterable[object]) -> None:
         BackendNotFoundError: if there is any.
     """
     for obj in objects:
-        hint = next((ELSEWHERE[root] for root in _roots(type(obj)) if root in ELSEWHERE), None)
-        if hint is not None and framework_of_type(type(obj)) is None:
+        cls: type = type(obj)
+        hint = next((ELSEWHERE[root] for root in _roots(cls) if root in ELSEWHERE), None)
+        if hint is not None and framework_of_type(cls) is None:
             msg = f"{_kind(obj)} runs here on a framework that has no adapter.\nHint: {hint}"
             raise BackendNotFoundError(msg)
 
