@@ -11,20 +11,18 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ampbridge import workloads
 from ampbridge.adapters import registry
 from ampbridge.checkpoints import atomic_files
-from ampbridge.cli.options import add_quiet
+from ampbridge.cli.options import Commands, add_quiet
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
 from ampbridge.errors.foreign_text import printable
 from ampbridge.workloads import NAMES, RECIPES
 
 if TYPE_CHECKING:  # loaded by who compares, not by every command
     from ampbridge.compare.comparison import Comparison
-
-Commands = Any  # what argparse's add_subparsers returns has no public name
 
 BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
 OUTPUT = "comparison"

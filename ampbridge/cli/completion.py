@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 from ampbridge.adapters import registry
+from ampbridge.cli.options import Commands
 from ampbridge.errors import BackendLoadError
 from ampbridge.port.writers import TARGETS
 from ampbridge.reports.lists import FRAMEWORKS
-
-Commands = Any  # what argparse's add_subparsers returns has no public name
 
 SHELLS = ("bash", "zsh", "tcsh")
 POLICIES = ("O0", "O1", "O2")  # bash ends a word at the colon of "O1:bfloat16"

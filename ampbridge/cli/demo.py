@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
-from ampbridge.cli.options import add_output
-
-Commands = Any  # what argparse's add_subparsers returns has no public name
+from ampbridge.cli.options import Commands, add_output
 
 
 def add_to(commands: Commands) -> None:

@@ -18,11 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ampbridge import workloads
+from ampbridge.cli.options import Commands
 from ampbridge.errors import AmpBridgeError, ArgumentError
 from ampbridge.reports.printing import TabularReport
 from ampbridge.workloads import NAMES, Workload
-
-Commands = Any  # what argparse's add_subparsers returns has no public name
 
 EXIT_CODES = (
     "Exit code: 0; 1 if locate finds a problem, or align a difference, or for an error; 2 for invalid "

@@ -6,13 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from ampbridge.cli.options import add_output
+from ampbridge.cli.options import Commands, add_output
 from ampbridge.reports.lists import FRAMEWORKS, Difference, ListedOps, Lists, translate, why
 from ampbridge.reports.printing import Table
-
-Commands = Any  # what argparse's add_subparsers returns has no public name
 
 _LISTS = "paddle, torch:cuda, tensorflow:bfloat16, safe:O2, paddle:O1:float16"
 

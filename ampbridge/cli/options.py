@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+Commands = Any
+"""What argparse's ``add_subparsers`` returns, which has no public name."""
 
 EXIT_CODES = "Exit code: 0 for success, 1 for an error or a failure, 2 for invalid arguments."
 

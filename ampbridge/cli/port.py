@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.checkpoints import atomic_files
-from ampbridge.cli.options import add_output
+from ampbridge.cli.options import Commands, add_output
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.errors.foreign_text import printable
 from ampbridge.port.choosing import in_short
@@ -27,8 +27,6 @@ from ampbridge.training.recipe_file import SECTIONS, unknown
 if TYPE_CHECKING:  # only this command loads readers and dialects
     from ampbridge.port import Outcome
     from ampbridge.port.ported import Ported, Wish
-
-Commands = Any  # what argparse's add_subparsers returns has no public name
 
 FAILED = 1
 NOT_WHOLE = 3
