@@ -154,8 +154,6 @@ def framework_of(*objects: object) -> str:
         BackendNotFoundError: if they belong to none, or to several.
     """
     found = {name: obj for obj in objects if (name := framework_of_type(type(obj)))}
-    if found.keys() <= CORE_DEPENDENCIES:  # NumPy's arrays may be anybody's
-        refuse_without_adapter(objects)
     if len(found) == 1:
         return next(iter(found))
     if found:
@@ -165,6 +163,7 @@ def framework_of(*objects: object) -> str:
             "Hint: give a model and an optimizer of one framework."
         )
         raise BackendNotFoundError(msg)
+    refuse_without_adapter(objects)
     kinds = ", ".join(_kind(obj) for obj in objects)
     msg = (
         f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
