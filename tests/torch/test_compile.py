@@ -249,6 +249,10 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.BatchNorm1d(16), nn.Linear(16, 4))
 
 
+def without_statistics() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
 def partly_frozen() -> nn.Module:
     model = mlp()
     model[0].weight.requires_grad_(False)
@@ -345,7 +349,8 @@ LOSS_ALONE: dict[str, tuple[Any, Any, Any]] = {
     "a hook": (hooked, plain, sgd),
     "sparse gradients": (Embedded, plain, sgd),
     "a graph break": (mlp, broken_in_two, sgd),
-    "a checkpoint": (mlp, recomputed, sgd),
+    "a checkpoint": (without_statistics, recomputed, sgd),
+    "a checkpoint with statistics": (mlp, recomputed, sgd),
     "a gradient penalty": (mlp, with_a_gradient_penalty, sgd),
 }
 
@@ -396,6 +401,9 @@ def test_a_compiled_step_trains_as_the_eager_one(name: str, device: str) -> None
     case = {**WHOLE, **LOSS_ALONE}[name]
     if name == "an LSTM" and device == "cpu" and not _has_low_lstm():
         pytest.skip("torch has no bfloat16 LSTM on this CPU")
+    if name == "a checkpoint with statistics" and device != "cpu":
+        # On a CPU the mode of the lists keeps it out of a whole graph.
+        pytest.skip("in a graph, torch updates a checkpoint's statistics once, and twice in eager code")
     pairs = zip(trained(case, device, True), trained(case, device, False), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
