@@ -403,7 +403,9 @@ def test_a_compiled_step_trains_as_the_eager_one(name: str, device: str) -> None
         pytest.skip("torch has no bfloat16 LSTM on this CPU")
     if name == "a checkpoint with statistics" and device != "cpu":
         # On a CPU the mode of the lists keeps it out of a whole graph.
-        pytest.skip("in a graph, torch updates a checkpoint's statistics once, and twice in eager code")
+        pytest.skip(
+            "in a graph, torch updates a checkpoint's statistics once, and twice in eager code"
+        )
     pairs = zip(trained(case, device, True), trained(case, device, False), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
