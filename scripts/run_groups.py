@@ -1,5 +1,8 @@
 """Run targets of make, three at a time; tell what each said when it has ended, and then a line for each.
 
+Below the line of a group that failed stand its tests that failed, and where one stood that did not
+end: a log of which only the end is kept still names them.
+
     python scripts/run_groups.py lint types test-core
 
 Goes on after a group that fails, and exits with 1 at the end. Needs Python alone.
@@ -21,6 +24,12 @@ COUNTS = re.compile(
 MISSING = re.compile(
     r"^SKIPPED \[\d+\] .*?: ([\w. ]+ is not installed|could not import '\w+')", re.M
 )
+# Pytest's summary; and of what faulthandler prints each thread's innermost call, and those in tests.
+FAILURES = re.compile(
+    r"^(?:FAILED|ERROR) \S.*|^(?:Current t|T)hread .*\n.*|^  File \".*?\btests/.*?\", line \d+ in .*",
+    re.MULTILINE,
+)
+MOST_FAILURES = 20
 
 
 class Group(NamedTuple):
@@ -34,7 +43,9 @@ class Group(NamedTuple):
         counts = "; ".join(COUNTS.findall(self.said))
         missing = "; ".join(sorted(f"skipped: {why}" for why in set(MISSING.findall(self.said))))
         told = "; ".join(filter(None, (counts, missing)))
-        return f"{words}  {self.name:<16} {self.seconds:5.0f} s  {told}".rstrip()
+        line = f"{words}  {self.name:<16} {self.seconds:5.0f} s  {told}".rstrip()
+        failures = [] if self.passed else FAILURES.findall(self.said)[:MOST_FAILURES]
+        return "\n".join([line, *failures])
 
 
 def run(name: str) -> Group:

@@ -89,3 +89,31 @@ def test_a_test_that_does_not_end_is_named(body, limit, says, tmp_path):
     assert done.returncode == 1
     assert says in done.stdout + done.stderr
     assert "test_without_end" in done.stdout + done.stderr
+
+
+@needs_make
+def test_the_end_names_what_failed_and_where_a_test_stood(tmp_path):
+    (tmp_path / "tests").mkdir()
+    slow = "def test_slow():\n    nine = 9\n    7 ** nine ** nine\n"
+    (tmp_path / "tests" / "test_slow.py").write_text(slow)
+    (tmp_path / "tests" / "test_wrong.py").write_text("def test_wrong():\n    assert 1 == 2\n")
+    pytest_ = f"@PYTEST_ADDOPTS= {sys.executable} -m pytest -c {ROOT / 'pyproject.toml'}"
+    (tmp_path / "Makefile").write_text(
+        f"wrong:\n\t{pytest_} tests/test_wrong.py\n"
+        f"slow:\n\t{pytest_} -o faulthandler_timeout=1 tests/test_slow.py\n"
+        "last:\n\t@echo '1 passed in 0.10s'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/run_groups.py", "wrong", "slow", "last"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    _, _, end = done.stdout.rpartition("\n\n")
+    wrong, slow, last = re.split("^(?=FAILED  slow|passed  last)", end, flags=re.MULTILINE)
+    assert re.search(r"^FAILED .*::test_wrong - assert 1 == 2$", wrong, re.M)
+    assert re.search(
+        r"^Thread .*\n  File .*tests/test_slow\.py\", line 3 in test_slow$", slow, re.M
+    )
+    assert last.splitlines()[1:] == []
