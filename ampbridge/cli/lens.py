@@ -1,4 +1,4 @@
-"""The command ``ampbridge lens``: ``census``, ``range``, ``locate``, ``bisect``, ``worth``, ``record``
+"""The command ``ampbridge lens``: ``census``, ``ranges``, ``locate``, ``bisect``, ``worth``, ``record``
 and ``align``.
 
 Reports go to standard output, progress to standard error. What they are about is a workload: one of
@@ -50,7 +50,9 @@ def add_to(commands: Commands) -> None:
     )
     _add_all(census)
 
-    ranges = _add(kinds, "range", "ranges of values and gradients in float16; safe scales", _ranges)
+    ranges = _add(
+        kinds, "ranges", "ranges of values and gradients in float16; safe scales", _ranges
+    )
     _add_policy(ranges)
     _add_scale(ranges)
     _add_all(ranges)

@@ -87,14 +87,14 @@ def test_census(capsys, file):
 def test_range_at_a_scale(capsys, file, written):
     work = built(file)
     expected = lens.ranges(work.loss_fn, work.model, *work.batches[0], scale=1024.0)
-    data = as_data(capsys, "range", file, "--scale", written)
+    data = as_data(capsys, "ranges", file, "--scale", written)
     assert data == json.loads(json.dumps(expected.to_dict()))
     assert data["scale"] == 1024
 
 
 def test_the_seed_goes_to_build(capsys, file):
     first, again, other = (
-        as_data(capsys, "range", file, "--seed", seed)["rows"] for seed in ("0", "0", "1")
+        as_data(capsys, "ranges", file, "--seed", seed)["rows"] for seed in ("0", "0", "1")
     )
     assert first == again != other
 
@@ -152,7 +152,7 @@ def test_a_workload_by_its_name(capsys):
         (["census", "missing.py"], "no file 'missing.py'"),
         (["census", "digits-mlp", "--policy", "O3"], "PolicyError"),
         (["census", "digits-mlp", "--backend", "nump"], "BackendNotFoundError"),
-        (["range", "digits-mlp", "--scale", "1000"], "powers of two"),
+        (["ranges", "digits-mlp", "--scale", "1000"], "powers of two"),
         (["bisect", "digits-mlp", "--tolerance", "-1"], "tolerance=-1.0"),
         (["bisect", "digits-mlp", "--batches", "999"], "Hint: --batches 180"),
         (["worth", "digits-mlp", "--rounds", "1"], "rounds=1"),
@@ -172,9 +172,9 @@ def test_errors_are_told_with_1(capsys, arguments, message):
         ["census"],
         ["look", "digits-mlp"],
         ["census", "digits-mlp", "--scale", "2"],  # it takes none
-        ["range", "digits-mlp", "--scale", "3^2"],
-        ["range", "digits-mlp", "--scale", "2^many"],
-        ["range", "digits-mlp", "--scale", "2^99999"],
+        ["ranges", "digits-mlp", "--scale", "3^2"],
+        ["ranges", "digits-mlp", "--scale", "2^many"],
+        ["ranges", "digits-mlp", "--scale", "2^99999"],
         ["bisect", "digits-mlp", "--batches", "0"],
         ["worth", "digits-mlp", "--policy", "O1"],
         ["record", "digits-mlp"],  # where to?
@@ -189,7 +189,7 @@ def test_arguments_that_cannot_be_read_are_told_with_2(capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    "kind", ["", "census", "range", "locate", "bisect", "worth", "record", "align"]
+    "kind", ["", "census", "ranges", "locate", "bisect", "worth", "record", "align"]
 )
 def test_help_says_what_exit_codes_mean(capsys, kind):
     with pytest.raises(SystemExit) as exited:

@@ -76,7 +76,7 @@ def test_a_short_report_is_whole():
     assert str(report) == str(report.table())
 
 
-@pytest.mark.parametrize("kind", ["census", "range"])
+@pytest.mark.parametrize("kind", ["census", "ranges"])
 def test_all_rows_on_the_command_line(kind, tmp_path, capsys):
     file = tmp_path / "deep.py"
     file.write_text(
