@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampbridge.errors import ArgumentError, SourceError
 from ampbridge.port import notebooks, python, source
@@ -171,12 +171,17 @@ def _rank(outcome: Outcome) -> tuple[bool, bool, str]:
 # -- configurations
 
 
+class Configuration(NamedTuple):
+    """A file with its bases and overrides; ``added``: notes of overrides of no key that these have."""
+
+    file: str
+    table: Table
+    added: tuple[Finding, ...]
+
+
 def _configuration(
     config: str | PathLike[str] | None, override: Sequence[str]
-) -> tuple[str, Table] | None:
-    """A configuration by its file, with bases and overrides."""
-    from ampbridge.port.configs import bases
-
+) -> Configuration | None:
     if config is None:
         if override:
             msg = f"{override[0]!r} overrides a configuration, and none was passed.\n"
@@ -186,7 +191,14 @@ def _configuration(
     if Path(file).suffix.lower() not in CONFIGURATIONS:
         msg = f"The configuration {file!r} is no JSON and no YAML.\n"
         raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml")
-    return file, bases.overridden(bases.read(file, _text), override)
+    return _overridden(file, override)
+
+
+def _overridden(file: str, override: Sequence[str]) -> Configuration:
+    from ampbridge.port.configs import bases
+
+    table = bases.read(file, _text)
+    return Configuration(file, bases.overridden(table, override), bases.added(table, override))
 
 
 def _text(file: str) -> str:
@@ -194,9 +206,11 @@ def _text(file: str) -> str:
 
 
 def _read_configuration(file: str, override: Sequence[str]) -> Reading:
-    from ampbridge.port.configs import bases, read_table
+    from ampbridge.port.configs import read_table
 
-    return read_table(bases.overridden(bases.read(file, _text), override), file)
+    configuration = _overridden(file, override)
+    reading = read_table(configuration.table, file)
+    return replace(reading, findings=(*reading.findings, *configuration.added))
 
 
 # -- scripts
@@ -207,9 +221,7 @@ _PROGRAM = re.compile(
 """What a file has that does something itself, not only defines what others import."""
 
 
-def _read_script(
-    file: str, files: Files | None, configuration: tuple[str, Table] | None
-) -> Reading:
+def _read_script(file: str, files: Files | None, configuration: Configuration | None) -> Reading:
     data = source.load(file)
     if Path(file).suffix.lower() == notebooks.SUFFIX:
         return _read_notebook(notebooks.read(data, file), files, configuration)
@@ -218,7 +230,7 @@ def _read_script(
 
 
 def _read_notebook(
-    notebook: notebooks.Notebook, files: Files | None, configuration: tuple[str, Table] | None
+    notebook: notebooks.Notebook, files: Files | None, configuration: Configuration | None
 ) -> Reading:
     modules = None
     if files is not None:
@@ -232,21 +244,22 @@ def _read_python(
     data: bytes,
     file: str,
     modules: Modules | None,
-    configuration: tuple[str, Table] | None,
+    configuration: Configuration | None,
     parse: Callable[[], Source] | None = None,
 ) -> Reading:
     from ampbridge.port.configs import read_table
     from ampbridge.port.joining import joined
 
     parse = parse or (lambda: source.parse(data, file))
-    reading = _followed(data, file, parse, modules, configuration and configuration[1])
+    reading = _followed(data, file, parse, modules, configuration and configuration.table)
     if configuration is None:
         return reading
-    reading = joined(reading, read_table(configuration[1], configuration[0]))
+    reading = joined(reading, read_table(configuration.table, configuration.file))
+    reading = replace(reading, findings=(*reading.findings, *configuration.added))
     without = _followed(data, file, parse, modules, None)
     if reading.framework is None or reading.alternatives != without.alternatives:
         return reading
-    return replace(reading, findings=(*reading.findings, _is_of_no_use(file, configuration[0])))
+    return replace(reading, findings=(*reading.findings, _is_of_no_use(file, configuration.file)))
 
 
 def _is_of_no_use(file: str, configuration: str) -> Finding:

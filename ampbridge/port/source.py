@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.checkpoints import atomic_files
-from ampbridge.errors import SourceError
+from ampbridge.errors import SourceError, nearest
 from ampbridge.port.reading import Place
 
 if TYPE_CHECKING:
@@ -122,7 +123,16 @@ def load(path: str | PathLike[str]) -> bytes:
         return atomic_files.read(path)
     except OSError as error:
         msg = f"Cannot read {str(path)!r}: {error.strerror or error}.\n"
-        raise SourceError(msg + "Hint: amp.port.read('train.py')") from error
+        raise SourceError(f"{msg}Hint: {_instead_of(Path(path))}") from error
+
+
+def _instead_of(path: Path) -> str:
+    """What is there of a like name, where a file is not."""
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = [] if path.name in beside else nearest(path.name, beside, 1)
+    return (
+        f"did you mean {str(path.with_name(close[0]))!r}?" if close else "ampbridge port train.py"
+    )
 
 
 def parse(data: bytes, file: str) -> Source:

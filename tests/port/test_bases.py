@@ -108,6 +108,26 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, override):
     assert str(caught.value).splitlines()[-1] == "Hint: -o AMP.use_amp=True"
 
 
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("AMP.scale_los=2.0", "did you mean 'scale_loss'?"),
+        ("AMP.scale_loss=2.0", None),
+        ("new=1", ""),
+    ],
+)
+def test_a_key_that_no_file_has_is_noted(tmp_path, override, hint):
+    put(tmp_path, a=CLAS)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    alone = amp.port.read(tmp_path / "a.yml", override=[override])
+    with_program = amp.port.read(
+        tmp_path / "train.py", config=tmp_path / "a.yml", override=[override]
+    )
+    for reading in (alone, with_program):
+        found = [each for each in reading.findings if "No file has the key" in each.message]
+        assert [each.hint for each in found] == ([] if hint is None else [hint])
+
+
 def test_a_program_is_read_with_its_configuration(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     put(tmp_path, a="scale: 512.0\namp: {level: O1}\n")

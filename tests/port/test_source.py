@@ -208,3 +208,10 @@ def test_text_and_files_are_told_apart(tmp_path):
     with pytest.raises(SourceError, match=r"Cannot read 'train\.py'"):
         port.read("train.py")
     assert port.read(USES_AMP).file == "<source>"
+
+
+def test_a_file_that_is_not_there_may_be_one_of_a_like_name(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(SourceError) as caught:
+        port.read(tmp_path / "trian.py")
+    assert str(caught.value).endswith(f"Hint: did you mean '{tmp_path / 'train.py'}'?")

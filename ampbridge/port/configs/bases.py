@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ampbridge.errors import ArgumentError, SourceError
+from ampbridge.errors import ArgumentError, SourceError, nearest
 from ampbridge.port.configs import document
 from ampbridge.port.modules import is_within, root_of
-from ampbridge.port.reading import Place
+from ampbridge.port.reading import Finding, Place
 from ampbridge.port.table import Entry, Table, literal
 
 MOST_BASES = 64
@@ -128,6 +128,22 @@ def overridden(root: Table, overrides: Sequence[str]) -> Table:
         place = Place("-o", 1, 0, text)
         root = _with(root, key.strip().split("."), literal(value.strip()), place, text)
     return root
+
+
+def added(root: Table, overrides: Sequence[str]) -> tuple[Finding, ...]:
+    """A note for each key that a command line sets and no file has: it may be misspelt."""
+    findings = []
+    for text in overrides:
+        keys = text.partition("=")[0].strip().split(".")
+        table: Any = root
+        while keys and isinstance(table, Table) and keys[0] in table.entries:
+            table = table.entries[keys.pop(0)].value
+        if keys and isinstance(table, Table):
+            close = nearest(keys[0], list(table.entries), 1)
+            message = f"No file has the key {keys[0]!r}, which this adds."
+            hint = f"did you mean {close[0]!r}?" if close else ""
+            findings.append(Finding("note", Place("-o", 1, 0, text), message, hint))
+    return tuple(findings)
 
 
 def _with(table: Table, keys: Sequence[str], value: Any, place: Place, text: str) -> Table:
