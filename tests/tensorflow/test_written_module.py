@@ -440,7 +440,7 @@ def test_denied_functions_in_layers_of_one_s_own_are_told_with_the_line(written:
     about_softmax, about_sum = sorted(warned(module, transformer(Pooling)))
     assert about_softmax == (
         "Pooling runs softmax in low precision, the recipe in float32; "
-        'add x = keras.ops.cast(x, "float32") before keras.ops.softmax(x)'
+        'add x = keras.ops.cast(x, "float32") before keras.ops.softmax(x), and cast back after it'
     )
     assert "Pooling runs sum" in about_sum
     assert warned(module, transformer(CastingPooling)) == []

@@ -149,7 +149,7 @@ WARN = """\
 for name in called(layer, $float32_functions):
     warnings.warn(
         f"{type(layer).__name__} runs {name} in low precision, the recipe in float32; "
-        f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x)'
+        f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x), and cast back after it'
     )
 """
 

@@ -74,7 +74,7 @@ def set_layer(layer, within=None, own=False):
     for name in called(layer, FLOAT32_FUNCTIONS):
         warnings.warn(
             f"{type(layer).__name__} runs {name} in low precision, the recipe in float32; "
-            f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x)'
+            f'add x = keras.ops.cast(x, "float32") before keras.ops.{name}(x), and cast back after it'
         )
     lists = [value for value in vars(layer).values() if isinstance(value, list)]
     for part in dict.fromkeys(p for each in lists for p in each if isinstance(p, keras.Layer)):
