@@ -96,8 +96,8 @@ def _samples(op: str, info: OpInfo) -> Iterator[Call]:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
-    # It looks through all frames, with their source, for a test of unittest: a fifth of the time under pytest.
-    with mock.patch.object(common_utils, "extract_test_fn", lambda: None):
+    # It looks through all frames for a test of unittest, which under pytest is a fifth of the time.
+    with mock.patch.object(common_utils, "extract_test_fn", return_value=None):
         samples = info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd)
     name = f"{info.name} {info.variant_test_name}".strip()
     lows = {torch.float16, torch.bfloat16}
