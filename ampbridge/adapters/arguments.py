@@ -13,8 +13,15 @@ from typing import Any
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Array, Backend, LossFn, Model, Optimizer
-from ampbridge.adapters.tracing import called_as_it_is
-from ampbridge.errors import ArgumentError, ArgumentTypeError, CallOrderError, UnsupportedError
+from ampbridge.adapters.nested import leaves
+from ampbridge.adapters.tracing import called_as_it_is, constant_result
+from ampbridge.errors import (
+    AmpBridgeError,
+    ArgumentError,
+    ArgumentTypeError,
+    CallOrderError,
+    UnsupportedError,
+)
 
 _Parts = Mapping[str, object]
 
@@ -134,6 +141,46 @@ def check_that_it_holds_some(
             f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"
         )
         raise ArgumentError(msg)
+
+
+def check_batch(backend: Backend, batch: object, error: Exception) -> None:
+    """Whether ``error`` may come from a tensor of another framework in the batch.
+
+    Looked for where a step failed alone, as it costs time.
+
+    Raises:
+        ArgumentTypeError: if there is one.
+    """
+    if isinstance(error, AmpBridgeError):
+        return
+    for x in leaves(batch):
+        name = registry.framework_of_type(type(x))
+        if name not in (None, "numpy", backend.name):
+            what = f"an array ({_name_of(type(x))})"
+            raise ArgumentTypeError(_of_another(what, name, "a model", backend.name)) from error
+
+
+def check_belongs(what: str, x: object, like_what: str, like: object) -> None:
+    """Check that ``x`` is NumPy's, of the framework of ``like``, or of none.
+
+    Raises:
+        ArgumentTypeError: if not.
+    """
+    name, own = _framework_of(type(x)), _framework_of(type(like))
+    if name not in (None, "numpy", own):
+        raise ArgumentTypeError(_of_another(what, name, like_what, own))
+
+
+@constant_result
+def _framework_of(kind: type) -> str | None:
+    return registry.framework_of_type(kind)
+
+
+def _of_another(what: str, name: str | None, like_what: str, own: str | None) -> str:
+    return (
+        f"Passed {what} of {name} with {like_what} of {own}.\n"
+        "Hint: pass it as a NumPy array, such as x.numpy()"
+    )
 
 
 def required_arguments(function: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampbridge.adapters.arguments import check_belongs
 from ampbridge.adapters.backend import Array
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.neutral import checks
@@ -27,10 +28,11 @@ def cross_entropy(logits: Array, labels: Any, *, axis: int = -1, ignore_index: i
     that.
 
     Raises:
-        ArgumentTypeError: for labels that are not integers.
+        ArgumentTypeError: for labels that are not integers, or of another framework.
         ArgumentError: for labels of another shape or out of range, and for an axis that is none.
     """
     native = native_of(logits)
+    check_belongs("labels", labels, "logits", logits)
     labels = native.tensor(labels, logits)
     shape = checks.shape(logits)
     axis = checks.class_axis(axis, len(shape))
@@ -51,8 +53,10 @@ def mse_loss(prediction: Array, target: Any) -> Array:
 
     Raises:
         ArgumentError: if the shapes differ. Nothing is broadcast.
+        ArgumentTypeError: for a target of another framework.
     """
     native = native_of(prediction)
+    check_belongs("target", target, "prediction", prediction)
     target = native.tensor(target, prediction)
     checks.check_equal_shapes(prediction, target)
     return native.mse_loss(prediction, target)

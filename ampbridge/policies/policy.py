@@ -79,7 +79,7 @@ class Policy:
     execution: Execution = field(default="auto", kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_choice("level", self.level, LEVELS)
+        _check_level_name(self.level)
         if self.level == "O0":
             self._set("dtype", "float32")
         else:
@@ -316,6 +316,16 @@ class Policy:
 
 
 _FIELDS = tuple(f.name for f in fields(Policy))
+
+
+def _check_level_name(value: object) -> None:
+    if isinstance(value, str) and value in LEVELS:
+        return
+    level, _, dtype = str(value).partition(":")
+    close = level.upper() if level.upper() in LEVELS else "O1"
+    hint = f"Policy({close!r}, {dtype!r})" if dtype in LOW_DTYPES else f"level={close!r}"
+    msg = f"Passed level={value!r}; allowed are {listed(LEVELS)}.\nHint: {hint}"
+    raise PolicyError(msg)
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

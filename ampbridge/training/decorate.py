@@ -294,11 +294,12 @@ def _matches(entry: str, layer: Layer) -> bool:
 
 def _no_such_layer(entry: str, layers: Sequence[Layer]) -> str:
     names = [layer.name for layer in layers if layer.name]
-    kinds = sorted({layer.kind for layer in layers})
+    kinds = sorted({layer.kind for layer in layers if layer.name})  # the root's is the whole model
     close = nearest(entry, [*names, *kinds], 3)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"keep={kinds[-1:]!r}"
+    classes = f"; classes {', '.join(kinds)}" if kinds else ""
     return (
-        f"keep={[entry]!r} matches no layer of this model. It has {shown or 'no named layers'}; "
-        f"classes {', '.join(kinds)}.\nHint: {hint}"
+        f"keep={[entry]!r} matches no layer of this model. "
+        f"It has {shown or 'no named layers'}{classes}.\nHint: {hint}"
     )

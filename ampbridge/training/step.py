@@ -12,7 +12,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
-from ampbridge.adapters.arguments import backend_of_training, described
+from ampbridge.adapters.arguments import backend_of_training, check_batch, described
 from ampbridge.adapters.backend import (
     FINITE,
     Array,
@@ -89,7 +89,10 @@ class TrainStep:
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
             for policy in recipe.policies
         }
-        self._scheduler, self._advance_scheduler = scheduler, checked_scheduler(scheduler)
+        self._scheduler, self._advance_scheduler = (
+            scheduler,
+            checked_scheduler(scheduler, optimizer),
+        )
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps without loss scaling are also checked and counted.
         self._unscaled = GradScaler(1.0, dynamic=False)
@@ -166,7 +169,11 @@ class TrainStep:
             final = self._micro_steps + 1 == self.accumulate
             policy = self.policy
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
-            output = self._present_program()(policy, final, self._total, (batch, named))
+            try:
+                output = self._present_program()(policy, final, self._total, (batch, named))
+            except Exception as error:
+                check_batch(self._backend, (batch, named), error)
+                raise
             if self.on_overflow == "drop_microbatch" and int(output.overflow) != FINITE:
                 return self._result(output, policy)
             if not final:

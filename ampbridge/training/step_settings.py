@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ampbridge.adapters.arguments import described, required_arguments
+from ampbridge.adapters.backend import Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.errors.flags import checked_count
@@ -83,11 +84,12 @@ def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
     raise ArgumentTypeError(msg)
 
 
-def checked_scheduler(scheduler: Any) -> Callable[[], Any] | None:
+def checked_scheduler(scheduler: Any, optimizer: Optimizer) -> Callable[[], Any] | None:
     """What advances ``scheduler`` by one step.
 
     Raises:
         ArgumentTypeError: for what cannot be called, or needs arguments.
+        ArgumentError: for one that moves the learning rates of another optimizer.
     """
     if scheduler is None:
         return None
@@ -107,8 +109,23 @@ def checked_scheduler(scheduler: Any) -> Callable[[], Any] | None:
             "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
         )
         raise ArgumentTypeError(msg)
+    _check_whose_rates_it_moves(scheduler, optimizer)
     step: Callable[[], Any] = advance
     return step
+
+
+def _check_whose_rates_it_moves(scheduler: Any, optimizer: Optimizer) -> None:
+    """Optimizers that wrap another one share its groups, which hold the rates."""
+    theirs, ours = (
+        {id(group) for group in getattr(each, "param_groups", ())}
+        for each in (getattr(scheduler, "optimizer", None), optimizer)
+    )
+    if theirs and ours and not theirs & ours:
+        name = type(scheduler).__name__
+        msg = f"{described(scheduler)} moves the learning rates of another optimizer than the step's.\n"
+        raise ArgumentError(
+            msg + f"Hint: scheduler={name}(optimizer, ...), with the step's optimizer"
+        )
 
 
 def _is_rate_schedule(scheduler: Any) -> bool:

@@ -28,7 +28,17 @@ POLICY_MISTAKES = {
     "level": (
         lambda: Policy("O3"),
         amp.PolicyError,
-        f"Passed level='O3'; allowed are {LEVELS}.\nHint: level='O0'",
+        f"Passed level='O3'; allowed are {LEVELS}.\nHint: level='O1'",
+    ),
+    "level in lower case": (
+        lambda: Policy("o2"),
+        amp.PolicyError,
+        f"Passed level='o2'; allowed are {LEVELS}.\nHint: level='O2'",
+    ),
+    "level with its dtype": (
+        lambda: Policy("O2:bfloat16"),
+        amp.PolicyError,
+        f"Passed level='O2:bfloat16'; allowed are {LEVELS}.\nHint: Policy('O2', 'bfloat16')",
     ),
     "dtype": (
         lambda: Policy("O1", "fp16"),
@@ -376,8 +386,8 @@ STEP_ARGUMENTS = {
     "a layer to keep": (
         {"policy": amp.Policy("O2", keep=["haed"])},
         amp.PolicyError,
-        "keep=['haed'] matches no layer of this model. It has body, head; classes ToyLayer, "
-        "ToyModel.\nHint: did you mean 'head'?",
+        "keep=['haed'] matches no layer of this model. It has body, head; classes ToyLayer."
+        "\nHint: did you mean 'head'?",
     ),
     "name_overflows": (
         {"name_overflows": "weight"},
