@@ -140,35 +140,6 @@ def test_a_copied_step_has_a_schedule_of_its_own():
     assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.09)
 
 
-# -- what does not belong together
-
-HINT = "\nHint: pass it as a NumPy array, such as x.numpy()"
-
-
-def test_tensors_of_another_framework_are_named():
-    logits, labels = np.zeros((4, 3), np.float32), torch.zeros(4, dtype=torch.long)
-    with pytest.raises(amp.ArgumentTypeError) as caught:
-        neutral.cross_entropy(logits, labels)
-    assert str(caught.value) == "Passed labels of torch with logits of numpy." + HINT
-    with pytest.raises(amp.ArgumentTypeError) as caught:
-        neutral.mse_loss(logits, torch.zeros(4, 3))
-    assert str(caught.value) == "Passed target of torch with prediction of numpy." + HINT
-    assert float(neutral.mse_loss(torch.ones(4, 3), logits)) == 1.0
-
-
-def test_a_batch_of_another_framework_is_named():
-    model = neutral.mlp("numpy", 3, [], 2)
-    step = amp.train_step(
-        lambda model, x: model(x).mean(), model, neutral.optimizer("sgd", model, lr=0.1)
-    )
-    with pytest.raises(amp.ArgumentTypeError) as caught:
-        step(torch.ones(4, 3))
-    assert (
-        str(caught.value) == "Passed an array (torch.Tensor) of torch with a model of numpy." + HINT
-    )
-    assert step(np.ones((4, 3), np.float32)).applied
-
-
 def test_a_scheduler_of_another_optimizer_is_refused():
     model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     optimizer, of_other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))

@@ -425,13 +425,13 @@ def test_low_weights_of_the_user_s_own_are_float32_in_files() -> None:
 # -- other frameworks
 
 
-def test_weights_go_to_numpy_and_come_from_it() -> None:
+def test_numpy_and_torch_go_together() -> None:
     """In a process of its own: with two frameworks in one, regions would have to say which."""
     tests = Path(__file__).with_name("with_numpy.py")
     command = [sys.executable, "-m", "pytest", "-q", str(tests)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 # -- what cannot be saved, and what does not fit

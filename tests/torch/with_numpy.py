@@ -1,4 +1,4 @@
-"""Weights from NumPy's models to torch's and back; run by test_training_state.py."""
+"""NumPy's models and torch's in one process: weights, stray tensors; run by test_training_state.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn, optim
 
 import ampbridge as amp
 import ampbridge_numpy as npb
+from ampbridge import neutral
 from ampbridge_torch.backend import TorchBackend
 
 Backend = TorchBackend()
@@ -141,3 +142,32 @@ def test_whole_numbers_of_a_buffer_do_not_stand_in_the_way(tmp_path: Path) -> No
     assert [weight.name for weight in report.kept] == ["relative_position_index"]
     assert back.relative_position_index.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     np.testing.assert_allclose(predictions(back), predictions(target), atol=1e-5, rtol=0)
+
+
+# -- what does not belong together
+
+HINT = "\nHint: pass it as a NumPy array, such as x.numpy()"
+
+
+def test_tensors_of_another_framework_are_named() -> None:
+    logits, labels = np.zeros((4, 3), np.float32), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(amp.ArgumentTypeError) as caught:
+        neutral.cross_entropy(logits, labels)
+    assert str(caught.value) == "Passed labels of torch with logits of numpy." + HINT
+    with pytest.raises(amp.ArgumentTypeError) as caught:
+        neutral.mse_loss(logits, torch.zeros(4, 3))
+    assert str(caught.value) == "Passed target of torch with prediction of numpy." + HINT
+    assert float(neutral.mse_loss(torch.ones(4, 3), logits)) == 1.0
+
+
+def test_a_batch_of_another_framework_is_named() -> None:
+    model = neutral.mlp("numpy", 3, [], 2)
+    step = amp.train_step(
+        lambda model, x: model(x).mean(), model, neutral.optimizer("sgd", model, lr=0.1)
+    )
+    with pytest.raises(amp.ArgumentTypeError) as caught:
+        step(torch.ones(4, 3))
+    assert (
+        str(caught.value) == "Passed an array (torch.Tensor) of torch with a model of numpy." + HINT
+    )
+    assert step(np.ones((4, 3), np.float32)).applied
