@@ -13,7 +13,6 @@ from typing import Any
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Array, Backend, LossFn, Model, Optimizer
-from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.errors import (
     AmpBridgeError,
@@ -151,6 +150,8 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
     Raises:
         ArgumentTypeError: if there is one.
     """
+    from ampbridge.adapters.nested import leaves  # only where something went wrong
+
     if isinstance(error, AmpBridgeError):
         return
     for x in leaves(batch):

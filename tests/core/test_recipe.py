@@ -210,7 +210,7 @@ def test_every_parameter_has_a_key_and_every_key_a_parameter():
         "section": ("[polcy]", "no 'polcy'", "did you mean 'policy'?"),
         "key": ("[scaler]\ngrowth_intervall = 5", "no 'growth_intervall'", "'growth_interval'"),
         "no table": ("policy = 'O1'", "[policy] is a table, not 'O1'", "[policy]"),
-        "level": ("[policy]\nlevel = 'O5'", "policy: Passed level='O5'", "level='O0'"),
+        "level": ("[policy]\nlevel = 'O5'", "policy: Passed level='O5'", "level='O1'"),
         "op": ("[policy]\ndeny = ['sofmax']", "Unknown op 'sofmax'", "'softmax'"),
         "type": (
             "[scaler]\ngrowth_interval = 'many'",
