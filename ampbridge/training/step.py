@@ -417,7 +417,8 @@ def train_step(
             ``paddle.nn.ClipGradByNorm`` and Keras' ``clipnorm``.
         clip_value: the largest allowed magnitude of each number in the unscaled gradients, as of
             ``clip_grad_value_``, ``paddle.nn.ClipGradByValue`` and Keras' ``clipvalue``.
-        scheduler: an object with ``step()``, or a callable; only applied steps advance it. If it has
+        scheduler: an object with ``step()``, or a callable; only applied steps advance it. One of torch that
+            was made with another optimizer is refused. If it has
             ``state_dict()`` and ``load_state_dict()``, it is saved and loaded with the step. You have
             to save the state of a plain function or method yourself.
         compile: True compiles with ``tf.function``, ``torch.compile`` or ``to_static``; "auto" compiles
