@@ -6,6 +6,7 @@ Nothing of the file is imported or executed.
 from __future__ import annotations
 
 import io
+import os
 import re
 import tokenize
 from collections.abc import Mapping
@@ -128,7 +129,10 @@ def load(path: str | PathLike[str]) -> bytes:
 
 def _instead_of(path: Path) -> str:
     """What is there of a like name, where a file is not."""
-    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    try:
+        beside = os.listdir(path.parent)
+    except OSError:  # no folder, or one that may not be read
+        beside = []
     close = [] if path.name in beside else nearest(path.name, beside, 1)
     return (
         f"did you mean {str(path.with_name(close[0]))!r}?" if close else "ampbridge port train.py"

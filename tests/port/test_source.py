@@ -215,3 +215,13 @@ def test_a_file_that_is_not_there_may_be_one_of_a_like_name(tmp_path):
     with pytest.raises(SourceError) as caught:
         port.read(tmp_path / "trian.py")
     assert str(caught.value).endswith(f"Hint: did you mean '{tmp_path / 'train.py'}'?")
+
+
+def test_a_folder_that_may_not_be_listed_is_no_other_error(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.listdir", refused)
+    with pytest.raises(SourceError, match=r"No such file") as caught:
+        port.read(tmp_path / "train.py")
+    assert str(caught.value).endswith("Hint: ampbridge port train.py")
