@@ -13,7 +13,7 @@ from typing import Any
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Array, Backend, LossFn, Model, Optimizer
-from ampbridge.adapters.tracing import called_as_it_is, constant_result
+from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     AmpBridgeError,
     ArgumentError,
@@ -155,10 +155,10 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
     if isinstance(error, AmpBridgeError):
         return
     for x in leaves(batch):
-        name = registry.framework_of_type(type(x))
-        if name not in (None, "numpy", backend.name):
-            what = f"an array ({_name_of(type(x))})"
-            raise ArgumentTypeError(_of_another(what, name, "a model", backend.name)) from error
+        what = f"an array ({_name_of(type(x))})"
+        stray = _of_another(what, x, "a model", backend.name)
+        if stray is not None:
+            raise stray from error
 
 
 def check_belongs(what: str, x: object, like_what: str, like: object) -> None:
@@ -167,21 +167,18 @@ def check_belongs(what: str, x: object, like_what: str, like: object) -> None:
     Raises:
         ArgumentTypeError: if not.
     """
-    name, own = _framework_of(type(x)), _framework_of(type(like))
-    if name not in (None, "numpy", own):
-        raise ArgumentTypeError(_of_another(what, name, like_what, own))
+    stray = _of_another(what, x, like_what, registry.framework_of_type(type(like)))
+    if stray is not None:
+        raise stray
 
 
-@constant_result
-def _framework_of(kind: type) -> str | None:
-    return registry.framework_of_type(kind)
-
-
-def _of_another(what: str, name: str | None, like_what: str, own: str | None) -> str:
-    return (
-        f"Passed {what} of {name} with {like_what} of {own}.\n"
-        "Hint: pass it as a NumPy array, such as x.numpy()"
-    )
+def _of_another(what: str, x: object, like_what: str, own: str | None) -> ArgumentTypeError | None:
+    """The error for ``x``, if it is another framework's."""
+    name = registry.framework_of_type(type(x))
+    if name is None or name == own or name in registry.CORE_DEPENDENCIES:
+        return None
+    msg = f"Passed {what} of {name} with {like_what} of {own}.\n"
+    return ArgumentTypeError(msg + "Hint: pass it as a NumPy array, such as x.numpy()")
 
 
 def required_arguments(function: Any) -> list[str]:

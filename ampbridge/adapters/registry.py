@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.errors import (
     ArgumentTypeError,
     BackendLoadError,
@@ -186,6 +186,7 @@ def refuse_without_adapter(objects: Iterable[object]) -> None:
             raise BackendNotFoundError(msg)
 
 
+@constant_result  # a loss asks for it while torch.compile traces
 def framework_of_type(cls: type) -> str | None:
     """The registered framework of a class, by its module and those of its bases."""
     for root in _roots(cls):
