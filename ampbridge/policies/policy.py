@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
@@ -79,7 +79,7 @@ class Policy:
     execution: Execution = field(default="auto", kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_level_name(self.level)
+        _check_choice("level", self.level, LEVELS, _level_hint)
         if self.level == "O0":
             self._set("dtype", "float32")
         else:
@@ -318,22 +318,25 @@ class Policy:
 _FIELDS = tuple(f.name for f in fields(Policy))
 
 
-def _check_level_name(value: object) -> None:
-    if isinstance(value, str) and value in LEVELS:
-        return
-    level, _, dtype = str(value).partition(":")
-    close = level.upper() if level.upper() in LEVELS else "O1"
-    hint = f"Policy({close!r}, {dtype!r})" if dtype in LOW_DTYPES else f"level={close!r}"
-    msg = f"Passed level={value!r}; allowed are {listed(LEVELS)}.\nHint: {hint}"
-    raise PolicyError(msg)
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _check_choice(
+    name: str,
+    value: object,
+    allowed: tuple[str, ...],
+    hint: Callable[[str], str] | None = None,
+) -> None:
     if isinstance(value, str) and value in allowed:
         return
     close = nearest(str(value), allowed, 1) or [allowed[0]]
-    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {name}={close[0]!r}"
+    instead = f"{name}={close[0]!r}" if hint is None else hint(str(value))
+    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {instead}"
     raise PolicyError(msg)
+
+
+def _level_hint(text: str) -> str:
+    """In upper case, and with the dtype that stands behind it in the short form."""
+    level, _, dtype = text.partition(":")
+    close = level.upper() if level.upper() in LEVELS else "O1"
+    return f"Policy({close!r}, {dtype!r})" if dtype in LOW_DTYPES else f"level={close!r}"
 
 
 def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
