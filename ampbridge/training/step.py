@@ -89,10 +89,8 @@ class TrainStep:
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
             for policy in recipe.policies
         }
-        self._scheduler, self._advance_scheduler = (
-            scheduler,
-            checked_scheduler(scheduler, optimizer),
-        )
+        self._scheduler = scheduler
+        self._advance_scheduler = checked_scheduler(scheduler, optimizer)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps without loss scaling are also checked and counted.
         self._unscaled = GradScaler(1.0, dynamic=False)
@@ -417,10 +415,10 @@ def train_step(
             ``paddle.nn.ClipGradByNorm`` and Keras' ``clipnorm``.
         clip_value: the largest allowed magnitude of each number in the unscaled gradients, as of
             ``clip_grad_value_``, ``paddle.nn.ClipGradByValue`` and Keras' ``clipvalue``.
-        scheduler: an object with ``step()``, or a callable; only applied steps advance it. One of torch that
-            was made with another optimizer is refused. If it has
-            ``state_dict()`` and ``load_state_dict()``, it is saved and loaded with the step. You have
-            to save the state of a plain function or method yourself.
+        scheduler: an object with ``step()``, or a callable; only applied steps advance it. One of torch
+            that was made with another optimizer is refused. If it has ``state_dict()`` and
+            ``load_state_dict()``, it is saved and loaded with the step. You have to save the state of
+            a plain function or method yourself.
         compile: True compiles with ``tf.function``, ``torch.compile`` or ``to_static``; "auto" compiles
             on TensorFlow and runs eagerly on the other frameworks.
         on_overflow: the effect of an overflow in a micro-batch. "drop_step", the default, drops the
