@@ -16,6 +16,11 @@ ROOT = Path(__file__).parents[2]
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
+def run_groups(folder, *names):
+    command = [sys.executable, ROOT / "scripts/run_groups.py", *names]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @needs_make
 def test_make_test_runs_every_folder_of_tests():
     done = subprocess.run(
@@ -37,13 +42,7 @@ def test_a_group_that_fails_ends_no_other_and_each_has_a_line(tmp_path):
         "two:\n\t@echo why; exit 3\n"
         "three:\n\t@echo 'SKIPPED [2] a.py:42: a browser is not installed: none of x'\n"
     )
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/run_groups.py", "one", "two", "three"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_groups(tmp_path, "one", "two", "three")
     assert done.returncode == 1
     assert "why\n" in done.stdout
     lines = [re.sub(" +", " ", line) for line in done.stdout.splitlines()[-3:]]
@@ -103,13 +102,7 @@ def test_the_end_names_what_failed_and_where_a_test_stood(tmp_path):
         f"slow:\n\t{pytest_} -o faulthandler_timeout=1 tests/test_slow.py\n"
         "last:\n\t@echo '1 passed in 0.10s'\n"
     )
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/run_groups.py", "wrong", "slow", "last"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_groups(tmp_path, "wrong", "slow", "last")
     _, _, end = done.stdout.rpartition("\n\n")
     wrong, slow, last = re.split("^(?=FAILED  slow|passed  last)", end, flags=re.MULTILINE)
     assert re.search(r"^FAILED .*::test_wrong - assert 1 == 2$", wrong, re.M)
