@@ -7,13 +7,12 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import websocket
+from processes import wait_until
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -59,15 +58,13 @@ class Browser:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self._number = 0
-        self._socket = websocket.create_connection(
-            self._address(profile), suppress_origin=True, timeout=60
-        )
+        self._socket = websocket.create_connection(self._address(profile), suppress_origin=True)
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
     def _address(self, profile: Path) -> str:
         port_file = profile / "DevToolsActivePort"
-        _until(lambda: port_file.exists() and port_file.read_text().count("\n") == 1)
+        wait_until(lambda: port_file.exists() and port_file.read_text().count("\n") == 1)
         port = port_file.read_text().splitlines()[0]
         import urllib.request
 
@@ -106,7 +103,7 @@ class Browser:
         self.complaints.clear()
         self.requests.clear()
         self.send("Page.navigate", url=address)
-        _until(lambda: self.ask("document.readyState") == "complete")
+        wait_until(lambda: self.ask("document.readyState") == "complete")
 
     def ask(self, expression: str) -> Any:
         """The value of an expression in JavaScript, as plain data."""
@@ -131,12 +128,4 @@ class Browser:
     def close(self) -> None:
         self._socket.close()
         self._process.terminate()
-        self._process.wait(30)
-
-
-def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"Chromium was not ready after {seconds:.0f} seconds")
-        time.sleep(0.02)
+        self._process.wait()

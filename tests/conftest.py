@@ -1,6 +1,7 @@
 """Settings of every test process."""
 
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,10 @@ settings.register_profile(
 settings.register_profile(
     "nightly", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
+
+# What `execution="auto"` is on a CPU, here and in the processes that tests start: the same on every
+# machine. `make test-native` and `make test-slow` run the tests of torch and TensorFlow under the other.
+os.environ.setdefault("AMPBRIDGE_CPU_EXECUTION", "simulated")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths
 from nightly import NIGHTLY, PROFILE  # noqa: E402

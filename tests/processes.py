@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,6 @@ def run_python(
     *command: object,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    timeout: float = 300,
 ) -> str:
     """The standard output of ``python command``; fails the test if it ends with an error."""
     done = subprocess.run(
@@ -34,13 +35,19 @@ def run_python(
         env={**os.environ, **QUIET, **(environment or {})},
         capture_output=True,
         encoding="utf-8",
-        timeout=timeout,
         check=False,
     )
     if done.returncode:
         what = f"{command} ended with {done.returncode}"
         pytest.fail(f"{what}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
     return done.stdout
+
+
+def wait_until(holds: Callable[[], Any]) -> Any:
+    """What ``holds()`` returns as soon as that is true. It sets no limit: the suite's watchdog does."""
+    while not (found := holds()):
+        time.sleep(0.01)
+    return found
 
 
 def required() -> set[str]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, NamedTuple
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend, Device, Probe
 from ampbridge.errors import ArgumentError, BackendNotFoundError, listed
 from ampbridge.errors.foreign_text import shortened
-from ampbridge.policies.policy import Policy
+from ampbridge.policies.policy import EXECUTIONS, Policy
 
 PROBED_DTYPES = ("float32", "float16", "bfloat16")
+
+# In the environment: what ``execution="auto"`` chooses on the CPU, whatever its instructions are.
+CPU_EXECUTION = "AMPBRIDGE_CPU_EXECUTION"
 
 CPUINFO = "/proc/cpuinfo"  # on Linux
 
@@ -116,6 +122,40 @@ def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
 
 
 # -- this machine's CPU
+
+
+def auto_execution(has_fast_kernels: Callable[[], bool]) -> Literal["native", "simulated"]:
+    """What ``execution="auto"`` is on a CPU that a framework has native 16-bit kernels for.
+
+    The environment variable AMPBRIDGE_CPU_EXECUTION decides, else the kernels' speed. A process reads
+    the variable once.
+
+    Raises:
+        ArgumentError: for another value of the variable than "native", "simulated" and "auto".
+    """
+    asked = asked_execution()
+    if asked != "auto":
+        return asked
+    return "native" if has_fast_kernels() else "simulated"
+
+
+@cache
+def asked_execution() -> Literal["native", "simulated", "auto"]:
+    """The value of AMPBRIDGE_CPU_EXECUTION; "auto" where it is not set."""
+    asked = os.environ.get(CPU_EXECUTION, "auto")
+    if asked in ("native", "simulated", "auto"):
+        return asked  # type: ignore[return-value]  # narrowed by the line above
+    msg = (
+        f"Passed {CPU_EXECUTION}={asked!r} in the environment; allowed are {listed(EXECUTIONS)}.\n"
+        f"Hint: export {CPU_EXECUTION}=simulated"
+    )
+    raise ArgumentError(msg)
+
+
+def asked_setting() -> dict[str, str]:
+    """For ``Probe.settings`` of such a CPU: what "auto" is, where the environment decides it."""
+    asked = asked_execution()
+    return {} if asked == "auto" else {"execution='auto'": f"{asked}, by {CPU_EXECUTION}"}
 
 
 def bfloat16_instructions() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
 
     Returns:
         For each test "skipped", "passed", "failed", or "error" if its setup failed; for a test with
-        several cases, the last of these that occurred.
+        several cases, the last of these that occurred. Once a case has failed, the others are left out.
     """
     left_out = dict.fromkeys(set(names_of_tests()).difference(tests), None) if tests else {}
     suite = type("TestBackend", (BackendConformance,), {"harness": harness, **left_out})
@@ -57,6 +57,10 @@ def names_of_tests() -> list[str]:
     return [name for name in dir(BackendConformance) if name.startswith("test_")]
 
 
+def _name_of_test(nodeid: str) -> str:
+    return nodeid.rpartition("::")[2].partition("[")[0]
+
+
 class _Recorder:
     """Gives pytest a module that contains only ``suite``, and records the outcome of each test."""
 
@@ -69,10 +73,14 @@ class _Recorder:
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> object:
         return _Module.from_parent(parent, path=module_path, suite=self._suite)
 
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self.outcomes.get(_name_of_test(item.nodeid)) in ("failed", "error"):
+            pytest.skip("another case of this test has failed")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.passed:
             return
-        name = report.nodeid.rpartition("::")[2].partition("[")[0]
+        name = _name_of_test(report.nodeid)
         outcome = "error" if report.failed and report.when != "call" else report.outcome
         self.outcomes[name] = max(
             self.outcomes.get(name, "skipped"), outcome, key=self._RANKS.index

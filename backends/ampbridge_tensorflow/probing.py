@@ -17,7 +17,7 @@ from ampbridge.adapters.backend import (
     Probe,
     Product,
 )
-from ampbridge.policies import op_table
+from ampbridge.policies import hardware, op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
@@ -62,6 +62,8 @@ def probe(device: Device) -> Probe:
     with tf.device(device.name):
         answers = {dtype: _failure(dtype) for dtype in PROBED_DTYPES}
         settings = {"XLA": _xla()}
+    if device.kind == "cpu":
+        settings |= hardware.asked_setting()
     if device.kind == "gpu":
         on = tf.config.experimental.tensor_float_32_execution_enabled()
         settings["TF32"] = f"products and convolutions {'TF32' if on else 'float32'}"

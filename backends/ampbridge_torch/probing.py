@@ -22,7 +22,13 @@ from ampbridge.adapters.backend import (
     Product,
 )
 from ampbridge.policies import op_table
-from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cpu_model, verdict
+from ampbridge.policies.hardware import (
+    PROBED_DTYPES,
+    asked_setting,
+    bfloat16_instructions,
+    cpu_model,
+    verdict,
+)
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_torch import devices as accelerators
@@ -104,7 +110,8 @@ def _settings(device: Device) -> dict[str, str]:
     if device.kind == "cpu":
         compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
         inductor = f"Inductor, with {compiler}" if compiler else "Inductor finds no C++ compiler"
-        return {"float32 products": _float32_precision("mkldnn", "matmul"), "compiler": inductor}
+        products = _float32_precision("mkldnn", "matmul")
+        return {"float32 products": products, "compiler": inductor, **asked_setting()}
     if device.kind != "gpu":
         return {}
     products = _float32_precision("cuda", "matmul")

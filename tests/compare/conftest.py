@@ -35,7 +35,6 @@ def ran(
         [sys.executable, *command, "--output", str(folder)],
         capture_output=True,
         encoding="utf-8",
-        timeout=600,
         check=False,
     )
     return done, folder

@@ -7,11 +7,10 @@ import os
 import stat
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
-from processes import run_python
+from processes import run_python, wait_until
 
 import ampbridge as amp
 from ampbridge.adapters import registry
@@ -255,11 +254,11 @@ def test_an_interrupt_ends_the_processes(tmp_path):
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     pids = tmp_path / "pids"
-    _until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     parent.send_signal(2)
-    assert parent.wait(60) != 0
+    assert parent.wait() != 0
     for pid in map(int, pids.read_text().split()):
-        _until(lambda pid=pid: not _alive(pid))
+        wait_until(lambda pid=pid: not _alive(pid))
 
 
 def test_a_process_that_starts_during_an_interrupt_ends_too():
@@ -267,7 +266,7 @@ def test_a_process_that_starts_during_an_interrupt_ends_too():
     started.end()
     late = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     started.add(late)
-    assert late.wait(60) != 0
+    assert late.wait() != 0
 
 
 def _alive(pid: int) -> bool:
@@ -276,13 +275,6 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _until(holds) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # -- parts

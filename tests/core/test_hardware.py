@@ -136,6 +136,49 @@ def test_frameworks_without_the_device_do_not_count(machine, toy, monkeypatch):
     assert amp.Policy.auto("cuda") == amp.Policy("O1", "bfloat16")
 
 
+# -- what "auto" is on a CPU
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Sets the environment variable, or removes it; a process reads it once."""
+    hardware.asked_execution.cache_clear()
+
+    def ask(value):
+        hardware.asked_execution.cache_clear()
+        if value is None:
+            monkeypatch.delenv("AMPBRIDGE_CPU_EXECUTION", raising=False)
+        else:
+            monkeypatch.setenv("AMPBRIDGE_CPU_EXECUTION", value)
+
+    yield ask
+    hardware.asked_execution.cache_clear()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_environment_decides_before_the_speed(asked, fast):
+    by_speed = "native" if fast else "simulated"
+    for value, expected in [
+        ("native", "native"),
+        ("simulated", "simulated"),
+        ("auto", by_speed),
+        (None, by_speed),
+    ]:
+        asked(value)
+        assert hardware.auto_execution(lambda: fast) == expected
+
+
+def test_another_word_in_the_environment_is_refused(asked):
+    asked("Native")
+    with pytest.raises(amp.ArgumentError) as error:
+        hardware.auto_execution(lambda: True)
+    assert str(error.value) == (
+        "Passed AMPBRIDGE_CPU_EXECUTION='Native' in the environment; "
+        "allowed are 'native', 'simulated' or 'auto'.\n"
+        "Hint: export AMPBRIDGE_CPU_EXECUTION=simulated"
+    )
+
+
 # -- this machine's CPU
 
 SPR = """processor\t: 0

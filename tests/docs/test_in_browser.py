@@ -1,9 +1,8 @@
 """The site in Chromium, from the disk, as a reader opens it who has no server and no network."""
 
-import time
-
 import pytest
 from browser import Browser
+from processes import wait_until
 
 PAGES = (
     "index.html",
@@ -66,7 +65,7 @@ def test_no_table_is_cut_at_1280_pixels(site, opened):
 def test_the_search_finds_without_a_server(opened):
     shown = opened("index.html?q=softmax")
     found = "[...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"
-    links = _until(lambda: shown.ask(found))
+    links = wait_until(lambda: shown.ask(found))
     assert any("tutorials/softmax.html" in link for link in links)
     assert shown.complaints == []
 
@@ -87,12 +86,3 @@ def test_ops_can_be_filtered(opened):
     assert ops == ["layer_norm"]
     headings = "[...document.querySelectorAll('article h2:not([hidden])')].map((h) => h.id)"
     assert shown.ask(headings) == ["normalization"]
-
-
-def _until(value, seconds=30.0):
-    """What ``value()`` is as soon as it is something."""
-    deadline = time.monotonic() + seconds
-    while not (found := value()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found

@@ -22,9 +22,7 @@ Job = Callable[[str], Any]
 
 # The last of them may say which copy of ampbridge is tested.
 PATHS = [str(EXAMPLES), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-run_example = partial(
-    run_python, environment={"PYTHONPATH": os.pathsep.join(filter(None, PATHS))}, timeout=900
-)
+run_example = partial(run_python, environment={"PYTHONPATH": os.pathsep.join(filter(None, PATHS))})
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
 """A training that saves after every step and goes on where it was, to be killed by test_kill.py.
 
-python interrupted_training.py CHECKPOINT LAST RESULT        "-" for no checkpoint, no result
+Each run is a process of its own, which imports nothing of the tests.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.full_like(y, np.inf) if number % 11 in (4, 5) else y
 
 
-def train(checkpoint: str, last: int, result: str) -> None:
+def train(checkpoint: Path, last: int, result: Path | None) -> None:
     """Train up to step ``last``, from the checkpoint if there is one; save all state to ``result``."""
     np.seterr(all="ignore")
     model = Net()
@@ -47,15 +46,10 @@ def train(checkpoint: str, last: int, result: str) -> None:
         policy=amp.Schedule.when(skips=2, use="O2:bfloat16", otherwise="O2:float16", back_after=6),
         scaler=amp.GradScaler(2.0**12, growth_interval=3),
     )
-    if (Path(checkpoint) / "state.json").exists():
+    if (checkpoint / "state.json").exists():
         step.load(checkpoint)
     while (number := step.state_dict()["step"]) < last:
         step(*batch(number))
-        if checkpoint != "-":
-            step.save(checkpoint)
-    if result != "-":
+        step.save(checkpoint)
+    if result is not None:
         step.save(result)
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]), sys.argv[3])

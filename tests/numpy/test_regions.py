@@ -184,7 +184,7 @@ def test_eight_threads_train_eight_models_under_their_own_policies() -> None:
     barrier = threading.Barrier(len(settings))
 
     def work(i: int) -> None:
-        barrier.wait(60)
+        barrier.wait()
         together[i] = train(settings[i])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(settings))]
@@ -215,12 +215,12 @@ def test_two_threads_may_read_one_model() -> None:
     def loss(model: nn.Module, x: np.ndarray) -> Any:
         seen.append(type(model.weight))
         started.set()
-        looked.wait(60)
+        looked.wait()
         return model(x).sum()
 
     thread = threading.Thread(target=lambda: amp.value_and_grad(loss, model, X, policy="O1"))
     thread.start()
-    started.wait(60)
+    started.wait()
     assert type(model.weight) is np.ndarray
     looked.set()
     thread.join()

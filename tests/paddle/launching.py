@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-TIMEOUT = 240  # seconds, for starting several Paddle processes on a busy machine
-
 # Of three ranks and more, gloo's groups often fail to connect in Paddle 3.3 (one group in six, on a
 # machine with two cores): "connect [127.0.0.1]:...: Connection refused" on one rank, a timeout on others.
 # A program of fleet's makes several; beside other tests eight attempts were once too few.
@@ -28,7 +26,6 @@ def launch(script: Path, folder: Path, ranks: int, *arguments: str) -> list[str]
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
             check=False,
         )
         said = [(logs / f"workerlog.{rank}").read_text() for rank in range(ranks)]

@@ -28,7 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -713,7 +713,7 @@ def test_two_threads_observe_their_own_models() -> None:
     def run(layers: int) -> list[str]:
         model, seen = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))), Seen()
         for _ in range(20):
-            together.wait(timeout=60)
+            together.wait()
             with PaddleBackend().observe(model, seen, gradients=False):
                 model(paddle.ones([3, 4])).sum()
         return [call.op for call in seen.calls]

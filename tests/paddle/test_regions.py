@@ -148,7 +148,7 @@ class TestRegions:
         def run(dtype: str) -> set[str]:
             seen = set()
             for _ in range(30):
-                together.wait(timeout=60)
+                together.wait()
                 if dtype == "none":
                     seen.add(precision())
                     continue

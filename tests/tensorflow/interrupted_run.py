@@ -17,8 +17,6 @@ from keras import layers
 
 import ampbridge as amp
 
-FOREVER = 2**31
-
 
 def model() -> keras.Model:
     x = inputs = keras.Input((6,))

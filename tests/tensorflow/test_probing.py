@@ -18,6 +18,7 @@ from recorder import eager  # noqa: E402
 import ampbridge as amp  # noqa: E402
 import ampbridge_tensorflow  # noqa: E402
 from ampbridge.adapters.backend import Decoration  # noqa: E402
+from ampbridge.policies import hardware  # noqa: E402
 from ampbridge.reports.explain import FEATURES, ExplanationTable  # noqa: E402
 
 BACKEND = amp.backend("tensorflow")
@@ -79,6 +80,15 @@ def test_probing_sees_tensorflow_and_not_the_caller_s_region() -> None:
 
 def test_xla_is_tried() -> None:
     assert BACKEND.probe(BACKEND.devices()[-1]).settings["XLA"] == "compiles"
+
+
+def test_what_auto_is_stands_among_the_settings_where_the_environment_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for asked, setting in (("auto", None), ("native", "native, by AMPBRIDGE_CPU_EXECUTION")):
+        monkeypatch.setattr(hardware, "asked_execution", lambda asked=asked: asked)
+        settings = BACKEND.probe(BACKEND.devices()[-1]).settings
+        assert settings.get("execution='auto'") == setting
 
 
 @on_cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -21,6 +22,7 @@ from recorder import RECORDERS  # noqa: E402
 from test_ops import FUNCTIONS, OPS, POLICIES, in_region, inputs  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
+from ampbridge.policies import hardware  # noqa: E402
 from ampbridge_tensorflow.autocast import casting, execution  # noqa: E402
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -253,11 +255,20 @@ def auto(dtype: str) -> str:
 
 
 def test_auto_is_native_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "asked_execution", lambda: "auto")
     monkeypatch.setattr(execution, "_bfloat16_instructions", lambda: ("AMX",))
     assert (auto("float16"), auto("bfloat16")) == ("simulated", "native")
     monkeypatch.setattr(execution, "_bfloat16_instructions", lambda: ())
     assert (auto("float16"), auto("bfloat16")) == ("simulated", "simulated")
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
+    assert (auto("float16"), auto("bfloat16")) == ("native", "native")
+
+
+@pytest.mark.parametrize("how", ["native", "simulated"])
+def test_auto_is_what_the_environment_asks_for(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "asked_execution", lambda: how)
+    assert (auto("float16"), auto("bfloat16")) == (how, how)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])  # no CPU
     assert (auto("float16"), auto("bfloat16")) == ("native", "native")
 
 
@@ -280,8 +291,9 @@ with warnings.catch_warnings(record=True) as caught:
             pass
         print([w.category.__name__ for w in caught if w.filename == "<string>"])
 """
+    environment = {**os.environ, "AMPBRIDGE_CPU_EXECUTION": "auto"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
     said = "['SimulationWarning']"
     assert done.stdout.split("\n")[:4] == ["[]", said, said, said]
@@ -303,6 +315,7 @@ def test_the_warning_points_to_the_users_line(
     opened_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "_warned", False)
+    monkeypatch.setattr(hardware, "asked_execution", lambda: "auto")
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     names = {"amp": amp, "tf": tf, "model": model, "sgd": keras.optimizers.SGD(0.1)}
     code = compile(OPENED_BY[opened_by], "the user's line", "exec")

@@ -13,8 +13,6 @@ from torch import Tensor, nn, optim
 
 import ampbridge as amp
 
-FOREVER = 2**31
-
 
 def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x), y)
@@ -27,7 +25,7 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
     return x, y * torch.inf if number % 11 in (4, 5) else y
 
 
-def train(checkpoint: Path | None, last: int, result: Path | None = None) -> None:
+def train(checkpoint: Path, last: int, result: Path | None) -> None:
     """Train up to step ``last``, from the checkpoint if there is one; save all state to ``result``."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -44,12 +42,11 @@ def train(checkpoint: Path | None, last: int, result: Path | None = None) -> Non
         scaler=amp.GradScaler(2.0**12, growth_interval=3),
         scheduler=scheduler,
     )
-    if checkpoint is not None and (checkpoint / "state.json").exists():
+    if (checkpoint / "state.json").exists():
         step.load(checkpoint)
     while (number := step.state_dict()["step"]) < last:
         step(*batch(number))
-        if checkpoint is not None:
-            step.save(checkpoint)
+        step.save(checkpoint)
     if result is not None:
         amp.undecorate(model, optimizer)
         torch.save(

@@ -13,7 +13,7 @@ from torch import nn
 
 import ampbridge as amp
 from ampbridge.adapters.backend import Decoration, Device
-from ampbridge.policies import op_table
+from ampbridge.policies import hardware, op_table
 from ampbridge.reports.explain import FEATURES, ExplanationTable
 from ampbridge_torch import probing
 
@@ -98,6 +98,15 @@ def test_the_precision_of_float32_products_is_told() -> None:
         assert BACKEND.probe(BACKEND.devices()[-1]).settings["float32 products"] == "float32"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_what_auto_is_stands_among_the_settings_where_the_environment_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for asked, setting in (("auto", None), ("native", "native, by AMPBRIDGE_CPU_EXECUTION")):
+        monkeypatch.setattr(hardware, "asked_execution", lambda asked=asked: asked)
+        settings = BACKEND.probe(BACKEND.devices()[-1]).settings
+        assert settings.get("execution='auto'") == setting
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU favours")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import subprocess
 import sys
 import warnings
@@ -29,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ampbridge as amp
 import ampbridge_torch
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.policies import hardware
 from ampbridge_torch.autocast import execution as execution_module
 from ampbridge_torch.autocast import simulation
 from ampbridge_torch.autocast.mode import listed
@@ -561,9 +563,13 @@ def test_sparse_gradients_of_low_weights(low: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto is native on CUDA")
 @pytest.mark.parametrize("fast", [False, True])
-def test_auto_takes_the_faster(fast: bool, low: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", ["auto", "native", "simulated"])
+def test_auto_takes_what_was_asked_for_or_the_faster(
+    fast: bool, asked: str, low: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(execution_module, "has_fast_kernels", lambda dtype: fast)
-    expected = "native" if fast else "simulated"
+    monkeypatch.setattr(hardware, "asked_execution", lambda: asked)
+    expected = asked if asked != "auto" else "native" if fast else "simulated"
     assert execution(amp.Policy("O1", low)) == execution(amp.Policy("O2", low)) == expected
     assert execution(amp.Policy("O1", low, execution="native")) == "native"
     assert execution(amp.Policy("O1", low, execution="simulated")) == "simulated"
@@ -627,8 +633,9 @@ with warnings.catch_warnings(record=True) as caught:
 print(caught[0].category.__name__)
 print(caught[0].message)
 """
+    environment = {**os.environ, "AMPBRIDGE_CPU_EXECUTION": "auto"}
     finished = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     )
     assert finished.stdout.splitlines() == [
         "simulated 0",

@@ -80,7 +80,6 @@ def rehearse(*arguments: object, command: tuple[str, ...] = (), **environment: s
         env={**os.environ, **QUIET, "HF_HUB_OFFLINE": "1", **environment},
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
         check=False,
     )
     return Rehearsed(done.returncode, done.stdout, done.stderr)

@@ -15,10 +15,13 @@ from ampbridge.policies.policy import Policy
 
 def of(policy: Policy) -> Literal["native", "simulated"]:
     """How a region of ``policy`` computes; see ``Backend.execution``."""
-    if policy.level == "O0" or policy.execution == "native":
+    if policy.level == "O0":
         return "native"
-    asked = policy.execution == "simulated"
-    return "native" if not asked and has_fast_kernels(policy.dtype) else "simulated"
+    if policy.execution != "auto":
+        return policy.execution
+    if has_accelerator():
+        return "native"
+    return hardware.auto_execution(lambda: has_fast_kernels(policy.dtype))
 
 
 def check(policy: Policy) -> None:
@@ -36,15 +39,18 @@ def check(policy: Policy) -> None:
         raise UnsupportedError(msg)
 
 
-def has_fast_kernels(dtype: str) -> bool:
-    """Whether computing in ``dtype`` takes less time on this device than simulating it.
+def has_accelerator() -> bool:
+    """Whether TensorFlow computes on a GPU or a TPU here, where every 16-bit kernel is fast."""
+    return bool(tf.config.get_visible_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
-    On GPUs and TPUs, always. On CPUs bfloat16 is fast where they have instructions for it; elsewhere
-    oneDNN emulates it. float16 is not: Grappler fuses a product with its bias into a kernel that
-    takes hundreds of times as long as float32's, and all the rest takes as long as the simulation.
+
+def has_fast_kernels(dtype: str) -> bool:
+    """Whether computing in ``dtype`` takes less time on this CPU than simulating it.
+
+    bfloat16 is fast where the CPU has instructions for it; elsewhere oneDNN emulates it. float16 is
+    not: Grappler fuses a product with its bias into a kernel that takes hundreds of times as long as
+    float32's, and all the rest takes as long as the simulation.
     """
-    if tf.config.get_visible_devices("GPU") or tf.config.list_physical_devices("TPU"):
-        return True
     return dtype == "bfloat16" and bool(_bfloat16_instructions())
 
 
@@ -57,7 +63,7 @@ _warned = False
 def warn_once(policy: Policy) -> None:
     """Say, once in a process, that "auto" has chosen to simulate."""
     global _warned
-    if _warned:
+    if hardware.asked_execution() != "auto" or _warned:
         return
     _warned = True
     msg = (

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import SimulationWarning, UnsupportedError
+from ampbridge.policies import hardware
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
 
@@ -22,7 +23,7 @@ def of(policy: Policy) -> Literal["native", "simulated"]:
 def simulates(policy: Policy, device_types: Collection[str]) -> bool:
     """Whether regions of ``policy`` simulate on the CPU. (Accelerators have their kernels.)
 
-    "auto" simulates where torch's own kernels are not faster.
+    "auto" simulates where torch's own kernels are not faster, or AMPBRIDGE_CPU_EXECUTION says so.
 
     Raises:
         UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
@@ -34,7 +35,7 @@ def simulates(policy: Policy, device_types: Collection[str]) -> bool:
         return (
             policy.lists != "native"
             and "cpu" in device_types
-            and not has_fast_kernels(policy.dtype)
+            and hardware.auto_execution(lambda: has_fast_kernels(policy.dtype)) == "simulated"
         )
     if policy.lists == "native":
         msg = (
@@ -74,7 +75,7 @@ _warned = False
 def warn_once(policy: Policy) -> None:
     """Say, once in a process, that "auto" has chosen to simulate."""
     global _warned
-    if policy.execution != "auto" or _warned:
+    if policy.execution != "auto" or hardware.asked_execution() != "auto" or _warned:
         return
     _warned = True
     msg = (
