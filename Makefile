@@ -10,19 +10,26 @@ NUMERICS_UNDER_avx2 := numpy torch paddle
 NUMERICS_UNDER_sse := numpy torch
 NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py
-NUMERICS_tensorflow := tests/tensorflow/test_simulation.py
-NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_probing.py
+NUMERICS_tensorflow := tests/tensorflow/test_ops.py tests/tensorflow/test_simulation.py
+NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_ops.py tests/paddle/test_probing.py
 # Of torch's tests those that a device tells most of; night-cuda runs all.
 ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
 ZOO := torch tensorflow paddle o2
-TESTS := lint types test-tensorflow test-torch test-examples test-docs test-paddle test-virtual-paddle test-cuda test-core test-port test-numpy test-zoo test-compare $(OLDER:%=test-%) test-lens test-loops
+# The folders of tests that run as one group each; in some of them a part is slow.
+FOLDERS := tensorflow torch paddle core port numpy docs examples compare lens
+PARTLY_SLOW := tensorflow torch paddle docs examples core port compare numpy lens
+# The core is tested alone, with no framework loaded, and with it the suite that tests adapters.
+tests_of = tests/$(1) $(if $(filter core,$(1)),tests/conformance)
+# The longest groups go first.
+TESTS := test-tensorflow test-torch types test-core test-paddle test-port test-docs test-native test-examples test-numpy test-compare test-lens test-virtual lint
+SLOW_TESTS := slow-native-tensorflow slow-native-torch $(PARTLY_SLOW:%=slow-%) test-cuda test-virtual-paddle test-zoo $(OLDER:%=test-%) test-loops
 
 # A framework that is missing fails the tests instead of skipping them.
 export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types test-core test-port test-docs test-virtual-paddle test-cuda test-gpu $(FRAMEWORKS:%=test-%) test-examples test-compare test-lens test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
+.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,9 +37,12 @@ help: ## this list
 demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy alone
 	@$(BIN)/ampbridge demo
 
-# One line for each group at the end. The longest go first.
-test: $(VENV)/.test ## lint, types and every test, one process per framework, three at a time
-	+@$(PYTHON) scripts/run_groups.py $(TESTS)
+# One line for each group at the end. OPTIONS=--keep keeps the times that the next run is compared with.
+test: $(VENV)/.devices ## lint, types and all but the slow tests, one process per framework, three at a time
+	+@$(PYTHON) scripts/run_groups.py $(OPTIONS) $(TESTS)
+
+test-slow: $(VENV)/.devices ## the rest: what is marked slow, native kernels, virtual devices, older CPUs, some of the zoo
+	+@$(PYTHON) scripts/run_groups.py $(OPTIONS) $(SLOW_TESTS)
 
 lint: $(VENV)/.test ## ruff, formatting included, and the layers of the core
 	$(BIN)/ruff check .
@@ -42,36 +52,33 @@ lint: $(VENV)/.test ## ruff, formatting included, and the layers of the core
 types: $(VENV)/.test ## mypy, strict on the core and on the adapters
 	$(BIN)/mypy
 
-test-core: $(VENV)/.test ## the core alone, no framework loaded
-	$(BIN)/python -m pytest -q tests/core tests/conformance
-
-test-port: $(VENV)/.test ## porting: what scripts and configurations are read as, and what is written
-	$(BIN)/python -m pytest -q tests/port
-
 # A static pattern: make looks for no implicit rule for phony targets, and would run nothing.
-$(FRAMEWORKS:%=test-%): test-%: $(VENV)/.test
-	$(BIN)/python -m pytest -q tests/$*
+$(FOLDERS:%=test-%): test-%: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m 'not slow' $(call tests_of,$*)
 
-test-examples: $(VENV)/.test ## the examples on all backends, compared with each other
-	$(BIN)/python -m pytest -q tests/examples
+$(PARTLY_SLOW:%=slow-%): slow-%: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m slow $(call tests_of,$*)
 
-test-compare: $(VENV)/.test ## frameworks beside each other, the page in a browser, the command line
-	$(BIN)/python -m pytest -q tests/compare
+# `execution="auto"` is simulated in all other groups, whatever the CPU is (tests/conftest.py).
+test-native: $(VENV)/.test ## the conformance suite on torch with native kernels, of any CPU
+	AMPBRIDGE_CPU_EXECUTION=native $(BIN)/python -m pytest -q -m 'not slow' tests/torch/test_conformance.py
 
-test-lens: $(VENV)/.test ## the lens' reports, on NumPy
-	$(BIN)/python -m pytest -q tests/lens
+slow-native-torch slow-native-tensorflow: slow-native-%: $(VENV)/.test
+	AMPBRIDGE_CPU_EXECUTION=native $(BIN)/python -m pytest -q -m 'not slow' tests/$*
 
 test-loops: $(VENV)/.test ## the training loops of Lightning, Accelerate and Hugging Face
 	$(BIN)/python -m pytest -q tests/loops
 
-test-docs: $(VENV)/.test ## every tutorial in every framework, every block of code, the site
-	$(BIN)/python -m pytest -q tests/docs
+test-virtual: $(VENV)/.devices ## the virtual devices of torch and Paddle: that they work
+	$(BIN)/python -m pytest -q -m 'not slow' -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda
+	$(BIN)/python -m pytest -q -m 'not slow' -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
+	$(BIN)/python -m pytest -q -m 'not slow' tests/virtual_paddle
 
-test-cuda: $(VENV)/.test ## what torch does on CUDA, and on the device of an extension: devices whose memory and arithmetic are the CPU's
+test-cuda: $(VENV)/.devices ## what torch does on CUDA, and on the device of an extension: devices whose memory and arithmetic are the CPU's
 	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda $(ON_CUDA:%=tests/torch/test_%.py)
 	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
 
-night-cuda: $(VENV)/.test ## all of torch's tests on that device; which do not apply, and why
+night-cuda: $(VENV)/.devices ## all of torch's tests on that device; which do not apply, and why
 	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin --junitxml build/night-cuda.xml tests/torch; \
 	status=$$?; $(BIN)/python scripts/skipped_tests.py build/night-cuda.xml; exit $$status
 
@@ -79,7 +86,7 @@ night-cuda: $(VENV)/.test ## all of torch's tests on that device; which do not a
 test-gpu: ## on a real GPU: tests, bits, waits and times, with PYTHON's frameworks, as gpu-report.md
 	$(PYTHON) scripts/gpu_report.py $(OPTIONS)
 
-test-virtual-paddle: $(VENV)/.test ## Paddle's GPU path, on a device whose memory is the host's
+test-virtual-paddle: $(VENV)/.devices ## Paddle's GPU path, on a device whose memory is the host's
 	$(BIN)/python -m pytest -q tests/virtual_paddle
 
 test-zoo: $(VENV)/.test ## some of the zoo
@@ -102,10 +109,10 @@ nightly: $(VENV)/.test ## long random searches, the whole zoo, every test as on 
 	+$(MAKE) --no-print-directory --keep-going night-search night-cuda zoo $(OLDER:%=night-%) mutate
 
 night-search: $(VENV)/.test
-	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) test
+	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) --keep-going test test-slow
 
 $(OLDER:%=night-%): night-%: $(VENV)/.test
-	$(BIN)/python scripts/as_older_cpu.py $* make test OLDER=
+	$(BIN)/python scripts/as_older_cpu.py $* make --keep-going test test-slow OLDER=
 
 mutate: $(VENV)/.mutate ## change the code in many places; a test has to fail for each
 	$(BIN)/python scripts/mutate.py
@@ -148,6 +155,13 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt -e '.[frameworks]'
 	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port,docs,zoo]'
 	@touch $@ $(VENV)/.demo
+
+# Without a compiler there are none; the tests that need them say so.
+$(VENV)/.devices: $(VENV)/.test
+	@echo "compiling the virtual devices (two minutes the first time)"
+	-$(BIN)/python -c "from ampbridge_torch import virtual_cuda; virtual_cuda.install()"
+	-$(BIN)/python -W ignore tests/virtual_paddle/building.py
+	@touch $@
 
 $(VENV)/.mutate: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt -e '.[mutate]'

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ settings.load_profile(PROFILE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: `make test-slow` runs it, and `make test` does not")
     config.addinivalue_line("markers", "nightly: takes long; runs in the nightly profile alone")
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -39,12 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # folders mark tests of the shared suite before
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "AMPBRIDGE_TEST_ORDER" in os.environ:
+        items[:] = in_random_order(items, os.environ["AMPBRIDGE_TEST_ORDER"])
     if NIGHTLY:
         return
     long = [item for item in items if item.get_closest_marker("nightly")]
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def in_random_order(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Files in any order, and the tests in each; files stay whole, for what their tests share."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    draw = random.Random(seed)
+    shuffled = draw.sample(list(files.values()), len(files))
+    return [item for tests in shuffled for item in draw.sample(tests, len(tests))]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -162,6 +162,7 @@ class GrowthConformance(Layered):
         step(*self.rows())
         held = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(step)]
         del model, optimizer, step
+        assert held[2]() is None  # at once: it is part of no cycle
         gc.collect()
         assert [each() for each in held] == [None] * 3
 

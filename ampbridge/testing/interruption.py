@@ -114,26 +114,6 @@ class InterruptionConformance(Layered):
             return nullcontext()
         return mock.patch.object(backend, point, side_effect=Interrupted(point))
 
-    def test_a_step_whose_scheduler_raises_has_happened(self) -> None:
-        model, optimizer = self.trainable("adam")
-        due: list[None] = []
-
-        def scheduler() -> None:
-            due.append(None)
-            if len(due) == 2:
-                raise Interrupted
-
-        step = self.step_of(self.loss(), model, optimizer, policy="O0", scheduler=scheduler)
-        step(*self.batch())
-        with pytest.raises(Interrupted):
-            step(*self.batch())
-        assert step(*self.batch()).step == len(due) == 3
-        other, its_optimizer = self.trainable("adam")
-        undisturbed = self.step_of(self.loss(), other, its_optimizer, policy="O0")
-        for _ in range(3):
-            undisturbed(*self.batch())
-        assert same_bits(self.values(model), self.values(other))
-
     def test_what_becomes_of_a_sum_leaves_its_parts(self) -> None:
         """Sums of gradients are unscaled and clipped in place, and the step may yet be tried again."""
         h, backend = self.harness, self.harness.backend

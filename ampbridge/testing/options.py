@@ -7,10 +7,9 @@ warnings, errors, and the adapter's own explanation of the policy.
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -210,24 +209,6 @@ class OptionsConformance(Layered):
 
         self.check_option(Option("policy", "O1:bfloat16"), level, seen)
         self.check_option(Option("scaler", lambda: GradScaler(2.0**10)), level, seen)
-
-    @pytest.mark.parametrize(
-        "function, options, others",
-        [
-            (Policy, OF_POLICY, {"level"}),
-            (GradScaler, OF_SCALER, set()),
-            (train_step, OF_STEP, {"loss_fn", "model", "optimizer"}),
-            (Recipe, OF_RECIPE, {"policy"}),
-            (decorate, OF_DECORATE, {"model", "optimizer", "policy"}),
-        ],
-        ids=lambda value: getattr(value, "__name__", ""),
-    )
-    def test_every_option_is_among_them(
-        self, function: Callable[..., Any], options: Sequence[Option], others: set[str]
-    ) -> None:
-        assert {option.name for option in options} | others == set(
-            inspect.signature(function).parameters
-        )
 
     # -- what a user could see
 

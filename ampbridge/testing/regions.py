@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from ampbridge import Policy, autocast, explain, register_op
+from ampbridge import Policy, autocast, register_op
 from ampbridge.adapters.backend import Array
 from ampbridge.errors import PolicyError
 from ampbridge.testing.harness import Harness
@@ -154,10 +154,6 @@ class RegionConformance:
         with self.region("O1", deny=[PRODUCT]):
             assert product is not original
         assert product is original
-
-    def test_a_function_is_explained(self) -> None:
-        row = explain(Policy("O1", "bfloat16", deny=(PRODUCT,)), self.harness.backend).op(PRODUCT)
-        assert (row.category, row.dtype, row.by) == ("deny", "float32", "ampbridge")
 
     def test_a_function_that_does_not_exist_is_an_error(self) -> None:
         missing = f"{__name__}:prodoct"
@@ -326,11 +322,11 @@ class RegionConformance:
         def hold_a_region() -> None:
             with self.region("O1", "float16"):
                 entered.set()
-                leave.wait(60)
+                leave.wait()
 
         holder = threading.Thread(target=hold_a_region)
         holder.start()
-        entered.wait(60)
+        entered.wait()
         try:
             assert matmul_dtype(self.harness) == "float32"
         finally:
@@ -354,11 +350,11 @@ class RegionConformance:
         barrier = threading.Barrier(len(policies))
 
         def work(index: int) -> None:
-            for _ in range(5):
+            for _ in range(20):
                 with h.backend.autocast(policies[index]):
-                    barrier.wait(60)  # all are inside now
+                    barrier.wait()  # all are inside now
                     seen[index].add(matmul_dtype(h))
-                    barrier.wait(60)
+                    barrier.wait()
                 seen[index].add("outside: " + matmul_dtype(h))  # while others still close theirs
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(len(policies))]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from ampbridge import (
     value_and_grad,
 )
 from ampbridge.adapters.backend import Array, Model
-from ampbridge.scaling.scale_rule import ScalerConfig
 from ampbridge.scaling.scaler import Gradients
 from ampbridge.testing.gradients import (
     ERROR_BOUNDS,
@@ -233,56 +230,7 @@ class GradScalerConformance(Updating):
             scales.append(scaler.get_scale())
         assert scales == [2.0**k for k in (10, 11, 11, 10, 10, 11)]
 
-    # -- calls out of order
-
-    @pytest.mark.parametrize(
-        "calls, message",
-        [
-            (["step", "step"], r"step\(\) .* called already"),
-            (["update"], r"update\(\) without"),
-            (["step", "update", "update"], r"update\(\) without"),
-            (["found_inf"], r"found_inf\(\) .* not checked"),
-            (["unscale_values", "unscale_values"], "unscaled already"),
-        ],
-        ids=lambda value: "-".join(value) if isinstance(value, list) else "",
-    )
-    def test_calls_out_of_order_are_refused(self, calls: list[str], message: str) -> None:
-        training, scaler = self.training(), GradScaler()
-        grads: list[Gradients] = [self.scaled_gradients(scaler, training.model)]
-
-        def unscale_values() -> None:
-            grads[0] = scaler.unscale(grads[0])
-
-        available: dict[str, Callable[[], Any]] = {
-            "step": lambda: scaler.step(
-                training.optimizer, self.scaled_gradients(scaler, training.model)
-            ),
-            "update": scaler.update,
-            "found_inf": lambda: scaler.found_inf(training.optimizer),
-            "unscale_values": unscale_values,
-        }
-        for call in calls[:-1]:
-            available[call]()
-        with pytest.raises(CallOrderError, match=rf"(?s){message}.*Hint: "):
-            available[calls[-1]]()
-
-    # -- mistakes, and alarms
-
-    def test_a_loss_that_was_never_scaled_is_an_error(self) -> None:
-        h, training = self.harness, self.training()
-        before = training.state(h)
-        gradients = self.scaled_gradients(None, training.model)
-        with pytest.raises(CallOrderError, match=r"(?s)multiplied no loss by.*Hint: "):
-            GradScaler().step(training.optimizer, gradients)
-        assert same_bits(training.state(h), before)
-
-    def test_a_step_without_one_gradient_is_an_error(self) -> None:
-        training, scaler = self.training(), GradScaler()
-        gradients = self.scaled_gradients(scaler, training.model)
-        nothing = Gradients([None] * len(gradients), gradients.parameters)
-        for call in (scaler.unscale, lambda grads: scaler.step(training.optimizer, grads)):
-            with pytest.raises(CallOrderError, match=r"(?s)not one gradient.*Hint: "):
-                call(nothing)
+    # -- alarms
 
     def test_alarms_sound_in_a_loop_by_hand(self) -> None:
         scaler = GradScaler(2.0**10, warn_after_skips=3, max_consecutive_skips=5)
@@ -311,15 +259,6 @@ class GradScalerConformance(Updating):
         self.iterate(scaler, training, math.inf)
         saved = scaler.state_dict()
         assert (saved["bad_steps"], saved["consecutive_skips"]) == (1, 1)
-        assert self.reloaded(saved).state_dict() == saved
-
-    def test_the_round_trip_leaves_no_setting_out(self) -> None:
-        config, default = GradScaler(**SETTINGS, dynamic=False).config, ScalerConfig()
-        same = [
-            f.name for f in fields(config) if getattr(config, f.name) == getattr(default, f.name)
-        ]
-        assert same == []
-        saved = GradScaler(**SETTINGS, dynamic=False, enabled=False).state_dict()
         assert self.reloaded(saved).state_dict() == saved
 
     def reloaded(self, saved: dict[str, Any]) -> GradScaler:
@@ -409,16 +348,6 @@ class StoredGradientsConformance(Updating):
         assert same_bits(training.state(h), before)
         assert scaler.get_scale() == 2.0**9
 
-    @pytest.mark.parametrize("first", ["unscale", "step"])
-    def test_unscale_of_an_optimizer_comes_once_and_before_step(self, first: str) -> None:
-        h, scaler = self.harness, GradScaler()
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
-        training = self.training_with_stored(scaler)
-        getattr(scaler, first)(training.optimizer)
-        with pytest.raises(CallOrderError, match=rf"(?s)after {first}\(\).*Hint: "):
-            scaler.unscale(training.optimizer)
-
     @pytest.mark.parametrize("call", ["unscale", "step"])
     def test_a_forgotten_backward_is_an_error(self, call: str) -> None:
         h, scaler = self.harness, GradScaler()
@@ -445,3 +374,6 @@ class StoredGradientsConformance(Updating):
         training = self.training_with_stored(scaler)
         assert scaler.minimize(training.optimizer, None)
         assert scaler.get_scale() == 2.0**11
+        expected = momentum_steps(example().weights, [training.gradients], RATE)
+        actual = [h.numpy(p) for p in h.parameters(training.model)]
+        assert relative_error(actual, expected) < FLOAT32_ERROR

@@ -101,24 +101,6 @@ class TrainStepConformance(Updating):
         self.run(self.train_step(training, compiled, policy=policy))
         assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
 
-    def test_a_float16_policy_gets_a_scaler_of_its_own(self) -> None:
-        step = self.train_step(self.new_training(), policy="O1:float16")
-        assert self.run(step).scale == 2.0**16
-        assert isinstance(step.scaler, GradScaler)
-
-    @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
-    def test_other_policies_get_no_scaler(self, policy: str) -> None:
-        step = self.train_step(self.new_training(), policy=policy)
-        assert self.run(step).scale == 1.0
-        assert step.scaler is None
-
-    @pytest.mark.parametrize("scaler", [None, GradScaler(enabled=False)], ids=["none", "disabled"])
-    def test_float16_without_a_scaler_warns(self, scaler: GradScaler | None) -> None:
-        training = self.new_training()
-        with pytest.warns(AmpBridgeWarning, match="without loss scaling"):
-            step = self.train_step(training, policy="O1:float16", scaler=scaler)
-        assert self.run(step).applied
-
     def test_aux_passes_through(self, compiled: bool) -> None:
         h, training, given = self.harness, self.new_training(), example()
 
@@ -132,10 +114,6 @@ class TrainStepConformance(Updating):
         w1, b1, w2, b2 = given.weights
         expected = np.maximum(given.x @ w1 + b1, 0) @ w2 + b2
         assert h.numpy(step(given.x, given.target).aux) == pytest.approx(expected, rel=1e-4)
-
-    def test_steps_are_counted(self) -> None:
-        step = self.train_step(self.new_training(), scaler=GradScaler(2.0**10))
-        assert [self.run(step, factor).step for factor in (1.0, math.inf, 1.0)] == [1, 2, 3]
 
     # -- skipping
 
@@ -197,25 +175,22 @@ class TrainStepConformance(Updating):
     def test_accumulated_micro_batches_equal_the_big_batch(
         self, scaled: bool, compiled: bool
     ) -> None:
-        training, whole = self.new_training(), example(batch=8)
+        """So do those of the next step, which begins anew."""
+        h, training, whole = self.harness, self.new_training(), example(batch=8)
         step = self.train_step(
             training, compiled, accumulate=4, scaler=GradScaler(2.0**10) if scaled else None
         )
-        losses = []
-        for rows in (slice(i, i + 2) for i in range(0, 8, 2)):
-            part = Example(whole.weights, whole.x[rows], whole.target[rows])
-            losses.append(self.run(step, given=part).loss)
-        assert self.error_of_weights(training, [reference(*whole).gradients]) < FLOAT32_ERROR
-        assert np.mean(losses) == pytest.approx(reference(*whole).loss, rel=FLOAT32_ERROR)
-
-    def test_an_accumulating_step_changes_nothing_and_says_so(self) -> None:
-        h, training = self.harness, self.new_training()
-        step = self.train_step(training, accumulate=3)
-        before = training.state(h)
-        results = [self.run(step) for _ in range(2)]
-        assert [(r.applied, r.reason) for r in results] == [(False, "accumulating")] * 2
-        assert same_bits(training.state(h), before)
-        assert self.run(step).applied
+        steps: list[Any] = []
+        for _ in range(2):
+            present = [h.numpy(p) for p in h.parameters(training.model)]
+            due = reference(present, whole.x, whole.target)
+            losses = []
+            for rows in (slice(i, i + 2) for i in range(0, 8, 2)):
+                part = Example(whole.weights, whole.x[rows], whole.target[rows])
+                losses.append(self.run(step, given=part).loss)
+            steps.append(due.gradients)
+            assert self.error_of_weights(training, steps) < FLOAT32_ERROR
+            assert np.mean(losses) == pytest.approx(due.loss, rel=FLOAT32_ERROR)
 
     def test_an_overflow_in_any_micro_batch_skips_the_step(self, compiled: bool) -> None:
         h, training = self.harness, self.new_training()
@@ -242,9 +217,6 @@ class TrainStepConformance(Updating):
         )
         assert self.run(step).grad_norm == pytest.approx(norm, rel=FLOAT32_ERROR)
         assert self.error_of_weights(training, [[g / 4 for g in gradients]]) < FLOAT32_ERROR
-
-    def test_without_clip_norm_there_is_no_norm(self) -> None:
-        assert self.run(self.train_step(self.new_training())).grad_norm is None
 
     def test_clip_each_norm_clips_each_true_gradient(self, compiled: bool) -> None:
         training, gradients = self.new_training(), reference(*example()).gradients

@@ -45,3 +45,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made = Browser(tmp_path_factory.mktemp("browser"))
     yield made
     made.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "ran" in getattr(item, "fixturenames", ()):  # four frameworks, and a float64 reference
+            item.add_marker(pytest.mark.slow)

@@ -14,6 +14,8 @@ from processes import run_python
 
 from ampbridge import lens
 
+pytestmark = pytest.mark.slow
+
 NETS = Path(__file__).parents[1] / "aligned_nets.py"
 
 

@@ -100,6 +100,7 @@ def end():
     raise SystemExit
 
 
+@pytest.mark.slow
 def test_seed_and_steps_are_what_was_asked_for(capsys):
     losses = []
     for seed in ("0", "0", "1"):

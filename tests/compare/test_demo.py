@@ -49,6 +49,7 @@ def test_in_a_log(tmp_path):
     assert lines[-2] == "On another framework: ampbridge demo --backend paddle|tensorflow|torch"
 
 
+@pytest.mark.slow
 def test_on_another_framework_without_a_scale(tmp_path):
     check_installed("torch")
     done = run(tmp_path, "--backend", "torch", "--policy", "O2:bfloat16", "--json", "--quiet")

@@ -16,6 +16,8 @@ from ampbridge.compare.page import page
 from ampbridge.compare.pictures import png
 from ampbridge.compare.runs import Job, Run
 
+pytestmark = pytest.mark.slow
+
 FIGURES = ["errors", "exponents", "losses", "scales"]
 WIDTHS, THEMES = (360, 768, 900, 1280), ("light", "dark")
 every_width = pytest.mark.parametrize("width", WIDTHS)

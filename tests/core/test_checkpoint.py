@@ -29,6 +29,8 @@ TENSORS = {
 }
 STATE = {"step": 3, "nested": {"list": [1, 2.5, None, "text"]}}
 
+FLIPS = int(os.environ.get("AMPBRIDGE_BIT_FLIPS", "200"))
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -396,6 +398,43 @@ def make(toy):
 def facts(step):
     scheduler = step._trained.scheduler
     return (step.model.weight.item(), step.optimizer.steps, scheduler.count, step.state_dict())
+
+
+def test_a_flipped_bit_is_refused_or_without_effect(make, toy, tmp_path, monkeypatch):
+    """Of any file of a checkpoint, by turns; weights are most of the tensor file."""
+    monkeypatch.setattr(
+        toy.Backend,
+        "weights",
+        lambda self, model: [Weight("weight", "dense.kernel", "o", model.weight.shape)],
+    )
+    step, draw = make(), random.Random(5)
+    step.model.weight = np.zeros(1000, np.float32)
+
+    def everything():
+        return step.model.weight.tobytes(), step.optimizer.steps, step.state_dict()
+
+    step()
+    step.save(tmp_path / "a")
+    saved = everything()
+    step()
+    present = everything()
+    intact = [(file, file.read_bytes()) for file in sorted((tmp_path / "a").iterdir())]
+    refused = 0
+    for number in range(FLIPS):
+        file, content = intact[number % len(intact)]
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        try:
+            step.load(tmp_path / "a")
+        except amp.StateError:
+            refused += 1
+        else:
+            present = saved
+        assert everything() == present
+        file.write_bytes(content)
+    print(f"{FLIPS} flipped bits: {refused} refused, the others without effect")
+    assert refused > 0.9 * FLIPS
 
 
 def test_training_goes_on_from_a_checkpoint(make, tmp_path):

@@ -98,6 +98,12 @@ def test_a_listed_op_that_the_table_lacks_has_a_row_of_its_own(toy):
     assert table.ops[-1] == table.op("torch:my_library::my_op") == absent
 
 
+def test_a_function_is_cast_by_ampbridge_on_every_backend(toy):
+    table = amp.explain(amp.Policy("O1", "bfloat16", deny=["json:dumps"]), "toyframework")
+    row = table.op("json:dumps")
+    assert (row.category, row.dtype, row.by) == ("deny", "float32", "ampbridge")
+
+
 def test_one_that_is_not_listed_has_none(table):
     with pytest.raises(amp.ArgumentError, match="'tf:Betainc' is not in the op table, and Policy"):
         table.op("tf:Betainc")

@@ -48,6 +48,7 @@ def check_nothing_is_left_over(path: Path) -> None:
     assert [name.partition("-")[0] for name in names] == ["state.json", "tensors"]
 
 
+@pytest.mark.slow
 def test_a_killed_save_loses_nothing(tmp_path: Path) -> None:
     draw = random.Random(1)
     path = tmp_path / "saved"
@@ -114,6 +115,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     check_nothing_is_left_over(path)
 
 
+@pytest.mark.slow
 def test_two_savers_and_three_loaders_at_once(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     checkpoint.write(path, numbered(0))

@@ -1,5 +1,6 @@
-"""`make test` runs every folder of tests, on older CPUs too, to the end, and no test for ever."""
+"""`make test` and `make test-slow` run every folder of tests to the end, and no test for ever."""
 
+import json
 import os
 import platform
 import re
@@ -17,22 +18,34 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def run_groups(folder, *names):
-    command = [sys.executable, ROOT / "scripts/run_groups.py", *names]
+    """As a copy in ``folder`` runs them, which keeps times of its own."""
+    (folder / "scripts").mkdir(exist_ok=True)
+    (folder / "tests").mkdir(exist_ok=True)
+    script = shutil.copy(ROOT / "scripts" / "run_groups.py", folder / "scripts")
+    command = [sys.executable, script, *names]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @needs_make
-def test_make_test_runs_every_folder_of_tests():
-    done = subprocess.run(
-        ["make", "--always-make", "--dry-run", "test"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    run = set(re.findall(r"tests/\w+", " ".join(re.findall(r"pytest -q (.*)", done.stdout))))
+def test_both_commands_together_run_every_test():
+    """What one leaves out as slow the other runs; and what is not marked so, one of them."""
+    run = {"slow": set(), "not slow": set()}
+    for target in ("test", "test-slow"):
+        command = ["make", "--always-make", "--dry-run", target, "OPTIONS="]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        for said in re.findall(r"pytest -q (.*)", done.stdout):
+            mark = re.search("-m '?(not slow|slow)", said)
+            for folder in re.findall(r"tests/(?:zoo|\w+(?=\s|$))", said):  # of the zoo, some
+                for each in [mark[1]] if mark else run:
+                    run[each].add(folder)
     folders = {f"tests/{path.parent.name}" for path in ROOT.glob("tests/*/test_*.py")}
-    assert run == folders
+    with_slow_tests = {
+        f"tests/{path.parent.name}"
+        for path in ROOT.glob("tests/*/*.py")
+        if "mark.slow" in path.read_text("utf-8")
+    }
+    assert run["not slow"] == folders
+    assert run["slow"] >= with_slow_tests
 
 
 @needs_make
@@ -50,6 +63,31 @@ def test_a_group_that_fails_ends_no_other_and_each_has_a_line(tmp_path):
         "passed one 0 s 3 passed, 1 skipped",
         "FAILED two 0 s",
         "passed three 0 s skipped: a browser is not installed",
+    ]
+
+
+@needs_make
+def test_times_are_compared_with_those_that_were_kept(tmp_path):
+    (tmp_path / "Makefile").write_text(
+        "one:\n\t@echo '2.50s call     tests/a.py::test_b[c d]'\n"
+        "two:\n\t@echo '3.00s setup    tests/a.py::test_e'\n"
+    )
+    times = tmp_path / "tests" / "times.json"
+    assert run_groups(tmp_path, "--keep", "one").returncode == 0
+    kept = json.loads(times.read_text())
+    assert kept == {"cpu": {"one": 0}, "budget": {}, "slowest": {"tests/a.py::test_b[c d]": 2.5}}
+    times.write_text(json.dumps({**kept, "budget": {"one": -1, "two": 60}}))
+    done = run_groups(tmp_path, "one", "two")
+    assert done.returncode == 0  # no time fails a run
+    said = [re.sub(" +", " ", line).strip() for line in done.stdout.splitlines()]
+    begin = said.index("CPU seconds: now, kept, budget")
+    assert said[begin + 1 : begin + 7] == [
+        "0 0 -1 one OVER ITS BUDGET",
+        "0 - 60 two",
+        "",
+        "slowest tests, in seconds: now, kept",
+        "3.0 - tests/a.py::test_e",
+        "2.5 2 tests/a.py::test_b[c d]",
     ]
 
 
@@ -110,3 +148,28 @@ def test_the_end_names_what_failed_and_where_a_test_stood(tmp_path):
         r"^Thread .*\n  File .*tests/test_slow\.py\", line 3 in test_slow$", slow, re.M
     )
     assert last.splitlines()[1:] == []
+
+
+CLOCK = re.compile(
+    r"timeout=|\.wait\(\d|\.join\(\d|\b(?:monotonic|perf_counter|process_time)\(|\btime\.time\("
+)
+# They time what is measured elsewhere by a clock that they make, or compare two readings in one order.
+WITH_A_CLOCK = {
+    "core/test_makefile.py",
+    "lens/test_reports.py",
+    "virtual_cuda/scripts/amp_recipe.py",
+    "virtual_cuda/test_device.py",
+}
+
+
+def test_no_test_depends_on_a_clock():
+    """A machine may be busy. What never ends is ended by the suite's watchdog (pyproject.toml)."""
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "ampbridge" / "testing").glob("*.py")]
+    foreign = ROOT / "tests" / "port"  # scripts in the manner of others, which nobody runs
+    found = {
+        str(file.relative_to(ROOT / "tests")) if "tests" in file.parts else file.name
+        for file in files
+        if file.parent == foreign or foreign not in file.parents
+        if CLOCK.search(file.read_text("utf-8"))
+    }
+    assert found == WITH_A_CLOCK

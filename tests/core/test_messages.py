@@ -465,12 +465,13 @@ def test_model_and_optimizer_of_two_frameworks(call, parts):
 @pytest.mark.parametrize("scaler", [None, GradScaler(enabled=False)], ids=["none", "disabled"])
 def test_float16_without_a_scaler_warns(scaler, parts):
     with pytest.warns(amp.AmpBridgeWarning) as caught:
-        amp.train_step(loss_fn, parts.model, parts.optimizer, policy="O1", scaler=scaler)
+        step = amp.train_step(loss_fn, parts.model, parts.optimizer, policy="O1", scaler=scaler)
     assert str(caught[0].message) == (
         "Policy('O1', 'float16') without loss scaling: gradients under 6e-8 become zero.\n"
         "Hint: scaler='auto', or a bfloat16 policy, which needs none."
     )
     assert caught[0].filename == __file__  # it points at the user's line
+    assert step().applied
 
 
 @pytest.mark.parametrize("scaler", [None, "auto", GradScaler(enabled=False)])

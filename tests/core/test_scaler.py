@@ -1,6 +1,7 @@
 """GradScaler: its calls, several optimizers, its state, on a backend without a framework."""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 import ampbridge as amp
 from ampbridge import GradScaler
 from ampbridge.adapters.backend import INF
+from ampbridge.scaling.scale_rule import ScalerConfig
+from ampbridge.scaling.scaler import Gradients
 
 
 @pytest.fixture
@@ -161,9 +164,29 @@ def test_a_forgotten_backward_is_an_error(make, scaling, call):
 
 def test_gradients_of_an_unscaled_loss_are_an_error(toy):
     model = toy.Model(slope=2.0)
+    optimizer = toy.Optimizer(model)
     _, grads = amp.value_and_grad(lambda m: np.float32(3.0), model)
     with pytest.raises(amp.CallOrderError, match="has multiplied no loss by"):
-        GradScaler().step(toy.Optimizer(model), grads)
+        GradScaler().step(optimizer, grads)
+    assert (optimizer.steps, model.weight) == (0, 0.0)
+
+
+@pytest.mark.parametrize("call", ["step", "unscale"])
+def test_gradients_of_which_there_is_not_one_are_an_error(toy, scaling, call):
+    scaler, optimizer = scaling(8.0), toy.Optimizer(toy.Model())
+    nothing = Gradients([None], [optimizer.model.weight])
+    arguments = {"step": (optimizer, nothing), "unscale": (nothing,)}
+    with pytest.raises(amp.CallOrderError, match="not one gradient"):
+        getattr(scaler, call)(*arguments[call])
+    assert optimizer.steps == 0
+
+
+def test_an_update_is_of_steps_since_the_last_one(make, scaling):
+    scaler = scaling(8.0)
+    scaler.step(make(4.0))
+    scaler.update()
+    with pytest.raises(amp.CallOrderError, match=r"update\(\) without a step"):
+        scaler.update()
 
 
 def test_what_is_no_mistake(make, toy):
@@ -253,6 +276,7 @@ def test_the_round_trip_keeps_every_field(make):
     assert loaded.state_dict() == saved
     default = GradScaler().state_dict()
     assert {k for k in saved if saved[k] == default[k]} == {"version"}
+    assert {field.name for field in fields(ScalerConfig)} <= {*SETTINGS}
 
 
 def test_a_state_of_version_1_loads():

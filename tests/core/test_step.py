@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -48,18 +49,24 @@ def test_a_skipped_step_says_why(make, slope, reason):
 
 
 def test_the_scaler_is_made_where_the_policy_needs_it(make):
-    assert make(policy="O1").scaler.get_scale() == 2.0**16
-    assert make(policy="O1:bfloat16").scaler is None
-    assert make(policy="O0")().scale == 1.0
+    step = make(policy="O1")
+    assert (step.scaler.get_scale(), step().scale) == (2.0**16, 2.0**16)
+    for policy in ("O0", "O1:bfloat16"):
+        step = make(policy=policy)
+        assert (step.scaler, step().scale) == (None, 1.0)
 
 
 def test_micro_batches_are_averaged_and_step_once(make):
     step = make(slope=3.0, accumulate=3, scaler=GradScaler(8.0))
-    results = [step() for _ in range(6)]
+    results, weights = [], []
+    for _ in range(6):
+        results.append(step())
+        weights.append(step.model.weight.item())
     assert [r.reason for r in results] == ["accumulating", "accumulating", None] * 2
+    assert [r.applied for r in results] == [False, False, True] * 2
     assert [r.step for r in results] == [0, 0, 1, 1, 1, 2]
     assert step.optimizer.steps == 2
-    assert step.model.weight == -6.0
+    assert weights == [0.0, 0.0, -3.0, -3.0, -3.0, -6.0]
 
 
 def test_an_overflow_in_one_micro_batch_drops_the_whole_step(make):
@@ -110,6 +117,23 @@ def test_a_scheduler_may_be_an_object_with_step(make):
     scheduler = Scheduler()
     make(scheduler=scheduler)()
     assert scheduler.steps == 1
+
+
+def test_a_step_whose_scheduler_raises_has_happened(make):
+    due = []
+
+    def scheduler():
+        due.append(None)
+        if len(due) == 2:
+            raise RuntimeError
+
+    step = make(slope=3.0, scheduler=scheduler)
+    step()
+    with pytest.raises(RuntimeError):
+        step()
+    assert (step.state_dict()["step"], step.optimizer.steps, step.model.weight) == (2, 2, -6.0)
+    assert step().step == len(due) == 3
+    assert step.model.weight == -9.0
 
 
 def test_a_failing_loss_leaves_the_step_as_it_was(toy):
@@ -363,6 +387,12 @@ def test_value_and_grad_returns_aux_beside_the_loss(toy):
     assert (loss, aux["seen"], grads[0]) == (2.0, ("x",), 3.0)
     assert list(grads) == [3.0]
     assert len(grads.parameters) == len(grads) == 1
+
+
+@pytest.mark.parametrize("call", [pickle.dumps, copy.copy])
+def test_a_step_is_not_pickled(make, call):
+    with pytest.raises(amp.UnsupportedError, match=r"Hint: step\.save\(path\)"):
+        call(make())
 
 
 def test_a_copy_goes_on_counting_steps_that_are_not_scaled(toy):

@@ -20,3 +20,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
     run_python(*command, cwd=ROOT, environment={"NO_MKDOCS_2_WARNING": "1"})
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "site" in getattr(item, "fixturenames", ()):  # all tutorials run for it
+            item.add_marker(pytest.mark.slow)

@@ -4,6 +4,8 @@ import pytest
 from browser import Browser
 from processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 PAGES = (
     "index.html",
     "tutorials/loss_scaling.html",

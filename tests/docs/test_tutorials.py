@@ -23,6 +23,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("name, framework", RUNS)
+@pytest.mark.slow
 def test_it_runs(name, framework):
     check_installed(framework)
     run_python(Path(__file__).with_name("run_script.py"), framework, FOLDER / f"{name}.py")

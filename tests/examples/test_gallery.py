@@ -104,6 +104,7 @@ def losses(log: Sequence[Mapping[str, str]]) -> list[float]:
 
 @pytest.mark.parametrize("policy", ["O0", "own"])
 @pytest.mark.parametrize("name", RUN)
+@pytest.mark.slow
 def test_it_trains(name: str, policy: str, ran: Any) -> None:
     run, steps = ran(name)[policy], SMALL[name][1]
     assert [len(log) for log in run.logs.values()] == [steps] * len(run.logs)
@@ -124,6 +125,7 @@ def skipped(log: Sequence[Mapping[str, str]]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [each for each in RUN if each.values[0] in WITH_POLICY])
+@pytest.mark.slow
 def test_float32_has_the_bits_of_the_loop_without_ampbridge(name: str, ran: Any) -> None:
     logs = [losses(log) for log in ran(name)["O0"].logs.values()]
     steps = list(chain.from_iterable(zip(*logs, strict=True)))  # of two models in turn
@@ -133,6 +135,7 @@ def test_float32_has_the_bits_of_the_loop_without_ampbridge(name: str, ran: Any)
 
 
 @pytest.mark.parametrize("name", RUN)
+@pytest.mark.slow
 def test_its_own_policy_is_not_float32(name: str, ran: Any) -> None:
     one, other = (ran(name)[policy].logs for policy in ("O0", "own"))
     assert one.keys() == other.keys()

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Measured = Callable[[str, str], Any]
 
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")

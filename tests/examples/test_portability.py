@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from processes import check_installed
 
+pytestmark = pytest.mark.slow
+
 OTHERS = ("numpy", "tensorflow", "paddle")
 WORKLOADS = ("mlp", "conv")
 

@@ -22,6 +22,8 @@ from processes import check_installed
 
 from ampbridge.cli import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "porting_guide.md").read_text("utf-8")
 RESNET = ROOT / "examples" / "porting" / "resnet"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from processes import check_installed
 
+pytestmark = pytest.mark.slow
+
 Script = Callable[..., str]
 
 ROOT = Path(__file__).parents[2]

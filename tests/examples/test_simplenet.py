@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Table = tuple[dict[str, Any], str]
 
 SCRIPT = Path(__file__).parents[2] / "examples/paddle_simplenet/simplenet.py"

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Measured = Callable[[str, str], Any]
 
 LOSS_BOUNDS = {"mlp": 1e-5, "own loop": 1e-5, "conv": 1e-3, "transformer": 1e-3}

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Guide = Callable[[str], tuple[dict[str, Any], str]]
 
 SCRIPT = Path(__file__).parents[2] / "examples/tf_guide/guide.py"

@@ -130,9 +130,16 @@ CASES = {
     "slopes": ("asin", "acos", "atanh"),
     **{f"random {i}": three for i, three in enumerate(SHUFFLED.reshape(20, 3))},  # each op once
 }
+MORE = {f"random {i}" for i in range(3, 20)}
 
 
-@pytest.mark.parametrize("faulty", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        pytest.param(faulty, id=name, marks=pytest.mark.slow if name in MORE else ())
+        for name, faulty in CASES.items()
+    ],
+)
 def test_three_culprits_among_sixty_ops(faulty):
     found = bisected(*faulty)
     assert sorted(entry.name for entry in found.entries) == sorted(faulty)

@@ -1,4 +1,4 @@
-"""In which dtype each op runs, seen from beneath and from outside; never through the adapter.
+"""In which dtype each op runs, seen from beneath and from outside; as ``observe`` and ``explain`` tell.
 
 From beneath: ``Spy`` arrays go through autograd down to NumPy and write down what NumPy is given.
 From outside: results are compared with plain NumPy in float64, on inputs that were rounded (by
@@ -8,6 +8,7 @@ ml_dtypes and NumPy) and on inputs that were not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import autograd.numpy as anp
@@ -22,6 +23,7 @@ import ampbridge as amp
 from ampbridge import Policy
 from ampbridge.lens.census import Calls
 from ampbridge.policies import op_table
+from ampbridge.reports.explain import ExplanationTable
 from ampbridge_numpy import functional, nn
 from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.backend import NumpyBackend
@@ -345,18 +347,21 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(DTYPES[dtype]).astype(np.float32)
 
 
-def policy_for(op: str, setting: str, dtype: str) -> Policy:
-    lists: dict[str, Any] = {"default": {}, "denied": {"deny": [op]}, "allowed": {"allow": [op]}}
-    return Policy("O1", dtype, **lists[setting])
+@cache
+def references(op: str, low: str) -> dict[str, np.ndarray]:
+    """What the op's arithmetic makes in each dtype: of rounded inputs, and rounded, or neither."""
+    case = CASES[op]
+    exact = np.asarray(case.reference(*(x.astype(np.float64) for x in case.inputs)))
+    inputs = [rounded(x, low).astype(np.float64) for x in case.inputs]
+    of_rounded = rounded(np.asarray(case.reference(*inputs)), low)
+    assert np.abs(exact - of_rounded).max() > 1e-6, "the inputs tell nothing"
+    return {"float32": exact, low: of_rounded}
 
 
-def closest(result: np.ndarray, case: Case, inputs: list[np.ndarray], low: str) -> str:
-    """The dtype whose arithmetic ``result`` shows: of rounded inputs, and rounded, or neither."""
-    exact = np.asarray(case.reference(*(x.astype(np.float64) for x in inputs)))
-    of_rounded = np.asarray(case.reference(*(rounded(x, low).astype(np.float64) for x in inputs)))
-    candidates = {"float32": exact, low: rounded(of_rounded, low)}
-    error = {k: np.abs(result.astype(np.float64) - v).max() for k, v in candidates.items()}
-    assert np.abs(candidates["float32"] - candidates[low]).max() > 1e-6, "the inputs tell nothing"
+def closest(op: str, result: np.ndarray, low: str) -> str:
+    """The dtype whose arithmetic ``result`` shows."""
+    found = references(op, low)
+    error = {k: np.abs(result.astype(np.float64) - v).max() for k, v in found.items()}
     return min(error, key=error.__getitem__)
 
 
@@ -367,82 +372,121 @@ def given_to_numpy(seen: list[tuple[str, list[np.ndarray]]], low: str) -> str:
     return low if exact else "float32"
 
 
+def traced(case: Case, arrays: list[Any]) -> list[Any]:
+    """As autograd hands them to the op in a training step."""
+    if not case.differentiable:
+        return arrays
+    return [new_box(x, 1, VJPNode.new_root()) for x in arrays]
+
+
 def run(case: Case, policy: Policy, inputs: list[np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-    """The op on Spy arrays, traced as in a training step; and what NumPy was given."""
+    """The op on Spy arrays, traced; and what NumPy was given."""
     seen: list[Any] = []
     spies = [x.view(Spy) for x in inputs]
     for spy in spies:
         spy.seen = seen
-    if case.differentiable:
-        spies = [new_box(spy, 1, VJPNode.new_root()) for spy in spies]
     with NumpyBackend().autocast(policy):
-        result = case.call(*spies)
+        result = case.call(*traced(case, spies))
     return np.asarray(bare(getval(result))), seen
 
 
-every_case = pytest.mark.parametrize("op", CASES)
-every_setting = pytest.mark.parametrize("setting", ["default", "denied", "allowed"])
-every_dtype = pytest.mark.parametrize("dtype", LOW)
+# -- every witness, asked about each op
+
+EXPLAINED = (
+    Policy("O1", "bfloat16"),
+    Policy("O1", "float16", lists="paddle"),
+    Policy("O1", "bfloat16", lists="tensorflow"),
+    Policy("O1", "float16", deny=["matmul", "relu"], allow=["exp"]),
+    Policy("O2", "bfloat16"),
+    Policy("O0"),
+)
+# By operators, which plain arrays keep to themselves: only traced ones are seen.
+BY_OPERATOR = {"mm", "pow"}
+# Indexing follows its rule, and is no function: explain has it as absent.
+UNEXPLAINED = {"slice"}
 
 
-@every_dtype
-@every_setting
-@every_case
-def test_an_op_runs_in_the_dtype_of_its_category(op: str, setting: str, dtype: str) -> None:
-    case, policy = CASES[op], policy_for(op, setting, dtype)
-    expected = dtype if policy.category(op) == "allow" else "float32"
-    inputs = list(case.inputs)
-    result, seen = run(case, policy, inputs)
-    assert result.dtype == DTYPES[expected]
-    assert closest(result, case, inputs, dtype) == expected
-    assert given_to_numpy(seen, dtype) == expected
+@cache
+def tables() -> list[ExplanationTable]:
+    return [amp.explain(policy, "numpy") for policy in EXPLAINED]
 
 
-@every_dtype
-@every_setting
-@every_case
-def test_low_inputs_stay_low_unless_the_op_is_denied(op: str, setting: str, dtype: str) -> None:
-    case, policy = CASES[op], policy_for(op, setting, dtype)
-    result, _ = run(case, policy, [x.astype(DTYPES[dtype]) for x in case.inputs])
-    assert result.dtype == (np.float32 if policy.category(op) == "deny" else DTYPES[dtype])
+@pytest.mark.parametrize("op", CASES)
+def test_an_op_runs_in_the_dtype_of_its_category_by_every_witness(op: str) -> None:
+    for low in LOW:
+        for lists in ({}, {"deny": [op]}, {"allow": [op]}):
+            policy = Policy("O1", low, **lists)
+            check_what_runs(op, policy)
+            check_what_is_observed(op, policy)
+    check_O0_inside_O1(op)
+    for table in tables():
+        if op not in UNEXPLAINED:
+            check_what_is_explained(op, table)
 
 
-@every_dtype
-@every_case
-def test_a_promoting_op_takes_the_widest_input(op: str, dtype: str) -> None:
-    case, policy = CASES[op], policy_for(op, "default", dtype)
-    if policy.category(op) != "promote" or len(case.inputs) < 2:
-        return
-    low, *others = case.inputs
-    result, _ = run(case, policy, [low.astype(DTYPES[dtype]), *others])
-    assert result.dtype == (np.float32 if not case.first_decides else DTYPES[dtype])
+def inputs_of(op: str, *dtypes: str) -> list[np.ndarray]:
+    """The last of ``dtypes`` is that of all further inputs."""
+    inputs = CASES[op].inputs
+    names = [*dtypes, *[dtypes[-1]] * len(inputs)]
+    return [x.astype(DTYPES[name]) for x, name in zip(inputs, names, strict=False)]
 
 
-@every_case
-def test_O0_inside_O1_takes_low_inputs_to_float32(op: str) -> None:
-    case = CASES[op]
+def runs(op: str, policy: Policy) -> list[tuple[tuple[str, ...], str]]:
+    """In which dtypes inputs arrive, and in which the result has to leave then."""
+    case, low, category = CASES[op], policy.dtype, policy.category(op)
+    if category != "promote":
+        dtype = low if category == "allow" else "float32"
+        return [(("float32",), dtype), ((low,), dtype)]
+    alone = [(("float32",), "float32"), ((low,), low)]
+    mixed = [((low, "float32"), low if case.first_decides else "float32")]
+    return [*alone, *(mixed if len(case.inputs) > 1 else [])]
+
+
+def check_what_runs(op: str, policy: Policy) -> None:
+    """By the result's dtype; where float32 arrives, also by its values, and by what NumPy was given."""
+    low = policy.dtype
+    for arrives, expected in runs(op, policy):
+        result, seen = run(CASES[op], policy, inputs_of(op, *arrives))
+        where = (policy, arrives)
+        assert result.dtype == DTYPES[expected], where
+        if arrives == ("float32",):
+            assert closest(op, result, low) == expected, where
+            assert given_to_numpy(seen, low) == expected, where
+
+
+def check_O0_inside_O1(op: str) -> None:
     with NumpyBackend().autocast(Policy("O1")):
-        result, _ = run(case, Policy("O0"), [x.astype(np.float16) for x in case.inputs])
-    assert result.dtype == np.float32
+        result, _ = run(CASES[op], Policy("O0"), inputs_of(op, "float16"))
+    assert result.dtype == np.float32, "O0 inside O1, where float16 arrives"
 
 
-@every_dtype
-@every_setting
-@every_case
-def test_what_is_observed_is_what_numpy_was_given(op: str, setting: str, dtype: str) -> None:
+def check_what_is_observed(op: str, policy: Policy) -> None:
     """One call, under the op's name or that of its spelling's owner; indexing comes after it."""
-    case, policy, calls = CASES[op], policy_for(op, setting, dtype), Calls()
+    case, calls, where = CASES[op], Calls(), (policy, "observed")
 
     def observed(*arrays: Any) -> Any:
         with NumpyBackend().observe(nn.Module(), calls, gradients=False):
             return case.call(*arrays)
 
-    _, seen = run(case._replace(call=observed), policy, list(case.inputs))
+    _, seen = run(case._replace(call=observed), policy, inputs_of(op, "float32"))
     call, *others = calls.seen
-    assert {other.op for other in others} <= {"slice"}
+    assert {other.op for other in others} <= {"slice"}, where
     (kernel,) = call.kernels
-    assert op in (call.op, *op_table.native_names("numpy").get(kernel.name, ()))
-    assert call.dtype == kernel.dtype == given_to_numpy(seen, dtype)
+    assert op in (call.op, *op_table.native_names("numpy").get(kernel.name, ())), where
+    given = given_to_numpy(seen, policy.dtype)
+    assert (call.dtype, kernel.dtype) == (given, given), where
+
+
+def check_what_is_explained(op: str, table: ExplanationTable) -> None:
+    """By the dtypes of results, for NumPy stores what it has rounded; on plain arrays."""
+    case, row = CASES[op], table.op(op)
+    assert row.by != "absent", (table.policy, row)
+    for arrives in ("float32", table.policy.dtype):
+        arrays = inputs_of(op, arrives)
+        with amp.autocast(table.policy, backend="numpy"):
+            result = case.call(*(traced(case, arrays) if op in BY_OPERATOR else arrays))
+        wanted = arrives if row.dtype == "inputs'" else row.dtype
+        assert getval(result).dtype == DTYPES[wanted], (table.policy, arrives, row)
 
 
 # -- none is skipped silently

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import autograd.numpy as anp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import ampbridge as amp
 from ampbridge.adapters.backend import Decoration
 from ampbridge.policies import op_table
-from ampbridge.reports.explain import FEATURES, ExplanationTable
+from ampbridge.reports.explain import FEATURES
 from ampbridge_numpy import functional, nn, optim
 
 BACKEND = amp.backend("numpy")
@@ -68,50 +67,7 @@ def test_doctor_of_a_model() -> None:
     assert {finding.layer for finding in report.model.findings} >= {"conv", "head"}
 
 
-# -- explain, by the dtypes of results: NumPy stores what it has rounded
-
-M = np.random.default_rng(0).uniform(0.5, 1.5, (4, 4)).astype(np.float32)
-# Called by their names, which a region replaces.
-OPS: dict[str, Callable[[Any], Any]] = {
-    "matmul": lambda x: anp.matmul(x, x),
-    "linear": lambda x: functional.linear(x, x),
-    "einsum": lambda x: anp.einsum("ij,jk->ik", x, x),
-    "softmax": functional.softmax,
-    "exp": lambda x: anp.exp(x),
-    "log": lambda x: anp.log(x),
-    "sum": lambda x: anp.sum(x),
-    "mse_loss": lambda x: functional.mse_loss(x, x),
-    "relu": functional.relu,
-    "tanh": lambda x: anp.tanh(x),
-    "add": lambda x: anp.add(x, x),
-    "concat": lambda x: anp.concatenate([x, x]),
-    "transpose": lambda x: anp.transpose(x),
-    "mean": lambda x: anp.mean(x),
-}
-POLICIES = {
-    "torch": amp.Policy("O1", "bfloat16"),
-    "paddle": amp.Policy("O1", "float16", lists="paddle"),
-    "tensorflow": amp.Policy("O1", "bfloat16", lists="tensorflow"),
-    "moved": amp.Policy("O1", "float16", deny=["matmul", "relu"], allow=["exp"]),
-    "O2": amp.Policy("O2", "bfloat16"),
-    "O0": amp.Policy("O0"),
-}
-
-
-@pytest.fixture(scope="module", params=POLICIES)
-def table(request: pytest.FixtureRequest) -> ExplanationTable:
-    return amp.explain(POLICIES[request.param], "numpy")
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
-    row = table.op(op)
-    low = table.policy.dtype
-    for arrives in ("float32", low):
-        with amp.autocast(table.policy, backend="numpy"):
-            result = OPS[op](M.astype(DTYPES[arrives]))
-        wanted = arrives if row.dtype == "inputs'" else row.dtype
-        assert result.dtype == DTYPES[wanted], row
+# -- explain: ops; in which dtype they run stands in test_ops.py
 
 
 def test_absent_are_the_ops_that_nothing_here_is() -> None:
@@ -120,7 +76,7 @@ def test_absent_are_the_ops_that_nothing_here_is() -> None:
     named = {op.name for op in op_table.ops().values() if op.names.get("numpy")}
     ours = {name for name in op_table.ops() if callable(getattr(functional, name, None))}
     assert absent >= set(op_table.ops()) - named - ours
-    assert absent.isdisjoint({*OPS, *ours})
+    assert absent.isdisjoint(ours)
 
 
 # -- explain: features

@@ -15,6 +15,8 @@ import pytest
 from lockstep import RUNS, STEPS
 from paddle_reference import is_representable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -16,9 +16,12 @@ from ampbridge.checkpoints import checkpoint
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_data_parallel.py"
 STEPS = 12
 
-pytestmark = pytest.mark.skipif(
-    not paddle.distributed.is_available(), reason="Paddle is built without distributed training"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not paddle.distributed.is_available(), reason="Paddle is built without distributed training"
+    ),
+    pytest.mark.slow,
+]
 
 
 def lines_of_example(folder: Path, ranks: int, *arguments: str) -> list[str]:

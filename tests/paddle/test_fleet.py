@@ -30,6 +30,8 @@ from ampbridge_paddle import _private
 from ampbridge_paddle._private import PRIVATE, private
 from ampbridge_paddle.step import hybrid_groups, ranks
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed" / "paddle_fleet.py"
 WITH_MODEL_PARALLEL = Path(__file__).parent / "gloo_model_parallel.py"
 STEPS = 12

@@ -19,6 +19,8 @@ import ampbridge_paddle
 from ampbridge import lens
 from ampbridge.testing.growth import BOUND, Call, Growth, growth
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 X, Y = (RNG.standard_normal((256, columns)).astype(np.float32) for columns in (32, 16))
 MODULES = sorted(Path(ampbridge_paddle.__file__).parent.rglob("*.py"))

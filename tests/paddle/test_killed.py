@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nightly import NIGHTLY
+
+pytestmark = pytest.mark.slow
 
 KILLS = 20 if NIGHTLY else 5
 STEPS = 12 * KILLS

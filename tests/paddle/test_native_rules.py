@@ -98,42 +98,32 @@ def test_lists_given_to_a_gpu_are_paddle_s(level: Any, case: str) -> None:
     assert different == different_at(level, LIST_DIFFERENCES[case])
 
 
-@pytest.mark.parametrize(
-    "op, call",
-    [
-        ("matmul", "matmul"),
-        ("softmax", "softmax"),
-        ("mean", "mean"),
-        ("embedding", "embedding"),
-        ("exp", "exp"),
-        ("tanh", "tanh"),
-        ("bmm", "bmm"),
-        ("conv3d", "conv3d"),
-        ("conv2d", "conv2d with bias"),
-        ("layer_norm", "layer_norm"),
-        ("prelu", "prelu"),
-        ("l1_loss", "l1_loss"),
-        ("interpolate_bilinear", "interpolate"),
-    ],
+OTHER_NAMES = {"conv2d": "conv2d with bias", "interpolate_bilinear": "interpolate"}  # of the calls
+FLOAT32_INPUTS = ("embedding", "bmm", "conv3d", "prelu")
+LOW_INPUTS = (
+    *("matmul", "softmax", "mean", "exp", "tanh", "conv2d", "layer_norm", "l1_loss"),
+    "interpolate_bilinear",
 )
+
+
 @pytest.mark.parametrize("lists", ["torch", "safe", "tensorflow"])
-def test_other_list_sets_on_a_gpu(lists: str, op: str, call: str) -> None:
+def test_other_list_sets_on_a_gpu(lists: str) -> None:
     """Ops that Paddle lists and the policy does not, too, and functions made of several ops."""
     policy = amp.Policy("O1", "bfloat16", lists=lists)
-    native = decisions_on_a_gpu(policy)[call]
+    native = decisions_on_a_gpu(policy)
     # All inputs of these calls are low, or the op's rule does not depend on them.
-    expected = {"allow": "bfloat16", "deny": "float32"}.get(policy.category(op))
-    if expected is None:
-        expected = "float32" if op in FLOAT32_INPUTS else "bfloat16"
-    assert native == expected
+    following = {
+        **dict.fromkeys(LOW_INPUTS, "bfloat16"),
+        **dict.fromkeys(FLOAT32_INPUTS, "float32"),
+    }
+    for op, follows in following.items():
+        expected = {"allow": "bfloat16", "deny": "float32"}.get(policy.category(op), follows)
+        assert native[OTHER_NAMES.get(op, op)] == expected, (op, policy)
 
 
 @cache
 def decisions_on_a_gpu(policy: amp.Policy) -> dict[str, str]:
     return native_decisions(lambda: native_region(policy))
-
-
-FLOAT32_INPUTS = {"embedding", "bmm", "conv3d", "prelu"}
 
 
 def test_float32_inside_of_a_native_region() -> None:

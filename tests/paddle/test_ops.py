@@ -1,4 +1,4 @@
-"""Each op runs in the precision that ``Policy.category`` says.
+"""Each op runs in the precision that ``Policy.category`` says, and that ``explain`` tells.
 
 The recorder looks at values alone. An op ran in the low precision if its output is what Paddle
 computes, outside of any region, from inputs rounded by NumPy, rounded by NumPy; and if a later op
@@ -9,6 +9,7 @@ bit by bit what Paddle computes from the inputs as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from paddle_reference import is_representable, normal, rounded
 
 import ampbridge as amp
 from ampbridge.policies import op_table
+from ampbridge.reports.explain import ExplanationTable
 
 
 class Case(NamedTuple):
@@ -84,6 +86,7 @@ CASES = {
     "rsqrt": unary(paddle.rsqrt, 0.1),
     "reciprocal": unary(paddle.reciprocal, 0.1),
     "square": unary(paddle.square),
+    "sin": unary(paddle.sin),
     "pow": unary(lambda x: paddle.pow(x, 3.0), 0.1),
     "acos": unary(paddle.acos, -0.9, 0.9),
     "abs": unary(paddle.abs),
@@ -145,10 +148,14 @@ def outside(case: Case, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return case.run(*tensors(arrays)).numpy()
 
 
-def in_low(case: Case, dtype: str) -> np.ndarray:
+def arrived(case: Case, dtype: str) -> list[np.ndarray]:
+    """The inputs, of which those that an allowed op rounds are rounded."""
     count = len(case.inputs) if case.cast is None else case.cast
-    cast = [rounded(a, dtype) for a in case.inputs[:count]]
-    return rounded(outside(case, [*cast, *case.inputs[count:]]), dtype)
+    return [*(rounded(a, dtype) for a in case.inputs[:count]), *case.inputs[count:]]
+
+
+def in_low(case: Case, dtype: str) -> np.ndarray:
+    return rounded(outside(case, arrived(case, dtype)), dtype)
 
 
 def low_inputs(case: Case, dtype: str) -> list[paddle.Tensor]:
@@ -163,53 +170,80 @@ def is_low(output: paddle.Tensor, dtype: str) -> bool:
     return is_representable(output, dtype) and is_representable(paddle.sin(output), dtype)
 
 
-def policies(op: str, dtype: str) -> dict[str, amp.Policy]:
-    default = amp.Policy("O1", dtype)
-    return {
-        "default": default,
-        "denied": default.replace(deny=[op]),
-        "allowed": default.replace(allow=[op]),
-    }
+# -- every witness, asked about each op
+
+EXPLAINED = (
+    amp.Policy("O1", "bfloat16"),
+    amp.Policy("O1", "float16", lists="paddle"),
+    amp.Policy("O1", "bfloat16", lists="tensorflow"),
+    amp.Policy("O1", "float16", deny=["matmul", "tanh"], allow=["exp"]),
+    amp.Policy("O2", "bfloat16"),
+)
 
 
-@pytest.mark.parametrize("choice", ["default", "denied", "allowed"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@cache
+def tables() -> list[ExplanationTable]:
+    return [amp.explain(policy, "paddle") for policy in EXPLAINED]
+
+
 @pytest.mark.parametrize("op", CASES)
-def test_category_is_what_runs(op: str, dtype: str, choice: str) -> None:
-    case, policy = CASES[op], policies(op, dtype)[choice]
-    category = policy.category(op)
-    assert (choice, category) != ("denied", "allow")
+def test_an_op_runs_in_the_precision_of_its_category_by_every_witness(op: str) -> None:
+    for dtype in ("float16", "bfloat16"):
+        default = amp.Policy("O1", dtype)
+        denied, allowed = default.replace(deny=[op]), default.replace(allow=[op])
+        assert denied.category(op) != "allow"
+        for policy in (default, denied, allowed):
+            check_float32_inputs(op, policy)
+        for policy in (default, denied):
+            check_low_inputs(op, policy)
+    if paddle.device.get_device() == "cpu":
+        check_what_is_explained(op)
+
+
+def check_float32_inputs(op: str, policy: amp.Policy) -> None:
+    case, dtype, allowed = CASES[op], policy.dtype, policy.category(op) == "allow"
     with amp.autocast(policy, "paddle"):
-        from_float32 = case.run(*tensors(case.inputs))
-        float32_ran_low = is_low(from_float32, dtype)
-    if category == "allow" and (op, dtype) == ("cross_entropy", "bfloat16"):
-        assert from_float32.dtype == paddle.float32  # the loss alone, as on a GPU
-        assert np.allclose(from_float32.numpy(), in_low(case, dtype), rtol=2.0**-8)
-    elif category == "allow":
-        assert float32_ran_low
-        assert np.array_equal(from_float32.numpy(), in_low(case, dtype))
-    else:
-        assert not float32_ran_low
-        assert np.array_equal(from_float32.numpy(), outside(case, case.inputs))
+        output = case.run(*tensors(case.inputs))
+        ran_low = is_low(output, dtype)
+    if allowed and (op, dtype) == ("cross_entropy", "bfloat16"):
+        assert output.dtype == paddle.float32, policy  # the loss alone, as on a GPU
+        assert np.allclose(output.numpy(), in_low(case, dtype), rtol=2.0**-8), policy
+        return
+    assert ran_low == allowed, policy
+    expected = in_low(case, dtype) if allowed else outside(case, case.inputs)
+    assert np.array_equal(output.numpy(), expected), policy
 
 
-@pytest.mark.parametrize("choice", ["default", "denied"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op", CASES)
-def test_low_inputs(op: str, dtype: str, choice: str) -> None:
+def check_low_inputs(op: str, policy: amp.Policy) -> None:
     """A promoted op stays low, a denied one computes in float32 from what arrives."""
-    case, policy = CASES[op], policies(op, dtype)[choice]
+    case, dtype, denied = CASES[op], policy.dtype, policy.category(op) == "deny"
     with amp.autocast(policy, "paddle"):
         output = case.run(*low_inputs(case, dtype))
         ran_low = is_low(output, dtype)
-    if policy.category(op) == "deny":
-        count = len(case.inputs) if case.cast is None else case.cast
-        arrived = [*(rounded(a, dtype) for a in case.inputs[:count]), *case.inputs[count:]]
-        assert not ran_low
-        assert np.array_equal(output.numpy(), outside(case, arrived))
-    else:
-        assert ran_low
-        assert np.array_equal(output.numpy(), in_low(case, dtype))
+    assert ran_low != denied, f"{policy!r}, low inputs"
+    expected = outside(case, arrived(case, dtype)) if denied else in_low(case, dtype)
+    assert np.array_equal(output.numpy(), expected), f"{policy!r}, low inputs"
+
+
+def check_what_is_explained(op: str) -> None:
+    """By values: low precision is what 16 bits can hold."""
+    case = CASES[op]
+    for table in tables():
+        row, low = table.op(op), table.policy.dtype
+        for arrives in ("float32", low):
+            with amp.autocast(table.policy, "paddle"):
+                x = low_inputs(case, low) if arrives == low else tensors(case.inputs)
+                result = case.run(*x)
+                if op == "embedding":  # looks up low values, whatever its rule: what follows tells
+                    result = result * 0.7
+            wanted = arrives if row.dtype == "inputs'" else row.dtype
+            if wanted != "its parts'":
+                ran_low = is_representable(result.numpy(), low)
+                assert ran_low == (wanted == low), (table.policy, arrives, row)
+        assert row.by == ("ampbridge" if row.category == "deny" else "simulated"), (
+            table.policy,
+            row,
+        )
 
 
 def test_ops_that_paddle_lacks_are_known() -> None:

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import paddle
-import paddle.nn.functional as F
 import pytest
 from paddle import nn
-from paddle_reference import is_representable, normal
 
 import ampbridge as amp
 import ampbridge_paddle
 from ampbridge.adapters.backend import Decoration
-from ampbridge.reports.explain import FEATURES, ExplanationTable
+from ampbridge.reports.explain import FEATURES
 from ampbridge_paddle import probing
 from ampbridge_paddle.autocast.rules import rules_for
 
@@ -119,48 +117,7 @@ def test_doctor_of_a_model() -> None:
     ]
 
 
-# -- explain, by values: low precision is what 16 bits can hold
-
-M = normal(6, 6)
-OPS: dict[str, Callable[[Any], Any]] = {
-    "matmul": lambda x: paddle.matmul(x, x),
-    "linear": lambda x: F.linear(x, x, x[0]),
-    "softmax": F.softmax,
-    "exp": paddle.exp,
-    "sum": lambda x: paddle.sum(x, axis=0),
-    "mse_loss": lambda x: F.mse_loss(x, x * 0.3, reduction="none"),
-    "tanh": paddle.tanh,
-    "sin": paddle.sin,
-    "multiply": lambda x: paddle.multiply(x, x),
-    "mean": lambda x: paddle.mean(x, axis=0),
-}
-POLICIES = {
-    "torch": amp.Policy("O1", "bfloat16"),
-    "paddle": amp.Policy("O1", "float16", lists="paddle"),
-    "tensorflow": amp.Policy("O1", "bfloat16", lists="tensorflow"),
-    "moved": amp.Policy("O1", "float16", deny=["matmul", "tanh"], allow=["exp"]),
-    "O2": amp.Policy("O2", "bfloat16"),
-}
-
-
-@pytest.fixture(scope="module", params=POLICIES)
-def table(request: pytest.FixtureRequest) -> ExplanationTable:
-    return amp.explain(POLICIES[request.param], "paddle")
-
-
-@on_cpu
-@pytest.mark.filterwarnings("ignore::ampbridge.SimulationWarning")
-@pytest.mark.parametrize("op", OPS)
-def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
-    row, low = table.op(op), table.policy.dtype
-    for arrives in ("float32", low):
-        with amp.autocast(table.policy, backend="paddle"):
-            x = paddle.to_tensor(M)
-            result = OPS[op](x.astype(arrives) if arrives == low else x)
-        wanted = arrives if row.dtype == "inputs'" else row.dtype
-        if wanted != "its parts'":
-            assert is_representable(result.numpy(), low) == (wanted == low), row
-    assert row.by == ("ampbridge" if row.category == "deny" else "simulated")
+# -- explain: ops; in which dtype they run stands in test_ops.py
 
 
 def test_a_shared_kernel_says_with_whom() -> None:

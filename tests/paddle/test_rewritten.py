@@ -18,6 +18,8 @@ import ampbridge as amp
 from ampbridge.port import read
 from ampbridge.port.rewriting import rewrite
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Path(__file__).parents[1] / "port" / "corpus"
 
 SIZE, BATCH, BATCHES, EPOCHS = 32, 8, 30, 6

@@ -331,31 +331,21 @@ def test_native_state_is_read() -> None:
     assert (scaler.get_scale(), scaler.config.growth_interval) == (512.0, 7)
 
 
-def test_minimize_as_in_paddle() -> None:
-    p = parameter(2.0)
-    sgd = optimizer(p)
-    scaler = amp.GradScaler(8.0)
-    scaled = scaler.scale((p * 0.5).sum())
-    scaled.backward()
-    assert scaler.minimize(sgd, scaled)
-    assert p.item() == 1.5
-
-
 @pytest.mark.parametrize(
-    "gradients, found",
+    "gradients, found, dtype",
     [
-        ([[1.0, 2.0], [3.0]], FINITE),
-        ([[1.0, np.inf], [3.0]], INF),
-        ([[1.0, -np.inf], [3.0]], INF),
-        ([[1.0, np.nan], [3.0]], NAN),
-        ([[np.nan, 1.0], [np.inf]], INF),
-        ([[np.inf, 1.0], [np.nan]], INF),
-        ([[3e38, -3e38], [3e38]], FINITE),  # finite, though the sum of squares is not
-        ([[1e30], [np.nan]], NAN),
-        ([], FINITE),
+        ([[1.0, 2.0], [3.0]], FINITE, "float64"),
+        ([[1.0, np.inf], [3.0]], INF, "float64"),
+        ([[1.0, -np.inf], [3.0]], INF, "float64"),
+        ([[1.0, np.nan], [3.0]], NAN, "float64"),
+        ([[np.nan, 1.0], [np.inf]], INF, "float64"),
+        ([[np.inf, 1.0], [np.nan]], INF, "float64"),
+        ([[3e38, -3e38], [3e38]], FINITE, "float32"),  # finite, though the sum of squares is not
+        ([[3e307, -3e307], [3e307]], FINITE, "float64"),
+        ([[1e30], [np.nan]], NAN, "float32"),
+        ([[1e300], [np.nan]], NAN, "float64"),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_was_found(gradients: list[list[float]], found: int, dtype: str) -> None:
     tensors = [paddle.to_tensor(g, dtype=dtype) for g in gradients]
     unscaled, result = scaling.unscale([*tensors, None], 4.0)
@@ -370,12 +360,6 @@ def test_inf_in_one_dtype_and_nan_in_another() -> None:
     single, double = paddle.to_tensor([np.nan]), paddle.to_tensor([np.inf], dtype="float64")
     assert scaling.unscale([single, double], 2.0)[1] == INF
     assert scaling.unscale([double, single], 2.0)[1] == INF
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_gradients_come_back_in_float32(dtype: str) -> None:
-    (got,), found = scaling.unscale([paddle.to_tensor([4.0, 1.0]).astype(dtype)], 8.0)
-    assert (got.dtype, got.tolist(), found) == (paddle.float32, [0.5, 0.125], FINITE)
 
 
 def test_unscaling_multiplies_by_the_inverse_and_keeps_the_sign_of_zero() -> None:

@@ -17,9 +17,12 @@ from ampbridge.checkpoints import checkpoint
 
 SCRIPT = Path(__file__).with_name("shared_training.py")
 
-pytestmark = pytest.mark.skipif(
-    not paddle.distributed.is_available(), reason="Paddle is built without distributed training"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not paddle.distributed.is_available(), reason="Paddle is built without distributed training"
+    ),
+    pytest.mark.slow,
+]
 
 Said = dict[str, set[str]]
 

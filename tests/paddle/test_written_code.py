@@ -45,7 +45,7 @@ NATIVE = ("torch", "keras", "paddle, twice", "static")
 
 NATIVE_SCALER = paddle.amp.GradScaler
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*without loss scaling")
+pytestmark = [pytest.mark.filterwarnings("ignore:.*without loss scaling"), pytest.mark.slow]
 
 
 def load(recipe: amp.Recipe, native: bool = True) -> ModuleType:

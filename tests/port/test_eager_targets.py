@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import ast
-import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import drawn_recipes
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from written_modules import POWERS_OF_TWO, assert_in_good_form, few
 
 import ampbridge as amp
 from ampbridge import port
@@ -26,16 +24,6 @@ from ampbridge.port.writers import losses, write
 
 TARGETS = ("paddle", "torch")
 LOW = ("float16", "bfloat16")
-POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
-
-
-def few(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
-    )
 
 
 def accumulated(draw: st.DrawFn, policy: amp.Policy, scaler: amp.Scaling | None) -> amp.Recipe:
@@ -172,21 +160,7 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
 @few(2)
 @given(some=st.lists(recipes(), min_size=20, max_size=20))
 def test_modules_are_in_good_form(some: list[amp.Recipe], target: str, tmp_path: Path) -> None:
-    """As ruff formats and checks them. A recipe's own lines, in comments, may be long."""
-    for number, recipe in enumerate(some):
-        for native, demo in itertools.product((True, False), repeat=2):
-            file = tmp_path / f"{target}_{number}_{native}_{demo}.py"
-            code = write(recipe, target, native=native, demo=demo)
-            assert all(len(line) <= 100 or line.startswith("#") for line in code.splitlines())
-            file.write_text(code, encoding="utf-8")
-    assert _ruff("format", "--diff", str(tmp_path)).returncode == 0
-    checked = _ruff("check", "--select=F,I,B,UP", "--ignore=B028,B905", str(tmp_path))
-    assert checked.returncode == 0, checked.stdout
-
-
-def _ruff(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ruff = [sys.executable, "-m", "ruff", command, "--isolated", "--line-length=100"]
-    return subprocess.run([*ruff, *arguments], capture_output=True, text=True, check=False, cwd="/")
+    assert_in_good_form(some, target, tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)

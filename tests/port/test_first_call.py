@@ -6,15 +6,15 @@ answers is printed.
 """
 
 import shlex
-from pathlib import Path
 
 import pytest
+from foreign_scripts import FIRST_CALL, TRAININGS, reading_of
 
 import ampbridge as amp
 from ampbridge.cli import main
 from ampbridge.port.choosing import choose
+from ampbridge.port.ported import Wish, port
 
-SCRIPTS = sorted((Path(__file__).parent / "first_call").glob("*.py"))
 ANSWERS = {
     "clas_epoch": "true",  # its scaler is made in another file
     "ocr_program": "true",
@@ -31,7 +31,7 @@ def told(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", TRAININGS, ids=lambda path: path.stem)
 def test_the_recipe_is_that_of_the_training(script, capsys):
     expected = amp.Recipe.load(script.with_suffix(".toml"))
     code, out, err = told(capsys, str(script), "--to", "toml")
@@ -44,35 +44,38 @@ def test_the_recipe_is_that_of_the_training(script, capsys):
     assert amp.Recipe.from_toml(out) == expected
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", TRAININGS, ids=lambda path: path.stem)
 def test_the_recipe_is_the_same_in_python(script):
     if script.stem in ANSWERS:
         with pytest.raises(amp.SourceError):
-            _ = amp.port.read(script).recipe
+            _ = reading_of(script).recipe
     else:
-        assert amp.port.read(script).recipe == amp.Recipe.load(script.with_suffix(".toml"))
+        assert reading_of(script).recipe == amp.Recipe.load(script.with_suffix(".toml"))
 
 
 def test_fifteen_of_eighteen_are_answered_at_once():
-    of_paddle = [script for script in SCRIPTS if "import torch" not in script.read_text()]
+    of_paddle = [script for script in TRAININGS if "import torch" not in script.read_text()]
     answered = [script for script in of_paddle if script.stem not in ANSWERS]
     assert len(of_paddle) >= 18
     assert len(answered) >= 15
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_recipe_can_be_picked_and_is_one_of_its_alternatives(script, capsys):
-    reading = amp.port.read(script)
+@pytest.mark.parametrize("script", TRAININGS, ids=lambda path: path.stem)
+def test_every_recipe_can_be_picked_and_is_one_of_its_alternatives(script):
+    """As the command does it with what it has read: some of these have dozens of recipes."""
+    reading = reading_of(script)
+    outcome = amp.port.Outcome(str(script), reading)
     kinds = {frozenset(map(str, each.settings.items())) for each in reading.alternatives}
     count = 0
-    while told(capsys, str(script), "--pick", str(count + 1))[0] == 0:
+    while not (made := port(outcome, Wish(None, True, {}, (), pick=count + 1))).error:
+        (picked,) = made.candidates
+        assert frozenset(map(str, picked.settings.items())) in kinds
         count += 1
     assert count >= len(kinds)
 
 
 def test_what_was_taken_is_told(capsys):
-    script = next(each for each in SCRIPTS if each.stem == "ocr_train")
-    _, _, err = told(capsys, str(script), "--to", "toml")
+    _, _, err = told(capsys, str(FIRST_CALL / "ocr_train.py"), "--to", "toml")
     assert "note: " in err
     assert "The recipe is O2:float16, where config" in err
     assert "--pick 5: O0, where not config" in err
@@ -82,8 +85,8 @@ def test_what_was_taken_is_told(capsys):
 
 def test_what_holds_elsewhere_alone_is_not_told_of_the_recipe(capsys):
     """Of the branch at O2, that the region of an evaluation has no casts."""
-    script = next(each for each in SCRIPTS if each.stem == "clas_engine")
-    assert any(found.kind == "lost" for found in amp.port.read(script).findings)
+    script = FIRST_CALL / "clas_engine.py"
+    assert any(found.kind == "lost" for found in reading_of(script).findings)
     _, _, err = told(capsys, str(script), "--to", "toml", "--strict")
     assert "lost: " not in err
     assert "  and 10 more, to --pick 15\n" in err
@@ -124,7 +127,7 @@ class Trainer:
 
 
 def test_a_number_that_is_none(capsys):
-    script = str(next(each for each in SCRIPTS if each.stem == "gan_both_dtypes"))
+    script = str(FIRST_CALL / "gan_both_dtypes.py")
     for number in ("0", "4"):
         code, out, err = told(capsys, script, "--to", "toml", "--pick", number)
         assert (code, out) == (1, "")
@@ -132,7 +135,7 @@ def test_a_number_that_is_none(capsys):
 
 
 def test_what_is_left_is_numbered(capsys):
-    script = str(next(each for each in SCRIPTS if each.stem == "gan_both_dtypes"))
+    script = str(FIRST_CALL / "gan_both_dtypes.py")
     _, out, _ = told(capsys, script)
     assert [line for line in out.splitlines() if "--pick" in line] == ["# --pick 1", "# --pick 2"]
     _, _, err = told(capsys, script, "--to", "tensorflow", "--ampbridge")

@@ -2,23 +2,19 @@
 
 What is read of the file may then be less certain. It may not be otherwise, unless that is told: each
 recipe must be one of those before, but for keys that are unknown now. Each statement stands at one place
-of a file; in the night at all of them.
+of a file; in the night at all of them. A quarter of the files are in `make test`, the others are slow.
 """
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from foreign_scripts import SCRIPTS, TRAININGS, reading_of
+from nightly import NIGHTLY
 
 from ampbridge import port
-from tests.nightly import PROFILE
 
-CORPUS = Path(__file__).parent / "corpus"
-LARGER = CORPUS.parent / "first_call"
-SNIPPETS = sorted(CORPUS.glob("*.py")) + (
-    sorted(LARGER.glob("*.py")) if PROFILE == "nightly" else []
-)
+SNIPPETS = [*SCRIPTS, *(TRAININGS if NIGHTLY else ())]
 NAMES = re.compile(
     r"(self\.)?_?\w*(model|net|optim|opt|scaler|args|config|cfg|loss|policy|strategy)\w*", re.I
 )
@@ -117,12 +113,18 @@ def is_told_or_less(after, before):
     )
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if number % 4 else [])
+        for number, path in enumerate(SNIPPETS)
+    ],
+)
 def test_what_is_not_understood_may_not_make_a_reading_assert_otherwise(snippet):
     text = snippet.read_text()
-    before = port.read(snippet)
+    before = reading_of(snippet)
     wrong = []
-    for statement, changed in variants(text, PROFILE == "nightly"):
+    for statement, changed in variants(text, NIGHTLY):
         after = port.read(changed)
         lost = bool(before.alternatives) and not after.alternatives
         if lost or not is_told_or_less(after, before):

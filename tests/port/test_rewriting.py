@@ -2,18 +2,17 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from foreign_scripts import CORPUS, SCRIPTS, rewriting_of
 
 from ampbridge.port import rewriting as rewriting_module
 from ampbridge.port.readers import DIALECTS
 from ampbridge.port.rewriters import REPLACEMENTS, STAYS, keras
 from ampbridge.port.rewriting import rewrite
 
-CORPUS = sorted(Path(__file__).parent.joinpath("corpus").glob("*.py"))
 IMPORTS = tuple(rewriting_module.IMPORTS.values())
-BY_CALLS = [path for path in CORPUS if not path.stem.startswith(("keras", "tf"))]
+BY_CALLS = [path for path in SCRIPTS if not path.stem.startswith(("keras", "tf"))]
 
 SCRIPT = '''\
 #!/usr/bin/env python
@@ -336,11 +335,11 @@ def test_what_docs_refuse_of_fleet_is_not_written(line, says):
 
 
 def test_keras_guide_with_fit():
-    (guide,) = (path for path in CORPUS if path.stem == "keras_guide_fit")
+    rewriting = rewriting_of(CORPUS / "keras_guide_fit.py")
     policy = 'ampbridge.Policy("O2", lists="tensorflow", keep=["predictions"])'
     inner = "keras.optimizers.RMSprop()"
     changed = [
-        line for line in rewrite(guide).difference.splitlines()[3:] if line.startswith(("+", "-"))
+        line for line in rewriting.difference.splitlines()[3:] if line.startswith(("+", "-"))
     ]
     assert changed == [
         "+import ampbridge",
@@ -419,7 +418,7 @@ class Marking(ast.NodeTransformer):
 @pytest.mark.parametrize("path", BY_CALLS, ids=lambda path: path.stem)
 def test_only_amp_calls_of_the_corpus_change(path, monkeypatch):
     """The trees are the same outside of the replaced calls; so is all text outside of them."""
-    real = rewrite(path)
+    real = rewriting_of(path)
     for name, replacement in REPLACEMENTS.items():
         marked = lambda call, replacement=replacement: replacement(call) and "REPLACED"  # noqa: E731
         monkeypatch.setitem(REPLACEMENTS, name, marked)
@@ -441,5 +440,5 @@ def test_only_amp_calls_of_the_corpus_change(path, monkeypatch):
 
 
 def test_the_corpus_has_scripts_to_rewrite():
-    rewritten = [path for path in CORPUS if rewrite(path).replaced]
+    rewritten = [path for path in SCRIPTS if rewriting_of(path).replaced]
     assert len(rewritten) >= 25

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import drawn_recipes
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from foreign_scripts import SNIPPETS, reading_of
+from hypothesis import example, given
 from hypothesis import strategies as st
+from written_modules import POWERS_OF_TWO, assert_in_good_form, few
 from written_programs import GUIDE
 
 import ampbridge as amp
@@ -25,14 +26,6 @@ from ampbridge import port
 from ampbridge.port.writers import losses, write
 
 SCRIPTS = Path(__file__).parent / "scripts"
-CORPUS = Path(__file__).parent / "corpus"
-POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
-FEW = settings(
-    max_examples=20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
-)
 
 
 # -- what TensorFlow and Keras express by themselves
@@ -64,7 +57,7 @@ def recipes_of_keras(draw: st.DrawFn) -> amp.Recipe:
     )
 
 
-@FEW
+@few(20)
 @given(recipe=recipes_of_keras())
 def test_what_was_written_is_read_as_it_was(recipe: amp.Recipe, tmp_path: Path) -> None:
     file = tmp_path / "written.py"
@@ -125,31 +118,14 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
     return amp.Recipe(draw(policies), scaler, **step)
 
 
-@pytest.mark.parametrize("demo", (True, False))
-@pytest.mark.parametrize("native", (True, False))
-@FEW
-@given(recipe=recipes())
-@example(recipe=amp.Recipe(schedule=amp.Schedule([(0, "O0"), (9, amp.Policy("O0", keep=["a"]))])))
-def test_modules_are_in_good_form(
-    recipe: amp.Recipe, native: bool, demo: bool, tmp_path: Path
-) -> None:
-    """As ruff formats and checks them; line lengths are ours."""
-    code = write(recipe, "tensorflow", native=native, demo=demo)
-    assert _ruff("format", "-", code=code) == code
-    assert "All checks passed" in _ruff(
-        "check", "--select=F,I,B,UP", "--ignore=B028,B905", "-", code=code
-    )
+@few(2)
+@given(some=st.lists(recipes(), min_size=20, max_size=20))
+@example(some=[amp.Recipe(schedule=amp.Schedule([(0, "O0"), (9, amp.Policy("O0", keep=["a"]))]))])
+def test_modules_are_in_good_form(some: list[amp.Recipe], tmp_path: Path) -> None:
+    assert_in_good_form(some, "tensorflow", tmp_path, longest=110)
 
 
-def _ruff(*arguments: str, code: str) -> str:
-    command = [sys.executable, "-m", "ruff", arguments[0], "--isolated", "--line-length=100"]
-    done = subprocess.run(
-        [*command, *arguments[1:]], input=code, capture_output=True, text=True, check=False, cwd="/"
-    )
-    return done.stdout + done.stderr
-
-
-@FEW
+@few(20)
 @given(recipe=recipes())
 def test_no_private_name_is_used(recipe: amp.Recipe) -> None:
     """Of Keras' objects or others, as an attribute or by its name."""
@@ -220,12 +196,11 @@ def why_long(recipe: amp.Recipe) -> list[str]:
 def test_modules_of_the_corpus_are_short_or_have_a_reason() -> None:
     """``pytest -s`` prints how many lines they have."""
     lengths, long = [], []
-    for file in sorted(CORPUS.iterdir()):
-        if file.suffix not in (".py", ".json", ".yaml", ".yml"):
-            continue
-        known = [each for each in port.read(file).alternatives if not each.unknown]
+    lines_of = cache(lambda recipe: lines_of_code(write(recipe, "tensorflow")))
+    for file in SNIPPETS:
+        known = [each for each in reading_of(file).alternatives if not each.unknown]
         for recipe in dict.fromkeys(each.recipe for each in known):
-            lines = lines_of_code(write(recipe, "tensorflow"))
+            lines = lines_of(recipe)
             lengths.append(lines)
             if lines > ABOUT_80:
                 long.append((lines, file.name, why_long(recipe)))
@@ -236,7 +211,7 @@ def test_modules_of_the_corpus_are_short_or_have_a_reason() -> None:
     assert [each for each in long if not each[2]] == []
 
 
-@FEW
+@few(20)
 @given(recipe=recipes())
 @example(recipe=amp.Recipe(scaler=None, schedule=amp.Schedule([(0, "O0"), (9, "O1")])))
 def test_a_recipe_as_code_makes_an_equal_one(recipe: amp.Recipe) -> None:
@@ -274,34 +249,10 @@ def test_a_target_that_is_none() -> None:
         write(amp.Recipe(), "tensorflw")
 
 
-@pytest.mark.parametrize(
-    "script, recipe",
-    (
-        (
-            "o1",
-            amp.Recipe(
-                amp.Policy("O1", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
-            ),
-        ),
-        (
-            "o2",
-            amp.Recipe(
-                amp.Policy("O2", lists="paddle"), amp.Scaling.like("paddle", init_scale=1024.0)
-            ),
-        ),
-        (
-            "accumulation",
-            amp.Recipe(
-                amp.Policy("O1", lists="paddle"),
-                amp.Scaling.like("paddle", init_scale=1024.0),
-                accumulate=10,
-            ),
-        ),
-    ),
-)
-def test_the_guide_s_scripts_are_its_recipes(script: str, recipe: amp.Recipe) -> None:
+@pytest.mark.parametrize("script", GUIDE)
+def test_the_guide_s_scripts_are_its_recipes(script: str) -> None:
     """The recipes that ``tests/tensorflow/test_written_code.py`` trains with."""
-    assert port.read(SCRIPTS / f"paddle_guide_{script}.py").recipe == recipe
+    assert port.read(SCRIPTS / f"paddle_guide_{script.lower()}.py").recipe == GUIDE[script]
 
 
 @pytest.mark.parametrize("native", (True, False))

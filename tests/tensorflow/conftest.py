@@ -26,11 +26,21 @@ LONG = re.compile(
 )
 """What compiles or traces many programs; of the shared suite, what is quick on the other backends."""
 
+SLOW = re.compile(
+    r"an_interrupted_step_has_not_happened|ctrl_c_leaves|leaves?_nothing|keeps_nothing"
+    r"|a_forged_slot|no_argument_of_a_scaler_is_ignored|no_field_of_a_recipe_is_ignored"
+    r"|peak_memory_is_told|ranges_are_numpy_s|every_bit_is_the_same\[|-XLA\]"
+)
+"""What takes seconds here, mostly of the shared suite: a TensorFlow op takes 0.1 ms of Python when it
+is called eagerly, and a traced program up to half a second."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if LONG.search(item.name):
             item.add_marker(pytest.mark.nightly)
+        if SLOW.search(item.name):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -101,32 +99,6 @@ def test_a_function_that_somebody_else_replaced_stays_theirs(
     with o1():
         assert keras.losses.mean_squared_error is theirs
     assert keras.losses.mean_squared_error is theirs
-
-
-def test_eight_threads_with_policies_of_their_own() -> None:
-    policies = [None, amp.Policy("O0"), amp.Policy(), amp.Policy("O1", "bfloat16")] * 2
-    expected = [F32, F32, F16, BF16] * 2
-    start, errors = threading.Barrier(8), []
-
-    def work(policy: amp.Policy | None, dtype: tf.DType) -> None:
-        try:
-            start.wait()
-            for _ in range(60):
-                with casting.region(policy) if policy else contextlib.nullcontext():
-                    assert (A @ B).dtype == dtype
-                    assert keras.ops.softmax(A @ B).dtype == F32
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=pair) for pair in zip(policies, expected, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert (A @ B).dtype == F32
 
 
 def test_what_tensorflow_has_not_is_refused() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -62,14 +60,3 @@ def test_an_optimizer_of_more_than_the_model_is_not_copied() -> None:
     )
     with pytest.raises(amp.UnsupportedError, match=r"Hint: .*step\.load\(path\)"):
         copy.deepcopy(step)
-
-
-def test_a_dropped_compiled_step_is_freed_with_its_model() -> None:
-    step = training(policy="O0")
-    step(X, Y)
-    dropped = weakref.ref(step)
-    model = weakref.ref(step.model)
-    del step
-    assert dropped() is None
-    gc.collect()
-    assert model() is None

@@ -25,6 +25,8 @@ from on_replicas import OVERFLOWS, STEPS, Embedding, dense, inputs, loss_fn, nat
 
 from ampbridge.checkpoints import checkpoint
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "distributed" / "tensorflow_strategies.py"
 

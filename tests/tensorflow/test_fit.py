@@ -222,6 +222,7 @@ KERAS_OPTIONS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 
 
 @pytest.mark.parametrize("option", KERAS_OPTIONS)
+@pytest.mark.slow
 def test_options_of_the_inner_optimizer_see_true_gradients(option: str) -> None:
     """As without scaling, at O0; the scale is a power of two, so that not a bit is lost."""
     weights = []
@@ -259,6 +260,7 @@ def test_keras_wraps_it_in_no_other() -> None:
     assert not isinstance(optimizer.inner_optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_replica_of_several_skips_the_step() -> None:
     """Keras' own optimizer asks the first replica alone, and the weights become NaN."""
     program = """
@@ -360,6 +362,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("alarm", ALARMS)
+@pytest.mark.slow
 def test_fit_sounds_alarms_at_its_end(alarm: str, how: str) -> None:
     values, settings, kind, text = ALARMS[alarm]
     if issubclass(kind, Warning):
@@ -372,6 +375,7 @@ def test_fit_sounds_alarms_at_its_end(alarm: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("case", QUIET)
+@pytest.mark.slow
 def test_fit_sounds_no_other_alarms(case: str) -> None:
     values, settings = QUIET[case]
     fit_on(values, settings)
@@ -503,6 +507,7 @@ def test_eager_loops_of_one_s_own_hear_them_at_once() -> None:
 
 @pytest.mark.usefixtures("graphs_as_traced")
 @pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.slow
 def test_a_saved_model_goes_on_where_it_was(tmp_path: Path, policy: str) -> None:
     def compiled() -> keras.Model:
         model = made()
@@ -525,6 +530,7 @@ def test_a_saved_model_goes_on_where_it_was(tmp_path: Path, policy: str) -> None
         np.testing.assert_array_equal(weight, same)
 
 
+@pytest.mark.slow
 def test_another_process_loads_it_once_the_class_is_imported(tmp_path: Path) -> None:
     model = made()
     model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler()), "mse")
@@ -715,6 +721,7 @@ def test_loops_by_hand_are_told_only_if_nobody_scales() -> None:
 
 @pytest.mark.usefixtures("graphs_as_traced")
 @pytest.mark.parametrize("level", FLOAT16)
+@pytest.mark.slow
 def test_a_model_with_that_scale_is_saved_and_goes_on(level: str, tmp_path: Path) -> None:
     model = made()
     amp.decorate(model, policy=FLOAT16[level])

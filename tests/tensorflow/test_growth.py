@@ -15,6 +15,8 @@ from ampbridge import lens
 from ampbridge.testing.growth import BOUND, Call, growth
 from ampbridge_tensorflow import LossScaleOptimizer
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 X, Y = (RNG.standard_normal((256, columns)).astype(np.float32) for columns in (32, 16))
 

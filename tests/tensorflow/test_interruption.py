@@ -14,6 +14,8 @@ from ampbridge.testing import import_or_skip
 import_or_skip("tensorflow")
 from interrupted_run import run  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 @pytest.mark.parametrize(

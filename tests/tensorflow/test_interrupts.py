@@ -13,6 +13,8 @@ import tensorflow as tf  # noqa: E402
 
 from ampbridge_tensorflow.testing import TensorFlowHarness  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_interrupt_at_any_bytecode_leaves_no_region():
     points, wrong = left_by_interrupts(TensorFlowHarness(), every=53)

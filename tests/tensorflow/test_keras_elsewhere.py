@@ -17,6 +17,8 @@ from ampbridge.testing import import_or_skip
 
 import_or_skip("tensorflow")
 
+pytestmark = pytest.mark.slow
+
 ON_TORCH = """
 import keras, numpy as np, torch
 import ampbridge as amp

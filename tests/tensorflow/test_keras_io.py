@@ -99,6 +99,7 @@ def unscaled(policy: amp.Policy | None, optimizers: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.slow
 def test_a_training_step_of_the_user_s_own_runs_its_products_low(
     name: str, policy: amp.Policy
 ) -> None:
@@ -143,6 +144,7 @@ def test_o0_is_plain_keras_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name, key", list(zip(EXAMPLES, POLICIES, strict=False)))  # one of each
+@pytest.mark.slow
 def test_fit_trains_beside_float32(name: str, key: str) -> None:
     (plain, _), (low, _) = trained(name, None), trained(name, POLICIES[key])
     for key in plain:
@@ -249,6 +251,7 @@ def guide_s_fit(model: Any, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.slow
 def test_the_guide_s_fit_and_loop_train_alike(policy: amp.Policy) -> None:
     weights = []
     for train in (guide_s_fit, guide_s_loop):
@@ -363,6 +366,7 @@ def classified(policy: str | None, folder: Path, option: str) -> tuple[Any, Any]
 @pytest.mark.parametrize(
     "option", ["checkpoints", "early stopping", "class weights", "sample weights"]
 )
+@pytest.mark.slow
 def test_options_of_fit_act_on_a_decorated_model(option: str, tmp_path: Path) -> None:
     history, weights = classified(None, tmp_path, option)
     same_history, same_weights = classified("O0", tmp_path, option)

@@ -177,5 +177,6 @@ def test_a_look_gives_everything_back(report: str, draws_before: bool) -> None:
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.slow
 def test_a_monitored_training_is_the_same(policy: str) -> None:
     assert_monitored_alike("tensorflow", policy)

@@ -183,6 +183,7 @@ def prepared(request: pytest.FixtureRequest) -> tuple[str, Any, np.ndarray]:
     ],
     ids=["float16", "simulated", "bfloat16"],
 )
+@pytest.mark.slow
 def test_gradients_beside_float64(prepared: Any, policy: amp.Policy, mode: str) -> None:
     name, model, exact = prepared
     x, y = batch(name)

@@ -146,6 +146,7 @@ def test_the_state_on_the_device_follows_the_pure_rule(first_settings: Any, hist
     begin_with_ours=st.booleans(),
 )
 @SHARE
+@pytest.mark.slow
 def test_the_state_goes_there_and_back_in_the_midst(
     history: Any, rest: Any, scale: float, interval: int, begin_with_ours: bool
 ) -> None:
@@ -171,6 +172,7 @@ def test_the_state_goes_there_and_back_in_the_midst(
 
 @given(history=histories, scale=scales, settings_=config_values)
 @SHARE
+@pytest.mark.slow
 def test_our_optimizer_for_fit_follows_the_pure_rule(
     history: Any, scale: float, settings_: Any
 ) -> None:

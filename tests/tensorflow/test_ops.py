@@ -1,8 +1,13 @@
-"""Each op runs in the dtype that ``Policy.category`` says; the recorder looks from below."""
+"""Each op runs in the dtype that ``Policy.category`` says, and every witness says so.
+
+The recorder looks from below. Natively: a simulated op computes in float32, and shows its rule by its result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,14 +16,17 @@ from ampbridge.testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402
+import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from recorder import RECORDERS  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 from ampbridge.policies import op_table  # noqa: E402
+from ampbridge.reports.explain import ExplanationTable  # noqa: E402
 from ampbridge_tensorflow.autocast import casting  # noqa: E402
 
 Call = Callable[[Any, Any], Any]
+ON_CPU = not tf.config.list_physical_devices("GPU")
 IMAGES, KERNEL = (1, 4, 4, 2), (2, 2, 2, 2)
 
 # canonical op -> TensorFlow's op that is watched, and a call. x is (4, 4), y float32 beside it.
@@ -147,9 +155,12 @@ def norm_layer(kind: type) -> Any:
     return LAYERS[kind]
 
 
-def inputs(dtype: str) -> tuple[tf.Tensor, tf.Tensor]:
-    y = tf.reshape(tf.linspace(0.1, 0.9, 16), (4, 4))
-    return tf.cast(y, dtype), y
+VALUES = np.linspace(0.1, 0.9, 16, dtype=np.float32).reshape(4, 4)
+
+
+def inputs(dtype: str, other: str = "float32") -> tuple[tf.Tensor, tf.Tensor]:
+    x = tf.constant(VALUES)
+    return tf.cast(x, dtype), tf.cast(x, other)
 
 
 def expected(policy: amp.Policy, op: str, arrives: str) -> str:
@@ -164,69 +175,119 @@ def in_region(call: Call, policy: amp.Policy) -> Call:
     return run
 
 
-@pytest.mark.parametrize("arrives", ["float32", "float16"])
-@pytest.mark.parametrize("mode", RECORDERS)
-@pytest.mark.parametrize("listed", POLICIES)
-@pytest.mark.parametrize("op", OPS)
-def test_an_op_runs_in_the_dtype_of_its_category(
-    op: str, listed: str, mode: str, arrives: str
-) -> None:
-    policy = POLICIES[listed](op, "float16")
-    watched, call = OPS[op]
-    x, y = inputs(arrives)
-    if op in (
-        "bmm",
-        "matmul",
-        "einsum",
-        "conv2d",
-        "conv3d",
-        "depthwise_conv2d",
-        "conv_transpose2d",
-    ):
-        y = tf.cast(y, arrives)  # promote is about one dtype here; mixed ones have their own test
-    _, seen = RECORDERS[mode](in_region(call, policy), x, y)
-    dtypes = {dtype for name, dtype in seen if name == watched}
-    assert dtypes == {expected(policy, op, arrives)}
+# -- every witness, asked about each op
+
+EXPLAINED = (
+    amp.Policy("O1", "bfloat16", execution="native"),
+    amp.Policy("O1", "float16", lists="paddle", execution="native"),
+    amp.Policy("O1", "bfloat16", lists="tensorflow", execution="native"),
+    amp.Policy("O1", "float16", deny=["matmul", "relu"], allow=["exp"], execution="native"),
+    amp.Policy("O2", "bfloat16", execution="native"),
+)
+# Functions that follow their rules, and that explain has as absent.
+UNEXPLAINED = {"gelu_tanh", "huber_loss"}
+# What computes in functions of several ops. (Keras itself takes the mean of 16-bit values in float32.)
+WATCHED = {
+    **{op: watched for op, (watched, _) in OPS.items()},
+    "mse_loss": "Square",
+    "normalize": "Mul",
+    "svd": "Svd",
+}
+# Ops of several arrays, which are cast to one dtype even where they follow their inputs.
+OF_SEVERAL = {
+    *("matmul", "bmm", "einsum", "conv2d", "conv3d", "depthwise_conv2d", "conv_transpose2d"),
+    *("add", "subtract", "multiply", "divide", "maximum", "concat"),
+}  # fmt: skip
+# What puts together beside a function what it takes.
+PREPARES = ("Reshape", "Tile", "Shape", "StridedSlice")
 
 
-@pytest.mark.parametrize("op", ["matmul", "softmax", "relu", "gelu", "layer_norm"])
-@pytest.mark.parametrize("mode", RECORDERS)
-@pytest.mark.parametrize("listed", POLICIES)
-def test_bfloat16_follows_the_same_lists(op: str, listed: str, mode: str) -> None:
-    policy = POLICIES[listed](op, "bfloat16")
-    call = OPS[op][1] if op in OPS else FUNCTIONS[op][0]
-    result, _ = RECORDERS[mode](in_region(call, policy), *inputs("bfloat16"))
-    assert result.dtype.name == expected(policy, op, "bfloat16")
+@cache
+def tables() -> list[ExplanationTable]:
+    return [amp.explain(policy, "tensorflow") for policy in EXPLAINED]
 
 
 # Keras bounds a norm by 1 / sqrt(epsilon), which is infinite in float16.
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("arrives", ["float32", "float16"])
-@pytest.mark.parametrize("mode", RECORDERS)
-@pytest.mark.parametrize("listed", POLICIES)
-@pytest.mark.parametrize("op", FUNCTIONS)
-def test_a_function_is_one_op(op: str, listed: str, mode: str, arrives: str) -> None:
+@pytest.mark.parametrize("op", [*OPS, *FUNCTIONS])
+def test_an_op_runs_in_the_dtype_of_its_category_by_every_witness(op: str) -> None:
     if op == "rms_norm" and not hasattr(keras.ops, "rms_normalization"):
         pytest.skip("this Keras has no rms_normalization")
-    policy = POLICIES[listed](op, "float16")
-    for call in FUNCTIONS[op]:
-        result, seen = RECORDERS[mode](in_region(call, policy), *inputs(arrives))
-        dtype = expected(policy, op, arrives)
-        assert result.dtype.name == dtype
-        if policy.category(op) == "deny":  # what was put together beside it does not compute
-            prepares = ("Reshape", "Tile", "Shape", "StridedSlice")
-            assert {d for name, d in seen if name not in prepares} == {"float32"}
+    calls = [OPS[op][1]] if op in OPS else FUNCTIONS[op]
+    for call, listed, arrives in product(calls, POLICIES, ("float32", "float16")):
+        policy = POLICIES[listed](op, "float16")
+        check_what_runs(op, call, policy, arrives)
+        check_simulated_results(call, policy, arrives)
+    if op not in UNEXPLAINED:
+        check_what_is_explained(op, calls[0])
 
 
-@pytest.mark.parametrize("listed", POLICIES)
-def test_a_loss_object_computes_as_its_function(listed: str) -> None:
-    policy = POLICIES[listed]("mse_loss", "float16")
+def check_what_runs(op: str, call: Call, policy: amp.Policy, arrives: str) -> None:
+    """By the recorder; a function of several ops by its result, and by all that runs where it is denied."""
+    dtype = expected(policy, op, arrives)
+    for mode, recorder in RECORDERS.items():
+        result, seen = recorder(in_region(call, policy), *inputs(arrives, arrives))
+        ran = {each for name, each in seen if name not in PREPARES}
+        where = (policy, arrives, mode)
+        if op in OPS:
+            assert {each for name, each in seen if name == WATCHED[op]} == {dtype}, where
+        else:
+            assert result.dtype.name == dtype, where
+            assert policy.category(op) != "deny" or ran == {"float32"}, where
+
+
+def check_simulated_results(call: Call, policy: amp.Policy, arrives: str) -> None:
+    """They are in the dtypes of native ones, with float32's values, rounded once."""
+    x, y = inputs(arrives, arrives)
+    native = in_region(call, policy)(x, y)
+    simulated = policy.replace(execution="simulated")
+    result = in_region(call, simulated)(x, y)
+    assert result.dtype == native.dtype, (simulated, arrives)
+    if result.dtype == tf.float16:
+        rounded = [tf.cast(tf.constant(np.asarray(v, np.float16)), tf.float32) for v in (x, y)]
+        once = np.asarray(call(*rounded)).astype(np.float16)
+        found = np.asarray(result).view(np.uint16)
+        np.testing.assert_array_equal(found, once.view(np.uint16), f"{simulated!r}, {arrives}")
+
+
+def check_what_is_explained(op: str, call: Call) -> None:
+    """By the recorder, and a function also by its result; as native if nothing is cast for it."""
+    for table in tables():
+        row = table.op(op)
+        for arrives in ("float32", table.policy.dtype) if ON_CPU else ():
+            region = amp.autocast(table.policy, backend="tensorflow")
+            result, seen = RECORDERS["eager"](region(call), *inputs(arrives, arrives))
+            where = (table.policy, arrives, row)
+            wanted = arrives if row.dtype == "inputs'" else row.dtype
+            if op in WATCHED:
+                assert {dtype for name, dtype in seen if name == WATCHED[op]} == {wanted}, where
+            if op in FUNCTIONS:
+                assert result.dtype.name == wanted, where
+        cast = row.dtype != "inputs'" or op in OF_SEVERAL or op in FUNCTIONS
+        assert row.by == ("ampbridge" if cast else "native"), (table.policy, row)
+
+
+def test_an_op_that_has_no_low_kernel_is_explained() -> None:
+    check_what_is_explained("svd", lambda x, y: tf.linalg.svd(x, compute_uv=False))
+
+
+@pytest.mark.parametrize("op", ["matmul", "softmax", "relu", "gelu", "layer_norm"])
+def test_bfloat16_follows_the_same_lists(op: str) -> None:
+    call = OPS[op][1] if op in OPS else FUNCTIONS[op][0]
+    for listed, (mode, recorder) in product(POLICIES, RECORDERS.items()):
+        policy = POLICIES[listed](op, "bfloat16")
+        result, _ = recorder(in_region(call, policy), *inputs("bfloat16"))
+        assert result.dtype.name == expected(policy, op, "bfloat16"), (policy, mode)
+
+
+def test_a_loss_object_computes_as_its_function() -> None:
     loss = keras.losses.MeanSquaredError()
-    result, seen = RECORDERS["eager"](
-        in_region(lambda x, y: loss(x, y), policy), *inputs("float16")
-    )
-    assert ("Sub", expected(policy, "mse_loss", "float16")) in seen
-    assert result.dtype == tf.float32  # a Loss object reduces in its own dtype
+    for listed in POLICIES.values():
+        policy = listed("mse_loss", "float16")
+        call = in_region(lambda x, y: loss(x, y), policy)
+        result, seen = RECORDERS["eager"](call, *inputs("float16"))
+        assert ("Sub", expected(policy, "mse_loss", "float16")) in seen, policy
+        assert result.dtype == tf.float32, policy  # a Loss object reduces in its own dtype
 
 
 @pytest.mark.parametrize("mode", RECORDERS)
@@ -244,23 +305,24 @@ def test_other_dtypes_are_left_alone(dtype: str) -> None:
         assert tf.reduce_sum(x).dtype.name == dtype
 
 
-@pytest.mark.parametrize("lists", ["torch", "paddle", "tensorflow", "safe"])
+LISTS = [amp.Policy("O1", "bfloat16", lists=x) for x in ("torch", "paddle", "tensorflow", "safe")]
+
+
 @pytest.mark.parametrize("op", ["matmul", "softmax", "mean", "tanh", "erf", "sin"])
-def test_every_list_set_holds(op: str, lists: str) -> None:
-    policy = amp.Policy("O1", "bfloat16", lists=lists)
+def test_every_list_set_holds(op: str) -> None:
     call = OPS[op][1] if op in OPS else lambda x, y: tf.sin(x)
-    result, _ = RECORDERS["eager"](in_region(call, policy), *inputs("bfloat16"))
-    assert result.dtype.name == expected(policy, op, "bfloat16")
+    for policy in LISTS:
+        result, _ = RECORDERS["eager"](in_region(call, policy), *inputs("bfloat16"))
+        assert result.dtype.name == expected(policy, op, "bfloat16"), policy
 
 
-@pytest.mark.parametrize("lists", ["torch", "paddle", "tensorflow", "safe"])
-def test_tensordot_is_a_product_and_no_dot_of_vectors(lists: str) -> None:
+def test_tensordot_is_a_product_and_no_dot_of_vectors() -> None:
     """The table has ``tf.tensordot`` under ``dot`` as well, which two list sets do not cast."""
-    policy = amp.Policy("O1", "bfloat16", lists=lists)
     x, _ = inputs("float32")
-    with casting.region(policy):
-        found = {tf.tensordot(x, x, 1).dtype.name, keras.ops.tensordot(x, x, 1).dtype.name}
-    assert found == {expected(policy, "tensordot", "float32")}
+    for policy in LISTS:
+        with casting.region(policy):
+            found = {tf.tensordot(x, x, 1).dtype.name, keras.ops.tensordot(x, x, 1).dtype.name}
+        assert found == {expected(policy, "tensordot", "float32")}, policy
 
 
 def test_ops_that_tensorflow_lacks_are_listed() -> None:

@@ -14,14 +14,16 @@ import_or_skip("tensorflow")
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from recorder import eager  # noqa: E402
+from test_ops import OPS, inputs  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 import ampbridge_tensorflow  # noqa: E402
 from ampbridge.adapters.backend import Decoration  # noqa: E402
 from ampbridge.policies import hardware  # noqa: E402
-from ampbridge.reports.explain import FEATURES, ExplanationTable  # noqa: E402
+from ampbridge.reports.explain import FEATURES  # noqa: E402
 
 BACKEND = amp.backend("tensorflow")
+NATIVE = amp.Policy("O1", "bfloat16", execution="native")
 on_cpu = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="the kernels of a CPU"
 )
@@ -150,69 +152,7 @@ def test_doctor_of_a_model() -> None:
     ]
 
 
-# -- explain: by the recorder, which stands below the adapter
-
-Case = tuple[str, Callable[[Any], Any]]
-OPS: dict[str, Case] = {
-    "matmul": ("MatMul", lambda x: tf.matmul(x, x)),
-    "conv2d": ("Conv2D", lambda x: tf.nn.conv2d(image(x), image(x), 1, "SAME")),
-    "einsum": ("Einsum", lambda x: tf.einsum("ij,jk->ik", x, x)),
-    "softmax": ("Softmax", lambda x: tf.nn.softmax(x)),
-    "exp": ("Exp", lambda x: tf.exp(x)),
-    "sum": ("Sum", lambda x: tf.reduce_sum(x)),
-    "rsqrt": ("Rsqrt", lambda x: tf.math.rsqrt(x)),
-    "relu": ("Relu", lambda x: tf.nn.relu(x)),
-    "tanh": ("Tanh", lambda x: tf.tanh(x)),
-    "add": ("AddV2", lambda x: tf.add(x, x)),
-    "concat": ("ConcatV2", lambda x: tf.concat([x, x], 0)),
-    "mean": ("Mean", lambda x: tf.reduce_mean(x)),
-    "svd": ("Svd", lambda x: tf.linalg.svd(x, compute_uv=False)),
-    "max_pool2d": ("MaxPool", lambda x: tf.nn.max_pool2d(image(x), 2, 1, "SAME")),
-    # Functions that are several ops. (Keras itself takes the mean of 16-bit values in float32.)
-    "mse_loss": ("Square", lambda x: keras.losses.mean_squared_error(x, x)),
-    "normalize": ("Mul", lambda x: tf.math.l2_normalize(x, 1)),
-}
-POLICIES = {
-    "torch": amp.Policy("O1", "bfloat16", execution="native"),
-    "paddle": amp.Policy("O1", "float16", lists="paddle", execution="native"),
-    "tensorflow": amp.Policy("O1", "bfloat16", lists="tensorflow", execution="native"),
-    "moved": amp.Policy(
-        "O1", "float16", deny=["matmul", "relu"], allow=["exp"], execution="native"
-    ),
-    "O2": amp.Policy("O2", "bfloat16", execution="native"),
-}
-
-
-def image(x: Any) -> Any:
-    return tf.reshape(x, (2, 2, 2, 2))
-
-
-def ran_in(op: str, arrives: str, policy: amp.Policy) -> set[str]:
-    name, call = OPS[op]
-    x = tf.cast(tf.random.uniform((4, 4), 0.5, 1.5), arrives)
-    _, seen = eager(amp.autocast(policy, backend="tensorflow")(call), x)
-    return {dtype for ran, dtype in seen if ran == name}
-
-
-@pytest.fixture(scope="module", params=POLICIES)
-def table(request: pytest.FixtureRequest) -> ExplanationTable:
-    return amp.explain(POLICIES[request.param], "tensorflow")
-
-
-@on_cpu
-@pytest.mark.parametrize("op", OPS)
-def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
-    row, low = table.op(op), table.policy.dtype
-    for arrives in ("float32", low):
-        wanted = arrives if row.dtype == "inputs'" else row.dtype
-        assert ran_in(op, arrives, table.policy) == {wanted}, row
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_native_are_the_ops_that_nothing_is_cast_for(op: str, table: ExplanationTable) -> None:
-    row = table.op(op)
-    cast = row.dtype != "inputs'" or op in ("add", "concat", "mse_loss", "normalize")
-    assert row.by == ("ampbridge" if cast else "native"), row
+# -- explain: ops; in which dtype they run stands in test_ops.py
 
 
 def test_an_op_that_is_shared_says_with_whom() -> None:
@@ -222,7 +162,7 @@ def test_an_op_that_is_shared_says_with_whom() -> None:
 
 @on_cpu
 def test_an_op_without_a_kernel_says_so() -> None:
-    row = amp.explain(POLICIES["torch"], "tensorflow").op("svd")
+    row = amp.explain(NATIVE, "tensorflow").op("svd")
     assert (row.category, row.dtype) == ("promote", "float32")
     assert row.why == "Svd has no bfloat16 kernel"
 
@@ -235,10 +175,12 @@ def test_simulated_ops_compute_in_float32_and_round() -> None:
     policy = amp.Policy("O1", "bfloat16", execution="simulated")
     table = amp.explain(policy, "tensorflow")
     for op in ("matmul", "tanh", "softmax"):
-        assert ran_in(op, "bfloat16", policy) == {"float32"}
-        with amp.autocast(policy, backend="tensorflow"):
-            low = OPS[op][1](tf.ones((4, 4), tf.bfloat16)).dtype == tf.bfloat16
-        assert table.op(op).by == ("simulated" if low else "ampbridge")
+        watched, call = OPS[op]
+        x, y = inputs("bfloat16", "bfloat16")
+        result, seen = eager(amp.autocast(policy, backend="tensorflow")(call), x, y)
+        assert {dtype for ran, dtype in seen if ran == watched} == {"float32"}, op
+        low = result.dtype == tf.bfloat16
+        assert table.op(op).by == ("simulated" if low else "ampbridge"), op
 
 
 # -- explain: features
@@ -314,7 +256,7 @@ def test_recomputation_runs_under_the_same_rules() -> None:
     twice = tf.recompute_grad(lambda x: tf.tanh(tf.matmul(x, w)))
 
     def gradient() -> Any:
-        with tf.GradientTape() as tape, amp.autocast(POLICIES["torch"], backend="tensorflow"):
+        with tf.GradientTape() as tape, amp.autocast(NATIVE, backend="tensorflow"):
             loss = tf.reduce_sum(twice(tf.ones((8, 8))))
         return tape.gradient(loss, w)
 

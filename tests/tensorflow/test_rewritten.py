@@ -15,6 +15,8 @@ import pytest
 import ampbridge as amp
 from ampbridge.port.rewriting import rewrite
 
+pytestmark = pytest.mark.slow
+
 MODEL = """
 inputs = keras.Input((16,))
 hidden = keras.layers.Dense(32, activation="relu")(inputs)

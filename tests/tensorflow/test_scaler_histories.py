@@ -3,6 +3,8 @@
 from functools import cache
 from typing import Any
 
+import pytest
+
 from ampbridge.testing import import_or_skip
 
 import_or_skip("tensorflow")
@@ -57,6 +59,7 @@ def first_state(accumulate: int, on_overflow: str) -> Any:
     return compiled(accumulate, on_overflow).state_dict()
 
 
+@pytest.mark.slow
 @settings(max_examples=max(375, settings.default.max_examples * 3))
 @given(way=histories.ways, history=histories.histories_of_fixed_settings)
 def test_compiled_steps_follow_the_pure_rule(way: Any, history: Any) -> None:

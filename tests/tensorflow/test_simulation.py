@@ -19,7 +19,7 @@ import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from recorder import RECORDERS  # noqa: E402
-from test_ops import FUNCTIONS, OPS, POLICIES, in_region, inputs  # noqa: E402
+from test_ops import inputs  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 from ampbridge.policies import hardware  # noqa: E402
@@ -49,29 +49,7 @@ def assert_bits(actual: Any, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
 
 
-# -- the rules, and the arithmetic of each op
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("arrives", ["float32", "float16"])
-@pytest.mark.parametrize("listed", POLICIES)
-@pytest.mark.parametrize("op", [*OPS, *FUNCTIONS])
-def test_dtypes_are_a_native_region_s_and_values_float32_s_rounded_once(
-    op: str, listed: str, arrives: str
-) -> None:
-    if op == "rms_norm" and not hasattr(keras.ops, "rms_normalization"):
-        pytest.skip("this Keras has no rms_normalization")
-    native = POLICIES[listed](op, "float16")
-    for call in [OPS[op][1]] if op in OPS else FUNCTIONS[op]:
-        x, y = inputs(arrives)
-        if arrives == "float16":
-            y = tf.cast(y, arrives)
-        as_native = in_region(call, native)(x, y)
-        result = in_region(call, native.replace(execution="simulated"))(x, y)
-        assert result.dtype == as_native.dtype
-        if result.dtype == tf.float16:
-            in_float32 = call(*(tf.constant(rounded(v, "float16")) for v in (x, y)))
-            assert_bits(result, rounded(in_float32, "float16"))
+# -- the rules; of each op, with its arithmetic, in test_ops.py
 
 
 @pytest.mark.parametrize("mode", RECORDERS)

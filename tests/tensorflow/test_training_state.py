@@ -442,6 +442,7 @@ print(json.dumps(here.trained(step, here.BATCHES[2:])))
 """
 
 
+@pytest.mark.slow
 def test_another_process_that_has_made_other_models_before_goes_on(tmp_path: Path) -> None:
     step = train_step("sequential", "adam", "O1 float16", False)
     trained(step, BATCHES[:2])

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import ampbridge as amp
 
+pytestmark = pytest.mark.slow
+
 
 class Product(tf.Module):
     """Rows of a table times a vector: each one's gradient is the other."""

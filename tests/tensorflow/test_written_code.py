@@ -29,6 +29,8 @@ import ampbridge as amp
 from ampbridge.port.writers import losses, write
 from ampbridge_numpy import nn, optim
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e-5
 """Between simulations, of the losses of an MLP; from float32's these are 5e-5 away."""
 

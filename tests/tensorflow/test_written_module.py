@@ -23,7 +23,10 @@ import ampbridge as amp
 from ampbridge.port import fidelity
 from ampbridge.port.writers import losses, write
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.slow,
+]
 
 WORDS, LENGTH, WIDTH, BATCH, BATCHES = 50, 6, 16, 8, 24
 SPIKES = (3, 4, 9, 18)

@@ -62,6 +62,7 @@ class Counter:
 
 
 @pytest.mark.usefixtures("keeps_roundings")
+@pytest.mark.slow
 def test_policies_take_turns_and_no_graph_is_reused_for_another(x: torch.Tensor) -> None:
     policies = [*POLICIES, SIMULATED] if x.is_cpu else POLICIES
     counter = Counter()
@@ -88,6 +89,7 @@ def test_an_equal_policy_reuses_the_graph(x: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "policy", [*POLICIES, SIMULATED, "O1:bfloat16", "bf16-mixed", "O0"], ids=repr
 )
+@pytest.mark.slow
 def test_a_region_inside_of_the_compiled_function(
     policy: amp.Policy | str, x: torch.Tensor
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_region_inside_of_the_compiled_function(
 
 @pytest.mark.usefixtures("keeps_roundings")
 @pytest.mark.parametrize("execution", ["native", "simulated"])
+@pytest.mark.slow
 def test_nested_regions_inside_of_the_compiled_function(x: torch.Tensor, execution: str) -> None:
     if execution == "simulated" and not x.is_cpu:
         pytest.skip("simulation is of the CPU")
@@ -179,6 +182,7 @@ inductor = pytest.mark.skipif(
 
 @inductor
 @pytest.mark.parametrize("policy", POLICIES[:4], ids=repr)
+@pytest.mark.slow
 def test_a_compiled_training_step_is_the_eager_one(policy: amp.Policy, device: str) -> None:
     """With Inductor; it fuses, so up to its rounding. Denied ops' gradients are float32, too."""
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
@@ -426,6 +430,7 @@ def test_forward_and_backward_pass_are_one_graph(
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.slow
 def test_a_torch_that_traces_no_gradients_compiles_the_loss(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:

@@ -744,6 +744,7 @@ def test_assigning_loads_are_refused(low: str) -> None:
 
 @pytest.mark.parametrize(("level", "keep"), [("O1", ["inner"]), ("O2", [])])
 @pytest.mark.parametrize("first", ["decorate", "compile", "compile and run"])
+@pytest.mark.slow
 def test_compiled_models(first: str, level: str, keep: list[str]) -> None:
     x, y = next(batches(1))
     chosen = amp.Policy(level, "bfloat16", keep=keep, execution="native")
@@ -767,6 +768,7 @@ def test_compiled_models(first: str, level: str, keep: list[str]) -> None:
     assert torch.equal(compiled(x), Net()(x))
 
 
+@pytest.mark.slow
 def test_a_schedule_is_compiled_once_for_each_policy() -> None:
     low = "bfloat16"
     policies = [amp.Policy("O0"), o1(low), o1(low, keep=["inner"]), policy(low)]
@@ -903,15 +905,6 @@ def test_steps_of_a_model_and_of_its_part_take_turns(low: str) -> None:
         part(torch.ones(2, 4))
         whole(torch.ones(2, 4))
     assert outputs == [F32, getattr(torch, low)] * 2
-
-
-def test_a_policy_without_rules_is_refused_and_changes_nothing() -> None:
-    model = Net()
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    before = shown((model, optimizer))
-    with pytest.raises(UnsupportedError, match="simulate"):
-        amp.decorate(model, optimizer, amp.Policy("O2", lists="native", execution="simulated"))
-    assert shown((model, optimizer)) == before
 
 
 # -- weights that float16 does not hold

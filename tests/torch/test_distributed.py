@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(
         torch.cuda.is_available(), reason="the example takes NCCL, a GPU for each rank"
     ),
+    pytest.mark.slow,
 ]
 
 

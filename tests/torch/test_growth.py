@@ -12,6 +12,8 @@ import ampbridge as amp
 from ampbridge import lens
 from ampbridge.testing.growth import BOUND, Call, growth
 
+pytestmark = pytest.mark.slow
+
 X, Y = torch.randn(256, 32), torch.randn(256, 16)
 
 

@@ -14,6 +14,8 @@ torch = import_or_skip("torch")
 
 from ampbridge_torch.step import gradients  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def left():

@@ -11,6 +11,8 @@ from interrupted_training import train
 from killed_training import killed_and_unbroken
 from same_bits import assert_same
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_a_killed_training_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_a_monitored_training_is_the_same(policy: str) -> None:
     assert_monitored_alike("torch", policy)
 
 
+@pytest.mark.slow
 def test_a_monitored_step_is_compiled_once() -> None:
     """Each of the two models, looks or not."""
     torch._dynamo.utils.counters.clear()

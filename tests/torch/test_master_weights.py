@@ -139,6 +139,7 @@ def test_micro_batches_are_summed_in_float32(low: str) -> None:
 
 
 @pytest.mark.parametrize("own_loop", [True, False])
+@pytest.mark.slow
 def test_two_thousand_updates_under_half_a_unit_in_the_last_place(own_loop: bool) -> None:
     """At 1.0 half a unit of bfloat16 is 2**-8; each update is 1e-5, downwards 2000 times."""
 

@@ -111,6 +111,7 @@ def losses_and_graphs(loss_fn, **options):
     return losses, (counted["stats"]["unique_graphs"], sum(counted["graph_break"].values()))
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_its_loss_in_the_graph(monkeypatch):
     """As many graphs and breaks as with torch's own loss, at rates that change; the eager losses."""
     monkeypatch.setattr(_private, "inductor", traced_graphs.aot_eager)

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorder import Recorder
-from test_ops import CASES, inputs_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -166,26 +165,6 @@ def test_the_ops_of_a_transformer() -> None:
         ("cross_entropy", "", 1, "float32"),
     ]
     assert sum(row.share for row in rows if row.share is not None) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("execution", ["native", "simulated"])
-@pytest.mark.parametrize("changes", [{}, {"deny": True}, {"allow": True}], ids=str)
-@pytest.mark.parametrize("op", CASES)
-def test_an_op_is_reported_once_by_its_name_in_its_dtype(
-    op: str, changes: dict[str, bool], execution: str, device: str
-) -> None:
-    """Simulated, too: by the rules, as ``test_ops.py`` has them from the recorder."""
-    entries: Any = {name: [op] for name in changes}
-    policy = amp.Policy("O1", "bfloat16", execution=execution, **entries)
-    if is_refused(policy, device):
-        pytest.skip("CUDA has its kernels")
-    if (op, device, changes) == ("cross_entropy", "cuda", {}):
-        pytest.skip("torch's autocast leaves its log_softmax in the dtype that arrives")
-    category = policy.category(op)
-    arrives = "float32" if category == "allow" else "bfloat16"
-    seen, _ = observed(CASES[op].run, *inputs_of(CASES[op], device, arrives), policy=policy)
-    expected = "float32" if category == "deny" else "bfloat16"
-    assert [(call.op, call.dtype) for call in seen.calls] == [(op, expected)]
 
 
 M = torch.rand(4, 4) + 0.5

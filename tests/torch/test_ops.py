@@ -1,21 +1,26 @@
-"""Each op runs in the precision that ``Policy.category`` says, eagerly and compiled.
+"""Each op runs in the precision that ``Policy.category`` says, and every witness says so.
 
-Seen by a recorder below autograd that knows nothing of ampbridge. Natively: a simulated op computes
-in float32 whatever its rule, and ``test_simulation.py`` holds its results' dtypes against native ones.
+Seen by a recorder below autograd that knows nothing of ampbridge, and by ``observe`` and ``explain``.
+Natively: a simulated op computes in float32 whatever its rule, and shows it by its result's dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from recorder import Recorder, run_compiled, run_eager
+from test_observing import observed
 
 import ampbridge as amp
 from ampbridge.policies import op_table
+from ampbridge.reports.explain import ExplanationTable
 
 
 class Case(NamedTuple):
@@ -26,6 +31,7 @@ class Case(NamedTuple):
 
 
 M, V, IMAGE = (4, 4), (4,), (1, 2, 6, 6)
+LOW = ("bfloat16", "float16")
 LABELS = torch.zeros(4, dtype=torch.long)
 
 
@@ -92,12 +98,6 @@ CASES = {
     "max_pool3d": Case(lambda x: F.max_pool3d(x, 2), ((1, 2, 4, 4, 4),)),
     "trace": Case(torch.trace, (M,)),
 }
-# Compiled in one precision alone: what Dynamo traces does not depend on which.
-RUNS = pytest.mark.parametrize(
-    "run, low",
-    [(run_eager, "bfloat16"), (run_eager, "float16"), (run_compiled, "bfloat16")],
-    ids=["eager-bfloat16", "eager-float16", "compiled"],
-)
 
 
 def inputs_of(case: Case, device: str, *dtypes: str) -> list[torch.Tensor]:
@@ -121,52 +121,122 @@ def test_the_ops_that_torch_lacks() -> None:
     assert lacking.isdisjoint(CASES)
 
 
-@RUNS
+# -- every witness, asked about each op
+
+EXPLAINED = (
+    amp.Policy("O1", "bfloat16", execution="native"),
+    amp.Policy("O1", "bfloat16", lists="paddle", execution="native"),
+    amp.Policy("O1", "bfloat16", lists="tensorflow", execution="native"),
+    amp.Policy("O1", "bfloat16", lists="native"),
+    amp.Policy("O1", "bfloat16", deny=["matmul", "relu"], allow=["exp"], execution="native"),
+    amp.Policy("O2", "bfloat16", execution="native"),
+)
+# The first has a log_softmax that CUDA's autocast leaves in the dtype that arrives, the second no kernel.
+NOT_LOW_ON_CUDA = ("cross_entropy", "fft_rfft")
+
+
+@cache
+def tables() -> list[ExplanationTable]:
+    return [amp.explain(policy, "torch") for policy in EXPLAINED]
+
+
+def settings(op: str, low: str, device: str) -> list[amp.Policy]:
+    """The default lists, and those that deny and allow the op."""
+    lists: list[dict[str, Any]] = [{}, {"deny": [op]}, {"allow": [op]}]
+    if device == "cuda" and op in NOT_LOW_ON_CUDA:
+        del lists[0]
+    return [amp.Policy("O1", low, execution="native", **each) for each in lists]
+
+
+def runs(op: str, policy: amp.Policy) -> list[tuple[tuple[str, ...], str]]:
+    """In which dtypes inputs arrive, and in which the op has to run then."""
+    low, category = policy.dtype, policy.category(op)
+    if category == "allow":
+        return [(("float32",), low)]
+    if category == "deny":
+        return [((low,), "float32")]
+    alone = [(("float32",), "float32"), ((low,), low)]
+    if len(CASES[op].shapes) > 1 and op in policy.op_list.promote:
+        return [*alone, ((low, "float32"), "float32")]
+    return alone
+
+
 @pytest.mark.parametrize("op", CASES)
-def test_the_default_lists(op: str, run: Callable[..., Recorder], low: str, device: str) -> None:
-    policy = amp.Policy("O1", low, execution="native")
-    category = policy.category(op)
-    arrives = low if category == "deny" else "float32"
-    if (op, device) == ("cross_entropy", "cuda"):
-        pytest.skip("torch's autocast leaves its log_softmax in the dtype that arrives")
-    ran = run(
-        CASES[op].run, inputs_of(CASES[op], device, arrives), amp.autocast(policy, backend="torch")
-    )
-    assert ran.calls
-    assert ran.dtypes == {low if category == "allow" else "float32"}, ran.calls
+def test_an_op_runs_in_the_dtype_of_its_category_by_every_witness(op: str, device: str) -> None:
+    for low in LOW:
+        for policy in settings(op, low, device):
+            check_what_runs(op, policy, device, run_eager)
+        check_simulated_results(op, low)
+    for policy in settings(op, "bfloat16", device):
+        check_what_is_observed(op, policy, device)
+    check_what_is_explained(op, CASES[op], device)
 
 
-@RUNS
-@pytest.mark.parametrize("op", [op for op in CASES if amp.Policy("O1").category(op) == "promote"])
-def test_ops_that_follow_stay_low_and_take_the_widest_of_mixed(
-    op: str, run: Callable[..., Recorder], low: str, device: str
-) -> None:
-    case, policy = CASES[op], amp.Policy("O1", low, execution="native")
-    region = amp.autocast(policy, backend="torch")
-    assert run(case.run, inputs_of(case, device, low), region).dtypes == {low}
-    if len(case.shapes) > 1 and op in policy.op_list.promote:
+@pytest.mark.parametrize("op", CASES)
+def test_a_compiled_op_runs_in_the_dtype_of_its_category(op: str, device: str) -> None:
+    """In one precision: what Dynamo traces does not depend on which."""
+    for policy in settings(op, "bfloat16", device):
+        check_what_runs(op, policy, device, run_compiled)
+
+
+def check_what_runs(op: str, policy: amp.Policy, device: str, run: Callable[..., Recorder]) -> None:
+    """By the recorder."""
+    case = CASES[op]
+    for arrives, expected in runs(op, policy):
         region = amp.autocast(policy, backend="torch")
-        mixed = inputs_of(case, device, low, "float32")
-        assert run(case.run, mixed, region).dtypes == {"float32"}
+        ran = run(case.run, inputs_of(case, device, *arrives), region)
+        assert ran.dtypes == {expected}, (policy, arrives, ran.calls)
 
 
-@RUNS
-@pytest.mark.parametrize("op", CASES)
-def test_a_denied_op(op: str, run: Callable[..., Recorder], low: str, device: str) -> None:
-    policy = amp.Policy("O1", low, deny=[op], execution="native")
-    ran = run(
-        CASES[op].run, inputs_of(CASES[op], device, low), amp.autocast(policy, backend="torch")
-    )
-    assert ran.dtypes == {"float32"}, ran.calls
+def check_what_is_observed(op: str, policy: amp.Policy, device: str) -> None:
+    """One call by the op's name; simulated, too, where what runs does not show the dtype."""
+    case = CASES[op]
+    for execution in ("native",) if device == "cuda" else ("native", "simulated"):
+        how = policy.replace(execution=execution)
+        for arrives, expected in runs(op, policy):
+            seen, _ = observed(case.run, *inputs_of(case, device, *arrives), policy=how)
+            found = [(call.op, call.dtype) for call in seen.calls]
+            assert found == [(op, expected)], (how, arrives)
 
 
-@RUNS
-@pytest.mark.parametrize("op", CASES)
-def test_an_allowed_op(op: str, run: Callable[..., Recorder], low: str, device: str) -> None:
-    policy = amp.Policy("O1", low, allow=[op], execution="native")
-    ran = run(
-        CASES[op].run,
-        inputs_of(CASES[op], device, "float32"),
-        amp.autocast(policy, backend="torch"),
-    )
-    assert ran.dtypes == {low}, ran.calls
+def check_what_is_explained(op: str, case: Case, device: str) -> None:
+    """By the recorder; and as native if torch.autocast alone does the same."""
+    alone_in_float32 = device == "cuda" and op in NOT_LOW_ON_CUDA
+    arriving = ["float32"] if alone_in_float32 else ["float32", "bfloat16"]
+
+    def ran(region: Callable[[], Any]) -> list[set[str]]:
+        return [run_eager(case.run, inputs_of(case, device, x), region()).dtypes for x in arriving]
+
+    alone = ran(partial(torch.autocast, device, torch.bfloat16))
+    for table in tables():
+        row, found = table.op(op), ran(partial(amp.autocast, table.policy, backend="torch"))
+        said = [{arrives if row.dtype == "inputs'" else row.dtype} for arrives in arriving]
+        assert found == said, (table.policy, row)
+        if not alone_in_float32 and row.category != "promote":
+            assert row.by == ("native" if alone == said else "ampbridge"), (table.policy, row)
+
+
+def check_simulated_results(op: str, low: str) -> None:
+    """They are as low as native ones, where torch has kernels."""
+    for level, lists in product(("O1", "O2"), ("torch", "paddle", "tensorflow", "safe")):
+        policy = amp.Policy(level, low, lists=lists)
+        native, simulated = (results(op, policy, how) for how in ("native", "simulated"))
+        for arrives, dtype in native.items():
+            assert dtype in (None, simulated[arrives]), (policy, arrives, "simulated")
+
+
+def results(op: str, policy: amp.Policy, execution: str) -> dict[tuple[str, ...], Any]:
+    """The result's dtype by those that arrive, on the CPU; None where torch has no kernel."""
+    case, low = CASES[op], policy.dtype
+    arriving = [("float32",), (low,), (low, "float32"), ("float32", low)][: 2 * len(case.shapes)]
+    found: dict[tuple[str, ...], Any] = dict.fromkeys(arriving)
+    with amp.autocast(policy.replace(execution=execution), backend="torch"):
+        for arrives in arriving:
+            with suppress(RuntimeError, NotImplementedError):
+                found[arrives] = case.run(*inputs_of(case, "cpu", *arrives)).dtype
+    return found
+
+
+def test_a_transform_is_explained(device: str) -> None:
+    """No policy can allow it: torch's kernels for CPUs do not take 16 bits."""
+    check_what_is_explained("fft_rfft", Case(torch.fft.rfft, (M,)), device)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from recorder import run_eager
+from test_ops import CASES, inputs_of
 from torch import nn
 
 import ampbridge as amp
 from ampbridge.adapters.backend import Decoration, Device
 from ampbridge.policies import hardware, op_table
-from ampbridge.reports.explain import FEATURES, ExplanationTable
+from ampbridge.reports.explain import FEATURES
 from ampbridge_torch import probing
 
 BACKEND = amp.backend("torch")
@@ -160,76 +160,12 @@ def test_a_decorated_model_is_no_finding() -> None:
     assert amp.doctor(model).model.findings == ()
 
 
-# -- explain: by the recorder, which knows nothing of ampbridge
-
-M, IMAGE = (4, 4), (1, 2, 6, 6)
-OPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
-    "matmul": (torch.matmul, (M, M)),
-    "linear": (F.linear, (M, M)),
-    "conv2d": (F.conv2d, (IMAGE, (3, 2, 3, 3))),
-    "einsum": (lambda x, y: torch.einsum("ij,jk->ik", x, y), (M, M)),
-    "softmax": (lambda x: torch.softmax(x, -1), (M,)),
-    "exp": (torch.exp, (M,)),
-    "sum": (torch.sum, (M,)),
-    "mse_loss": (F.mse_loss, (M, M)),
-    "layer_norm": (lambda x: F.layer_norm(x, (4,)), (M,)),
-    "relu": (F.relu, (M,)),
-    "tanh": (torch.tanh, (M,)),
-    "add": (torch.add, (M, M)),
-    "concat": (lambda x, y: torch.cat([x, y]), (M, M)),
-    "mean": (torch.mean, (M,)),
-    "fft_rfft": (torch.fft.rfft, (M,)),
-    "trace": (torch.trace, (M,)),
-}
-POLICIES = {
-    "torch": amp.Policy("O1", LOW, execution="native"),
-    "paddle": amp.Policy("O1", LOW, lists="paddle", execution="native"),
-    "tensorflow": amp.Policy("O1", LOW, lists="tensorflow", execution="native"),
-    "native": amp.Policy("O1", LOW, lists="native"),
-    "moved": amp.Policy("O1", LOW, deny=["matmul", "relu"], allow=["exp"], execution="native"),
-    "O2": amp.Policy("O2", LOW, execution="native"),
-}
-
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of which explain tells
-
-
-def arriving(op: str) -> tuple[str, ...]:
-    """The dtypes in which the op can be called."""
-    return ("float32",) if (op, DEVICE) == ("fft_rfft", "cuda") else ("float32", LOW)
-
-
-def inputs(op: str, dtype: str, device: str = DEVICE) -> list[torch.Tensor]:
-    return [(torch.rand(shape) + 0.5).to(device, getattr(torch, dtype)) for shape in OPS[op][1]]
-
-
-def ran_in(op: str, arrives: str, region: Any) -> set[str]:
-    return run_eager(OPS[op][0], inputs(op, arrives), region).dtypes
-
-
-@pytest.fixture(scope="module", params=POLICIES)
-def table(request: pytest.FixtureRequest) -> ExplanationTable:
-    return amp.explain(POLICIES[request.param], "torch")
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_each_op_runs_in_the_dtype_that_explain_says(op: str, table: ExplanationTable) -> None:
-    says = table.op(op).dtype
-    for arrives in arriving(op):
-        ran = ran_in(op, arrives, amp.autocast(table.policy, backend="torch"))
-        assert ran == {arrives if says == "inputs'" else says}, table.op(op)
-
-
-@pytest.mark.parametrize("op", [op for op in OPS if len(arriving(op)) == 2])
-def test_native_is_what_torch_autocast_does_alone(op: str, table: ExplanationTable) -> None:
-    row = table.op(op)
-    alone = [ran_in(op, a, torch.autocast(DEVICE, torch.bfloat16)) for a in arriving(op)]
-    said = [{a if row.dtype == "inputs'" else row.dtype} for a in arriving(op)]
-    assert row.by == ("native" if alone == said else "ampbridge") or row.category == "promote", row
+# -- explain: ops; in which dtype they run stands in test_ops.py
 
 
 def test_an_op_that_shares_its_function_says_so() -> None:
-    row = amp.explain(POLICIES["paddle"], "torch").op("depthwise_conv2d")
+    policy = amp.Policy("O1", LOW, lists="paddle", execution="native")
+    row = amp.explain(policy, "torch").op("depthwise_conv2d")
     assert (row.category, row.why) == ("allow", "one with conv2d (torch.nn.functional.conv2d)")
 
 
@@ -241,7 +177,7 @@ def test_what_torch_has_not_is_absent() -> None:
 def test_absent_are_the_ops_without_a_function() -> None:
     absent = {row.op for row in amp.explain("O1:bfloat16", "torch").ops if row.by == "absent"}
     named = {op.name for op in op_table.ops().values() if {"torch", "aten"} & op.names.keys()}
-    assert absent.isdisjoint(op for op in OPS)
+    assert absent.isdisjoint(CASES)
     assert set(op_table.ops()) - named <= absent
 
 
@@ -249,10 +185,11 @@ def test_absent_are_the_ops_without_a_function() -> None:
 @pytest.mark.parametrize("op", ["matmul", "tanh", "softmax"])
 def test_simulated_ops_compute_in_float32_and_round(op: str) -> None:
     policy = amp.Policy("O1", LOW, execution="simulated")
-    row, x = amp.explain(policy, "torch").op(op), inputs(op, LOW, "cpu")
-    ran = run_eager(OPS[op][0], x, amp.autocast(policy, backend="torch"))
+    row, case = amp.explain(policy, "torch").op(op), CASES[op]
+    x = inputs_of(case, "cpu", LOW)
+    ran = run_eager(case.run, x, amp.autocast(policy, backend="torch"))
     with amp.autocast(policy, backend="torch"):
-        result = OPS[op][0](*x)
+        result = case.run(*x)
     assert ran.dtypes == {"float32"}
     assert row.by == ("simulated" if result.dtype == torch.bfloat16 else "ampbridge")
 

@@ -131,20 +131,6 @@ def test_a_fused_step_on_cuda_does_not_wait(device: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_several_optimizers_share_a_scaler(device: str) -> None:
-    a, b = parameter(device), parameter(device)
-    first, second = optim.SGD([a], 0.5), optim.SGD([b], 0.5)
-    scaler = amp.GradScaler(8.0)
-    scaler.scale((a * math.inf).sum() + b.sum()).backward()
-    scaler.unscale(first)
-    assert not scaler.step(first)
-    assert scaler.step(second)
-    scaler.update()
-    assert torch.equal(a.detach(), torch.ones(2, device=device))
-    assert torch.equal(b.detach(), torch.full((2,), 0.5, device=device))
-    assert scaler.get_scale() == 4.0
-
-
 @pytest.mark.parametrize("kinds", [*itertools.product([FINITE, INF, NAN], repeat=3)], ids=str)
 def test_the_worst_of_several_is_the_same_on_a_device(kinds: tuple[int, ...], device: str) -> None:
     backend = amp.backend("torch")

@@ -105,6 +105,7 @@ def test_eager_kernels_change_at_the_steps_of_the_schedule(low: str, device: str
             assert ("gelu_backward", dict(FORWARD[level])["gelu"]) in ran
 
 
+@pytest.mark.slow
 def test_compiled_graphs_change_at_the_steps_of_the_schedule(
     low: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,10 @@ from ampbridge.checkpoints import checkpoint
 SCRIPT = Path(__file__).with_name("shared_training.py")
 KINDS = ("sharded", "replicated")
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+    pytest.mark.slow,
+]
 
 Said = dict[str, dict[str, set[str]]]
 

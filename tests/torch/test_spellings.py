@@ -141,6 +141,7 @@ def policy_with(op: str, rule: str) -> amp.Policy:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("op, rule", CASES)
+@pytest.mark.slow
 def test_all_spellings_follow_the_rule(
     op: str, rule: str, compiled: bool, request: pytest.FixtureRequest
 ) -> None:

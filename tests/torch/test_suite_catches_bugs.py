@@ -6,6 +6,7 @@ The others stand in ``tests/conformance``, on NumPy, where they run faster.
 from contextlib import contextmanager
 
 import pytest
+from broken_backends import BrokenBackends
 
 from ampbridge.adapters.backend import INF
 from ampbridge.testing import import_or_skip, outcomes
@@ -14,17 +15,8 @@ torch = import_or_skip("torch")
 from ampbridge_torch.backend import TorchBackend  # noqa: E402
 from ampbridge_torch.testing import TorchHarness  # noqa: E402
 
-SABOTAGE = []
-
-
-def caught_by(*tests):
-    """Note a broken backend, with the tests that must fail for it."""
-
-    def note(backend):
-        SABOTAGE.append(pytest.param(backend, tests, id=backend.__name__))
-        return backend
-
-    return note
+SABOTAGE = BrokenBackends()
+caught_by = SABOTAGE.caught_by
 
 
 @caught_by(
@@ -255,7 +247,7 @@ class EagerTorchHarness(TorchHarness):
     compiles = False
 
 
-@pytest.mark.parametrize("backend, tests", SABOTAGE)
+@pytest.mark.parametrize("backend, tests", SABOTAGE.cases)
 def test_the_suite_fails_a_broken_backend(backend, tests):
     compiles = backend in (IgnoresCompile, CompilesForEachStep)
     harness = (TorchHarness if compiles else EagerTorchHarness)(backend())

@@ -10,6 +10,7 @@ from torch import nn, optim
 from user_lines import OF_THE_CORE, check_that_the_last_line_is_warned_of
 
 import ampbridge as amp
+from ampbridge.policies import hardware
 from ampbridge_torch.autocast import execution
 
 NAMES = {
@@ -64,4 +65,5 @@ def test_of_torch(kind: str) -> None:
 def test_of_simulation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "_warned", False)
     monkeypatch.setattr(execution, "simulates", lambda policy, device_types: True)
+    monkeypatch.setattr(hardware, "asked_execution", lambda: "auto")
     check_that_the_last_line_is_warned_of(SIMULATED_BY[kind], NAMES, amp.SimulationWarning)

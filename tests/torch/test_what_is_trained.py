@@ -196,17 +196,6 @@ def model_of_seed() -> Tagger:
     return Tagger()
 
 
-def test_aux_keeps_no_graph_alive() -> None:
-    model, loss, optimizer = made(ArcFace)
-
-    def loss_fn(m: nn.Module, x: Tensor, y: Tensor) -> Any:
-        embeddings = m(x)
-        return loss(embeddings, y), {"embeddings": [embeddings]}
-
-    result = amp.train_step(loss_fn, model, optimizer, policy="O0")(*next(batches(1)))
-    assert not result.aux["embeddings"][0].requires_grad
-
-
 # -- what is refused
 
 

@@ -10,6 +10,8 @@ import pytest
 from processes import run_python
 from test_waiting import WAITS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
 SHOWN = re.compile(r"<!-- report -->\n(.*?)<!-- end of report -->\n", re.S)

@@ -26,6 +26,8 @@ from ampbridge_torch.rehearse.lines import Line
 from ampbridge_torch.rehearse.report import Report
 from ampbridge_torch.rehearse.watching import Product, Step, Wait, Watch, Window
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 # torchvision's wheel may be one that cannot be loaded beside this torch; transformers imports it.

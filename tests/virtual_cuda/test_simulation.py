@@ -18,7 +18,10 @@ import torch
 
 from ampbridge.policies import op_table
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of half of what it samples
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # torch warns of half of what it samples
+    pytest.mark.slow,
+]
 
 
 @cache

@@ -15,6 +15,8 @@ from trajectories import STEPS, WAYS, Training
 from ampbridge import workloads
 from ampbridge.workloads import digits, weights
 
+pytestmark = pytest.mark.slow
+
 LOW = ("float16", "bfloat16")
 
 

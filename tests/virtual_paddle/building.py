@@ -94,4 +94,4 @@ def _run(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _compile(Path(sys.argv[1]))
+    _compile(Path(sys.argv[1])) if sys.argv[1:] else built()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import paddle
+import pytest
 
 from ampbridge.testing import BackendConformance
 from ampbridge_paddle.testing import PaddleHarness
+
+pytestmark = pytest.mark.slow
 
 
 class TestPaddleOnADevice(BackendConformance):

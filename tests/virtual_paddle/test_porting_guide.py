@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import paddle
+import pytest
 import yaml
 from paddle_native_scaler import without_print
 
 from ampbridge.port.rewriting import rewrite
+
+pytestmark = pytest.mark.slow
 
 RESNET = Path(__file__).parents[2] / "examples" / "porting" / "resnet"
 SCRIPT = RESNET.joinpath("paddle_train.py").read_text("utf-8")

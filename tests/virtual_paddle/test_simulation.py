@@ -20,6 +20,8 @@ from ampbridge.policies import op_table
 from ampbridge_paddle.autocast.casting import native_region
 from ampbridge_paddle.autocast.rules import has_effect
 
+pytestmark = pytest.mark.slow
+
 
 class Known(NamedTuple):
     """Where an op differs: patterns of "lists level dtype"; why."""

@@ -11,6 +11,8 @@ from paddle import nn
 
 import ampbridge as amp
 
+pytestmark = pytest.mark.slow
+
 
 class Attention(nn.Layer):
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One framework a process: `pytest tests/zoo/test_torch.py`. With `-m quick` what `make test` has of it."""
+"""One framework a process: `pytest tests/zoo/test_torch.py`. `make test-slow` has `-m quick`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "quick: a model that `make test` has as well")
+    config.addinivalue_line("markers", "quick: a model that `make test-slow` has as well")
     config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
     # peft 0.21 asks transformers 5.23 by an older name.
     config.addinivalue_line(

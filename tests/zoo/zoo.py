@@ -177,6 +177,6 @@ class Subject:
 
 
 def parameters(specimens: Sequence[Specimen], quick: Collection[str]) -> list[Any]:
-    """What a fixture is parametrized by: `make zoo` has all, `make test` those named in ``quick``."""
+    """What a fixture is parametrized by: `make zoo` has all, `make test-slow` those named in ``quick``."""
     marks = {True: [pytest.mark.quick], False: []}
     return [pytest.param(each, id=each.name, marks=marks[each.name in quick]) for each in specimens]
