@@ -36,7 +36,7 @@ def assert_same_bits(one: Trained, other: Trained) -> None:
 
 
 def assert_monitored_alike(
-    framework: str, policy: str, workload: str = "digits-conv", **options: Any
+    framework: str, policy: str | amp.Policy, workload: str = "digits-conv", **options: Any
 ) -> None:
     """Four steps, of which the first overflows, with looks at the first and the third.
 

@@ -18,6 +18,7 @@ from monitored import assert_monitored_alike
 from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
 from torch import Tensor, nn
 
+import ampbridge as amp
 from ampbridge import lens
 
 
@@ -166,8 +167,10 @@ def test_a_monitored_training_is_the_same(policy: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_monitored_step_is_compiled_once() -> None:
-    """Each of the two models, looks or not."""
+@pytest.mark.parametrize("execution, graphs", [("simulated", 1), ("native", 2)])
+def test_a_monitored_step_is_compiled_once(execution: Any, graphs: int) -> None:
+    """Each of the two models, looks or not. Natively the gradients and the update are graphs."""
     torch._dynamo.utils.counters.clear()
-    assert_monitored_alike("torch", "O1:bfloat16", "digits-mlp", compile=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    policy = amp.Policy("O1", "bfloat16", execution=execution)
+    assert_monitored_alike("torch", policy, "digits-mlp", compile=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * graphs
