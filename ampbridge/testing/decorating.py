@@ -336,6 +336,13 @@ class O2Conformance(Layered):
         undecorate(model, optimizer)
         assert self.drifted(model) == 1 - 2.0**-8
 
+    def test_undecorate_ends_the_rounding_without_master_weights(self) -> None:
+        model, optimizer = self.drifting(2.0**-12)
+        self.drift(model, optimizer, o2("bfloat16", master_weights=False))
+        undecorate(model, optimizer)
+        self.drift(model, optimizer, Policy("O0"))
+        assert self.drifted(model) == 1 - 2.0**-12
+
     def test_a_step_at_O2_shows_in_the_next_forward_pass(self) -> None:
         """The masters are written back: 1 - 2**-4 is exact in every dtype."""
         model, optimizer = self.drifting(2.0**-4)

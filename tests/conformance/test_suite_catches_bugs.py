@@ -39,7 +39,7 @@ from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.autocast.casting import anp
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.lens.observing import Watch
-from ampbridge_numpy.model.decorating import ModelCall
+from ampbridge_numpy.model.decorating import ModelCall, Rounding
 from ampbridge_numpy.testing import NumpyHarness
 
 SABOTAGE = BrokenBackends()
@@ -1530,6 +1530,16 @@ class LosesEveryUpdateWithoutMasters(NumpyBackend):
             for parameter, before in zip(parameters, kept, strict=True):
                 parameter[...] = before
         return applied
+
+
+@caught_by("test_undecorate_ends_the_rounding_without_master_weights")
+class RoundsAfterUndecorateToo(NumpyBackend):
+    def undecorate(self, model, optimizer):
+        present = super().decoration(model, optimizer)
+        super().undecorate(model, optimizer)
+        if present is not None and not present.policy.master_weights:
+            rounding = Rounding(list(model.parameters()), present.policy.dtype)
+            optimizer.after_step.append(rounding)
 
 
 @caught_by("test_a_step_at_O2_shows_in_the_next_forward_pass")
