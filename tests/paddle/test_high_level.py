@@ -134,9 +134,10 @@ def test_logs_have_the_scale_and_the_skipped_steps(capsys: pytest.CaptureFixture
     seen, model = Logs(), prepared("O1", amp.GradScaler(8.0))
     callbacks = [ampbridge_paddle.ScaleLogs(), seen]
     model.fit(
-        Poisoned(2), None, BATCH, 1, log_freq=1, verbose=2, shuffle=False, callbacks=callbacks
+        Poisoned(2), None, BATCH, 2, log_freq=1, verbose=2, shuffle=False, callbacks=callbacks
     )
     assert seen.rows[:4] == [(4.0, 1, 1), (2.0, 2, 2), (2.0, 2, 0), (2.0, 2, 0)]
+    assert seen.rows[6:9] == [(1.0, 3, 1), (0.5, 4, 2), (0.5, 4, 0)]  # the second epoch
     printed = capsys.readouterr().out
     assert "loss_scale: 2.0000 - skipped_steps: 2" in printed
 
