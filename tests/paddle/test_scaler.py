@@ -16,7 +16,7 @@ from paddle_native_scaler import native_scaler, without_print
 from paddle_reference import bits, normal
 
 import ampbridge as amp
-from ampbridge_paddle.step import scaling
+from ampbridge_paddle.step import ranks, scaling
 from ampbridge_paddle.step.gradients import stored_gradients
 
 FINITE, INF, NAN = 0, 1, 2
@@ -354,6 +354,26 @@ def test_what_was_found(gradients: list[list[float]], found: int, dtype: str) ->
     if found == FINITE:
         for got, given in zip(unscaled, gradients, strict=False):
             assert np.array_equal(got.numpy(), np.array(given, dtype) / 4)
+
+
+@pytest.mark.parametrize("others", [[], [FINITE], [NAN], [INF], [NAN, INF], [INF, NAN]])
+@pytest.mark.parametrize("found", [FINITE, NAN, INF])
+def test_ranks_agree_on_inf_before_nan(
+    found: int, others: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank sends one number, and all of them get the largest."""
+    sent: list[int] = []
+
+    def all_reduce(number: paddle.Tensor, op: Any) -> None:
+        assert op == paddle.distributed.ReduceOp.MAX
+        sent.append(number.item())
+        number.set_value(paddle.to_tensor([max(sent)], dtype="int32"))
+
+    monkeypatch.setattr(ranks, "gradients_differ", lambda: True)
+    monkeypatch.setattr(paddle.distributed, "all_reduce", all_reduce)
+    agreed = [ranks.agree(each, None) for each in [*others, found]][-1]
+    everyone = {found, *others}
+    assert agreed == (INF if INF in everyone else NAN if NAN in everyone else FINITE)
 
 
 def test_inf_in_one_dtype_and_nan_in_another() -> None:

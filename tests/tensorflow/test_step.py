@@ -17,6 +17,7 @@ import tensorflow as tf  # noqa: E402
 import ampbridge as amp  # noqa: E402
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
+from ampbridge_tensorflow.step import ranks  # noqa: E402
 from ampbridge_tensorflow.step.scaling import variable_store  # noqa: E402
 
 BACKEND = TensorflowBackend()
@@ -239,6 +240,23 @@ def test_sparse_dense_and_missing_gradients(mode: str) -> None:
     np.testing.assert_allclose(model.table.numpy(), 1.0 - table * 2 / exact, rtol=1e-5)
     np.testing.assert_allclose(model.dense.numpy(), [1 - 6 / exact, 2 - 6 / exact], rtol=1e-5)
     assert model.unused.numpy() == [3.0]
+
+
+def test_gradients_are_averaged_over_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two replicas; the other one has the same gradients. A sum of the largest would be inf."""
+
+    class Replica:
+        num_replicas_in_sync = 2
+
+        def all_reduce(self, how: Any, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+            assert how == tf.distribute.ReduceOp.SUM
+            return [gradient + gradient for gradient in grads]
+
+    monkeypatch.setattr(tf.distribute, "get_replica_context", Replica)
+    averaged = ranks.averaged([tf.constant([1.0, 3.0]), None, tf.constant(3e38)])
+    assert averaged[1] is None
+    np.testing.assert_array_equal(averaged[0], [1.0, 3.0])
+    assert averaged[2] == np.float32(3e38)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

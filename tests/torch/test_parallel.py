@@ -14,7 +14,7 @@ from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ampbridge as amp
@@ -142,6 +142,24 @@ def test_shards_of_shards_are_not_saved() -> None:
     with pytest.raises(UnsupportedError, match=r"0\.weight is placed as .*shards of shards"):
         ranks.check_placements("0.weight", placed)
     ranks.check_placements("0.weight", SimpleNamespace(placements=(Replicate(), Shard(0))))
+
+
+def test_a_flag_on_one_of_two_ranks_is_set_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank holds its part of a sharded flag; here the other one's is set."""
+    mesh = init_device_mesh("cpu", (1,))
+    flag = DTensor.from_local(torch.tensor(False), mesh, [Partial("max")])
+    monkeypatch.setattr(DTensor, "full_tensor", lambda part: part.to_local() | torch.tensor(True))
+    assert ranks.set_on_any(flag)
+    assert not ranks.set_on_any(torch.tensor(False))
+
+
+def test_the_mean_loss_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = DistributedDataParallel(Net())
+    monkeypatch.setattr(dist, "all_reduce", lambda total, group: total.add_(5.0))
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    loss = torch.tensor(1.0)
+    assert ranks.mean_loss(loss, model) == 3.0
+    assert loss == 1.0
 
 
 def test_slots_that_are_sharded_in_their_own_way_are_not_saved() -> None:
