@@ -336,6 +336,18 @@ def test_attention_is_its_parts_and_not_one_op(low: str) -> None:
     assert torch.equal(found, expected)
 
 
+def test_a_bias_is_added_to_the_rounded_product_where_torch_does_so(low: str) -> None:
+    """By hand: 2**digits + 1 is rounded to 2**digits, to which 1 is added; at once it is + 2."""
+    big = 2.0 ** DIGITS[low]
+    rows = torch.tensor([[[big, big], [1.0, 1.0]]]).transpose(1, 2)
+    weight, bias = torch.ones(1, 2), torch.ones(1)
+    for x, expected in ((rows, big), (rows.contiguous(), big + 2)):
+        with torch.autocast("cpu", getattr(torch, low)):
+            assert F.linear(x, weight, bias).flatten().tolist() == [expected] * 2
+        with region(low):
+            assert F.linear(x, weight, bias).flatten().tolist() == [expected] * 2
+
+
 def test_scalars_are_rounded_and_do_not_decide(low: str) -> None:
     """As NumPy's adapter has it."""
     dtype = getattr(torch, low)
