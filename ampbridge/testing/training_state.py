@@ -134,10 +134,10 @@ class TrainingStateConformance(TrainStepConformance):
     def saved_and_loaded(
         self, folder: Path, policy: str, kind: str, *, used: bool
     ) -> tuple[tuple[TrainStep, Training], tuple[TrainStep, Training]]:
-        """A step that was saved after some others, and another that has loaded it."""
+        """A step that was saved after some others, and another, of another rate, that has loaded it."""
         steps = []
-        for _ in range(2):
-            training = self.new_training(kind)
+        for rate in (RATE, 2 * RATE):
+            training = self.new_training(kind, rate=rate)
             scaler = GradScaler(2.0**8, growth_interval=3) if policy != "O2:bfloat16" else None
             steps.append((self.train_step(training, policy=policy, scaler=scaler), training))
         (step, _), (other, _) = steps

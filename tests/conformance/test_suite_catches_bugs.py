@@ -2042,6 +2042,14 @@ class LoadsNoSlots(NumpyBackend):
         pass
 
 
+@caught_by("test_a_loaded_step_goes_on_bit_by_bit")
+class LoadsNoRate(NumpyBackend):
+    def write_optimizer(self, optimizer, model, state):
+        rate = optimizer.lr
+        super().write_optimizer(optimizer, model, state)
+        optimizer.lr = rate
+
+
 @caught_by("test_a_load_that_fails_has_not_happened")
 class LoadsIntoWhatItHasRead(NumpyBackend):
     """It reads the slots themselves, and writes into them: what it read before is no memory of them."""
