@@ -502,6 +502,16 @@ def test_eager_loops_of_one_s_own_hear_them_at_once() -> None:
     assert float(optimizer.dynamic_scale) == 2.0
 
 
+@pytest.mark.parametrize(("gradient", "nans"), [(np.inf, 0), (np.nan, 2)])
+def test_the_scaler_tells_nan_from_inf(gradient: float, nans: int) -> None:
+    variable = keras.Variable(1.0)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), amp.GradScaler(8.0))
+    for _ in range(2):
+        optimizer.apply([tf.constant(gradient)], [variable])
+    state = optimizer.scaler.state_dict()
+    assert (state["consecutive_skips"], state["consecutive_nans"]) == (2, nans)
+
+
 # -- saving
 
 
