@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 
 import numpy as np
 import pytest
 
 from ampbridge import Policy, autocast, register_op
 from ampbridge.adapters.backend import Array
-from ampbridge.errors import PolicyError
+from ampbridge.errors import ArgumentTypeError, PolicyError
 from ampbridge.testing.harness import Harness
-from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown
+from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown, example
 
 low_dtypes = pytest.mark.parametrize("dtype", LOW_DTYPES)
 
@@ -278,7 +279,58 @@ class RegionConformance:
                 assert exp_dtype(self.harness) == "float32"
             assert matmul_dtype(self.harness) == "float32"
 
+    def test_a_region_may_be_entered_again(self) -> None:
+        region = autocast("O1:float16", backend=self.harness.backend)
+        seen = []
+        for _ in range(3):
+            with region:
+                seen.append(matmul_dtype(self.harness))
+            seen.append(matmul_dtype(self.harness))
+        assert seen == ["float16", "float32"] * 3
+
     def test_a_region_may_be_entered_again_within_itself(self) -> None:
+        h = self.harness
+        region = autocast("O1:float16", backend=h.backend)
+        seen = []
+        with region:
+            with self.region("O1", "bfloat16"):
+                with region:
+                    seen.append(matmul_dtype(h))
+                seen.append(matmul_dtype(h))
+            seen.append(matmul_dtype(h))
+        assert seen == ["float16", "bfloat16", "float16"]
+        assert matmul_dtype(h) == "float32"
+
+    def test_a_region_may_be_entered_by_two_threads_at_once(
+        self, untouched: Mapping[str, object]
+    ) -> None:
+        h = self.harness
+        if not h.threads_apart:
+            pytest.skip("threads may not be inside of regions at the same time here")
+        region = autocast("O1:float16", backend=h.backend)
+        entered, left = threading.Event(), threading.Event()
+        seen = []
+
+        def enter_second_and_leave_last() -> None:
+            with region:
+                entered.set()
+                left.wait()
+                seen.append(matmul_dtype(h))
+            seen.append(matmul_dtype(h))
+
+        other = threading.Thread(target=enter_second_and_leave_last)
+        with region:
+            other.start()
+            entered.wait()
+        try:
+            assert matmul_dtype(h) == "float32"
+        finally:
+            left.set()
+            other.join()
+        assert seen == ["float16", "float32"]
+        assert self.state_of(untouched) == untouched
+
+    def test_a_region_decorates_a_function(self) -> None:
         h = self.harness
 
         @autocast("O1:float16", backend=h.backend)
@@ -288,6 +340,78 @@ class RegionConformance:
 
         assert descend(3) == ["float16"] * 4
         assert matmul_dtype(h) == "float32"
+
+    def test_a_region_decorates_a_generator(self) -> None:
+        h = self.harness
+
+        @autocast("O1:float16", backend=h.backend)
+        def generate() -> Generator[str, str, str]:
+            sent = yield matmul_dtype(h)
+            try:
+                yield sent + matmul_dtype(h)
+            except KeyError:
+                yield matmul_dtype(h)
+            return matmul_dtype(h)
+
+        generator = generate()
+        seen = [next(generator), matmul_dtype(h)]
+        seen += [generator.send("sent "), matmul_dtype(h)]
+        seen += [generator.throw(KeyError()), matmul_dtype(h)]
+        with pytest.raises(StopIteration) as end:
+            next(generator)
+        assert seen == ["float16", "float32", "sent float16", "float32", "float16", "float32"]
+        assert end.value.value == "float16"
+        assert matmul_dtype(h) == "float32"
+
+    def test_a_region_decorates_coroutines_that_take_turns(self) -> None:
+        h = self.harness
+
+        async def work(turns: int) -> list[str]:
+            seen = []
+            for _ in range(turns):
+                seen.append(matmul_dtype(h))
+                await asyncio.sleep(0)
+            return seen
+
+        async def all_of_them() -> list[list[str]]:
+            decorated = autocast("O1:float16", backend=h.backend)(work)
+            other = autocast("O1:bfloat16", backend=h.backend)(work)
+            return [*await asyncio.gather(decorated(3), other(2), decorated(1), work(3))]
+
+        expected = [["float16"] * 3, ["bfloat16"] * 2, ["float16"], ["float32"] * 3]
+        assert asyncio.run(all_of_them()) == expected
+        assert matmul_dtype(h) == "float32"
+
+    def test_a_region_decorates_an_asynchronous_generator(self) -> None:
+        h = self.harness
+
+        @autocast("O1:float16", backend=h.backend)
+        async def generate() -> AsyncGenerator[str, str]:
+            sent = yield matmul_dtype(h)
+            await asyncio.sleep(0)
+            try:
+                yield sent + matmul_dtype(h)
+            except KeyError:
+                yield matmul_dtype(h)
+
+        async def consume() -> list[str]:
+            generator = generate()
+            seen = [await anext(generator), matmul_dtype(h)]
+            seen += [await generator.asend("sent "), matmul_dtype(h)]
+            seen += [await generator.athrow(KeyError()), matmul_dtype(h)]
+            return seen + [each async for each in generator]
+
+        seen = ["float16", "float32", "sent float16", "float32", "float16", "float32"]
+        assert asyncio.run(consume()) == seen
+
+    def test_a_region_decorates_only_functions(self) -> None:
+        h = self.harness
+        region = autocast("O1:float16", backend=h.backend)
+        model = h.model(example().weights)
+        model.__name__ = "loss"  # as some losses that are models have
+        for thing in (h.array([1.0]), model, float, 1.5):
+            with pytest.raises(ArgumentTypeError, match=r"Hint: with amp\.autocast"):
+                region(thing)  # type: ignore[type-var]
 
     def test_an_exception_leaves_the_region(self) -> None:
         with pytest.raises(KeyError), self.region("O1", "float16"):

@@ -7,6 +7,7 @@ framework has tensors of its own, stand in ``tests/torch/test_suite_catches_bugs
 import inspect
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -224,13 +225,26 @@ class LeaksTheRegionAfterAnException(NumpyBackend):
 
 
 @caught_by(
-    "test_nothing_is_cast_outside_of_regions", "test_a_region_may_be_entered_again_within_itself"
+    "test_nothing_is_cast_outside_of_regions",
+    "test_a_region_may_be_entered_again_within_itself",
+    "test_a_region_decorates_a_function",
+    "test_a_region_decorates_a_generator",
+    "test_a_region_decorates_coroutines_that_take_turns",
+    "test_a_region_decorates_an_asynchronous_generator",
 )
 class NeverLeavesTheRegion(NumpyBackend):
     @contextmanager
     def autocast(self, policy):
         enter(policy)
         yield
+
+
+@caught_by("test_a_region_may_be_entered_again", "test_a_region_decorates_a_function")
+class GivesTheSameRegionTwice(NumpyBackend):
+    """A context manager that serves once, as those of generators do."""
+
+    def __init__(self):
+        self.autocast = lru_cache(super().autocast)
 
 
 @caught_by("test_the_framework_is_left_as_it_was")
@@ -308,6 +322,7 @@ class LeavingTheInnerRegionLeavesTheOuter(NumpyBackend):
     "test_other_threads_do_not_see_the_region",
     "test_a_region_of_another_thread_is_not_seen",
     "test_eight_threads_each_follow_their_own_policy",
+    "test_a_region_may_be_entered_by_two_threads_at_once",
 )
 class LeaksTheRegionToOtherThreads(NumpyBackend):
     """The active policy in a global variable."""
@@ -611,6 +626,13 @@ class TakesAnythingForAnOptimizer(NumpyBackend):
 class TellsModelsAndOptimizersNotApart(NumpyBackend):
     def kind(self, obj):
         return "model" if super().kind(obj) == "optimizer" else super().kind(obj)
+
+
+@caught_by("test_a_region_decorates_only_functions")
+class KnowsNoModel(NumpyBackend):
+    def kind(self, obj):
+        found = super().kind(obj)
+        return None if found == "model" else found
 
 
 @caught_by("test_a_model_as_the_loss_is_refused")

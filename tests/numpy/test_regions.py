@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
+import inspect
 import re
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import autograd
@@ -288,3 +291,93 @@ def test_a_private_name_that_moved_is_named(
 def test_every_private_name_is_there() -> None:
     for attribute, name in _private.TABLE.items():
         assert _private.look_up(attribute) is vars(importlib.import_module(name.module))[attribute]
+
+
+# -- one region for many
+
+
+def low() -> bool:
+    return bool(anp.matmul(X, X).dtype == np.float16)
+
+
+def test_tasks_share_a_region_and_leave_it_in_any_order() -> None:
+    region = amp.autocast("O1:float16", backend="numpy")
+
+    async def work(entered: asyncio.Event, leave: asyncio.Event) -> list[bool]:
+        with region:
+            entered.set()
+            await leave.wait()
+            inside = low()
+        return [inside, low()]
+
+    async def in_the_order_of_entering() -> list[list[bool]]:
+        entered, leave = [asyncio.Event() for _ in "ab"], [asyncio.Event() for _ in "ab"]
+        tasks = []
+        for one, other in zip(entered, leave, strict=True):
+            tasks.append(asyncio.create_task(work(one, other)))
+            await one.wait()
+        leave[0].set()
+        first = await tasks[0]
+        leave[1].set()
+        return [first, await tasks[1]]
+
+    assert asyncio.run(in_the_order_of_entering()) == [[True, False]] * 2
+    assert not low()
+
+
+def test_a_generator_inside_of_a_region_may_end_in_another_thread() -> None:
+    region = amp.autocast("O1:float16", backend="numpy")
+
+    def generate() -> Iterator[bool]:
+        with region:
+            yield low()
+
+    generator = generate()
+    assert next(generator)
+    thread = threading.Thread(target=lambda: [*generator])
+    thread.start()
+    thread.join()
+    assert not low()
+
+
+def test_a_region_decorates_methods_of_each_kind_and_partial_functions() -> None:
+    region = amp.autocast("O1:float16", backend="numpy")
+
+    class Net:
+        @region
+        def method(self) -> list[bool]:
+            return [low()]
+
+        @region
+        @classmethod
+        def of_the_class(cls, more: bool) -> list[bool]:
+            return [low(), more]
+
+        @region
+        @staticmethod
+        def static(more: bool) -> list[bool]:
+            return [low(), more]
+
+    assert Net().method() == [True]
+    assert Net().of_the_class(False) == Net().static(False) == [True, False]
+    assert region(functools.partial(Net.static, False))() == [True, False]
+
+
+def test_a_decorated_function_says_of_what_kind_it_is() -> None:
+    @amp.autocast("O1", backend="numpy")
+    async def generate() -> AsyncIterator[None]:
+        """Documented."""
+        yield
+
+    assert inspect.isasyncgenfunction(generate)
+    assert (generate.__name__, generate.__doc__) == ("generate", "Documented.")
+
+
+def test_what_is_no_function_is_refused_with_the_code_to_write() -> None:
+    with pytest.raises(amp.ArgumentTypeError) as error:
+        amp.autocast("O1:bfloat16", backend="numpy")(nn.Linear(2, 2))  # type: ignore[type-var]
+    assert str(error.value) == (
+        "A region decorates a function, a generator or a coroutine, not a model "
+        "(ampbridge_numpy.nn.Linear).\n"
+        "Hint: with amp.autocast(Policy('O1', 'bfloat16')): y = model(x)"
+    )

@@ -58,6 +58,23 @@ def test_a_loop_by_hand(parts, complaints):
     assert [r.getMessage() for r in complaints] == []
 
 
+def test_a_decorated_loss(parts, complaints):
+    model, _, x = parts
+
+    @tf.function
+    def loss_in_region(x):
+        return amp.autocast("O1", backend="tensorflow")(loss_fn)(model, x)
+
+    in_region = tf.function(amp.autocast("O1", backend="tensorflow")(loss_fn))
+    with amp.autocast("O1", backend="tensorflow"):
+        expected = float(loss_fn(model, x))
+    assert (
+        float(loss_in_region(x)) == float(in_region(model, x)) == pytest.approx(expected, rel=1e-6)
+    )
+    assert expected != float(loss_fn(model, x))
+    assert [r.getMessage() for r in complaints] == []
+
+
 def test_value_and_grad_converts_the_loss(parts, complaints):
     model, optimizer, x = parts
     scaler = amp.GradScaler(2.0**10)

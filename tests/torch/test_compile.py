@@ -127,6 +127,39 @@ def test_nested_regions_inside_of_the_compiled_function(x: torch.Tensor, executi
     assert [t.dtype for t in found] == [t.dtype for t in nested(x)] == [BF16, F32, F32, BF16, BF16]
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        NATIVE.replace(deny=["linear"]),
+        pytest.param(NATIVE, marks=pytest.mark.slow),
+        pytest.param(SIMULATED, marks=pytest.mark.slow),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("keeps_roundings")
+def test_a_region_that_is_made_once(policy: amp.Policy) -> None:
+    region, x = amp.autocast(policy, backend="torch"), torch.ones(4, 4)
+
+    def again(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inner = amp.autocast(policy, backend="torch")
+        with inner:
+            a = x @ x
+        with inner, inner:
+            return a, F.linear(x, x), mixture(x)[0]
+
+    def outside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # a break of the graph
+        with region:
+            return mixture(x)
+
+    for function, whole in ((region(mixture), True), (again, True), (outside, False)):
+        counter = Counter()
+        compiled = torch.compile(function, fullgraph=whole, backend=counter)
+        for _ in range(2):
+            assert [t.dtype for t in compiled(x)] == [t.dtype for t in function(x)]
+        assert counter.graphs == 1
+    assert (x @ x).dtype is F32
+
+
 policy_of_the_module = NATIVE
 
 
