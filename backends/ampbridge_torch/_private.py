@@ -75,6 +75,7 @@ NAMES = {
         Name("torch.ops.aten.relu.default._schema", "amp.lens", True),
         Name("torch.autograd.function._SingleLevelFunction", "amp.lens", True),
         Name("torch._C._functorch.is_functorch_wrapped_tensor", "amp.lens under torch.func", True),
+        Name("torch._C._functorch.peek_interpreter_stack", "simulated low precision", True),
     )
 }
 
@@ -442,6 +443,11 @@ def is_leaf_node(node: Any) -> bool:
 def gradient_dtype(node: Any) -> torch.dtype:
     """The dtype in which a node of one output takes its gradient."""
     return cast(torch.dtype, node._input_metadata[0].dtype)
+
+
+def is_transforming() -> bool:
+    """Whether a transform of ``torch.func`` is running in this thread."""
+    return lookup("peek_interpreter_stack")() is not None
 
 
 def is_within_transform(tensors: Sequence[torch.Tensor]) -> bool:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -529,6 +529,72 @@ def test_a_weight_that_was_used_without_gradients_gets_one_later(low: str) -> No
             F.linear(x, weight)
         F.linear(x, weight).sum().backward()
     assert weight.grad is not None
+
+
+def test_a_weight_that_was_frozen_for_one_use(low: str) -> None:
+    """It gets the gradients of the uses for which it was not, as under ``torch.autocast``."""
+    weight, x = nn.Parameter(torch.randn(3, 3)), torch.randn(2, 3, requires_grad=True)
+
+    def gradient(order: Sequence[bool], execution: Any) -> torch.Tensor | None:
+        with amp.autocast(amp.Policy("O1", low, execution=execution), backend="torch"):
+            losses = []
+            for is_trained in order:
+                weight.requires_grad_(is_trained)
+                losses.append(F.linear(x, weight).float().square().sum())
+        weight.requires_grad_()
+        return torch.autograd.grad(sum(losses), weight, allow_unused=True)[0]
+
+    assert gradient([False], "simulated") is None
+    for order in ([False, True], [True, False], [True, False, True]):
+        found, native = gradient(order, "simulated"), gradient(order, "native")
+        assert found is not None
+        assert native is not None
+        assert float((found - native).norm() / native.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("is_stored_low", [False, True])
+def test_a_backward_pass_keeps_one_copy_of_a_weight(low: str, is_stored_low: bool) -> None:
+    """However often the weight is used, and the gradients of its uses are rounded and summed low."""
+    dtype = getattr(torch, low)
+    weight = nn.Parameter(torch.randn(5, 5).to(dtype if is_stored_low else torch.float32))
+    x = torch.randn(2, 5, requires_grad=True)
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim == 2 and tensor.numel() == weight.numel():
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), region(low):
+        results = [torch.matmul(x + k, weight) for k in range(6)]
+    assert len(saved) == 1
+    (found,) = torch.autograd.grad([y.float().sum() for y in results], weight)
+    each = [
+        rounded(rounded(x + k, low).double().sum(0, keepdim=True).expand(5, 5).T, low).to(dtype)
+        for k in range(6)
+    ]
+    total = each[5]
+    for k in reversed(range(5)):  # autograd's order
+        total = total + each[k]
+    assert torch.equal(found, total.to(weight.dtype))
+
+
+def test_weights_in_transforms_leave_nothing_behind(low: str) -> None:
+    layer, x = nn.Linear(3, 3), torch.randn(2, 3)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return layer(layer(x)).float().square().mean()
+
+    def gradient(transform: Callable[[], object]) -> torch.Tensor:
+        with region(low):
+            transform()
+            (found,) = torch.autograd.grad(loss(x), layer.weight)
+        return found
+
+    plain = gradient(lambda: None)
+    for transform in (torch.func.grad, torch.vmap, torch.func.hessian):
+        assert torch.equal(gradient(lambda transform=transform: transform(loss)(x)), plain)
+    assert torch.equal(gradient(lambda: torch.func.jvp(loss, (x,), (x,))), plain)
 
 
 def test_sparse_gradients_of_low_weights(low: str) -> None:

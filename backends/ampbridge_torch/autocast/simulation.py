@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ampbridge_torch import _private
 from ampbridge_torch.autocast.functions import Function, functions_named, view_functions
 
 LOW_DTYPES = frozenset({torch.float16, torch.bfloat16})
@@ -209,26 +210,63 @@ def rounded(result: Any, dtype: torch.dtype) -> Any:
 class Weights:
     """Parameters rounded once in a region, however often they are used.
 
-    As in ``torch.autocast``, whose gradients of all uses are low, and summed so. An entry ends with
-    the value that it was made from.
+    As in ``torch.autocast``, whose gradients of all uses are low, and summed so. What autograd may
+    save, the rounded weight in float32, is made once as well. An entry ends with the value that it
+    was made from.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, int, Tensor]] = {}
+        self._known: dict[tuple[int, torch.dtype, bool, bool], _RoundedWeight] = {}
 
     def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """``weight`` rounded to ``dtype``, in float32."""
-        low = weight if weight.dtype is dtype else self._rounded(weight, dtype)
-        return low.to(torch.float32)
-
-    def _rounded(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        key = id(weight), dtype, torch.is_grad_enabled()
+        if _private.is_transforming():  # its tensors are of no use after it
+            return _raised(weight, dtype)
+        is_differentiated = torch.is_grad_enabled()
+        key = id(weight), dtype, is_differentiated, weight.requires_grad
         known = self._known.get(key)
         if known is not None and known[1:3] == (weight._version, weight.data_ptr()):
-            return known[3]
-        result = weight.to(dtype)
-        self._known[key] = weight, weight._version, weight.data_ptr(), result
-        return result
+            return known.again()
+        low = weight.to(dtype)
+        wide = low.to(torch.float32)
+        self._known[key] = _RoundedWeight(
+            weight, weight._version, weight.data_ptr(), low, wide if is_differentiated else None
+        )
+        return wide
+
+
+class _RoundedWeight(NamedTuple):
+    """What ``weight`` was rounded to when it had this version and address.
+
+    ``wide`` is ``low`` in float32, or None where no gradients are computed and nothing is saved.
+    """
+
+    weight: Tensor
+    version: int
+    address: int
+    low: Tensor
+    wide: Tensor | None
+
+    def again(self) -> Tensor:
+        """``low`` in float32 once more."""
+        if self.wide is None:
+            return self.low.to(torch.float32)
+        if not self.wide.requires_grad:
+            return self.wide
+        shared: Tensor = _InSharedMemory.apply(self.low, self.wide)
+        return shared
+
+
+class _InSharedMemory(torch.autograd.Function):
+    """``low.to(torch.float32)``, which is ``wide`` already: the same gradient without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, low: Tensor, wide: Tensor) -> Tensor:
+        return wide.view_as(wide)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None  # autograd casts it to the dtype of ``low``
 
 
 def native_arguments(function: Function) -> tuple[tuple[str, int], ...]:
