@@ -32,6 +32,7 @@ from ampbridge.testing.reference import example
 from ampbridge.testing.regions import CastConformance, RegionConformance
 from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
 from ampbridge.testing.schedules import ScheduleConformance
+from ampbridge.testing.threads import ThreadConformance
 from ampbridge.testing.training_state import TrainingStateConformance
 from ampbridge.testing.updates import (
     ApplyConformance,
@@ -143,6 +144,7 @@ class BackendConformance(
     OptionsConformance,
     InterruptionConformance,
     CopyConformance,
+    ThreadConformance,
 ):
     """Everything that a backend promises. Subclass it and give it a harness:
 

@@ -25,6 +25,7 @@ from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_ref
 from ampbridge_paddle.autocast import casting, execution, simulation
 from ampbridge_paddle.autocast.rules import Rules, has_effect, rules_for
 from ampbridge_paddle.model import decorating
+from ampbridge_paddle.step.gradients import gradients_of
 
 # -- devices
 
@@ -68,7 +69,7 @@ def _failure(device: Device, dtype: str) -> str | None:
         x = paddle.to_tensor(np.ones((16, 16), np.float32), place=device.name).astype(dtype)
         x.stop_gradient = False
         product = paddle.matmul(x, x)
-        (gradient,) = paddle.grad([product], [x])
+        (gradient,) = gradients_of(product, [x])
         wide = [tensor.astype("float32").numpy() for tensor in (product, gradient)]
     except (RuntimeError, ValueError, OSError) as error:
         return _summary(str(error))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -359,6 +361,22 @@ class TestCompiled:
         eager = amp.train_step(loss_fn, model, sgd)(X, LABELS).aux
         assert np.array_equal(aux["logits"].numpy(), eager["logits"].numpy())
         assert np.array_equal(aux["two"][0].numpy(), eager["logits"].numpy() * 2)
+
+    @pytest.mark.slow
+    def test_threads_trace_their_own_losses(self) -> None:
+        def losses(wait: Any) -> list[float]:
+            with in_turn:  # the initial weights are the process's random numbers
+                paddle.seed(0)
+                model = Branching()
+            adam = paddle.optimizer.Adam(parameters=model.parameters())
+            step = amp.train_step(cross_entropy, model, adam, compile=True)
+            wait()
+            return [step(X[:rows], LABELS[:rows]).loss for rows in (16, 8)]
+
+        in_turn, start = threading.Lock(), threading.Barrier(4)
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(losses, [start.wait] * 4))
+        assert together == [losses(lambda: None)] * 4
 
 
 def test_numpy_batches() -> None:

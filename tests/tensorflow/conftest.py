@@ -28,7 +28,7 @@ LONG = re.compile(
 
 SLOW = re.compile(
     r"an_interrupted_step_has_not_happened|ctrl_c_leaves|leaves?_nothing|keeps_nothing"
-    r"|a_forged_slot|no_argument_of_a_scaler_is_ignored|no_field_of_a_recipe_is_ignored"
+    r"|four_threads_each_train|a_forged_slot|no_argument_of_a_scaler_is_ignored|no_field_of_a_recipe_is_ignored"
     r"|peak_memory_is_told|ranges_are_numpy_s|every_bit_is_the_same\[|-XLA\]"
 )
 """What takes seconds here, mostly of the shared suite: a TensorFlow op takes 0.1 ms of Python when it

@@ -26,6 +26,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge_paddle import neutral
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast import casting, functions, simulation
+from ampbridge_paddle.step.gradients import one_thread_at_a_time
 
 Traced = Callable[..., Any]
 
@@ -60,7 +61,7 @@ class _TracedLoss:
             _check_that_it_can_be_traced(model)
             self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
         # The program enters the region itself, where it is traced.
-        with simulation.intercepting_nothing(), warnings.catch_warnings():
+        with one_thread_at_a_time, simulation.intercepting_nothing(), warnings.catch_warnings():
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
             return self._traced[key](leaves((positional, named)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,12 @@ from ampbridge_paddle.step.sparse_gradients import dense_values, merged
 Tensor = Any
 
 _LOW_DTYPES = (paddle.float16, paddle.bfloat16)
+
+one_thread_at_a_time = threading.RLock()
+"""Held while Paddle does what kills the process if two threads do it at once (3.3.1).
+
+That is ``paddle.grad``, though not ``backward()``, and a call of a traced program.
+"""
 
 
 def parameters(owner: Any) -> list[Tensor]:
@@ -102,11 +109,17 @@ def _differentiate(
     if loss.stop_gradient:
         return [None] * len(wanted)
     if not (_needs_backward(model, wanted) or recomputed):
-        return list(paddle.grad(loss, wanted, allow_unused=True)) if wanted else []
+        return gradients_of(loss, wanted) if wanted else []
     reached = list({id(p): p for p in (*wanted, *parameters(model))}.values())
     with replaced_grad(reached, [None] * len(reached)):
         loss.backward()
         return [_copy_of_grad(p) for p in wanted]
+
+
+def gradients_of(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """``paddle.grad`` of one output; None for the inputs on which it does not depend."""
+    with one_thread_at_a_time:
+        return list(paddle.grad(output, inputs, allow_unused=True))
 
 
 def _needs_backward(model: Any, wanted: Sequence[Tensor]) -> bool:
