@@ -185,7 +185,7 @@ def log_of_zero(kit: Kit) -> Any:
 
 
 def small_loss(kit: Kit) -> Any:
-    """Squares of 1e-4, and their mean over 65,536 elements."""
+    """Squares of 1e-4, and their mean over 65,536 elements: the squares are lost, and the gradient."""
     objective = kit.layer(lambda layer, x: kit.mean(kit.multiply(x, x)))
     return in_turn(kit, head=linear(kit, filled(2.5e-5, 4, 1024)), objective=objective)
 
@@ -230,12 +230,12 @@ FAULTS: Sequence[Fault] = (
         amp.Policy("O1", "float16", allow=["sum"]),
     ),
     Fault("a product", large_product, ONES, "matmul", "head", "forward", "overflow"),
-    Fault("an input", large_input, 1e5 * ONES, "matmul", "embed", "forward", "overflow"),
-    Fault("0/0", zero_over_zero, ONES, "divide", "shares", "forward", "nan"),
-    Fault("the logarithm of 0", log_of_zero, ONES, "log", "surprise", "forward", "overflow"),
+    Fault("an input", large_input, 1e5 * ONES, "cast", "embed", "forward", "overflow"),
+    Fault("0/0", zero_over_zero, ONES, "cast", "shares", "forward", "underflow"),
+    Fault("the logarithm of 0", log_of_zero, ONES, "cast", "surprise", "forward", "underflow"),
     Fault(
         "a loss that underflows", small_loss, np.ones((64, 4), np.float32),
-        "multiply", "objective", "backward", "underflow", scale=1.0, only_the_scale=True,
+        "multiply", "objective", "forward", "underflow", scale=1.0,
     ),
     Fault(
         "a gradient that underflows", small_weights, np.ones((1024, 4), np.float32),
@@ -262,6 +262,8 @@ def assert_located_and_cured(kit: Kit, fault: Fault) -> None:
     expected = (fault.op, fault.layer, fault.direction, fault.kind)
     assert (found.op, found.layer, found.direction, found.kind) == expected
     assert found.patch is not None, found
+    exact = _loss(kit, fault, amp.Policy("O0"))
+    assert abs(_loss(kit, fault, found.cured_policy) - exact) < 0.02 * abs(exact), found
     assert is_sound(kit, fault, found.cured_policy, found.cured_scale), found
     if fault.only_the_scale:
         assert (found.patch.deny, found.patch.keep) == ((), ())
@@ -276,8 +278,124 @@ def gradients(kit: Kit, fault: Fault, policy: amp.Policy, scale: float) -> list[
     return [backend.to_numpy(array) for array in (*grads, loss)]
 
 
+def _loss(kit: Kit, fault: Fault, policy: amp.Policy) -> float:
+    return float(gradients(kit, fault, policy, 1.0)[-1])
+
+
 def is_sound(kit: Kit, fault: Fault, policy: amp.Policy, scale: float) -> bool:
     """Finite, and no gradient all zero."""
     *grads, loss = gradients(kit, fault, policy, scale)
     finite = all(np.isfinite(array).all() for array in (*grads, loss))
     return finite and all((array != 0).any() for array in grads)
+
+
+# -- overflows that a later op swallows, and losses that raise
+
+
+def shares_of_squares(kit: Kit) -> Any:
+    """A projection by hand: x * (x y) / (x x) with squares of 400, whose quotient is 0 and not 1."""
+
+    def project(layer: Any, x: Any) -> Any:
+        x = kit.matmul(x, layer.weight)
+        squares = kit.sum(kit.multiply(x, x), axis=1)
+        return kit.divide(x, squares)
+
+    return in_turn(
+        kit,
+        project=kit.layer(project, {"weight": filled(100.0, 4, 4)}),
+        objective=sum_of_squares(kit),
+    )
+
+
+def vanishing_squares(kit: Kit) -> Any:
+    """A quotient of 1e-4 and of a mean of squares, which float16 has as zero."""
+
+    def normalize(layer: Any, x: Any) -> Any:
+        x = kit.matmul(x, layer.weight)
+        return kit.divide(x, kit.mean(kit.multiply(x, x), axis=1))
+
+    shrink = linear(kit, filled(1e-4, 4, 2))
+    norm = kit.layer(normalize, {"weight": filled(0.25, 4, 4)})
+    return in_turn(
+        kit, first=linear(kit, filled(2.5e-5, 4, 4)), norm=norm, shrink=shrink, objective=total(kit)
+    )
+
+
+SWALLOWED = Fault(
+    "a quotient by inf",
+    shares_of_squares,
+    ONES,
+    "multiply",
+    "project",
+    "forward",
+    "overflow",
+    scale=1.0,
+)
+LOST = Fault(
+    "squares that vanish",
+    vanishing_squares,
+    ONES,
+    "multiply",
+    "norm",
+    "forward",
+    "underflow",
+    scale=1.0,
+)
+
+
+def assert_swallowed_is_located(kit: Kit) -> None:
+    """All is finite, the loss is wrong, and the report says by how much and what to run next."""
+    fault = SWALLOWED
+    low, exact = (_loss(kit, fault, policy) for policy in (fault.policy, amp.Policy("O0")))
+    assert np.isfinite(low)
+    assert abs(low - exact) > 0.5 * exact
+    assert_located_and_cured(kit, fault)
+    found = lens.locate(loss_fn, fault.model(kit), fault.x, policy=fault.policy, scale=fault.scale)
+    assert abs(found.loss_error - (exact - low) / exact) < 1e-6
+    printed = " ".join(str(found).split())
+    assert f"The loss is {low:.6g}, in float32 {exact:.6g}" in printed
+    assert "lens.align((loss_fn, model, 'O0'), (loss_fn, model, 'O1:float16'), *batch)" in printed
+
+
+def assert_raising_is_reported(kit: Kit) -> None:
+    """Each report says what came before an exception that the policy alone brings about, and which."""
+
+    def checked(model: Any, x: Any) -> Any:
+        y = model.head(model.widen(x))
+        if not np.isfinite(amp.backend(model).to_numpy(y)).all():
+            raise ValueError("a check of the user's")
+        return model.objective(model.down(y))
+
+    model = large_product(kit)
+    raised, first = "ValueError: a check of the user's", ("matmul", "widen")
+    found = lens.locate(checked, model, ONES, policy="O1:float16", scale=1.0)
+    assert (found.kind, found.op, found.layer, found.raised) == (
+        "overflow",
+        "matmul",
+        "head",
+        raised,
+    )
+    assert found.patch is not None
+    census = lens.census(checked, model, ONES, policy="O1:float16")
+    assert [(row.op, row.layer) for row in census.rows] == [first, ("matmul", "head")]
+    assert census.raised == raised
+    ranges = lens.ranges(checked, model, ONES, policy="O1:float16")
+    dtypes = {row.layer: row.dtype for row in ranges.rows if row.kind == "output"}
+    assert (dtypes["widen"], dtypes["down"], ranges.raised) == ("float16", "", raised)
+    bisection = lens.bisect(checked, model, [(ONES,)], "O1:float16", scale=1.0)
+    assert bisection.entries
+    assert bisection.raised == raised
+    assert not lens.locate(checked, model, ONES, policy=bisection.policy, scale=1.0).raised
+    alignment = lens.align((checked, model, "O0"), (checked, model, "O1:float16"), ONES)
+    assert alignment.forward.b.layer == "head"
+    assert alignment.raised == ("", raised)
+    for report in (found, census, ranges, bisection, alignment):
+        assert raised in " ".join(str(report).split())
+
+
+def assert_scale_is_found(model: Any, loss_fn: Any, op: str, layer: str) -> None:
+    """A backward pass with a threshold: the gradients at two scales tell."""
+    found = lens.locate(loss_fn, model, ONES, policy="O1:float16", scale=2.0**10)
+    assert (found.kind, found.direction, found.op, found.layer) == ("scale", "backward", op, layer)
+    assert "depend on the loss scale" in " ".join(str(found).split())
+    assert not lens.locate(loss_fn, model, ONES, policy="O1:bfloat16")

@@ -38,7 +38,7 @@ from ampbridge.lens.closeness import (
 )
 from ampbridge.lens.pairing import computes, paired_ops
 from ampbridge.lens.recording import RecordedOp, Recording, Values, fitting, record
-from ampbridge.lens.subject import Subject
+from ampbridge.lens.subject import Subject, ended
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -146,6 +146,8 @@ class Alignment(TabularReport):
             first, and behind which the outputs are equal as they are.
         unjudged: arrays of which rounding may explain any difference.
         largest: the largest error that was found equal, in expected roundings.
+        raised: the exceptions that ended the passes under the policies of both; empty if none did. Then
+            what came before them is compared.
     """
 
     a: str
@@ -162,10 +164,12 @@ class Alignment(TabularReport):
     turned: tuple[str, ...]
     unjudged: int
     largest: float
+    raised: tuple[str, str] = ("", "")
 
     def __bool__(self) -> bool:
         other_dtypes = bool(self.dtypes) and self.policies[0] == self.policies[1]
-        return bool(self.forward or self.backward or self.weights or other_dtypes)
+        differs = self.forward or self.backward or self.weights
+        return bool(differs or other_dtypes or self.raised[0] != self.raised[1])
 
     def table(self) -> Table:
         """As it is printed: what differs first; the rest is counted, and is in the attributes."""
@@ -184,6 +188,9 @@ class Alignment(TabularReport):
         )
 
     def _remarks(self) -> Iterator[str]:
+        for side, raised in zip("ab", self.raised, strict=True):
+            if raised:
+                yield f"{side}: {ended(raised)}"
         yield (
             f"{self.pairs} ops paired; equal ones differ by up to {self.largest:.2g} of the expected "
             f"rounding, {self.tolerance:g} allowed."
@@ -359,6 +366,7 @@ class _Comparison:
             tuple(self.turned.values()),
             self.unjudged,
             self.largest,
+            (self.a.raised, self.b.raised),
         )
 
     # forward
@@ -391,6 +399,8 @@ class _Comparison:
             outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
             found = [self._compared(x, y, stage.expected(i, j), stage) for x, y in outputs]
             yield number, "output", next(filter(None, found), None)
+        if self.a.raised or self.b.raised:
+            return
         found_loss = self._compared(self.a.loss, self.b.loss, stage.expected_at_the_end, stage)
         yield len(self.pairs), "loss", found_loss
 
@@ -434,6 +444,14 @@ class _Comparison:
             return "All paired outputs are equal."
         i, j = self.pairs[number]
         one, other = self.a.ops[i], self.b.ops[j]
+        for x, y in zip(one.inputs, other.inputs, strict=False):
+            for side, op, ours, theirs in (("a", one, x, y), ("b", other, y, x)):
+                if _is_finite(stage.take(theirs)) and not _is_finite(stage.take(ours)):
+                    where = f"{op.op}, {op.layer or 'the model itself'}"
+                    return (
+                        f"A cast to {op.dtype} makes inf of an input on side {side}, for {where}; "
+                        f"its largest value was {_largest(ours, theirs):.3g}."
+                    )
         usual = moved_before or any(word in one.op for word in ("conv", "pool"))
         found = {place: how for place, _, how in self._inputs(i, j, stage)}
         given = {
@@ -599,6 +617,15 @@ _CAUSES = {
     "left": "What arrived at the op is equal: its backward pass computes something else.",
 }
 _CONSEQUENCE = "The op's inputs differ in the forward pass already."
+
+
+def _is_finite(values: NumpyArray | None) -> bool:
+    return values is None or bool(np.isfinite(values).all())
+
+
+def _largest(*values: Values) -> float:
+    """In float32; without that pass, of the sides that are finite."""
+    return max(largest(v.low if v.full is None else v.full) for v in values)
 
 
 def _moves_channels(found: _Found) -> bool:

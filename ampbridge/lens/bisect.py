@@ -15,7 +15,7 @@ from ampbridge.lens.locate import Patch
 from ampbridge.lens.progress import Progress, reported
 from ampbridge.lens.ranges import power_of_two
 from ampbridge.lens.search import culprits, without_spare
-from ampbridge.lens.subject import Subject, checked_scale
+from ampbridge.lens.subject import Subject, checked_scale, ended
 from ampbridge.lens.trials import Errors, Trial, Trials
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
@@ -48,9 +48,13 @@ class Bisection(TabularReport):
 
     Attributes:
         policy: the given policy with the entries; its errors are below ``tolerance``.
+        scale: the loss scale of the runs: the given one or, if only gradients overflow at that, a lower
+            one at which they do not.
+        given_scale: the one that was passed.
         entries: a minimal set: without any one of them, the errors exceed the tolerance.
         errors_before, errors_after: the errors under the given policy, and under ``policy``.
         runs: the number of passes over all batches, those in float32 included.
+        raised: the exception that ended a pass under the given policy; empty if none did.
     """
 
     policy: Policy
@@ -62,6 +66,8 @@ class Bisection(TabularReport):
     errors_before: Errors
     errors_after: Errors
     runs: int
+    given_scale: float
+    raised: str = ""
 
     def table(self) -> Table:
         """As it is printed."""
@@ -78,17 +84,19 @@ class Bisection(TabularReport):
 
     def _remarks(self) -> list[str]:
         before, after = self.errors_before, self.errors_after
-        remarks = [f"{self.runs} runs; tolerance {_off(self.tolerance)}."]
+        remarks = [ended(self.raised)] if self.raised else []
+        remarks.append(f"{self.runs} runs; tolerance {_off(self.tolerance)}.")
         remarks.append(
             f"Loss off by {_off(before.loss)}, gradients by {_off(before.gradients)} as given."
         )
         if self.entries:
             remarks.append(f"With all: loss {_off(after.loss)}, gradients {_off(after.gradients)}.")
             remarks.append(f"{self.policy!r}")
-        if isfinite(before.loss) and not isfinite(before.gradients):
+        if self.scale != self.given_scale:
+            enough = "is enough" if not self.entries else "is not, and what follows is at that one"
             remarks.append(
-                "Only gradients were inf or NaN: a lower loss scale may be enough, "
-                "see lens.ranges(...).safe_scale."
+                f"Only gradients were inf or NaN at a loss scale of {power_of_two(self.given_scale)}: "
+                f"{power_of_two(self.scale)} {enough}."
             )
         return remarks
 
@@ -116,7 +124,8 @@ def bisect(
     With this set, loss and gradients differ from those of float32 by less than ``tolerance``. An op
     is denied everywhere, unless it is enough to keep some of the layers that call it, and that leaves
     more calls in low precision. The set is minimal: it needs each of its entries. A quite different
-    set may still be smaller. Takes about log2(number of ops) runs for each entry.
+    set may still be smaller. Takes about log2(number of ops) runs for each entry. If only gradients are
+    inf or NaN, it lowers the loss scale first, and looks for what is needed at that one.
 
     Args:
         batches: a list of batches, each a tuple of the arguments of ``loss_fn`` after the model.
@@ -142,12 +151,14 @@ def bisect(
         search.policy(kept),
         given,
         subject.backend.name,
-        float(scale),
+        trials.scale,
         float(tolerance),
         entries,
-        search.start.errors,
+        search.before.errors,
         search.trial(kept).errors,
         trials.runs,
+        float(scale),
+        search.before.raised,
     )
 
 
@@ -186,7 +197,11 @@ class Search:
 
     def __init__(self, trials: Trials, given: Policy, tolerance: float) -> None:
         self._trials, self._given, self._tolerance = trials, given, tolerance
-        self.start = self.trial([])
+        self.before = self.start = self.trial([])
+        errors = self.before.errors
+        if given.needs_scaling and isfinite(errors.loss) and not isfinite(errors.gradients):
+            trials.lower_scale(given)
+            self.start = self.trial([])
         backend, model = trials.subject.backend, trials.subject.model
         self._layers = [layer.name for layer in backend.layers(model) if layer.name]
         self._candidates = candidates(backend, model, given, self.start.low)

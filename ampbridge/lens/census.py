@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.errors.flags import checked_count
-from ampbridge.lens.subject import Subject
+from ampbridge.lens.subject import Subject, ended
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -48,7 +48,9 @@ class CensusRow(NamedTuple):
 class Census(TabularReport):
     """The ops of one forward pass, in the order of their first calls; prints as a table.
 
-    ``passes``: the number of passes in which they were timed; 0 if the device computes asynchronously.
+    Attributes:
+        passes: the number of passes in which they were timed; 0 if the device computes asynchronously.
+        raised: the exception that ended the pass under the policy; empty if none did.
     """
 
     policy: Policy
@@ -56,6 +58,7 @@ class Census(TabularReport):
     execution: str
     rows: tuple[CensusRow, ...]
     passes: int
+    raised: str = ""
 
     def dtypes(self, op: str) -> dict[str, int]:
         """The dtypes in which an op ran, and how often; empty if it did not run."""
@@ -91,7 +94,10 @@ class Census(TabularReport):
                 + ((_percent(row.share),) if shared else ())
                 for row in self.rows
             ),
-            (_remark(self.passes),) if shared else (),
+            (
+                *((ended(self.raised),) if self.raised else ()),
+                *((_remark(self.passes),) if shared else ()),
+            ),
         )
 
     def short(self) -> Table:
@@ -130,7 +136,7 @@ def census(
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_count("passes", passes, "lens.census(..., passes=5)")
     first = Calls()
-    subject.run(batch, parsed, observer=first, gradients=False)
+    raised = subject.run(batch, parsed, observer=first, gradients=False).raised
     timed = [first.seen] if any(call.seconds is not None for call in first.seen) else []
     while timed and len(timed) < passes:
         again = Calls()
@@ -142,6 +148,7 @@ def census(
         subject.backend.execution(parsed),
         _rows(first.seen, timed, RulesInForce(subject.backend, model, parsed)),
         len(timed),
+        raised,
     )
 
 

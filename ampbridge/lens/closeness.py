@@ -25,6 +25,19 @@ MOST_AXES = 5
 """With more axes only exchanges of two are tried."""
 
 
+def rounded(values: NumpyArray, dtype: str) -> NumpyArray:
+    """float32 or float64 values as a cast to ``dtype`` leaves them, in their own dtype."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return np.asarray(values.astype(np.float16), values.dtype)
+    if dtype == "bfloat16":
+        bits = values.astype(np.float32).view(np.uint32)
+        even = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        kept = np.where(np.isnan(values), bits, even) & np.uint32(0xFFFF0000)
+        return np.asarray(kept.astype(np.uint32).view(np.float32), values.dtype)
+    return values
+
+
 def largest(values: NumpyArray) -> float:
     """The largest finite magnitude; 0.0 if there is none."""
     magnitudes = np.abs(values)

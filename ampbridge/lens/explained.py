@@ -12,7 +12,7 @@ from ampbridge.adapters.arguments import described
 from ampbridge.adapters.backend import Backend, Model
 from ampbridge.errors import ArgumentError
 from ampbridge.lens.census import Calls, RulesInForce
-from ampbridge.lens.subject import Subject
+from ampbridge.lens.subject import Subject, ended
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -45,7 +45,9 @@ class UsedOp(NamedTuple):
 class ModelExplanation(TabularReport):
     """The ops that a model uses under a policy, in the order of their first calls.
 
-    ``others``: the number of ops in the op table that it does not use.
+    Attributes:
+        others: the number of ops in the op table that it does not use.
+        raised: the exception that ended the pass under the policy; empty if none did.
     """
 
     policy: Policy
@@ -54,6 +56,7 @@ class ModelExplanation(TabularReport):
     model: str
     ops: tuple[UsedOp, ...]
     others: int
+    raised: str = ""
 
     def only(self, ops: Iterable[str]) -> ModelExplanation:
         """The report with only these ops, by any spelling that ``Policy(deny=...)`` takes."""
@@ -68,6 +71,7 @@ class ModelExplanation(TabularReport):
             header,
             tuple(tuple(map(str, row))[: len(header)] for row in self.ops),
             (
+                *((ended(self.raised),) if self.raised else ()),
                 f"The {self.others} other ops, and what else the policy does: "
                 f"amp.explain(amp.{self.policy!r}, {self.backend!r})",
             ),
@@ -131,7 +135,7 @@ def of_pass(
 ) -> ModelExplanation:
     """The ops of ``forward(model, *batch)`` under ``policy``; see ``explain``."""
     subject, calls = Subject(forward, model), Calls()
-    subject.forward(batch, policy, calls)
+    raised = subject.forward(batch, policy, calls)
     rules, table = (
         RulesInForce(subject.backend, model, policy),
         explain_backend(policy, subject.backend),
@@ -152,4 +156,5 @@ def of_pass(
         type(model).__name__,
         tuple(rows),
         len(op_table.ops().keys() - used),
+        raised,
     )

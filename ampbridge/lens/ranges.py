@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log2
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.census import Calls
 from ampbridge.lens.exponents import Exponents
-from ampbridge.lens.subject import FLOAT32, Subject, checked_scale
+from ampbridge.lens.subject import FLOAT32, Subject, checked_scale, ended
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport, shortened
@@ -50,6 +50,8 @@ class Ranges(TabularReport):
         safe_scale: the largest power of two at which no parameter's gradient overflowed in a test
             under the policy on this batch. None if the policy needs no loss scale, or no scale is
             safe.
+        raised: the exception that ended a pass under the policy, in which the dtypes are looked up;
+            empty if none did.
     """
 
     policy: Policy
@@ -57,6 +59,7 @@ class Ranges(TabularReport):
     scale: float
     safe_scale: float | None
     rows: tuple[RangeRow, ...]
+    raised: str = ""
 
     def at(self, scale: float) -> Ranges:
         """The same report at another loss scale, a power of two, without another pass."""
@@ -76,13 +79,12 @@ class Ranges(TabularReport):
 
     def table(self) -> Table:
         """As it is printed."""
-        safe = (
-            "no scale is safe"
-            if self.safe_scale is None
-            else f"safe up to {power_of_two(self.safe_scale)}"
-        )
         if not self.policy.needs_scaling:
             safe = f"{self.policy!r} needs no loss scale"
+        elif self.safe_scale is not None:
+            safe = f"safe up to {power_of_two(self.safe_scale)}"
+        else:
+            safe = "no scale was tried" if self.raised else "no scale is safe"
         return Table(
             f"{self.backend}, in float32, gradients at a loss scale of {power_of_two(self.scale)}; {safe}",
             (
@@ -98,21 +100,23 @@ class Ranges(TabularReport):
             ),
             tuple(_cells(row) for row in self.rows),
             (
+                *((_without_dtypes(self.raised),) if self.raised else ()),
                 "overflow, to zero, subnormal: fractions of the values in float16; "
                 "headroom: doublings until the largest overflows.",
             ),
         )
 
     def short(self) -> Table:
-        """Of long ranges, the rows of which float16 would lose most."""
-        order = sorted(range(len(self.rows)), key=lambda row: _loss(self.rows[row].values))
+        """Of long ranges, the rows of which float16 would lose most; those that stay float32 are last."""
+        order = sorted(range(len(self.rows)), key=lambda row: _loss(self.rows[row]))
         return shortened(self.table(), order, "of which float16 would lose most")
 
 
-def _loss(values: Exponents) -> tuple[float, ...]:
+def _loss(row: RangeRow) -> tuple[float, ...]:
     """Least for the most that is lost: to inf, then to zero, then digits; then by what is left until inf."""
+    values, stays = row.values, row.kind != "parameter" and row.dtype in ("float32", "float64")
     headroom = inf if values.headroom is None else values.headroom
-    return -values.overflowing, -values.flushed, -values.subnormal, headroom
+    return stays, -values.overflowing, -values.flushed, -values.subnormal, headroom
 
 
 def _cells(row: RangeRow) -> tuple[str, ...]:
@@ -123,6 +127,10 @@ def _cells(row: RangeRow) -> tuple[str, ...]:
         row.kind, row.name, row.layer, row.dtype, f"{values.largest:.3g}",
         *(_percent(fraction) for fraction in fractions), headroom,
     )  # fmt: skip
+
+
+def _without_dtypes(raised: str) -> str:
+    return f"{ended(raised)} Ops that come later have no dtype in this report."
 
 
 def _percent(fraction: float) -> str:
@@ -160,23 +168,27 @@ def ranges(
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_scale(scale)
-    rows, gradients = measured_rows(subject, batch, parsed, dtypes_of(subject, batch, parsed))
-    safe = safe_scale(subject, batch, parsed, gradients)
-    return Ranges(parsed, subject.backend.name, 1.0, safe, rows).at(scale)
+    dtypes = dtypes_of(subject, batch, parsed)
+    rows, gradients = measured_rows(subject, batch, parsed, dtypes)
+    safe = None if dtypes.raised else safe_scale(subject, batch, parsed, gradients)
+    return Ranges(parsed, subject.backend.name, 1.0, safe, rows, dtypes.raised).at(scale)
 
 
-Dtypes: TypeAlias = Mapping[tuple[str, str], str]
-"""The dtypes of an op in a layer."""
+class Dtypes(NamedTuple):
+    """The dtypes of an op in a layer, up to where an exception ended the pass."""
+
+    found: Mapping[tuple[str, str], str]
+    raised: str
 
 
 def dtypes_of(subject: Subject, batch: Sequence[Any], policy: Policy) -> Dtypes:
     """The dtypes in which the ops run under ``policy``, by one pass."""
     calls = Calls()
-    subject.run(batch, policy, observer=calls, gradients=False)
+    raised = subject.run(batch, policy, observer=calls, gradients=False).raised
     found: dict[tuple[str, str], dict[str, None]] = {}
     for call in calls.seen:
         found.setdefault((call.op, call.layer), {})[call.dtype] = None
-    return {key: ", ".join(dtypes) for key, dtypes in found.items()}
+    return Dtypes({key: ", ".join(dtypes) for key, dtypes in found.items()}, raised)
 
 
 def measured_rows(
@@ -218,7 +230,7 @@ class Measured:
     def rows(self, kind: Kind, dtypes: Dtypes) -> list[RangeRow]:
         """The rows of one kind."""
         return [
-            RangeRow(kind, op, layer, dtypes.get((op, layer), ""), Exponents.merged(parts))
+            RangeRow(kind, op, layer, dtypes.found.get((op, layer), ""), Exponents.merged(parts))
             for (found_kind, op, layer), parts in self._found.items()
             if found_kind == kind
         ]
@@ -237,8 +249,10 @@ def safe_scale(
         return None
 
     def is_finite(scale: float) -> bool:
-        found = subject.run(batch, policy, scale).gradients.values()
-        return all(bool(np.isfinite(gradient).all()) for gradient in found)
+        found = subject.run(batch, policy, scale)
+        return not found.raised and all(
+            bool(np.isfinite(gradient).all()) for gradient in found.gradients.values()
+        )
 
     scale = min(max(2.0**gradients.headroom, SMALLEST_SCALE), LARGEST_SCALE)
     if is_finite(scale):

@@ -2,7 +2,8 @@
 
 full <- a pass in float32; low <- a pass under the policy
 for each of the two:
-    disturbed <- the same pass, each parameter and input shifted by +-epsilon of itself
+    disturbed <- the same pass, each parameter and input shifted by +-epsilon of itself, within its range
+                 (whole numbers stay; the inputs stay if loss_fn raises for shifted ones)
     noise     <- the largest change of each array: what rounding may have made of it by then
 
 A disturbance by one rounding makes every later rounding fall otherwise, so the noise contains what
@@ -32,8 +33,8 @@ from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.checkpoints import atomic_files
 from ampbridge.checkpoints.weights import Weight, match_weights
 from ampbridge.errors import StateError, WriteError
-from ampbridge.lens.closeness import EPSILON, apart, largest
-from ampbridge.lens.subject import FLOAT32, Pass, Subject, checked_scale
+from ampbridge.lens.closeness import EPSILON, apart, largest, rounded
+from ampbridge.lens.subject import FLOAT32, Pass, Subject, checked_scale, ended
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -100,6 +101,8 @@ class Recording(TabularReport):
         backward: the gradients in the order in which they came.
         gradients: those of the parameters, by name.
         weights: parameters and buffers, described; ``values`` has their values.
+        raised: the exception that ended the pass under the policy; empty if none did. Then there is
+            what came before it.
     """
 
     backend: str
@@ -111,6 +114,7 @@ class Recording(TabularReport):
     gradients: Mapping[str, Values]
     weights: tuple[Weight, ...]
     values: Mapping[str, NumpyArray]
+    raised: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """What it is of, as plain JSON values, without the arrays."""
@@ -122,6 +126,7 @@ class Recording(TabularReport):
             "loss": float(self.loss.low),
             "ops": ops,
             "weights": [weight.name for weight in self.weights],
+            "raised": self.raised,
         }
 
     def table(self) -> Table:
@@ -132,7 +137,8 @@ class Recording(TabularReport):
             ("parameters", str(len(self.gradients))),
             ("loss", f"{float(self.loss.low):.6g}"),
         )
-        return Table(f"{self.policy!r} on {self.backend}", ("recorded", ""), rows)
+        remarks = (ended(self.raised),) if self.raised else ()
+        return Table(f"{self.policy!r} on {self.backend}", ("recorded", ""), rows, remarks)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file, an ``npz`` archive, whole or not at all.
@@ -249,7 +255,7 @@ class _Observer:
         self._counts[call.op, call.layer] = occurrence + 1
         self.calls[call.number] = call, occurrence
         for place, each in enumerate(inputs):
-            self._see(call, "input", place, each)
+            self._see(call, "input", place, each, cast_to=call.dtype)
         for place, each in enumerate(outputs):
             self._see(call, "output", place, each)
 
@@ -259,9 +265,15 @@ class _Observer:
     def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
         self._see(call, "left", input, gradient)
 
-    def _see(self, call: OpCall, side: Side, place: int, operand: Operand) -> None:
+    def _see(
+        self, call: OpCall, side: Side, place: int, operand: Operand, cast_to: str = "float32"
+    ) -> None:
+        """Take one array; an input as the op casts it."""
         key = Key(call.op, call.layer, self.calls[call.number][1], side, place)
-        self.take(key, operand.dtype, self.backend.to_numpy(operand.values))
+        values = self.backend.to_numpy(operand.values)
+        if operand.dtype != cast_to:
+            values = rounded(values, cast_to)
+        self.take(key, operand.dtype, values)
 
     def take(self, key: Key, dtype: str, values: NumpyArray) -> None:
         """Receive one array; it may change after the call."""
@@ -345,9 +357,13 @@ def _passes(
     values, names = backend.read_weights(model), backend.parameter_names(model)
     others = {name: _disturbed(values[name], by, rng) for name in names}
     inputs = map_leaves(partial(_disturbed_input, backend=backend, by=by, rng=rng), tuple(batch))
-    noise = _Noise(backend, before=seen)
     with subject.with_weights(others):
-        disturbed = subject.run(inputs, run, scale, noise, shown_as_under=shown)
+        noise = _Noise(backend, before=seen)
+        try:
+            disturbed = subject.run(inputs, run, scale, noise, shown_as_under=shown)
+        except Exception:  # a check of the user's, which shifted inputs do not pass
+            noise = _Noise(backend, before=seen)
+            disturbed = subject.run(batch, run, scale, noise, shown_as_under=shown)
     return _Passes(seen, found, noise.noise, disturbed)
 
 
@@ -356,12 +372,23 @@ def _disturbed(values: NumpyArray, by: float, rng: np.random.Generator) -> Numpy
     return moved.astype(values.dtype)
 
 
+def _disturbed_in_range(values: NumpyArray, by: float, rng: np.random.Generator) -> NumpyArray:
+    """Disturbed, but for whole numbers that a dtype of this epsilon holds, and within the extremes.
+
+    Counts stay counts, and probabilities between 0 and 1.
+    """
+    moved = _disturbed(values, by, rng)
+    whole = (values == np.rint(values)) & (np.abs(values) <= 2 / by)
+    lowest, highest = np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)
+    return np.where(whole, values, np.clip(moved, lowest, highest))
+
+
 def _disturbed_input(x: Any, backend: Backend, by: float, rng: np.random.Generator) -> Any:
     """An input, as an array of NumPy's if it is one in float32; others as they are."""
     if "float32" not in str(getattr(x, "dtype", "")):
         return x
     values = x if isinstance(x, np.ndarray) else backend.to_numpy(x)
-    return _disturbed(values, by, rng)
+    return _disturbed_in_range(values, by, rng) if values.size else values
 
 
 def _recorded(
@@ -393,6 +420,7 @@ def _recorded(
         dict(_gradients(low, full, scale)),
         tuple(backend.weights(subject.model)),
         values,
+        low.found.raised,
     )
 
 
@@ -494,6 +522,7 @@ def _described(recording: Recording, arrays: _Arrays) -> dict[str, Any]:
         "gradients": {name: one(v) for name, v in recording.gradients.items()},
         "weights": [weight._asdict() for weight in recording.weights],
         "values": {name: arrays.name(v) for name, v in recording.values.items()},
+        "raised": recording.raised,
     }
 
 
@@ -528,4 +557,5 @@ def _restored(data: Mapping[str, Any], arrays: Mapping[str, NumpyArray]) -> Reco
         {name: one(*v) for name, v in data["gradients"].items()},
         tuple(Weight(**{**w, "shape": tuple(w["shape"])}) for w in data["weights"]),
         {name: arrays[v] for name, v in data["values"].items()},
+        data.get("raised", ""),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import nan
+from textwrap import shorten
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -12,14 +14,17 @@ import numpy.typing as npt
 
 from ampbridge.adapters.arguments import backend_of_pass
 from ampbridge.adapters.backend import Array, Backend, LossFn, Model
+from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.observation import Observer
-from ampbridge.errors import ArgumentError, CallOrderError
+from ampbridge.errors import AmpBridgeError, ArgumentError, CallOrderError
 from ampbridge.policies.function_ops import shown_whole
 from ampbridge.policies.policy import Policy
 from ampbridge.training.decorate import fit_to, for_steps
 from ampbridge.training.step_program import returning_aux
 
 NumpyArray = npt.NDArray[Any]
+
+WIDE = ("float32", "float64")
 
 FLOAT32 = Policy("O0")
 """The baseline for other policies."""
@@ -32,10 +37,12 @@ class Pass(NamedTuple):
         loss: the loss without the loss scale.
         gradients: the gradients by the parameters' names, multiplied by the loss scale; parameters
             on which the loss does not depend are left out.
+        raised: the exception that ended the pass, in words; then the loss is NaN. Empty if none did.
     """
 
     loss: float
     gradients: dict[str, NumpyArray]
+    raised: str = ""
 
     @property
     def arrays(self) -> list[NumpyArray]:
@@ -85,6 +92,11 @@ class Subject:
                 self.backend.undecorate(self.model, None)
                 self._check_no_new_weights(known)
 
+    def float_inputs(self, batch: Sequence[Any]) -> list[NumpyArray]:
+        """The arrays of float32 and float64 in a batch, on the host."""
+        floats = [x for x in leaves(tuple(batch)) if str(getattr(x, "dtype", "")).endswith(WIDE)]
+        return [x if isinstance(x, np.ndarray) else self.backend.to_numpy(x) for x in floats]
+
     @contextmanager
     def with_weights(self, values: Mapping[str, NumpyArray]) -> Iterator[None]:
         """Give the model these weights inside, by name; it keeps the others. Afterwards restore it."""
@@ -123,6 +135,9 @@ class Subject:
     ) -> Pass:
         """One pass under ``policy`` with the loss multiplied by ``scale``.
 
+        An exception that is not raised in float32 ends the pass, and is in what it returns: checks of
+        the user's (an assert, a distribution's) raise where low precision breaks what they demand.
+
         Args:
             observer: it receives each op.
             gradients: whether the observer also receives gradients.
@@ -130,36 +145,75 @@ class Subject:
         """
 
         def observed(model: Model, *inputs: Any) -> tuple[Array, Any]:
-            with (
-                nullcontext()
-                if observer is None
-                else self.backend.observe(model, observer, gradients=gradients)
-            ):
+            with self._observed(model, observer, gradients=gradients):
                 loss, aux = self._loss_fn(model, *inputs)
                 return loss, aux
 
-        with self.under(policy), shown_whole(shown_as_under or policy):
-            loss, _, grads = self.backend.gradients(
-                observed, self.model, batch, policy, scale, None
-            )
-            names = self.backend.parameter_names(self.model)
-            found = {
-                name: self.backend.to_numpy(grad)
-                for name, grad in zip(names, grads, strict=True)
-                if grad is not None
-            }
-            return Pass(float(self.backend.to_numpy(loss)), found)
+        try:
+            with self.under(policy), shown_whole(shown_as_under or policy):
+                loss, _, grads = self.backend.gradients(
+                    observed, self.model, batch, policy, scale, None
+                )
+                names = self.backend.parameter_names(self.model)
+                found = {
+                    name: self.backend.to_numpy(grad)
+                    for name, grad in zip(names, grads, strict=True)
+                    if grad is not None
+                }
+                return Pass(float(self.backend.to_numpy(loss)), found)
+        except Exception as error:
+            self._check_sound_in_float32(error, policy, lambda: self.run(batch, FLOAT32))
+            return Pass(nan, {}, in_words(error))
 
-    def forward(self, batch: Sequence[Any], policy: Policy, observer: Observer) -> None:
-        """The forward pass alone, as ``run`` has it. What ``loss_fn`` returns is not looked at."""
+    def forward(self, batch: Sequence[Any], policy: Policy, observer: Observer | None) -> str:
+        """The forward pass alone, as ``run`` has it. What ``loss_fn`` returns is not looked at.
+
+        Returns ``Pass.raised``.
+        """
 
         def observed(model: Model, *inputs: Any) -> NoReturn:
-            with self.backend.observe(model, observer, gradients=False):
+            with self._observed(model, observer, gradients=False):
                 self._call(model, *inputs)
             raise _ForwardIsOver
 
-        with self.under(policy), shown_whole(policy), suppress(_ForwardIsOver):
-            self.backend.gradients(observed, self.model, batch, policy, 1.0, None)
+        try:
+            with self.under(policy), shown_whole(policy):
+                self.backend.gradients(observed, self.model, batch, policy, 1.0, None)
+        except _ForwardIsOver:
+            return ""
+        except Exception as error:
+            self._check_sound_in_float32(error, policy, lambda: self.forward(batch, FLOAT32, None))
+            return in_words(error)
+        raise AssertionError("a backend ran the backward pass of no loss")
+
+    def _observed(
+        self, model: Model, observer: Observer | None, *, gradients: bool
+    ) -> AbstractContextManager[None]:
+        if observer is None:
+            return nullcontext()
+        return self.backend.observe(model, observer, gradients=gradients)
+
+    @staticmethod
+    def _check_sound_in_float32(
+        error: Exception, policy: Policy, in_float32: Callable[[], object]
+    ) -> None:
+        """Raise the exception of a pass again if it is ours, or float32 has one as well."""
+        if isinstance(error, AmpBridgeError) or policy == FLOAT32:
+            raise error
+        try:
+            in_float32()
+        except Exception:
+            raise error from None
+
+
+def in_words(error: Exception) -> str:
+    """Type and message of an exception, in one short line."""
+    return shorten(f"{type(error).__name__}: {error}", 200)
+
+
+def ended(raised: str) -> str:
+    """What a report says of a pass that an exception ended, and of what it has then."""
+    return f"The pass ended there, under the policy and not in float32, with {raised!r}."
 
 
 class _ForwardIsOver(Exception):

@@ -42,11 +42,14 @@ class Errors(NamedTuple):
 class Trial(NamedTuple):
     """The result of a policy on all batches.
 
-    ``low`` counts the calls in low precision, by op and layer, in the order of their first calls.
+    Attributes:
+        low: the calls in low precision, counted by op and layer, in the order of their first calls.
+        raised: the first exception that ended a pass; empty if none did.
     """
 
     errors: Errors
     low: Counter[tuple[str, str]]
+    raised: str = ""
 
 
 @dataclass
@@ -86,8 +89,19 @@ class Trials:
             calls = Calls()
             found = self._passes(policy, self.scale, doing, calls)
             errors = _largest(map(_errors, found, self._reference))
-            self._known[policy] = Trial(errors, _low_calls(calls.seen))
+            raised = next((each.raised for each in found if each.raised), "")
+            self._known[policy] = Trial(errors, _low_calls(calls.seen), raised)
         return self._known[policy]
+
+    def lower_scale(self, policy: Policy) -> None:
+        """Halve the loss scale until the gradients are finite; keep it if none from 1 on is low enough."""
+        given, self._known = self.scale, {}
+        while self.scale > 1:
+            self.scale /= 2
+            if isfinite(self.run(policy, "a lower loss scale").errors.gradients):
+                return
+            self._known.clear()
+        self.scale = given
 
     def _passes(
         self, policy: Policy, scale: float, doing: str, calls: Calls | None = None
@@ -109,7 +123,9 @@ def _low_calls(calls: Iterable[OpCall]) -> Counter[tuple[str, str]]:
 
 def _unscaled(found: Pass, scale: float) -> Pass:
     return Pass(
-        found.loss, {name: g.astype(np.float64) / scale for name, g in found.gradients.items()}
+        found.loss,
+        {name: g.astype(np.float64) / scale for name, g in found.gradients.items()},
+        found.raised,
     )
 
 

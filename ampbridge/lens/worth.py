@@ -22,7 +22,7 @@ from ampbridge.adapters.arguments import backend_of_decorated
 from ampbridge.adapters.backend import Backend, LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.lens.progress import Progress, Report, reported
-from ampbridge.lens.subject import FLOAT32
+from ampbridge.lens.subject import FLOAT32, in_words
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -225,7 +225,11 @@ class Contestant:
                 if applied and i + 1 >= FEWEST_WARM_UP:
                     break
         except UnsupportedError as error:
-            self.refusal = str(error).partition("\n")[0]
+            self.refusal = "refused: " + str(error).partition("\n")[0]
+        except Exception as error:
+            if self.policy == FLOAT32:
+                raise
+            self.refusal = "raised: " + in_words(error)
 
     def take_turn(self, steps: int) -> None:
         """Run ``steps`` steps and record their mean time."""
@@ -289,8 +293,8 @@ def _row(
     backend: Backend, contestant: Contestant, baseline: Contestant, noise: float, steps: int
 ) -> WorthRow:
     if contestant.refusal:
-        said = f"refused: {contestant.refusal}"
-        return WorthRow(contestant.name, contestant.policy, "", (), None, None, 0, said)
+        refusal = contestant.refusal
+        return WorthRow(contestant.name, contestant.policy, "", (), None, None, 0, refusal)
     low = contestant.policy.level != "O0"
     execution = backend.execution(contestant.policy) if low else "native"
     times = contestant.times(baseline)

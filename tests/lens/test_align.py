@@ -293,3 +293,47 @@ def test_infinities_and_nan_are_equal_to_themselves_alone():
         other = a.copy()
         other[place] = value
         assert apart(a, other) == np.inf
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_cast_that_makes_inf_is_the_cause(policy):
+    def mean(model, x):
+        return anp.mean(model(x))
+
+    model = nn.Linear(4, 1, rng=0)
+    model.weight[...] *= np.float32(1e-6)
+    found = lens.align((mean, model, "O0"), (mean, model, policy), np.full((2, 4), 1e5, np.float32))
+    assert found.forward.cause == (
+        "A cast to float16 makes inf of an input on side b, for linear, the model itself; its largest "
+        "value was 1e+05."
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, is_fit",
+    [
+        ("counts", lambda v: (v == np.rint(v)).all()),
+        ("probabilities", lambda v: ((v >= 0) & (v <= np.float32(0.9999))).all()),
+        ("shares", lambda v: np.allclose(v.sum(1), 1, rtol=0, atol=1e-6)),
+    ],
+)
+def test_inputs_stay_what_a_loss_demands_of_them(kind, is_fit):
+    """Counts, probabilities that end below 1, shares of 1: recorded, with the noise of all else."""
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.ones(4), 8).astype(np.float32)
+    inputs = {
+        "counts": rng.poisson(3, (8, 4)).astype(np.float32),
+        "probabilities": rng.choice([0, 0.3, 0.9999], (8, 4)).astype(np.float32),
+        "shares": shares / shares.sum(1, keepdims=True),
+    }
+
+    def checked(model, x, y):
+        if not is_fit(y):
+            raise ValueError(f"no {kind}")
+        return anp.mean((model(x) - y) ** 2)
+
+    recording = lens.record(
+        checked, nn.Linear(4, 4, rng=0), rng.normal(size=(8, 4)).astype("f"), inputs[kind]
+    )
+    assert recording.loss.low_noise > 0
+    assert not recording.raised

@@ -378,7 +378,9 @@ def test_as_data_and_in_words():
 
 def test_gradients_that_overflow_alone_may_be_the_scales_doing():
     found = lens.bisect(sixty_ops.loss_fn, SixtyOps(), BATCHES, ALL_LOW, scale=2.0**16)
-    assert "safe_scale" in str(found)
+    assert (found.entries, found.given_scale) == ((), 2.0**16)
+    assert found.scale < 2.0**16
+    assert str(found).endswith(f"at a loss scale of 2^16: 2^{np.log2(found.scale):g} is enough.")
     assert "safe_scale" not in str(bisected("exp"))
 
 

@@ -272,10 +272,15 @@ def test_a_cure_of_two_faults_has_what_it_needs_and_no_more(make, layer, patch):
 
 
 @pytest.mark.parametrize(
-    "x, kind", [([1e-9, 1e-9], "nan"), ([1.0, 1.0], "overflow"), ([1e-9, 1.0], "overflow")]
+    "x, op, kind",
+    [
+        ([1e-9, 1e-9], "cast", "underflow"),
+        ([1.0, 1.0], "divide", "overflow"),
+        ([1e-9, 1.0], "divide", "overflow"),
+    ],
 )
-def test_nan_is_said_where_there_is_no_inf_beside_it(x, kind):
-    """Divided by 1e-9, which float16 flushes to zero."""
+def test_zeros_that_a_cast_makes_are_told_from_an_overflow(x, op, kind):
+    """Divided by 1e-9, which float16 flushes to zero; a quotient of 1e9 it does not hold either way."""
 
     def divided(model, x):
         return anp.mean(x / model.weight)
@@ -285,7 +290,7 @@ def test_nan_is_said_where_there_is_no_inf_beside_it(x, kind):
     policy = amp.Policy("O1", "float16", allow=["divide"])
     with np.errstate(all="ignore"):
         found = lens.locate(divided, model, np.array([[v] for v in x], np.float32), policy=policy)
-    assert (found.op, found.kind, found.direction) == ("divide", kind, "forward")
+    assert (found.op, found.kind, found.direction) == (op, kind, "forward")
 
 
 def test_a_patch_moves_an_op_from_allow_to_deny():
@@ -388,3 +393,25 @@ def test_a_scale_is_a_power_of_two(scale):
 def test_a_loss_that_is_no_function_is_refused():
     with pytest.raises(amp.ArgumentTypeError, match="loss_fn is a function"):
         lens.census(None, Net(), X, Y)
+
+
+def test_a_small_product_of_large_inputs_is_told_by_their_cast():
+    """At O1 an op casts them, at O2 the model's call does: both are a cast, of the very values."""
+    model = nn.Linear(4, 1, rng=0)
+    model.weight[...] *= np.float32(1e-6)
+    large = np.full((2, 4), 1e5, np.float32)
+    for policy, layer in (("O1", ""), ("O2", "")):
+        found = lens.locate(lambda m, x: anp.mean(m(x)), model, large, policy=policy, scale=1.0)
+        assert (found.op, found.layer, found.kind) == ("cast", layer, "overflow")
+        assert found.operands[0].largest == 1e5
+        assert "already" not in found.advice
+
+
+def test_an_exception_of_float32_as_well_is_raised():
+    def failing(model, x, y):
+        model(x)
+        raise KeyError("a mistake")
+
+    for report in (lens.census, lens.ranges, lens.locate):
+        with pytest.raises(KeyError, match="a mistake"):
+            report(failing, Net(), X, Y)

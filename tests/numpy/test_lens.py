@@ -5,8 +5,16 @@ import random
 import autograd.numpy as anp
 import numpy as np
 import pytest
+from autograd.extend import defvjp, primitive
 from given_back import X, assert_given_back, every_report
-from planted_faults import FAULTS, assert_located_and_cured
+from planted_faults import (
+    FAULTS,
+    LOST,
+    assert_located_and_cured,
+    assert_raising_is_reported,
+    assert_scale_is_found,
+    assert_swallowed_is_located,
+)
 
 from ampbridge_numpy import nn, optim
 
@@ -46,6 +54,34 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault):
     assert_located_and_cured(KIT, fault)
+
+
+def test_an_overflow_that_is_swallowed_is_located():
+    assert_swallowed_is_located(KIT)
+
+
+def test_values_that_vanish_are_located_where_they_do():
+    assert_located_and_cured(KIT, LOST)
+
+
+def test_what_comes_before_an_exception_is_reported():
+    assert_raising_is_reported(KIT)
+
+
+@primitive
+def clipped(x):
+    return x * x.dtype.type(1)
+
+
+defvjp(clipped, lambda answer, x: lambda g: anp.clip(g, -0.5, 0.5))
+
+
+def test_gradients_that_depend_on_the_scale_are_found():
+    """``clipped`` is no op that is seen: what leaves it arrives at the product before it."""
+    model = KIT.layer(
+        lambda layer, x: anp.mean(clipped(anp.matmul(x, layer.w))), {"w": np.eye(4, dtype="f")}
+    )
+    assert_scale_is_found(model, lambda m, x: m(x), "matmul", "")
 
 
 class Noisy(nn.Module):

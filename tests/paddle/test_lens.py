@@ -11,7 +11,16 @@ import paddle
 import pytest
 from given_back import X, assert_given_back, every_report
 from monitored import assert_monitored_alike
-from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
+from planted_faults import (
+    FAULTS,
+    LOST,
+    Fault,
+    Forward,
+    assert_located_and_cured,
+    assert_raising_is_reported,
+    assert_scale_is_found,
+    assert_swallowed_is_located,
+)
 
 
 class Layer(paddle.nn.Layer):
@@ -61,6 +70,28 @@ KIT = PaddleKit()
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault: Fault) -> None:
     assert_located_and_cured(KIT, fault)
+
+
+def test_an_overflow_that_is_swallowed_is_located() -> None:
+    assert_swallowed_is_located(KIT)
+
+
+def test_values_that_vanish_are_located_where_they_do() -> None:
+    assert_located_and_cured(KIT, LOST)
+
+
+def test_what_comes_before_an_exception_is_reported() -> None:
+    assert_raising_is_reported(KIT)
+
+
+def test_gradients_that_depend_on_the_scale_are_found() -> None:
+    def forward(layer: Layer, x: paddle.Tensor) -> paddle.Tensor:
+        products = paddle.matmul(x, layer.w)
+        products.register_hook(lambda gradient: paddle.clip(gradient, -0.5, 0.5))
+        return paddle.mean(products)
+
+    model = KIT.layer(forward, {"w": np.eye(4, dtype=np.float32)})
+    assert_scale_is_found(model, lambda m, x: m(x), "matmul", "")
 
 
 class Noisy(paddle.nn.Layer):

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from given_back import X, assert_given_back, every_report
 from monitored import assert_monitored_alike
-from planted_faults import FAULTS, Fault, Forward, Kit, assert_located_and_cured
+from planted_faults import (
+    FAULTS,
+    LOST,
+    Fault,
+    Forward,
+    Kit,
+    assert_located_and_cured,
+    assert_raising_is_reported,
+    assert_scale_is_found,
+    assert_swallowed_is_located,
+)
 
 from ampbridge.testing import import_or_skip
 
@@ -110,6 +120,30 @@ KITS: Mapping[str, Kit] = {"tensorflow": TensorFlowKit(), "keras": KerasKit()}
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_located_and_cured(fault: Fault, kit: Kit) -> None:
     assert_located_and_cured(kit, fault)
+
+
+def test_an_overflow_that_is_swallowed_is_located() -> None:
+    assert_swallowed_is_located(KITS["tensorflow"])
+
+
+def test_values_that_vanish_are_located_where_they_do() -> None:
+    assert_located_and_cured(KITS["tensorflow"], LOST)
+
+
+def test_what_comes_before_an_exception_is_reported() -> None:
+    assert_raising_is_reported(KITS["tensorflow"])
+
+
+def test_gradients_that_depend_on_the_scale_are_found() -> None:
+    @tf.custom_gradient
+    def clipped(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda gradient: tf.clip_by_value(gradient, -0.5, 0.5)
+
+    def forward(layer: Any, x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(clipped(tf.matmul(x, layer.w)))
+
+    model = KITS["tensorflow"].layer(forward, {"w": np.eye(4, dtype=np.float32)})
+    assert_scale_is_found(model, lambda m, x: m(x), "matmul", "")
 
 
 class Noisy(keras.Model):

@@ -15,7 +15,16 @@ import same_bits
 import torch
 from given_back import X, assert_given_back, every_report
 from monitored import assert_monitored_alike
-from planted_faults import FAULTS, Fault, Forward, assert_located_and_cured
+from planted_faults import (
+    FAULTS,
+    LOST,
+    Fault,
+    Forward,
+    assert_located_and_cured,
+    assert_raising_is_reported,
+    assert_scale_is_found,
+    assert_swallowed_is_located,
+)
 from torch import Tensor, nn
 
 import ampbridge as amp
@@ -77,6 +86,28 @@ def test_a_planted_fault_is_located_and_cured(fault: Fault, execution: str, devi
     fault = fault._replace(policy=fault.policy.replace(execution=execution))
     kit = TorchKit(device)
     assert_located_and_cured(kit, fault)
+
+
+def test_an_overflow_that_is_swallowed_is_located(device: str) -> None:
+    assert_swallowed_is_located(TorchKit(device))
+
+
+def test_values_that_vanish_are_located_where_they_do(device: str) -> None:
+    assert_located_and_cured(TorchKit(device), LOST)
+
+
+def test_what_comes_before_an_exception_is_reported(device: str) -> None:
+    assert_raising_is_reported(TorchKit(device))
+
+
+def test_gradients_that_depend_on_the_scale_are_found(device: str) -> None:
+    def forward(layer: Layer, x: Tensor) -> Tensor:
+        products = x @ layer.w
+        products.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
+        return products.mean()
+
+    model = TorchKit(device).layer(forward, {"w": np.eye(4, dtype=np.float32)})
+    assert_scale_is_found(model, lambda m, x: m(x), "matmul", "")
 
 
 class Noisy(nn.Module):
