@@ -64,10 +64,12 @@ def output(command: str, folder: str | None, files: dict[Path, str]) -> str:
     """What a command prints: its result, then what goes to standard error."""
     out, err = io.StringIO(), io.StringIO()
     arguments = shlex.split(command.removesuffix(" 2>&1"))[1:]
+    name = arguments[arguments.index("--out") + 1] if folder and "--out" in arguments else None
     with copy_of(folder), redirect_stdout(out), redirect_stderr(err):
+        if name is not None:
+            Path(name).unlink(missing_ok=True)  # from the last time
         cli.main(arguments)
-        if folder is not None and "--out" in arguments:
-            name = arguments[arguments.index("--out") + 1]
+        if folder is not None and name is not None:
             files[ROOT / folder / name] = Path(name).read_text()
     shown = out.getvalue() + (err.getvalue() if command.endswith(" 2>&1") else "")
     return f"```text\n$ {command}\n{shown.rstrip()}\n```\n"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ampbridge import workloads
 from ampbridge.adapters import registry
 from ampbridge.checkpoints import atomic_files
-from ampbridge.cli.options import Commands, add_quiet
+from ampbridge.cli.options import Commands, add_force, add_quiet, check_free
 from ampbridge.errors import ArgumentError, BackendLoadError, listed
 from ampbridge.errors.foreign_text import printable
 from ampbridge.workloads import NAMES, RECIPES
@@ -66,6 +66,7 @@ def add_to(commands: Commands) -> None:
         metavar="FILE",
         help="write the data to this file; without FILE, print it instead of the table",
     )
+    add_force(parser)
     add_quiet(parser)
     parser.set_defaults(run=_run)
 
@@ -112,7 +113,7 @@ def _files(options: argparse.Namespace) -> dict[str, Path]:
     """What is to be written where.
 
     Raises:
-        ArgumentError: for a file in a directory that does not exist.
+        ArgumentError: for a file in a directory that does not exist, or that would be replaced.
     """
     single = {kind: getattr(options, kind) for kind in FILES}
     named = {kind: Path(path) for kind, path in single.items() if path not in (None, STDOUT)}
@@ -120,6 +121,7 @@ def _files(options: argparse.Namespace) -> dict[str, Path]:
         if not path.parent.is_dir():
             msg = f"There is no directory {str(path.parent)!r}.\n"
             raise ArgumentError(msg + f"Hint: --{kind} {path.name}, or mkdir -p {path.parent}")
+        check_free(f"--{kind}", path, [options.recipe, options.workload], options.force)
     if options.output is None and (named or options.json == STDOUT):
         return named
     folder = Path(options.output or OUTPUT)

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ampbridge import workloads
-from ampbridge.cli.options import Commands
+from ampbridge.cli.options import Commands, add_force, check_free
 from ampbridge.errors import AmpBridgeError, ArgumentError
 from ampbridge.reports.printing import TabularReport
 from ampbridge.workloads import NAMES, Workload
@@ -90,6 +90,7 @@ def add_to(commands: Commands) -> None:
     recording = _add(kinds, "record", "all values and gradients of a pass, to a file", _record)
     _add_policy(recording)
     recording.add_argument("--output", required=True, metavar="FILE.npz", help="the file")
+    add_force(recording)
 
     align = _command(kinds, "align", "the first op that differs between two backends")
     align.add_argument(
@@ -295,6 +296,7 @@ def _record(options: argparse.Namespace, workload: Workload, progress: Progress)
     del progress
     from ampbridge.lens import record
 
+    check_free("--output", options.output, [options.workload], options.force)
     first = workload.batches[0]
     recording = record(workload.loss_fn, workload.model, *first, policy=options.policy)
     recording.save(options.output)

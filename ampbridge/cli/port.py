@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.checkpoints import atomic_files
-from ampbridge.cli.options import Commands, add_output
+from ampbridge.cli.options import Commands, add_force, add_output, check_free
 from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
 from ampbridge.errors.foreign_text import printable
 from ampbridge.port.choosing import in_short
@@ -76,6 +76,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--out", metavar="FILE", help="write the result to this file, as amp_tf.py to import"
     )
+    add_force(parser)
     parser.add_argument(
         "--write",
         action="store_true",
@@ -148,6 +149,9 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
     _check_together(options)
     if several:
         _check_for_several(options)
+    if options.out:
+        read = [*options.files, *filter(None, [options.config])]
+        check_free("--out", options.out, read, options.force)
     return Wish(
         options.to,
         not options.ampbridge,

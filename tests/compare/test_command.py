@@ -84,6 +84,25 @@ def test_json_to_a_file_keeps_the_table(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("kind", ["json", "html", "png"])
+def test_a_file_that_exists_is_replaced_by_force_alone_and_never_the_recipe(kind, tmp_path, capsys):
+    recipe = tmp_path / "recipe.toml"
+    amp.Recipe().save(recipe)
+    before = recipe.read_text()
+    command = ["compare", str(recipe), "--backends", "numpy", "--steps", "1", f"--{kind}"]
+    for options in ([], ["--force"]):
+        assert main([*command, str(recipe), *options]) == 1
+        assert "is a file that this command reads.\nHint: --" in capsys.readouterr().err
+    assert recipe.read_text() == before
+    notes = tmp_path / "notes"
+    notes.write_text("mine")
+    assert main([*command, str(notes)]) == 1
+    assert capsys.readouterr().err.endswith("notes_new, or --force\n")
+    assert notes.read_text() == "mine"
+    assert main([*command, str(notes), "--force", "--quiet"]) == 0
+    assert notes.read_bytes() != b"mine"
+
+
 def test_the_installed_frameworks_are_compared_by_default(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(registry, "backends", lambda: {

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,18 @@ def test_record_writes_what_align_takes(capsys, file, tmp_path):
     assert text.startswith("Policy('O2', 'bfloat16') on numpy")
     work, recording = built(file), lens.Recording.load(path)
     assert not lens.align(recording, (work.loss_fn, work.model, "O2:bfloat16"), *work.batches[0])
+
+
+def test_record_replaces_a_file_by_force_alone_and_never_the_workload(capsys, file, tmp_path):
+    there = tmp_path / "notes.npz"
+    there.write_text("mine")
+    for output, options in ((there, []), (file, ["--force"])):
+        before = Path(output).read_text()
+        assert main(["lens", "record", file, "--output", str(output), *options]) == 1
+        assert "_new" in capsys.readouterr().err.splitlines()[-1]
+        assert Path(output).read_text() == before
+    printed(capsys, "record", file, "--output", str(there), "--force")
+    assert lens.Recording.load(there)
 
 
 def test_a_workload_by_its_name(capsys):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tomlkit
@@ -324,6 +325,30 @@ def test_wrong_options(mistake, file, port):
     *_, last = err.splitlines()
     assert last.startswith("Hint: ")
     assert hint in last
+
+
+@pytest.mark.parametrize("forced", [[], ["--force"]], ids=["", "forced"])
+def test_the_result_replaces_nothing_that_was_read(forced, file, port, tmp_path):
+    name, config = file(PADDLE), file("{}", "amp.json")
+    (tmp_path / "link.py").symlink_to(name)
+    for out in (name, str(tmp_path / name), "link.py", config):
+        code, _, err = port(name, "-c", config, "--to", "tensorflow", "--out", out, *forced)
+        new = Path(out).with_stem(f"{Path(out).stem}_new")
+        message = f"--out {out!r} is a file that this command reads.\nHint: --out {new}\n"
+        assert (code, err) == (1, f"ArgumentError: {message}")
+    assert (tmp_path / name).read_text() == PADDLE
+
+
+def test_a_file_that_exists_is_replaced_by_force(file, port, tmp_path):
+    name, notes = file(PADDLE), file("mine", "notes.md")
+    command = [name, "--to", "toml", "--out", notes]
+    code, _, err = port(*command)
+    assert code == 1
+    assert err.endswith("would be replaced.\nHint: --out notes_new.md, or --force\n")
+    assert (tmp_path / notes).read_text() == "mine"
+    assert port(*command, "--force")[0] == 0
+    assert "[policy]" in (tmp_path / notes).read_text()
+    assert port(name, "--to", "toml", "--out", "/dev/null")[0] == 0
 
 
 def test_a_place_that_cannot_be_written(file, port):
