@@ -417,6 +417,30 @@ class O2Conformance(Layered):
         with pytest.warns(AmpBridgeWarning, match=expected):
             decorate(model, optimizer, policy)
 
+    @pytest.mark.parametrize("value, shown", [(-(2.0**-25), "2.98023e-08"), (1e-10, "1e-10")])
+    def test_weights_that_are_all_zero_in_float16_are_named(self, value: float, shown: str) -> None:
+        expected = (
+            rf"(?s)float16 does not hold .*: head\.\w+ \({shown}\)\. .* become zero.*"
+            r"Hint: policy=amp\.Policy\(.*keep=\['head'\].*\); or policy='O2:bfloat16'"
+        )
+        with pytest.warns(AmpBridgeWarning, match=expected):
+            decorate(self.with_small_head(value), policy=o2())
+
+    @pytest.mark.parametrize(
+        "value, policy",
+        [
+            (2.0**-25 * (1 + 2.0**-23), o2()),
+            (0.0, o2()),
+            (1e-10, o2("bfloat16")),
+            (1e-10, o2(keep=("head",))),
+        ],
+    )
+    def test_nothing_is_told_of_weights_that_do_not_become_zero(
+        self, value: float, policy: Policy
+    ) -> None:
+        model = self.with_small_head(value)
+        assert self.told_of_weights(lambda: decorate(model, policy=policy)) == []
+
     @pytest.mark.parametrize("decorated", [False, True])
     def test_steps_tell_once_of_a_weight_beyond_float16(self, decorated: bool) -> None:
         """Or not at all, if ``decorate`` has, also where it did not know of the optimizer."""
@@ -452,6 +476,11 @@ class O2Conformance(Layered):
         head = np.diag([1, value]).astype(np.float32)
         model = self.harness.layered([IDENTITY, NOTHING, head, NOTHING], normalization)
         return model, self.harness.optimizer(model, "sgd", 0.0)
+
+    def with_small_head(self, largest: float) -> Model:
+        """A model whose head has weights up to ``largest``, and another of half of it."""
+        head = np.float32(largest) * np.array([[1, 0.5], [0, -1]], np.float32)
+        return self.harness.layered([IDENTITY, NOTHING, head, NOTHING], None)
 
     def told_of_weights(self, action: Callable[[], object]) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_decorated
-from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
+from ampbridge.adapters.backend import Backend, Decoration, Layer, Magnitude, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
@@ -22,6 +22,9 @@ _Optimizer = TypeVar("_Optimizer")
 
 _FLOAT16_ROUNDS_TO_INF = 65520
 """From here on: halfway between its largest number, 65504, and the next power of two."""
+
+_FLOAT16_ROUNDS_TO_ZERO = 2.0**-25
+"""Up to here: half of its smallest number, a tie that goes to the even one."""
 
 
 @overload
@@ -246,27 +249,39 @@ def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> N
 
 
 def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
-    """What is inf in every forward pass is no overflow that a smaller loss scale could end."""
+    """What is inf or zero in every forward pass is nothing that another loss scale could mend."""
     policy = wanted.policy
     if (policy.level, policy.dtype) != ("O2", "float16"):
         return
-    beyond = [
-        each
-        for each in backend.largest_magnitudes(model, wanted.kept)
-        if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf
-    ]
-    if not beyond:
-        return
+    magnitudes = backend.largest_magnitudes(model, wanted.kept)
+    beyond = [each for each in magnitudes if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf]
+    if beyond:
+        _warn_of_weights(
+            beyond,
+            policy,
+            "Its largest number is 65504, and magnitudes of 65520 and above become inf: with such a "
+            "weight in use every step is skipped.",
+        )
+    below = [each for each in magnitudes if 0 < each.largest <= _FLOAT16_ROUNDS_TO_ZERO]
+    if below:
+        _warn_of_weights(
+            below,
+            policy,
+            "Its smallest number is 6e-8, and magnitudes of 3e-8 and below become zero: the largest "
+            "magnitude of each of these weights does.",
+        )
+
+
+def _warn_of_weights(named: Sequence[Magnitude], policy: Policy, reason: str) -> None:
     names = [
         f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
-        for each in beyond
+        for each in named
     ]
-    layers = dict.fromkeys(each.layer.name or each.layer.kind for each in beyond)
+    layers = dict.fromkeys(each.layer.name or each.layer.kind for each in named)
     keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
     msg = (
         f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
-        f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. Its largest number is 65504, and "
-        "magnitudes of 65520 and above become inf: with such a weight in use every step is skipped.\n"
+        f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. {reason}\n"
         f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
         "float32."
     )

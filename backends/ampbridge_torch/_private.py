@@ -50,6 +50,10 @@ NAMES = {
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
         Name("torch._C._jit_get_schemas_for_operator", "lists='tensorflow' and 'paddle'", True),
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
+        Name("torch._C._dispatch_has_kernel_for_dispatch_key", "merging two dtypes", True),
+        Name("torch._C._parse_dispatch_key", "merging two dtypes", True),
+        Name("torch._C.DispatchKeySet", "merging two dtypes", True),
+        Name("torch._C._ExcludeDispatchKeyGuard", "merging two dtypes", True),
         Name("torch._C._get_privateuse1_backend_name", "lists on devices of extensions", False),
         Name("torch._C._dispatch_get_all_op_names", "names of torch's own ops", False),
         Name("torch._functorch.config", "gradients of compiled functions under lists", False),
@@ -277,7 +281,7 @@ def registered_for_autocast(device_type: str) -> frozenset[str] | None:
     registrations = lookup("_dispatch_get_registrations_for_dispatch_key")
     if registrations is None:
         return None
-    names = registrations(f"Autocast{_dispatch_key(device_type)}")
+    names = registrations(autocast_key(device_type))
     return frozenset(
         name.removeprefix("aten::").partition(".")[0] for name in names if name.startswith("aten::")
     )
@@ -288,6 +292,34 @@ def _dispatch_key(device_type: str) -> str:
     if renamed is not None and device_type == renamed():
         return "PrivateUse1"
     return device_type.upper()
+
+
+def autocast_key(device_type: str) -> str:
+    """The dispatch key of ``torch.autocast(device_type)``."""
+    return f"Autocast{_dispatch_key(device_type)}"
+
+
+def has_kernel(overload: Any, key: str) -> bool:
+    """Whether an overload of an op has a kernel of its own on a dispatch key."""
+    return bool(lookup("_dispatch_has_kernel_for_dispatch_key")(overload.name(), key))
+
+
+def past(key: str, overload: Any) -> Callable[..., Any]:
+    """Runs an overload of an op, from a kernel on ``key``, without what is registered on ``key``.
+
+    What a composite calls meets ``key`` again. What any other op calls does not: modes that see it
+    below autograd, such as that of fake tensors, call it once more.
+    """
+    this = lookup("_parse_dispatch_key")(key)
+    excluded = lookup("DispatchKeySet")(this)
+    is_composite = has_kernel(overload, "CompositeImplicitAutograd")
+    guard = nullcontext if is_composite else lookup("_ExcludeDispatchKeyGuard")
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        with guard(excluded):
+            return overload.redispatch(keys.remove(this), *args, **kwargs)
+
+    return run
 
 
 def registered_ops() -> list[str]:

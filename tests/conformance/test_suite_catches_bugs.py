@@ -1481,6 +1481,7 @@ class DecoratesEveryCall(Decorates):
 @caught_by(
     "test_a_weight_beyond_float16_is_named_and_the_layer_to_keep",
     "test_steps_tell_once_of_a_weight_beyond_float16",
+    "test_weights_that_are_all_zero_in_float16_are_named",
 )
 class FindsNoMagnitudes(NumpyBackend):
     def largest_magnitudes(self, model, kept):
@@ -1498,7 +1499,10 @@ class FindsTheLargestValue(NumpyBackend):
         ]
 
 
-@caught_by("test_nothing_is_told_of_weights_that_fit_or_that_no_policy_helps")
+@caught_by(
+    "test_nothing_is_told_of_weights_that_fit_or_that_no_policy_helps",
+    "test_nothing_is_told_of_weights_that_do_not_become_zero",
+)
 class LooksAtKeptLayersToo(NumpyBackend):
     def largest_magnitudes(self, model, kept):
         return super().largest_magnitudes(model, [])

@@ -11,15 +11,18 @@ left alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices
+from ampbridge_torch.autocast import merging
 from ampbridge_torch.autocast.mode import OpListMode, active_mode, listed
 from ampbridge_torch.autocast.recomputing import checkpoints_follow
 from ampbridge_torch.autocast.rules import Rules, rules_for
@@ -99,10 +102,61 @@ def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
 def _native(policy: Policy, device_type: DeviceType) -> torch.autocast:
     if policy.level == "O0":
         return torch.autocast(device_type, enabled=False)
-    return torch.autocast(device_type, dtype=DTYPES[policy.compute_dtype])
+    dtype = DTYPES[policy.compute_dtype]
+    if is_compiling():  # Dynamo knows torch's own class alone
+        return torch.autocast(device_type, dtype=dtype)
+    return _Autocast(device_type, dtype, merges=policy.lists != "native")
+
+
+class _Autocast(torch.autocast):
+    """``torch.autocast`` with a hint for errors about dtypes.
+
+    Args:
+        merges: whether the ops of ``merging`` take tensors of two dtypes.
+    """
+
+    def __init__(self, device_type: DeviceType, dtype: torch.dtype, merges: bool) -> None:
+        super().__init__(device_type, dtype=dtype)
+        self._merges = merges
+        if merges:
+            merging.register(device_type)
+
+    def __enter__(self) -> Any:
+        merging.regions.count += self._merges
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+        merging.regions.count -= self._merges
+        if error is not None:
+            _explain(error)
+        return super().__exit__(kind, error, traceback)
+
+
+def _explain(error: BaseException) -> None:
+    """Add a hint to an error of torch about dtypes, which no message of its own tells how to mend."""
+    if type(error) not in (RuntimeError, NotImplementedError) or not hasattr(error, "add_note"):
+        return  # not torch's own, or of a Python before 3.11
+    if "without overflow" in str(error):
+        hint = (
+            "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
+            "of float32's range, such as torch.finfo(torch.float32).min."
+        )
+    elif _ABOUT_DTYPES.search(str(error)):
+        hint = (
+            "Hint: Policy(..., deny=['torch:OP']) runs the op that raised in float32, and keep=['LAYER'] "
+            "the layer that called it; allow=['module:Class.apply'] casts what a torch.autograd.Function "
+            "is handed."
+        )
+    else:
+        return
+    if hint not in getattr(error, "__notes__", ()):
+        error.add_note(hint)
+
+
+_ABOUT_DTYPES = re.compile("BFloat16|Half|bfloat16|float16|mixed dtype")
 
 
 def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
-    if torch.compiler.is_compiling() or not rules.table:
+    if is_compiling() or not rules.table:
         return nullcontext()
     return checkpoints_follow()

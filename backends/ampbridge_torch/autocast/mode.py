@@ -140,7 +140,7 @@ class OpListMode(TorchFunctionMode):
         if not isinstance(rule, Rule):  # the twin of a composite
             with self:
                 return rule(*args, **kwargs)
-        tensors = _castable([*args, *kwargs.values()])
+        tensors = castable([*args, *kwargs.values()])
         if not tensors or _has_explicit_dtype(args, kwargs):
             return func(*args, **kwargs)
         device_type = tensors[0].device.type
@@ -167,12 +167,12 @@ class OpListMode(TorchFunctionMode):
         if treatment == "allow":
             dtype = torch.get_autocast_dtype(device_type)
         else:
-            dtype = torch.float32 if treatment == "deny" else _widest(tensors)
+            dtype = torch.float32 if treatment == "deny" else widest(tensors)
         if not rule.input_alone:
-            args = [_cast(value, dtype, device_type) for value in args]
-            kwargs = {name: _cast(value, dtype, device_type) for name, value in kwargs.items()}
+            args = [cast_to(value, dtype, device_type) for value in args]
+            kwargs = {name: cast_to(value, dtype, device_type) for name, value in kwargs.items()}
         elif treatment != "promote":
-            args = [_cast(value, dtype, device_type) for value in args[:1]] + list(args[1:])
+            args = [cast_to(value, dtype, device_type) for value in args[:1]] + list(args[1:])
         return _run_outside_autocast(func, args, kwargs, switched_off)
 
     def _simulate(
@@ -232,9 +232,9 @@ def _low_dtype(
     deciding = args[:1] if rule.input_alone else [*args, *kwargs.values()]
     if treatment == "follow":
         return simulation.followed(deciding)
-    castable = _castable(deciding)
-    widest = _widest(castable) if castable else torch.float32
-    return None if widest is torch.float32 else widest
+    tensors = castable(deciding)
+    dtype = widest(tensors) if tensors else torch.float32
+    return None if dtype is torch.float32 else dtype
 
 
 def _simulate_on_statistics(
@@ -256,7 +256,7 @@ def _simulate_on_statistics(
 
 
 def _needs_gradients(args: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _castable(args))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in castable(args))
 
 
 def _run_outside_autocast(
@@ -274,7 +274,7 @@ def _run_outside_autocast(
         torch.set_autocast_enabled(device_type, True)
 
 
-def _castable(values: Sequence[Any]) -> list[Tensor]:
+def castable(values: Sequence[Any]) -> list[Tensor]:
     """The tensors that a region casts among the arguments, in lists and tuples too."""
     found: list[Tensor] = []
     for value in values:
@@ -282,21 +282,22 @@ def _castable(values: Sequence[Any]) -> list[Tensor]:
             if value.dtype in CASTABLE:
                 found.append(value)
         elif type(value) in (list, tuple):
-            found.extend(_castable(value))
+            found.extend(castable(value))
     return found
 
 
-def _cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
+def cast_to(value: Any, dtype: torch.dtype, device_type: str) -> Any:
+    """``value`` with its tensors of ``device_type`` in ``dtype``, in lists and tuples too."""
     if isinstance(value, Tensor):
         if value.dtype in CASTABLE and value.dtype != dtype and value.device.type == device_type:
             return value.to(dtype)
         return value
     if type(value) in (list, tuple):
-        return type(value)([_cast(item, dtype, device_type) for item in value])
+        return type(value)([cast_to(item, dtype, device_type) for item in value])
     return value
 
 
-def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
+def widest(tensors: Sequence[Tensor]) -> torch.dtype:
     """The one dtype of the tensors, or float32, the widest of any two that are cast."""
     first = tensors[0].dtype
     return first if all(tensor.dtype == first for tensor in tensors) else torch.float32

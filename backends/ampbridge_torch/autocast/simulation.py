@@ -253,7 +253,7 @@ class _RoundedWeight(NamedTuple):
             return self.low.to(torch.float32)
         if not self.wide.requires_grad:
             return self.wide
-        shared: Tensor = _InSharedMemory.apply(self.low, self.wide)
+        shared: Tensor = _InSharedMemory.apply(self.low, self.wide)  # type: ignore[no-untyped-call]
         return shared
 
 

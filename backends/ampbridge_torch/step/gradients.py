@@ -95,16 +95,12 @@ def gradients(
     graphs = present_graphs.get()
     if graphs is not None:
         graphs.check(policy, wanted, device_types)
-    try:
-        # Ctrl-C at the end of the block comes ahead of an __exit__: the second one; the first is called.
-        with region_on(device_types, policy), nullcontext():
-            if graphs is not None:
-                loss, aux, grads = graphs.gradients(loss_fn, model, inputs, wanted, factor)
-            else:
-                loss, aux = loss_fn(model, *inputs)
-    except RuntimeError as error:
-        _explain_number_that_overflows(error)
-        raise
+    # Ctrl-C at the end of the block comes ahead of an __exit__: the second one; the first is called.
+    with region_on(device_types, policy), nullcontext():
+        if graphs is not None:
+            loss, aux, grads = graphs.gradients(loss_fn, model, inputs, wanted, factor)
+        else:
+            loss, aux = loss_fn(model, *inputs)
     if graphs is None:
         loss = cast(loss, "float32")
         scaled = loss if factor is None else loss * factor
@@ -120,15 +116,6 @@ def gradients(
     if total is not None:
         grads = _with_total(grads, total)
     return loss.detach(), map_leaves(detached, aux, leaf=Tensor), grads
-
-
-def _explain_number_that_overflows(error: RuntimeError) -> None:
-    """Models that fill a low tensor with float32's least number fail under torch.autocast as well."""
-    if "without overflow" in str(error) and hasattr(error, "add_note"):  # since Python 3.11
-        error.add_note(
-            "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
-            "of float32's range, such as torch.finfo(torch.float32).min."
-        )
 
 
 def _reached(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,80 @@
+"""Ops that refuse tensors of two dtypes take them in a region: ``float32.index_add(0, at, low)``.
+
+Torch promotes in arithmetic, and raises where values are merged: in scatters, masks, ``lerp``. Here
+these ops have kernels on the dispatch keys of ``torch.autocast``, beside torch's own for ``cat`` and
+``scatter_add``. So they see every call, from C++ and in compiled graphs too, and cost other ops
+nothing. An op that writes to its input casts the others to the input's dtype; any other op casts to
+the widest. Outside of the regions of ampbridge a kernel passes its arguments on as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from ampbridge_torch import _private
+from ampbridge_torch.autocast.mode import cast_to, castable, widest
+
+# By aten name; tests/torch/test_merging.py holds them against torch's own database of ops.
+OPS = (
+    *("index_add", "index_copy", "index_put", "index_reduce", "put", "masked_scatter"),
+    *("scatter", "scatter_add", "scatter_reduce", "_unsafe_masked_index_put_accumulate"),
+    *("lerp", "heaviside", "isclose", "allclose", "complex", "meshgrid", "cartesian_prod"),
+    *("addmm", "addbmm", "baddbmm", "addmv", "sparse_sampled_addmm", "_chunk_cat"),
+    *("linalg_multi_dot", "linalg_lu_solve", "linalg_ldl_solve", "linalg_solve_ex"),
+    *("embedding_bag", "_histogramdd_from_bin_tensors", "_sparse_mm_reduce_impl"),
+)
+
+
+class _Regions(threading.local):
+    """In how many regions whose ops merge this thread is."""
+
+    count = 0
+
+
+regions = _Regions()
+
+
+@cache
+def register(device_type: str) -> None:
+    """Register the kernels for ``device_type``, for as long as the process lives."""
+    key = _private.autocast_key(device_type)
+    for overload in _overloads():
+        if not _private.has_kernel(overload, key):
+            kernel = partial(_merge, overload, device_type, _private.past(key, overload))
+            _library().impl(overload, kernel, key, with_keyset=True)
+
+
+@cache
+def _library() -> torch.library.Library:
+    return torch.library.Library("aten", "IMPL")
+
+
+@cache
+def _overloads() -> tuple[Any, ...]:
+    """The overloads of ``OPS``, in place and not; torch has some of them in one form alone."""
+    packets = [getattr(torch.ops.aten, name + ending, None) for name in OPS for ending in ("", "_")]
+    return tuple(
+        getattr(packet, overload)
+        for packet in packets
+        if packet is not None
+        for overload in packet.overloads()
+        if "out" not in overload and overload != "hacked_twin"  # TorchScript's, of no kernel
+    )
+
+
+def _merge(
+    op: Any, device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if regions.count:
+        tensors = castable([*args, *kwargs.values()])
+        if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+            written = _private.written(op, args, kwargs)
+            dtype = written[0].dtype if written else widest(tensors)
+            args = cast_to(args, dtype, device_type)
+            kwargs = {name: cast_to(value, dtype, device_type) for name, value in kwargs.items()}
+    return run(keys, *args, **kwargs)
