@@ -80,6 +80,8 @@ NAMES = {
         Name("torch.autograd.function._SingleLevelFunction", "amp.lens", True),
         Name("torch._C._functorch.is_functorch_wrapped_tensor", "amp.lens under torch.func", True),
         Name("torch._C._functorch.peek_interpreter_stack", "simulated low precision", True),
+        Name("torch._C._functorch.get_unwrapped", "simulating under torch.func", True),
+        Name("torch._C._DisableFuncTorch", "simulating under torch.func", True),
     )
 }
 
@@ -480,6 +482,19 @@ def gradient_dtype(node: Any) -> torch.dtype:
 def is_transforming() -> bool:
     """Whether a transform of ``torch.func`` is running in this thread."""
     return lookup("peek_interpreter_stack")() is not None
+
+
+def write_below_transforms(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """``tensor.data.copy_(values)`` in the memory that every level of ``torch.func`` has saved.
+
+    On the wrapped tensors it would count as a change of what the outer levels have saved. The
+    ``values`` were made from ``tensor`` alone, so both are mapped along the same dimension.
+    """
+    is_wrapped, inner = lookup("is_functorch_wrapped_tensor"), lookup("get_unwrapped")
+    with lookup("_DisableFuncTorch")():
+        while is_wrapped(tensor):
+            tensor, values = inner(tensor), inner(values)
+        tensor.data.copy_(values)
 
 
 def is_within_transform(tensors: Sequence[torch.Tensor]) -> bool:

@@ -456,6 +456,55 @@ def test_transforms(low: str) -> None:
         assert float(difference) < (1e-2 if low == "float16" else 1e-1)
 
 
+SAVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": lambda x: torch.exp(-x.abs()),
+    "sqrt": lambda x: torch.sqrt(x.abs() + 0.1),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+}
+
+
+def test_every_op_that_saves_its_result_is_transformed() -> None:
+    not_twice = {"cdist", "scaled_dot_product_attention"}  # by torch's own kernels
+    assert set(SAVING) == set(simulation.SAVES_RESULT) - not_twice
+
+
+@pytest.mark.parametrize("op", SAVING)
+def test_a_gradient_through_transforms(op: str, low: str) -> None:
+    """Of gradients by ``torch.func``, as in influence functions and meta learning; as natively."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 4), torch.randn(5, 3)
+
+    def loss(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return SAVING[op](torch.func.functional_call(layer, values, row)).float().pow(3).sum()
+
+    def gradients(execution: Any) -> list[torch.Tensor]:
+        values = dict(layer.named_parameters())
+        with amp.autocast(amp.Policy("O1", low, execution=execution), backend="torch"):
+            one = torch.func.grad(loss)(values, x[0])["weight"].float()
+            each = torch.vmap(torch.func.grad(loss), (None, 0))(values, x)["weight"].float()
+            second = torch.func.grad(lambda row: torch.func.grad(loss, 1)(values, row).sum())(x[1])
+        total = one.square().sum() + each.square().sum() + second.float().square().sum()
+        return [each.detach(), *torch.autograd.grad(total, list(layer.parameters()))]
+
+    for found, native in zip(gradients("simulated"), gradients("native"), strict=True):
+        difference = float((found - native).norm() / native.norm())
+        assert difference < (1e-2 if low == "float16" else 6e-2)
+
+
+def test_what_transforms_save_is_rounded(low: str) -> None:
+    """The derivative of ``tanh`` is made from its rounded result, as outside of transforms."""
+    x = torch.linspace(-3, 3, 50).to(getattr(torch, low))
+    with region(low):
+        mapped = torch.vmap(torch.func.grad(torch.tanh))(x)
+        leaf = x.clone().requires_grad_()
+        torch.tanh(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert torch.equal(mapped, leaf.grad)
+
+
 def test_second_derivatives(low: str) -> None:
     w = torch.randn(3, 3, requires_grad=True)
     x = torch.randn(5, 3)

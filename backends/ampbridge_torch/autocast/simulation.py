@@ -194,7 +194,10 @@ def rounded_as_saved(result: Any, dtype: torch.dtype) -> Any:
     """``rounded``, also in the copy that autograd has kept."""
     low = rounded(result, dtype)
     if isinstance(result, Tensor) and result.dtype is torch.float32 and result.requires_grad:
-        result.data.copy_(low)
+        if _private.is_transforming():
+            _private.write_below_transforms(result, low)
+        else:
+            result.data.copy_(low)
     return low
 
 
