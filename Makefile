@@ -12,6 +12,7 @@ NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py
 NUMERICS_tensorflow := tests/tensorflow/test_ops.py tests/tensorflow/test_simulation.py
 NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_ops.py tests/paddle/test_probing.py
+ON_VIRTUAL_PADDLE := $(BIN)/python -W ignore tests/virtual_paddle/on_the_device.py
 # Of torch's tests those that a device tells most of; night-cuda runs all.
 ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
 ZOO := torch tensorflow paddle o2
@@ -88,6 +89,8 @@ test-gpu: ## on a real GPU: tests, bits, waits and times, with PYTHON's framewor
 
 test-virtual-paddle: $(VENV)/.devices ## Paddle's GPU path, on a device whose memory is the host's
 	$(BIN)/python -m pytest -q tests/virtual_paddle
+	$(ON_VIRTUAL_PADDLE) -m pytest -q -m quick tests/zoo/test_paddle.py
+	$(ON_VIRTUAL_PADDLE) -m pytest -q tests/paddle/test_lens.py tests/paddle/test_schedule.py tests/paddle/test_what_is_trained.py
 
 test-zoo: $(VENV)/.test ## some of the zoo
 	set -e; for each in $(ZOO); do $(BIN)/python -m pytest -q -m quick tests/zoo/test_$$each.py; done

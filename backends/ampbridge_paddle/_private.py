@@ -134,7 +134,6 @@ PRIVATE: Mapping[str, Private] = {
     "Layer._state_dict_hooks": Private("decorate(save_dtype=...)", False, "3.3.1"),
     "Layer._dtype": Private("O2 on GPU", True, "3.3.1"),
     "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
-    "Layer._to_impl": Private("O2 on GPU", True, "3.3.1"),
     "Layer._buffers": Private("O2 on GPU", True, "3.3.1"),
     "Layer._groups": Private("amp.load_weights: depthwise convolutions", True, "3.3.1"),
     "Layer._non_persistable_buffer_names_set": Private("step.save, step.load", True, "3.3.1"),
@@ -142,6 +141,7 @@ PRIVATE: Mapping[str, Private] = {
     "Optimizer._accumulators": Private("step.save, step.load", True, "3.3.1"),
     "Optimizer._accumulators_holder": Private("step.save, step.load", True, "3.3.1"),
     "Optimizer._already_create_accumulator": Private("step.load", True, "3.3.1"),
+    "Optimizer._create_optimization_pass": Private("O2 on GPU", True, "3.3.1"),
     "Optimizer._create_param_lr": Private("simulated O2: the rate of SGD", False, "3.3.1"),
     "Optimizer._create_accumulators": Private("step.load", True, "3.3.1"),
     "Optimizer._create_multi_tensor_dict": Private(

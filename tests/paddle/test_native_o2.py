@@ -18,9 +18,9 @@ from paddle.amp.auto_cast import amp_global_state, amp_initialize
 from paddle_reference import normal, rounded
 
 import ampbridge as amp
+from ampbridge.adapters.backend import FINITE
 from ampbridge_paddle import training_state
 from ampbridge_paddle.autocast import execution
-from ampbridge_paddle.model.native_o2 import gradient_for
 
 
 def model() -> nn.Layer:
@@ -193,15 +193,36 @@ def test_data_parallel_has_to_come_after(calls: list[dict[str, Any]]) -> None:
     assert calls == []
 
 
-@pytest.mark.parametrize("kind", [paddle.optimizer.Adam, paddle.optimizer.AdamW])
-def test_gradients_for_optimizers_that_take_float32_ones(kind: Any) -> None:
-    p = paddle.create_parameter([2], "float16")
-    grad = paddle.to_tensor(np.float32([1e-6, 2]))
-    assert gradient_for(kind(parameters=[p]), p, grad) is grad
-    assert gradient_for(Wrapper(kind(parameters=[p])), p, grad) is grad
-    assert gradient_for(paddle.optimizer.SGD(parameters=[p]), p, grad).dtype == paddle.float16
-    wide = paddle.create_parameter([2], "float32")
-    assert gradient_for(paddle.optimizer.SGD(parameters=[wide]), wide, grad) is grad
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Momentum"])
+def test_kernels_get_gradients_in_the_dtype_that_they_take(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """After the optimizer's clipping, which gets them in float32."""
+    seen: list[tuple[str, list[Any]]] = []
+
+    def note(where: str, pairs: Any) -> Any:
+        seen.append((where, [grad.dtype for _, grad in pairs]))
+        return pairs
+
+    class Clip(nn.clip.ClipGradBase):  # type: ignore[misc]
+        def __call__(self, pairs: Any) -> Any:
+            return note("clip", pairs)
+
+    monkeypatch.setattr(
+        paddle.optimizer.Optimizer,
+        "_create_optimization_pass",
+        lambda self, pairs, *args, **kwargs: note("kernels", pairs),
+    )
+    low, wide = (paddle.create_parameter([2], dtype) for dtype in ("float16", "float32"))
+    optimizer = getattr(paddle.optimizer, kind)(parameters=[low, wide], grad_clip=Clip())
+    grads = [paddle.ones([2]), paddle.ones([2])]
+    assert amp.backend("paddle").apply(Wrapper(optimizer), [low, wide], grads, FINITE)
+    taken = paddle.float32 if kind.startswith("Adam") else paddle.float16
+    assert seen == [
+        ("clip", [paddle.float32, paddle.float32]),
+        ("kernels", [taken, paddle.float32]),
+    ]
+    assert "_create_optimization_pass" not in vars(optimizer)
 
 
 def test_execution() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
@@ -11,6 +15,7 @@ from paddle_reference import LOW, rounded
 
 import ampbridge as amp
 
+HERE = Path(__file__).parent
 LOW_DTYPES = pytest.mark.parametrize("dtype", LOW)
 
 
@@ -122,3 +127,17 @@ def test_our_adapter_knows_the_device_and_what_it_is_good_for() -> None:
     assert names == ["virtual_gpu:0", "cpu"]
     assert amp.backend("paddle").probe(amp.backend("paddle").devices()[0]).failures == {}
     assert amp.Policy.auto() == amp.Policy("O1", "bfloat16")
+
+
+def test_a_script_runs_on_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport paddle\n"
+        "paddle.set_device('gpu:0')\n"
+        "layer = paddle.nn.Linear(2, 2).to('gpu')\n"
+        "with paddle.amp.auto_cast():\n"
+        "    print(layer(paddle.ones([1, 2])).dtype, paddle.device.get_device(), *sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-W", "ignore", str(HERE / "on_the_device.py"), str(script), "--one"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "paddle.float16 virtual_gpu:0 --one\n", done.stderr

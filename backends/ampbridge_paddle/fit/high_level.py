@@ -73,6 +73,13 @@ class _ScalingAdapter(_NativeAdapter):
         metrics = [_updated(metric, outputs, labels) for metric in self._metrics()]
         return (values, metrics) if metrics else values
 
+    def load(self, pairs: Any, optimizer_state: Any, scaler_state: Any = None) -> None:
+        """What ``save`` wrote, also in another dtype than the network holds."""
+        network = self.model.network
+        names = {id(x): name for name, x in network.state_dict(use_hook=False).items()}
+        network.set_state_dict({names[id(x)]: value for x, value in pairs})
+        super().load([], _unpickled(optimizer_state), scaler_state)
+
     def _forward(self, inputs: Any, labels: Any) -> tuple[list[Any], list[Any]]:
         self.model.network.train()
         self.mode = "train"
@@ -85,6 +92,18 @@ class _ScalingAdapter(_NativeAdapter):
     def _metrics(self) -> list[Any]:
         metrics: list[Any] = method("Model", self.model, "_metrics")
         return metrics
+
+
+def _unpickled(state: Any) -> Any:
+    """Tensors of an optimizer's state with masters, which ``paddle.Model`` reads as names with values."""
+    if isinstance(state, tuple):
+        name, value = state
+        tensor = paddle.to_tensor(value)
+        tensor.name = name
+        return tensor
+    if isinstance(state, dict):
+        return {key: _unpickled(value) for key, value in state.items()}
+    return state
 
 
 def _listed(value: Any) -> list[Any]:

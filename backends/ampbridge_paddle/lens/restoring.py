@@ -10,6 +10,7 @@ import paddle
 
 from ampbridge.adapters.backend import Model
 from ampbridge_paddle._private import method
+from ampbridge_paddle.step.gradients import replaced_grad
 
 Layer = Any
 Tensor = Any
@@ -23,6 +24,9 @@ def restored(model: Model) -> Iterator[None]:
         for tensor in [*model.parameters(), *model.buffers()]:
             if method("Tensor", tensor, "_is_initialized")():
                 stack.callback(_put_back, tensor, _copy(tensor))
+        # On a GPU O2 would cast them with their parameters, and lose digits.
+        parameters = model.parameters()
+        stack.enter_context(replaced_grad(parameters, [None] * len(parameters)))
         for layer in model.sublayers(include_self=True):
             stack.callback(setattr, layer, "training", layer.training)
             _remember_buffers(stack, layer)

@@ -12,6 +12,7 @@ from ampbridge.adapters.backend import Layer as LayerOfModel
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import execution
+from ampbridge_paddle.autocast.dtypes import is_float32
 from ampbridge_paddle.model import native_o2, saving
 from ampbridge_paddle.model.low_weights import low_dtype_of
 from ampbridge_paddle.model.model_calls import (
@@ -74,12 +75,12 @@ def undecorate(model: Layer, optimizer: Any) -> None:
     role = role_of(model, DecoratedModel)
     if role is None:
         return
+    if role.parameters is not None:
+        role.parameters.release(model)
     remove_role(model, DecoratedModel)
     for layer in role.decoration.kept:
         remove_role(layer, Kept)
     saving.save_as_held(model)
-    if role.parameters is not None:
-        role.parameters.release(model)
 
 
 def decoration(model: Layer, optimizer: Any) -> Decoration | None:
@@ -116,12 +117,15 @@ def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
     full = {id(layer): layer for layer in below_kept}
     full |= {id(x.layer): x.layer for x in every if is_normalization(x, NORMALIZATIONS)}
     stays = {id(p) for layer in full.values() for p in _own_parameters(layer)}
+    stays |= {
+        id(p) for p in model.parameters() if paddle.is_floating_point(p) and not is_float32(p)
+    }
     others = [each.layer for each in every if id(each.layer) not in full]
     parameters = {
         id(p): p
         for layer in others
         for p in _own_parameters(layer)
-        if p.dtype == paddle.float32 and id(p) not in stays
+        if is_float32(p) and id(p) not in stays
     }
     shares = [layer for layer in others if not stays.isdisjoint(map(id, _own_parameters(layer)))]
     return LowTensors(list(parameters.values()), [*full.values(), *shares])

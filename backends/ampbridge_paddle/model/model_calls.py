@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 
 from ampbridge.adapters.backend import Decoration
@@ -16,6 +17,7 @@ from ampbridge_paddle.autocast import casting
 from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
 
 Layer = Any
+Tensor = Any
 Call = Callable[..., Any]
 
 _FLOAT32 = Policy("O0")
@@ -43,16 +45,38 @@ class DecoratedLayer(Mixin):
     def set_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Also of what was saved in another dtype than the layer holds; Paddle's own refuses it."""
         held = self.state_dict(use_hook=False)  # type: ignore[attr-defined]
-        fitting = {key: _in_dtype_of(held.get(key), value) for key, value in state_dict.items()}
-        return super().set_state_dict(fitting, *args, **kwargs)  # type: ignore[misc]
+        given = {key: _as_tensor(value) for key, value in state_dict.items()}
+        fitting = {key: _in_dtype_of(held.get(key), value) for key, value in given.items()}
+        result = super().set_state_dict(fitting, *args, **kwargs)  # type: ignore[misc]
+        _set_masters(self, {held[key].name: given[key] for key in held.keys() & given.keys()})
+        return result
 
     set_dict = load_dict = set_state_dict
+
+
+def _as_tensor(value: Any) -> Any:
+    return paddle.to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _in_dtype_of(held: Any, value: Any) -> Any:
     if held is None or not isinstance(value, paddle.Tensor) or value.dtype == held.dtype:
         return value
     return value.astype(held.dtype)
+
+
+@paddle.no_grad()
+def _set_masters(layer: Any, values: Mapping[str, Tensor]) -> None:
+    """Let masters be what their parameters were set to, or else the next step would undo that.
+
+    One that rounds to a 16-bit value keeps its further digits: it may have been loaded before.
+    """
+    role = role_of(layer, DecoratedModel)
+    masters = role.parameters.masters() if role is not None and role.parameters is not None else {}
+    for name in masters.keys() & values.keys():
+        master, value = masters[name], values[name]
+        rounds_to_it = master.astype(value.dtype) == value
+        new = paddle.where(rounds_to_it, master, value.astype(master.dtype))
+        paddle.assign(new, output=master)
 
 
 _ROLES = "_ampbridge_roles"

@@ -65,12 +65,10 @@ class NativeO2:
                 "Hint: decorate before fleet.distributed_optimizer(optimizer)."
             )
             raise UnsupportedError(msg)
-        self._parameters, self._optimizer = list(parameters), optimizer
+        self._optimizer = optimizer
         # By name: what held the layers would hold the model, which holds this.
         self._layers = {name: _LayerBefore(layer) for name, layer in _named_layers(model)}
-        self._masters = {p.name: _master_of(p) for p in parameters} if policy.master_weights else {}
-        for p in parameters:
-            setattr(p, _LOW, True)
+        masters = [_master_of(p) for p in parameters] if policy.master_weights else []
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
         with _buffers_left_out(model.sublayers(include_self=True)):
@@ -83,6 +81,12 @@ class NativeO2:
                 master_grad=decoration.master_grad,
                 excluded_layers=list(left_out),
             )
+        # Some layers keep parameters in float32 by themselves, such as Paddle's fused ones.
+        self._parameters = [p for p in parameters if not is_float32(p)]
+        for p in self._parameters:
+            setattr(p, _LOW, True)
+        low = {p.name for p in self._parameters}
+        self._masters = {master.name: master for master in masters if master.name in low}
         if optimizer is not None:
             _masters_in(optimizer).update(self._masters)
 
@@ -94,25 +98,20 @@ class NativeO2:
         return {name: present.get(name, master) for name, master in self._masters.items()}
 
     def release(self, model: Layer) -> None:
-        for p in self._parameters:
-            vars(p).pop(_LOW, None)
-        masters = self._take_masters()
-        with _buffers_left_out(model.sublayers(include_self=True)):
-            for name, layer in _named_layers(model):
-                if name in self._layers:
-                    self._layers[name].restore(layer)
+        masters = self.masters()
+        paddle.nn.ParameterList(self._parameters).to(dtype="float32")
         for p in self._parameters:
             if p.name in masters:
                 p.set_value(masters[p.name])
+            vars(p).pop(_LOW, None)
+        for name, layer in _named_layers(model):
+            if name in self._layers:
+                self._layers[name].restore(layer)
+        if self._optimizer is not None:
+            self._optimizer._multi_precision = self._multi_precision
+            for name in masters:
+                _masters_in(self._optimizer).pop(name, None)
         _forget_master_gradients(self._with_master_grad)
-
-    def _take_masters(self) -> dict[str, Tensor]:
-        """The present masters, the optimizer's if it has any; it keeps none."""
-        if self._optimizer is None:
-            return self._masters
-        self._optimizer._multi_precision = self._multi_precision
-        present = _masters_in(self._optimizer)
-        return {name: present.pop(name, master) for name, master in self._masters.items()}
 
 
 def _named_layers(model: Layer) -> Iterator[tuple[str, Layer]]:
@@ -145,17 +144,17 @@ def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
 
 
 class _LayerBefore:
-    """What ``paddle.amp.decorate`` changes about a layer."""
+    """What ``paddle.amp.decorate`` changes about a layer, beside its parameters.
+
+    ``_dtype`` may be None (convolutions), and is then no dtype of its parameters.
+    """
 
     def __init__(self, layer: Layer) -> None:
         self._dtype = method("Layer", layer, "_dtype")
         self._casts = method("Layer", layer, "_cast_to_low_precision")
 
     def restore(self, layer: Layer) -> None:
-        if method("Layer", layer, "_dtype") != self._dtype:
-            to_dtype = method("Layer", layer, "_to_impl")
-            to_dtype(dtype=self._dtype, include_sublayers=False, floating_only=True)
-        layer._cast_to_low_precision = self._casts
+        layer._dtype, layer._cast_to_low_precision = self._dtype, self._casts
 
 
 def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
@@ -168,13 +167,41 @@ def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
     state.use_master_grad = bool(state.model_parameters)
 
 
+@contextmanager
+def cast_after_clipping(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """``optimizer`` may step 16-bit ``parameters`` on float32 gradients in the block.
+
+    It clips and regularizes them in float32, in which squares do not overflow. Its kernels get them in
+    the dtypes that they take.
+    """
+    if all(map(is_float32, parameters)):
+        yield
+        return
+    native = without_wrappers(optimizer)
+    update = method("Optimizer", native, "_create_optimization_pass")
+
+    def cast_and_update(pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(pairs, dict):  # a group with settings of its own
+            return update(
+                {**pairs, "params": _for_kernels(native, pairs["params"])}, *args, **kwargs
+            )
+        return update(_for_kernels(native, pairs), *args, **kwargs)
+
+    native._create_optimization_pass = cast_and_update
+    try:
+        yield
+    finally:
+        del native._create_optimization_pass
+
+
 # Whose kernels take float32 gradients of 16-bit parameters.
 _WITH_FLOAT32_GRADIENTS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
 
 
-def gradient_for(optimizer: Optimizer, parameter: Tensor, grad: Tensor | None) -> Tensor | None:
-    """``grad`` (float32) in a dtype in which ``optimizer`` steps ``parameter``."""
-    if grad is None or is_float32(parameter) or parameter.dtype not in LOW.values():
-        return grad
-    takes_float32 = isinstance(without_wrappers(optimizer), _WITH_FLOAT32_GRADIENTS)
-    return grad if takes_float32 else grad.astype(parameter.dtype)
+def _for_kernels(
+    optimizer: Optimizer, pairs: Sequence[tuple[Tensor, Tensor]]
+) -> Sequence[tuple[Tensor, Tensor]]:
+    if isinstance(optimizer, _WITH_FLOAT32_GRADIENTS):
+        return pairs
+    low = tuple(LOW.values())
+    return [(p, grad.astype(p.dtype) if p.dtype in low else grad) for p, grad in pairs]

@@ -12,7 +12,7 @@ from ampbridge.adapters.backend import FINITE, INF, NAN, worst_on_host
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast.dtypes import FLOAT32, FLOAT64, is_float32
-from ampbridge_paddle.model.native_o2 import gradient_for
+from ampbridge_paddle.model.native_o2 import cast_after_clipping
 from ampbridge_paddle.step import hybrid_groups
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.gradients import replaced_grad
@@ -140,10 +140,12 @@ def apply(
     """
     if found is not None and int(found) != FINITE:
         return False
-    pairs = zip(parameters, grads, strict=True)
-    given = {id(p): gradient_for(optimizer, p, g) for p, g in pairs}
+    given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     own = parameters_of(optimizer)
-    with replaced_grad(own, [given.get(id(p)) for p in own]):
+    with (
+        replaced_grad(own, [given.get(id(p)) for p in own]),
+        cast_after_clipping(optimizer, own),
+    ):
         optimizer.step()
     return True
 
