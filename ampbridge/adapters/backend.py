@@ -250,6 +250,18 @@ class Backend(Protocol):
         A "loss" is a loss object of the framework, a "scheduler" one of its learning-rate schedulers.
         """
 
+    def moves_rates_of(self, scheduler: object, optimizer: Optimizer) -> bool:
+        """Whether ``scheduler`` moves the learning rates of ``optimizer``; true if nobody can tell.
+
+        By default it is one with an ``optimizer``, as torch's are. Optimizers that wrap another one
+        share its groups, which hold the rates.
+        """
+        theirs, ours = (
+            {id(group) for group in getattr(each, "param_groups", ())}
+            for each in (getattr(scheduler, "optimizer", None), optimizer)
+        )
+        return not theirs or not ours or not theirs.isdisjoint(ours)
+
     # -- precision
 
     @abstractmethod

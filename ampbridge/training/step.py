@@ -90,7 +90,7 @@ class TrainStep:
             for policy in recipe.policies
         }
         self._scheduler = scheduler
-        self._advance_scheduler = checked_scheduler(scheduler, optimizer)
+        self._advance_scheduler = checked_scheduler(backend, scheduler, optimizer)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps without loss scaling are also checked and counted.
         self._unscaled = GradScaler(1.0, dynamic=False)

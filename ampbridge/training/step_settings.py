@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ampbridge.adapters.arguments import described, required_arguments
-from ampbridge.adapters.backend import Optimizer
+from ampbridge.adapters.backend import Backend, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.errors.flags import checked_count
@@ -84,7 +84,9 @@ def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
     raise ArgumentTypeError(msg)
 
 
-def checked_scheduler(scheduler: Any, optimizer: Optimizer) -> Callable[[], Any] | None:
+def checked_scheduler(
+    backend: Backend, scheduler: Any, optimizer: Optimizer
+) -> Callable[[], Any] | None:
     """What advances ``scheduler`` by one step.
 
     Raises:
@@ -109,23 +111,20 @@ def checked_scheduler(scheduler: Any, optimizer: Optimizer) -> Callable[[], Any]
             "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
         )
         raise ArgumentTypeError(msg)
-    _check_whose_rates_it_moves(scheduler, optimizer)
+    _check_whose_rates_it_moves(backend, scheduler, optimizer)
     step: Callable[[], Any] = advance
     return step
 
 
-def _check_whose_rates_it_moves(scheduler: Any, optimizer: Optimizer) -> None:
-    """Optimizers that wrap another one share its groups, which hold the rates."""
-    theirs, ours = (
-        {id(group) for group in getattr(each, "param_groups", ())}
-        for each in (getattr(scheduler, "optimizer", None), optimizer)
-    )
-    if theirs and ours and not theirs & ours:
-        name = type(scheduler).__name__
-        msg = f"{described(scheduler)} moves the learning rates of another optimizer than the step's.\n"
-        raise ArgumentError(
-            msg + f"Hint: scheduler={name}(optimizer, ...), with the step's optimizer"
-        )
+def _check_whose_rates_it_moves(backend: Backend, scheduler: Any, optimizer: Optimizer) -> None:
+    if backend.moves_rates_of(scheduler, optimizer):
+        return
+    name = type(scheduler).__name__
+    hint = f"scheduler={name}(optimizer, ...), with the step's optimizer"
+    if not hasattr(scheduler, "optimizer"):  # Paddle's are given to the optimizer
+        hint = f"optimizer = {type(optimizer).__name__}(learning_rate=scheduler, ...)"
+    msg = f"{described(scheduler)} moves the learning rates of another optimizer than the step's.\n"
+    raise ArgumentError(f"{msg}Hint: {hint}")
 
 
 def _is_rate_schedule(scheduler: Any) -> bool:

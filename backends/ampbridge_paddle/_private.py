@@ -147,7 +147,7 @@ PRIVATE: Mapping[str, Private] = {
     "Optimizer._create_multi_tensor_dict": Private(
         "step.load of optimizers with use_multi_tensor=True", False, "3.3.1"
     ),
-    "Optimizer._learning_rate": Private("step.save, step.load", True, "3.3.1"),
+    "Optimizer._learning_rate": Private("step.save, step.load, schedulers", True, "3.3.1"),
     "Optimizer._name": Private("step.save, step.load of optimizers with a name", True, "3.3.1"),
     "Model._loss": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
     "Model._metrics": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import paddle
 
 from ampbridge.adapters.backend import Kind
+from ampbridge_paddle._private import method
 from ampbridge_paddle.step.hybrid_groups import without_wrappers
 
 EXAMPLES = {
@@ -22,3 +25,13 @@ def kind(obj: object) -> Kind | None:
     if isinstance(obj, paddle.optimizer.lr.LRScheduler):
         return "scheduler"
     return "optimizer" if isinstance(without_wrappers(obj), paddle.optimizer.Optimizer) else None
+
+
+def moves_rates_of(scheduler: object, optimizer: Any) -> bool:
+    """See ``Backend.moves_rates_of``: Paddle's schedulers are given to the optimizer.
+
+    One within another (``LinearWarmup``) is advanced by that.
+    """
+    if not isinstance(scheduler, paddle.optimizer.lr.LRScheduler):
+        return True
+    return method("Optimizer", without_wrappers(optimizer), "_learning_rate") is scheduler

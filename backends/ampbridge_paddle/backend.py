@@ -26,6 +26,7 @@ class PaddleBackend(Backend):
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
+    moves_rates_of = staticmethod(arguments.moves_rates_of)
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)

@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from fleet_objects import Wrapper
 from paddle import nn
 from paddle_reference import bits, normal
 
@@ -107,3 +108,22 @@ def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
     optimizer = paddle.optimizer.SGD(scheduler, parameters=model.parameters())
     with pytest.raises(amp.ArgumentTypeError, match="ReduceOnPlateau needs metrics"):
         amp.train_step(F.mse_loss, model, optimizer, scheduler=scheduler)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    """Also one within the optimizer's, which advances it."""
+    model = nn.Linear(4, 2)
+    inner = paddle.optimizer.lr.StepDecay(0.1, 3)
+    scheduler = paddle.optimizer.lr.LinearWarmup(inner, 5, 0.0, 0.1)
+    optimizer = paddle.optimizer.Momentum(scheduler, parameters=model.parameters())
+    other = paddle.optimizer.lr.StepDecay(0.1, 3)
+    for wrong in (inner, other):
+        with pytest.raises(amp.ArgumentError) as caught:
+            amp.train_step(F.mse_loss, model, optimizer, scheduler=wrong)
+        assert str(caught.value).splitlines() == [
+            "paddle.optimizer.lr.StepDecay moves the learning rates of another optimizer than the "
+            "step's.",
+            "Hint: optimizer = Momentum(learning_rate=scheduler, ...)",
+        ]
+    step = amp.train_step(F.mse_loss, model, Wrapper(optimizer), scheduler=scheduler)
+    assert step.optimizer.get_lr() == 0.0
