@@ -77,3 +77,34 @@ def _made(noisy: Noisy) -> Any:
 
 def _drawn(noisy: Noisy, model: Any) -> list[Any]:
     return [random.random(), np.random.random(), *noisy.draw(model)]
+
+
+def assert_attributes_given_back(model: Any, forward: Callable[[Any, Any], Any]) -> None:
+    """Whatever ``forward`` assigns to a model or writes: the same objects, with the same values.
+
+    Its part for all frameworks is here: a list, a dict and a set that grow, a count, a new attribute.
+    """
+    model.history, model.by_name, model.names, model.count = [0], {"a": [1]}, {"a"}, 0
+
+    def loss_fn(model: Any, x: Any) -> Any:
+        model.history.append(model.count)
+        model.by_name["a"].append(2)
+        model.by_name["b"] = x
+        model.names.add("b")
+        model.count += 1
+        model.new = x
+        return forward(model, x)
+
+    before, lists = dict(vars(model)), (model.history, model.by_name["a"])
+    for look in (lens.census, lens.locate, lens.record):
+        look(loss_fn, model, X, policy="O1:bfloat16")
+        assert vars(model).keys() == before.keys()
+        assert all(held is before[name] for name, held in vars(model).items() if name != "count")
+        assert (list(model.history), list(model.by_name), model.names, model.count) == (
+            [0],
+            ["a"],
+            {"a"},
+            0,
+        )
+        assert list(model.by_name["a"]) == [1]
+        assert (model.history, model.by_name["a"]) == lists

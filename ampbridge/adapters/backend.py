@@ -659,8 +659,8 @@ class Backend(Protocol):
         """Restore an undecorated model after the passes inside, also after an exception.
 
         It restores, bit by bit, whatever has changed: parameters; buffers of every dtype, saved or
-        not, each the same object; training modes; and random generators, the framework's own and
-        those of layers. The default restores only the weights. Waits for the device.
+        not; all other attributes of layers, each the same object; and random generators, the
+        framework's own and those of layers. The default restores only the weights. Waits for the device.
         """
         return _restored(self, model)
 

@@ -379,6 +379,8 @@ def test_a_model_that_makes_its_weights_when_called_is_to_be_called_before():
     model = Lazy()
     with pytest.raises(amp.CallOrderError, match=r"last\.weight.*\nHint: model\(x\) once"):
         lens.census(loss_fn, model, X, Y)
+    assert not hasattr(model, "last")
+    model(X)
     assert lens.census(loss_fn, model, X, Y).dtypes("linear") == {"float16": 3}
 
 

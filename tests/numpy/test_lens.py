@@ -6,7 +6,7 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd.extend import defvjp, primitive
-from given_back import X, assert_given_back, every_report
+from given_back import X, assert_attributes_given_back, assert_given_back, every_report
 from planted_faults import (
     FAULTS,
     LOST,
@@ -131,3 +131,20 @@ class NoisyNumpy:
 @every_report
 def test_a_look_gives_everything_back(report):
     assert_given_back(NoisyNumpy(), report)
+
+
+def test_what_forward_assigns_is_given_back():
+    model = nn.Linear(4, 1, rng=0)
+    model.cache = np.zeros(3)
+    weight, cache = model.weight, model.cache
+
+    def forward(model, x):
+        model.cache += 1
+        loss = anp.mean(model(x))
+        model.weight = nn.Parameter(np.ones((4, 1), np.float32))
+        return loss
+
+    assert_attributes_given_back(model, forward)
+    assert model.weight is weight
+    assert model.cache is cache
+    assert not cache.any()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from given_back import X, assert_given_back, every_report
+from given_back import X, assert_attributes_given_back, assert_given_back, every_report
 from monitored import assert_monitored_alike
 from planted_faults import (
     FAULTS,
@@ -158,3 +158,20 @@ def test_a_look_gives_everything_back(report: str) -> None:
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_a_monitored_training_is_the_same(policy: str) -> None:
     assert_monitored_alike("paddle", policy)
+
+
+def test_what_forward_assigns_is_given_back() -> None:
+    model = paddle.nn.Linear(4, 1)
+    model.cache = [paddle.zeros([3])]
+    weight, cache = model.weight, model.cache[0]
+
+    def forward(model: paddle.nn.Layer, x: paddle.Tensor) -> paddle.Tensor:
+        model.cache[0].add_(paddle.ones([3]))
+        loss = paddle.mean(model(x))
+        model.weight = model.create_parameter([4, 1])
+        return loss
+
+    assert_attributes_given_back(model, forward)
+    assert model.weight is weight
+    assert model.cache[0] is cache
+    assert not cache.numpy().any()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from given_back import X, assert_given_back, every_report
+from given_back import X, assert_attributes_given_back, assert_given_back, every_report
 from monitored import assert_monitored_alike
 from planted_faults import (
     FAULTS,
@@ -214,3 +214,20 @@ def test_a_look_gives_everything_back(report: str, draws_before: bool) -> None:
 @pytest.mark.slow
 def test_a_monitored_training_is_the_same(policy: str) -> None:
     assert_monitored_alike("tensorflow", policy)
+
+
+@pytest.mark.parametrize("kit", KITS.values(), ids=KITS)
+def test_what_forward_assigns_is_given_back(kit: Kit) -> None:
+    model = kit.layer(
+        lambda layer, x: tf.reduce_mean(tf.matmul(x, layer.w)), {"w": np.ones((4, 1), "f")}
+    )
+    model(X)
+    model.cache = tf.zeros(3)
+    cache = model.cache
+
+    def forward(model: Any, x: tf.Tensor) -> tf.Tensor:
+        model.cache = model.cache + 1.0
+        return model(x)
+
+    assert_attributes_given_back(model, forward)
+    assert model.cache is cache

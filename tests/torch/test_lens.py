@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import same_bits
 import torch
-from given_back import X, assert_given_back, every_report
+from given_back import X, assert_attributes_given_back, assert_given_back, every_report
 from monitored import assert_monitored_alike
 from planted_faults import (
     FAULTS,
@@ -205,3 +205,20 @@ def test_a_monitored_step_is_compiled_once(execution: Any, graphs: int) -> None:
     policy = amp.Policy("O1", "bfloat16", execution=execution)
     assert_monitored_alike("torch", policy, "digits-mlp", compile=True)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * graphs
+
+
+def test_what_forward_assigns_is_given_back() -> None:
+    model = nn.Linear(4, 1)
+    model.cache = torch.zeros(3)
+    weight, cache = model.weight, model.cache
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        model.cache += 1
+        loss = model(x).mean()
+        model.weight = nn.Parameter(torch.ones(1, 4))
+        return loss
+
+    assert_attributes_given_back(model, forward)
+    assert model.weight is weight
+    assert model.cache is cache
+    assert not cache.any()

@@ -9,10 +9,10 @@ from typing import Any
 import paddle
 
 from ampbridge.adapters.backend import Model
+from ampbridge.adapters.remembering import remember_attributes
 from ampbridge_paddle._private import method
 from ampbridge_paddle.step.gradients import replaced_grad
 
-Layer = Any
 Tensor = Any
 
 
@@ -21,22 +21,17 @@ def restored(model: Model) -> Iterator[None]:
     """See ``Backend.restored``."""
     with ExitStack() as stack:
         _remember_generators(stack)
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if method("Tensor", tensor, "_is_initialized")():
-                stack.callback(_put_back, tensor, _copy(tensor))
+        remember_attributes(stack, model.sublayers(include_self=True), _remember)
         # On a GPU O2 would cast them with their parameters, and lose digits.
         parameters = model.parameters()
         stack.enter_context(replaced_grad(parameters, [None] * len(parameters)))
-        for layer in model.sublayers(include_self=True):
-            stack.callback(setattr, layer, "training", layer.training)
-            _remember_buffers(stack, layer)
         yield
 
 
-def _remember_buffers(stack: ExitStack, layer: Layer) -> None:
-    """Which tensors are the layer's buffers: some are assigned anew by each pass."""
-    buffers = method("Layer", layer, "_buffers")
-    stack.callback(buffers.update, dict(buffers))
+def _remember(stack: ExitStack, held: Any) -> None:
+    """A tensor's values, whether it is a parameter, a buffer or neither."""
+    if isinstance(held, paddle.Tensor) and method("Tensor", held, "_is_initialized")():
+        stack.callback(_put_back, held, _copy(held))
 
 
 def _remember_generators(stack: ExitStack) -> None:

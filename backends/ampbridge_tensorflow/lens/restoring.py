@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.adapters.backend import Model
+from ampbridge.adapters.remembering import remember_attributes
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers
@@ -30,9 +31,7 @@ def restored(model: Model) -> Iterator[None]:
     """
     with ExitStack() as stack:
         _remember_global_generators(stack)
-        for part in lasting_layers(model):
-            for held in vars(part.layer).values():
-                _remember_generator(stack, held)
+        remember_attributes(stack, [part.layer for part in lasting_layers(model)], _remember_held)
         for each in all_variables(model):
             _remember(stack, each.variable)
         yield
@@ -55,6 +54,13 @@ def _remember_op_seeds(stack: ExitStack) -> None:
     if seeds is not None:
         stack.callback(_private.set_op_seeds, seeds)
         _private.set_op_seeds(random.Random(repr(seeds.getstate())))
+
+
+def _remember_held(stack: ExitStack, held: Any) -> None:
+    """A generator's state, and the values of a variable that is not the model's."""
+    _remember_generator(stack, held)
+    if isinstance(held, tf.Variable):
+        _remember(stack, held)
 
 
 def _remember_generator(stack: ExitStack, held: Any) -> None:

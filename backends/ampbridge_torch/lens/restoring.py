@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from ampbridge.adapters.remembering import remember_attributes
 from ampbridge_torch import _private, devices
 from ampbridge_torch.step import ranks
 
@@ -17,30 +18,23 @@ def restored(model: nn.Module) -> Iterator[None]:
     """See ``Backend.restored``. Of a sharded model each rank gives back its own shards."""
     ranks.reshard(model)
     with ExitStack() as stack:
-        _remember_generators(stack, model)
-        for tensor in [*model.parameters(), *model.buffers()]:
-            stack.callback(_put_back, tensor, _copy(tensor))
-        for module in model.modules():
-            stack.callback(setattr, module, "training", module.training)
-            _remember_buffers(stack, module)
+        _remember_generators(stack)
+        remember_attributes(stack, model.modules(), _remember)
         for parameter in model.parameters():
             stack.callback(setattr, parameter, "grad", parameter.grad)  # O2 makes another
         stack.callback(ranks.reshard, model)
         yield
 
 
-def _remember_buffers(stack: ExitStack, module: nn.Module) -> None:
-    """Which tensors are the module's buffers: some are assigned anew by each pass."""
-    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-        stack.callback(_hold, module, name, buffer)
+def _remember(stack: ExitStack, held: object) -> None:
+    """A tensor's values, whether it is a parameter, a buffer or neither; a generator's state."""
+    if isinstance(held, torch.Generator):
+        stack.callback(held.set_state, held.get_state())
+    elif isinstance(held, Tensor) and not held.is_meta:
+        stack.callback(_put_back, held, _copy(held))
 
 
-def _hold(module: nn.Module, name: str, buffer: Tensor) -> None:
-    if getattr(module, name) is not buffer:
-        setattr(module, name, buffer)
-
-
-def _remember_generators(stack: ExitStack, model: nn.Module) -> None:
+def _remember_generators(stack: ExitStack) -> None:
     stack.callback(torch.set_rng_state, torch.get_rng_state())
     for device_type in devices.in_use()[1:]:
         module = devices.module_of(device_type)
@@ -48,10 +42,6 @@ def _remember_generators(stack: ExitStack, model: nn.Module) -> None:
             stack.callback(module.set_rng_state_all, module.get_rng_state_all())
         else:  # torch.mps, of one device
             stack.callback(module.set_rng_state, module.get_rng_state())
-    for module in model.modules():
-        for held in vars(module).values():
-            if isinstance(held, torch.Generator):
-                stack.callback(held.set_state, held.get_state())
 
 
 @torch.no_grad()

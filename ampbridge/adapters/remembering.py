@@ -1,0 +1,86 @@
+"""What the parts of a model hold in their attributes, put back after passes that may have changed it."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+Remember = Callable[[ExitStack, Any], None]
+
+
+def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Remember) -> None:
+    """Have ``stack`` put back all attributes of ``parts``: the same objects, with the same values.
+
+    That is also the content of lists, dicts, sets and deques in them, of NumPy's arrays, and of the
+    generators of NumPy and Python.
+
+    Args:
+        remember: has the stack put back the values of a native array or generator; called with every
+            other object that is held.
+    """
+    seen: set[int] = set()
+
+    def visit(held: Any) -> None:
+        if id(held) in seen:
+            return
+        seen.add(id(held))
+        if isinstance(held, (dict, list, set, deque)):
+            stack.callback(_refill_if_changed, held, _plain_copy(held))
+        elif not isinstance(held, tuple):
+            _remember_value(stack, held, remember)
+            return
+        for each in list(held.values() if isinstance(held, dict) else held):
+            visit(each)
+
+    for part in parts:
+        visit(vars(part))
+
+
+def _plain_copy(held: Any) -> Any:
+    """Not of a framework's own class, whose copies may be tracked."""
+    if isinstance(held, dict):
+        return dict(held)
+    return set(held) if isinstance(held, set) else list(held)
+
+
+def _refill_if_changed(held: Any, kept: Any) -> None:
+    """Only then: some containers notice that they are written to."""
+    if _same_content(held, kept):
+        return
+    if isinstance(held, list):
+        held[:] = kept
+        return
+    held.clear()
+    held.extend(kept) if isinstance(held, deque) else held.update(kept)
+
+
+def _same_content(now: Any, kept: Any) -> bool:
+    if isinstance(kept, dict):
+        return list(now) == list(kept) and all(map(is_, now.values(), kept.values()))
+    if isinstance(kept, set):
+        return {*map(id, now)} == {*map(id, kept)}
+    return len(now) == len(kept) and all(map(is_, now, kept))
+
+
+def _remember_value(stack: ExitStack, held: Any, remember: Remember) -> None:
+    if isinstance(held, np.ndarray):
+        stack.callback(_put_back, held, held.copy())
+    elif isinstance(held, np.random.Generator):
+        stack.callback(setattr, held.bit_generator, "state", held.bit_generator.state)
+    elif isinstance(held, np.random.RandomState):
+        stack.callback(held.set_state, held.get_state(legacy=False))
+    elif isinstance(held, random.Random):
+        stack.callback(held.setstate, held.getstate())
+    else:
+        remember(stack, held)
+
+
+def _put_back(array: np.ndarray, values: np.ndarray) -> None:
+    if array.tobytes() != values.tobytes():  # others may be read-only
+        array[...] = values
