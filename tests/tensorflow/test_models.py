@@ -226,19 +226,33 @@ def test_every_product_of_the_forward_pass_is_low(prepared: Any) -> None:
     assert products == {"float16"}
 
 
+FORWARD: dict[str, Callable[[Any, Any], Any]] = {
+    "BiasAddGrad": lambda layer, x: layer(x),
+    "Sum": lambda layer, x: tf.matmul(x, layer.kernel) + layer.bias,
+}
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 @pytest.mark.parametrize("mode", ["eager", "tf.function"])
-def test_the_gradient_of_a_bias_over_many_rows(mode: str, dtype: tf.DType) -> None:
-    """TensorFlow's own kernel adds 4096 rows up in the low dtype, and is most of it off."""
+@pytest.mark.parametrize("execution", ["native", "simulated"])
+@pytest.mark.parametrize("op", FORWARD)
+def test_the_gradient_of_a_bias_over_many_rows(
+    op: str, execution: Any, mode: str, dtype: tf.DType
+) -> None:
+    """TensorFlow's own kernels add 4096 rows up in the low dtype, and are most of it off."""
     rows = 4096
     layer = keras.layers.Dense(2)
     layer.build((rows, 4))
     x = np.ones((rows, 4), np.float32)
-    policy = amp.Policy("O1", dtype.name)
+    policy = amp.Policy("O1", dtype.name, allow=["add"], execution=execution)
+
+    def loss(model: Any, x: Any) -> Any:
+        y = FORWARD[op](model, x)
+        assert y.dtype == dtype
+        return tf.reduce_sum(tf.cast(y, tf.float32)), None
 
     def run(x: Any) -> Any:
-        mean = lambda model, x: (tf.reduce_sum(tf.cast(model(x), tf.float32)), None)  # noqa: E731
-        return BACKEND.gradients(mean, layer, (x,), policy, None, None)[2][1]
+        return BACKEND.gradients(loss, layer, (x,), policy, None, None)[2][1]
 
     gradient = run(x) if mode == "eager" else tf.function(run, autograph=False)(x)
     np.testing.assert_allclose(gradient, [rows, rows], rtol=1e-3)
