@@ -51,9 +51,13 @@ def test_it_follows_its_rule_forward_and_backward(rule, compiled):
     )  # of the weights they were taken from
 
 
-def test_a_denied_one_is_float32_on_what_is_low():
+UNLISTED = Policy("O1", "bfloat16", lists="tensorflow", execution="simulated")
+
+
+@pytest.mark.parametrize("policy", [policy("deny"), UNLISTED], ids=["denied", "unlisted is full"])
+def test_a_denied_one_is_float32_on_what_is_low(policy):
     x = paddle.to_tensor(np.full((2, 2), 1.01, np.float32))
-    with amp.autocast(policy("deny"), "paddle"):
+    with amp.autocast(policy, "paddle"):
         low = paddle.matmul(x, x)
         y = paddle.i0e(low)
         again = paddle.add(y, y)
