@@ -269,6 +269,15 @@ def test_before_it_is_built_it_has_the_scale_alone() -> None:
         scaler.to_native("tensorflow", optimizer=keras.optimizers.SGD(0.1))
 
 
+def test_finite_steps_are_counted_on_from_where_they_were() -> None:
+    scaler = amp.GradScaler.like("keras", init_scale=64.0, growth_interval=3)
+    run(scaler, [FINITE, FINITE])
+    theirs = scaler.to_native("tensorflow", optimizer=built_sgd())
+    assert ours(amp.GradScaler.from_native(theirs)) == state_of(theirs) == (64.0, 2)
+    step(theirs, FINITE)
+    assert state_of(theirs) == (128.0, 0)
+
+
 def test_a_disabled_scaler_has_no_counterpart() -> None:
     with pytest.raises(amp.UnsupportedError, match="cannot be disabled"):
         amp.GradScaler.like("keras", enabled=False).to_native("tensorflow", optimizer=built_sgd())
