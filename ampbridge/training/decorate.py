@@ -51,7 +51,7 @@ def decorate(
 
 def decorate(
     model: Model,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     policy: str | Policy = "O2",
     *,
     save_dtype: str | None = None,
@@ -68,6 +68,7 @@ def decorate(
     ``undecorate`` undoes it.
 
     Args:
+        optimizer: the one that trains the model, or a list of all that do.
         policy: O1 or O2. O0 removes an earlier decoration.
         save_dtype: dtype of the parameters in the model's own ``state_dict``; None for the dtype in
             which the framework stores them (torch: low precision; other frameworks: float32).
@@ -87,9 +88,17 @@ def decorate(
     """
     parsed = single(policy)
     check_parameter_settings([parsed], save_dtype, master_grad)
-    backend = backend_of_decorated(model, optimizer)
+    optimizers = _each_of(optimizer)
+    backend = next(iter([backend_of_decorated(model, each) for each in optimizers]))
     wanted = Decoration(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
-    _replace(backend, model, optimizer, wanted if parsed.level != "O0" else None)
+    earlier = backend.decoration(model, None)
+    for place, each in enumerate(optimizers):
+        try:
+            _replace(backend, model, each, wanted if parsed.level != "O0" else None)
+        except BaseException:
+            for before in optimizers[:place]:
+                _replace(backend, model, before, earlier)
+            raise
     return model if optimizer is None else (model, optimizer)
 
 
@@ -126,7 +135,7 @@ def undecorate(model: _Model, optimizer: None = None) -> _Model: ...
 def undecorate(model: _Model, optimizer: _Optimizer) -> tuple[_Model, _Optimizer]: ...
 
 
-def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
+def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None = None) -> Any:
     """Undo ``decorate``: weights keep their float32 values, and everything else is as before.
 
     A model that is not decorated does not change.
@@ -138,9 +147,11 @@ def undecorate(model: Model, optimizer: Optimizer | None = None) -> Any:
         ArgumentTypeError, ArgumentError: if ``model`` or ``optimizer`` is not one, or if they do not
             belong together.
     """
-    backend = backend_of_decorated(model, optimizer)
+    optimizers = _each_of(optimizer)
+    backends = [backend_of_decorated(model, each) for each in optimizers]
     with uninterrupted():
-        backend.undecorate(model, optimizer)
+        for backend, each in zip(backends, optimizers, strict=True):
+            backend.undecorate(model, each)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -214,6 +225,13 @@ def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: 
         _replace(backend, model, optimizer, wanted)
 
 
+def _each_of(
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+) -> Sequence[Optimizer | None]:
+    """The optimizers that were passed; of none at all, None."""
+    return (optimizer or [None]) if isinstance(optimizer, (list, tuple)) else [optimizer]
+
+
 @uninterrupted()
 def _replace(
     backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
@@ -224,8 +242,8 @@ def _replace(
     if wanted is None:
         return
     try:
-        _warn_of_low_parameters(backend, model, wanted.policy)
         if wanted is not earlier:  # else it has been said
+            _warn_of_low_parameters(backend, model, wanted.policy)
             _warn_of_weights_beyond_float16(backend, model, wanted)
         backend.decorate(model, optimizer, wanted)
     except BaseException:

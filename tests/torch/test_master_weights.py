@@ -430,7 +430,8 @@ def test_groups_that_are_added_later_and_rate_schedules(low: str) -> None:
     assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
 
 
-def test_two_optimizers_of_one_model(low: str) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_two_optimizers_of_one_model(low: str, at_once: bool) -> None:
     def halves(parameters: list[nn.Parameter]) -> list[optim.Optimizer]:
         return [optim.SGD(parameters[:3], 0.1, momentum=0.9), optim.AdamW(parameters[3:], 1e-2)]
 
@@ -438,8 +439,13 @@ def test_two_optimizers_of_one_model(low: str) -> None:
     model = Net()
     optimizers = halves(list(model.parameters()))
     optimizers_by_hand = halves(by_hand.masters)
-    for optimizer in optimizers:
-        amp.decorate(model, optimizer, policy(low))
+    if at_once:
+        found = amp.decorate(model, optimizers, policy(low))
+        assert found[0] is model
+        assert found[1] is optimizers
+    else:
+        for optimizer in optimizers:
+            amp.decorate(model, optimizer, policy(low))
     scaler = amp.GradScaler(16.0)
     for x, y in batches(4):
         by_hand.give(by_hand.gradients(x, y))
@@ -451,9 +457,51 @@ def test_two_optimizers_of_one_model(low: str) -> None:
         scaler.update()
         by_hand.round()
     assert_same_bits(float32_weights(model, optimizers[0]), by_hand.masters)
-    amp.undecorate(model, optimizers[1])
+    amp.undecorate(model, optimizers if at_once else optimizers[1])
     for optimizer in optimizers:
         assert_undecorated(optimizer)
+
+
+@pytest.mark.parametrize("given", ["none", "another"])
+def test_an_optimizer_that_was_not_given_to_decorate_is_refused(low: str, given: str) -> None:
+    """It would update the roundings: nothing moves in bfloat16, and in float16 Adam's are NaN."""
+    model = Net()
+    parameters = list(model.parameters())
+    exact = [p.detach().clone() for p in parameters]
+    first = None if given == "none" else optim.SGD(parameters[:3], 0.1)
+    amp.decorate(model, first, policy(low))
+    late = optim.RMSprop(parameters[3:], 1e-3)
+    before = [p.detach().clone() for p in parameters]
+    scaler = amp.GradScaler(16.0)
+    scaler.scale(loss_fn(model, *next(iter(batches(1))))).backward()
+    expected = (
+        r"The optimizer \(torch\.optim\.rmsprop\.RMSprop\) trains parameters of a model at O2 with which "
+        r"it was not decorated: .*\nHint: amp\.decorate\(model, optimizer, policy\) once it is made; or "
+        r"amp\.decorate\(model, \[optimizer, another\], policy\)\."
+    )
+    with pytest.raises(amp.errors.CallOrderError, match=expected):
+        scaler.step(late)
+    assert all(map(torch.equal, parameters, before))
+    assert not late.state
+    amp.decorate(model, late, policy(low))
+    assert scaler.step(late)
+    amp.undecorate(model, late)
+    assert not torch.equal(parameters[3], exact[3])
+    assert parameters[3].dtype is torch.float32
+
+
+def test_of_several_optimizers_none_is_decorated_if_one_is_refused() -> None:
+    model = Net()
+    parameters = list(model.parameters())
+    first, second = optim.SGD(parameters[:3], 0.1), optim.SGD(parameters[3:], 0.1)
+    del second._optimizer_step_pre_hooks  # as of one around another optimizer
+    with pytest.raises(UnsupportedError, match="hooks"):
+        amp.decorate(model, [first, second], policy("bfloat16"))
+    assert_undecorated(first)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    with pytest.raises(amp.ArgumentTypeError, match="optimizer is an optimizer of torch, not"):
+        amp.decorate(model, [first, "second"], policy("bfloat16"))
+    assert_undecorated(first)
 
 
 def test_one_optimizer_of_two_models(low: str) -> None:

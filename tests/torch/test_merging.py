@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import ampbridge as amp
+from ampbridge_torch import _private
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*in beta")
 
@@ -128,6 +129,13 @@ def test_it_ends_with_the_region(low: str) -> None:
     native = amp.Policy("O1", low, lists="native")
     with amp.autocast(native, backend="torch"), pytest.raises(RuntimeError, match="scalar type"):
         NEW["index_add"](x, v)
+
+
+def test_the_kernels_are_not_taken_for_torchs_own() -> None:
+    """What ``torch.autocast`` casts by itself is not simulated; these ops it does not."""
+    with amp.autocast("O1:bfloat16", backend="torch"):
+        pass
+    assert "index_add_" not in (_private.registered_for_autocast("cpu") or ())
 
 
 def test_in_a_compiled_function(low: str) -> None:

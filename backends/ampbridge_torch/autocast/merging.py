@@ -42,6 +42,7 @@ regions = _Regions()
 @cache
 def register(device_type: str) -> None:
     """Register the kernels for ``device_type``, for as long as the process lives."""
+    _private.registered_for_autocast(device_type)  # remembered as torch has it, without these
     key = _private.autocast_key(device_type)
     for overload in _overloads():
         if not _private.has_kernel(overload, key):

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 import torch
 from torch import Tensor, optim
 
+from ampbridge.errors import CallOrderError
 from ampbridge_torch import _private
 
 STATE_KEY = "master_weight"
@@ -350,6 +351,24 @@ _attached: WeakKeyDictionary[optim.Optimizer, MasterUpdates] = WeakKeyDictionary
 def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
     """The hooks of an optimizer that updates masters."""
     return _attached.get(optimizer)
+
+
+def check_masters_are_updated(optimizer: optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """That ``parameters`` of an optimizer that updates no masters have none.
+
+    Raises:
+        CallOrderError: if one of them has: the optimizer would train its rounding alone.
+    """
+    if _masters and any(master_of(parameter) is not None for parameter in parameters):
+        kind = type(optimizer)
+        msg = (
+            f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
+            "with which it was not decorated: it would update their 16-bit values and not their float32 "
+            "masters.\n"
+            "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
+            "[optimizer, another], policy)."
+        )
+        raise CallOrderError(msg)
 
 
 def attach(optimizer: optim.Optimizer) -> None:
