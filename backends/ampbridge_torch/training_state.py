@@ -324,6 +324,14 @@ def _states(
                     raise UnsupportedError(
                         _beyond(optimizer, f"{slot!r} is sharded in its own way")
                     )
+                if isinstance(value, Tensor) and not (
+                    type(value) in (Tensor, nn.Parameter) or _private.is_sharded(value)
+                ):
+                    raise UnsupportedError(
+                        _beyond(
+                            optimizer, f"'{names[position]}/{slot}' is a {type(value).__qualname__}"
+                        )
+                    )
                 yield f"{names[position]}/{slot}", owners[position], value
 
 
@@ -513,10 +521,17 @@ def _by_parameter(
             _check_shape(key, value, owner, optimizer)
             value = torch.tensor(value).to(_LOW.get(settings["low"].get(key)))
             if value.ndim:
-                value = ranks.shard_of(value, owner)
+                value = _laid_out_as(owner, ranks.shard_of(value, owner))
         saved.setdefault(positions[name], {})[slot] = value
     _check_slots(saved, settings, optimizer, names)
     return saved
+
+
+def _laid_out_as(owner: Tensor, slot: Tensor) -> Tensor:
+    """``slot`` with the strides of its parameter, as optimizers make it; fused kernels need them."""
+    if _private.is_sharded(owner) or slot.shape != owner.shape:
+        return slot
+    return torch.empty_like(owner, dtype=slot.dtype, device=slot.device).copy_(slot)
 
 
 def _check_shape(

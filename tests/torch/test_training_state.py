@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from same_bits import assert_same
 from torch import Tensor, nn, optim
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ampbridge as amp
 from ampbridge.adapters.backend import OptimizerState
@@ -197,6 +198,89 @@ def test_without_masters_the_low_weights_and_slots_go_on(tmp_path: Path) -> None
     runs[1].step.load(tmp_path)
     assert_same(runs[1].train(5, 10), runs[0].train(5, 10))
     assert_same(runs[1].facts(), runs[0].facts())
+
+
+class Gated(nn.Module):
+    """With a parameter without dimensions, whose slots have none either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gate = nn.Linear(6, 4), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.gate
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_masters_slots_without_dimensions_go_on(name: str, tmp_path: Path) -> None:
+    """They follow their parameter, as those of others do; torch's counters do not."""
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+    def made(seed: int) -> tuple[Gated, optim.Optimizer, Any]:
+        torch.manual_seed(seed)
+        model = Gated()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        policy = amp.Policy("O2", "bfloat16", master_weights=False)
+        step = amp.train_step(lambda m, x: m(x).square().mean(), model, optimizer, policy=policy)
+        return model, optimizer, step
+
+    model, optimizer, step = made(1)
+    for _ in range(3):
+        step(x)
+    step.save(tmp_path)
+    other = made(2)
+    other[2].load(tmp_path)
+    assert [step(x).loss, step(x).loss] == [other[2](x).loss, other[2](x).loss]
+    assert_same(other[1].state_dict(), optimizer.state_dict())
+    amp.undecorate(model, optimizer)
+    plain = OPTIMIZERS[name](Gated().parameters())  # of a float32 training
+    for p in plain.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    plain.step()
+    kinds = [
+        {
+            slot: value.dtype
+            for slot, value in o.state[o.param_groups[0]["params"][0]].items()
+            if isinstance(value, Tensor)
+        }
+        for o in (optimizer, plain)
+    ]
+    assert kinds[0] == kinds[1]
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("policy", ["O1:bfloat16", "O2:bfloat16"])
+@pytest.mark.parametrize("name", ["AdamW, fused", "SGD, fused", "RMSprop"])
+def test_slots_keep_the_strides_of_their_parameters(name: str, policy: str, tmp_path: Path) -> None:
+    """Fused kernels run along the memory: other strides than the parameter's mix up its elements."""
+    x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 2))
+        model = layers.to(memory_format=torch.channels_last)
+        optimizer = OPTIMIZERS[name](model.parameters())
+        runs.append(
+            amp.train_step(lambda m, x: m(x).square().mean(), model, optimizer, policy=policy)
+        )
+    for _ in range(3):
+        runs[0](x)
+    runs[0].save(tmp_path)
+    runs[1].load(tmp_path)
+    strides = [
+        [
+            {
+                slot: value.stride()
+                for slot, value in run.optimizer.state[p].items()
+                if isinstance(value, Tensor)
+            }
+            for p in run.model.parameters()
+        ]
+        for run in runs
+    ]
+    assert strides[0] == strides[1]
+    assert [runs[0](x).loss for _ in range(4)] == [runs[1](x).loss for _ in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -473,6 +557,16 @@ def stepped(make: Make) -> tuple[nn.Module, optim.Optimizer]:
     return model, optimizer
 
 
+class Quantized(optim.SGD):
+    """Its slots are tensors of a class of their own, as those of 8-bit optimizers."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["moment"] = TwoTensor(torch.zeros_like(p), torch.ones_like(p))
+        return super().step(closure)
+
+
 class Counting(optim.SGD):
     """Remembers what is of no parameter."""
 
@@ -487,10 +581,11 @@ class Counting(optim.SGD):
             lambda p: optim.LBFGS(p),
             "LBFGS is more than tensors and numbers by parameter: 'weight/al', list",
         ),
+        (lambda p: Quantized(p, 0.1), "Quantized is more .*'weight/moment' is a TwoTensor"),
         (lambda p: Counting(p, 0.1), "Counting is more .*'calls'"),
         (lambda p: optim.SGD([{"params": list(p), "loss": print}], 0.1), "loss=<built-in function"),
     ],
-    ids=["LBFGS", "another form", "a function"],
+    ids=["LBFGS", "tensors of another class", "another form", "a function"],
 )
 def test_an_optimizer_with_another_state_is_refused(make: Make, text: str) -> None:
     model, optimizer = stepped(make)

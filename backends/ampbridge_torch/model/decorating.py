@@ -132,10 +132,12 @@ def has_low_slots(optimizer: optim.Optimizer) -> bool:
     if master_weights.updates_of(optimizer) is not None:
         return False
     return any(
-        isinstance(slot, torch.Tensor) and slot.ndim and slot.dtype is parameter.dtype
+        isinstance(slot, torch.Tensor)
+        and slot.dtype is parameter.dtype
+        and not master_weights.is_counter(name, slot, parameter)
         for parameter, slots in optimizer.state.items()
         if master_weights.master_of(parameter) is not None
-        for slot in slots.values()
+        for name, slot in slots.items()
     )
 
 

@@ -426,19 +426,31 @@ def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
 def fit_slots(
     optimizer: optim.Optimizer, parameters: Iterable[Tensor], before: torch.dtype
 ) -> None:
-    """Bring the slots of ``parameters`` to their dtype; counters, of no dimension, stay.
+    """Bring the slots of ``parameters`` to their dtype; counters stay.
 
     So do slots of another dtype than ``before``, which was the parameters': an optimizer's own choice.
     """
     for parameter in parameters:
         if parameter in optimizer.state:
             slots = optimizer.state[parameter]
-            slots.update({n: _cast_slot(s, before, parameter.dtype) for n, s in slots.items()})
+            for name, slot in slots.items():
+                if not is_counter(name, slot, parameter):
+                    slots[name] = _cast_slot(slot, before, parameter.dtype)
+
+
+def is_counter(name: str, slot: Any, parameter: Tensor) -> bool:
+    """Whether a slot is a number that torch's optimizers count in, whatever the parameter's dtype.
+
+    All slots of a parameter without dimensions are numbers: these are told by their names.
+    """
+    if not isinstance(slot, Tensor) or slot.ndim:
+        return False
+    return parameter.ndim > 0 or name in ("step", "eta", "mu", "mu_product")
 
 
 def _cast_slot(slot: Any, before: torch.dtype, dtype: torch.dtype) -> Any:
     if isinstance(slot, Tensor):
-        return slot.to(dtype) if slot.dtype is before and slot.ndim else slot
+        return slot.to(dtype) if slot.dtype is before else slot
     if isinstance(slot, list):
         return [_cast_slot(item, before, dtype) for item in slot]
     return slot
