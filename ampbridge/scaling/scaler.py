@@ -421,7 +421,7 @@ class GradScaler:
         due = Told.due_in(now)
         if due != self._alarms:
             given, self._alarms = self._alarms, self._alarms.with_all_of(due)
-            sound(given, now, self.config)
+            sound(given, now, self.config, in_own_loop=state is None)
 
     def bind(self, backend: Backend, like: Any) -> None:
         """Move the state to the store of ``backend``, once.

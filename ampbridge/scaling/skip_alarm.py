@@ -37,15 +37,18 @@ class Told(NamedTuple):
         return state._replace(**counts)
 
 
-def sound(given: Told, now: ScaleState, config: ScalerConfig) -> None:
+def sound(given: Told, now: ScaleState, config: ScalerConfig, in_own_loop: bool = False) -> None:
     """Give the alarms that are due in ``now``, on the host, and not among those ``given``.
+
+    Args:
+        in_own_loop: whether it may be a loop that has to clear the gradients of each step.
 
     Raises:
         OverflowStuckError: for ``max_consecutive_skips`` steps skipped in a row; or, with
             ``at_min_scale="raise"``, for an overflow that should lower a scale at its minimum.
     """
     if now.nan_warnings > given.nan_warnings:
-        warn(_nan(now))
+        warn(_nan(now, in_own_loop))
     if now.floor_steps > given.floor_steps:
         raise OverflowStuckError(_at_floor(config))
     if now.stuck_steps > given.stuck_steps:
@@ -73,9 +76,17 @@ def _skipped(now: ScaleState, due: int | None) -> str:
     )
 
 
-def _nan(now: ScaleState) -> str:
+def _nan(now: ScaleState, in_own_loop: bool) -> str:
+    hint = (
+        "look for 0/0, log(0) or inf - inf in the loss; train_step(..., name_overflows=True) says "
+        "which parameters' gradients are NaN."
+    )
+    if in_own_loop:
+        hint = (
+            "where gradients are stored, optimizer.zero_grad() after each step (in Paddle "
+            f"clear_grad()), or an inf stays in .grad; else {hint}"
+        )
     return (
         f"{max(now.consecutive_nans, NANS_BEFORE_WARNING)} steps in a row had NaN in their gradients "
-        "and no inf: lowering the loss scale has not helped.\nHint: look for 0/0, log(0) or inf - inf "
-        "in the loss; train_step(..., name_overflows=True) says which parameters' gradients are NaN."
+        f"and no inf: lowering the loss scale has not helped.\nHint: {hint}"
     )

@@ -432,3 +432,20 @@ def test_stored_gradients_of_16_bits_are_float32_from_then_on() -> None:
     assert low.grad.tolist() == [0.5, 3.0]
     assert stored[0].data_ptr() == layer.weight.grad.data_ptr() == place
     assert stored[3].is_selected_rows()
+
+
+def test_gradients_that_are_not_cleared_are_hinted_at() -> None:
+    """An overflow stays, and inf - inf is NaN in all steps after it. A step of ours keeps none."""
+    weight, cure = parameter(1.0), r"clear_grad\(\)\), or an inf stays in \.grad; else look for 0/0"
+    sgd, scaler = optimizer(weight), amp.GradScaler(2.0**20)
+    with pytest.warns(amp.AmpBridgeWarning, match=cure):
+        for number in range(9):
+            scaler.scale((weight * (-1.0) ** number * 1e38).sum()).backward()
+            assert not scaler.step(sgd)
+            scaler.update()
+    model = paddle.nn.Linear(2, 1)
+    step = amp.train_step(
+        lambda model, x: model(x).sum() * np.nan, model, optimizer(*model.parameters())
+    )
+    with pytest.warns(amp.AmpBridgeWarning, match="Hint: look for 0/0"):
+        assert [step(normal(2, 2)).applied for _ in range(8)] == [False] * 8

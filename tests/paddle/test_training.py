@@ -36,6 +36,24 @@ class Branching(nn.Layer):
         return logits
 
 
+class Recurrent(nn.Layer):
+    """Reads a row as three steps of four numbers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.is_cell = getattr(nn, kind)(4, 8), kind.endswith("Cell")
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        steps = x.reshape([-1, 3, 4])
+        if not self.is_cell:
+            return self.head(self.inner(steps)[0][:, -1])
+        output, state = self.inner(steps[:, 0])
+        for index in (1, 2):
+            output, state = self.inner(steps[:, index], state)
+        return self.head(output)
+
+
 def scaled_loss(factor: float, model: nn.Layer, x: Any, labels: Any) -> Any:
     return F.cross_entropy(model(x), labels) * factor
 
@@ -361,6 +379,24 @@ class TestCompiled:
         eager = amp.train_step(loss_fn, model, sgd)(X, LABELS).aux
         assert np.array_equal(aux["logits"].numpy(), eager["logits"].numpy())
         assert np.array_equal(aux["two"][0].numpy(), eager["logits"].numpy() * 2)
+
+    @pytest.mark.parametrize("policy", ["O1", "O2", "O1:bfloat16", "O2:bfloat16"])
+    @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN", "LSTMCell", "GRUCell"])
+    def test_recurrent_layers(self, kind: str, policy: str) -> None:
+        """Their weights are in lists, or first met within the layer."""
+        losses = []
+        for compile in (False, True):
+            paddle.seed(0)
+            model = Recurrent(kind)
+            adam = paddle.optimizer.Adam(0.01, parameters=model.parameters())
+            scaler = "auto" if "bfloat16" in policy else amp.GradScaler(64.0)
+            step = amp.train_step(
+                cross_entropy, model, adam, policy=policy, scaler=scaler, compile=compile
+            )
+            losses.append([step(X, LABELS).loss for _ in range(4)])
+        eager, compiled = losses
+        assert eager[-1] < eager[0]
+        assert compiled == pytest.approx(eager, rel=2e-3)
 
     @pytest.mark.slow
     def test_threads_trace_their_own_losses(self) -> None:

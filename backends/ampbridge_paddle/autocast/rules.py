@@ -94,8 +94,13 @@ def _rules_for(policy: Policy, python: function_ops.Rules) -> Rules:
     )
 
 
-# Not ops of the user's model: a compiled program's own call, raw memory.
-_NOT_OPS = frozenset({"run_program", "view_dtype"})
+# Not ops of the user's model: a compiled program's own call, raw memory, how a traced program names values.
+_NOT_OPS = frozenset(
+    {
+        *("run_program", "view_dtype", "data", "fetch", "parameter", "set_parameter"),
+        *("set_persistable_value", "shadow_output", "update_parameter"),
+    }
+)
 
 
 def is_op(name: str, kernel: Any) -> bool:

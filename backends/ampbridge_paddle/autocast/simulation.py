@@ -189,7 +189,10 @@ def _low_dtype_of_traced(x: Any) -> str | None:
 
 
 def _round(x: Any, dtype: str) -> Any:
-    return round_to(x, dtype) if isinstance(x, Tensor) else round_traced(x, dtype)
+    # Lists of weights, such as an LSTM has, hold eager tensors in a program that is being traced, too.
+    if isinstance(x, Tensor) and paddle.in_dynamic_mode():
+        return round_to(x, dtype)
+    return round_traced(x, dtype)
 
 
 def _rounded_input(x: Any, region: Region) -> Any:
