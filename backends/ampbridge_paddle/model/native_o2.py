@@ -178,6 +178,7 @@ def cast_after_clipping(optimizer: Optimizer, parameters: Sequence[Tensor]) -> I
         yield
         return
     native = without_wrappers(optimizer)
+    native = getattr(native, "inner_optimizer", native)  # LookAhead's
     update = method("Optimizer", native, "_create_optimization_pass")
 
     def cast_and_update(pairs: Any, *args: Any, **kwargs: Any) -> Any:
