@@ -111,13 +111,16 @@ def present(array: np.ndarray) -> Any:
     return _stand_ins.get().get(id(array), array)
 
 
-# ids of the layers that are kept in float32, in this thread or task.
-_kept: Scoped[frozenset[int]] = Scoped("ampbridge_numpy kept layers", frozenset())
+Around = Callable[..., Any]
+"""``around(forward, *inputs, **options)`` in the place of ``forward(*inputs, **options)``."""
+
+# id of a layer -> what is around its ``forward``, in this thread or task.
+_around: Scoped[Mapping[int, Around]] = Scoped("ampbridge_numpy calls", MappingProxyType({}))
 
 
-def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
-    """Calls of ``layers`` run in float32, with all that is below them."""
-    return _kept.during(_kept.get().union(map(id, layers)))
+def called_through(around: Mapping[int, Around]) -> AbstractContextManager[None]:
+    """Calls of the layers with these ids go through what stands beside them."""
+    return _around.during({**_around.get(), **around})
 
 
 # For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
@@ -174,8 +177,9 @@ class Module:
         call = self.forward
         if self.around_forward is not None:
             call = partial(self.around_forward, call)
-        if id(self) in _kept.get():
-            call = partial(in_float32, call)
+        around = _around.get().get(id(self))
+        if around is not None:
+            call = partial(around, call)
         names = _names.get()
         if names is None:
             return call(*inputs, **options)

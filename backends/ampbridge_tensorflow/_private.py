@@ -464,9 +464,9 @@ def gradients_on(
     return found
 
 
-def sublayers(layer: Any) -> list[Any]:
-    """The layers directly below a Keras layer, in the order of ``Layer._layers``."""
-    return list(layer._flatten_layers(include_self=False, recursive=False))
+def sublayers(layer: Any, recursive: bool = False) -> list[Any]:
+    """The layers below a Keras layer, directly or not, in the order of ``Layer._layers``."""
+    return list(layer._flatten_layers(include_self=False, recursive=recursive))
 
 
 def set_dtype_policy(layer: Any, policy: Any) -> None:

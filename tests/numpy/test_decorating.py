@@ -87,6 +87,62 @@ def test_what_a_layer_sees_at_O2(dtype: str) -> None:
     assert model.second.seen == ["float32", dtype]
 
 
+class First(nn.Module):
+    """Layers, and a function of the inputs, which it returns beside them."""
+
+    def __init__(self, first: nn.Module) -> None:
+        self.first, self.head = first, nn.Linear(4, 3, rng=2)
+
+    def forward(self, x: Any, target: Any = 0.0) -> Any:
+        y = self.first(x)
+        return y, self.head(y), x - target
+
+
+class Scaled(nn.Module):
+    """A parameter, and an op that is in no list."""
+
+    def __init__(self) -> None:
+        self.scale = nn.Parameter(np.ones(4, np.float32))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale
+
+
+@both_dtypes
+@pytest.mark.parametrize("keep", [(), ("first",), ("first.blocks.0",)])
+def test_the_inputs_are_rounded_where_a_low_layer_takes_them(keep: Any, dtype: str) -> None:
+    """And nowhere else: a kept layer and a function see them as they are, also inside of others."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            self.blocks = [Scaled()]
+            self.unused = nn.Parameter(np.ones(1, np.float32))
+
+        def forward(self, x: Any) -> Any:
+            return self.blocks[0](x)
+
+    model, x = First(Around()), X / 3 + 1000
+    expected = x if keep else rounded(x, dtype)
+    amp.decorate(model, policy=Policy("O2", dtype, keep=keep))
+    y, _, difference = model(x, target=X)
+    np.testing.assert_array_equal(y, np.float32(expected))
+    np.testing.assert_array_equal(difference, x - X)
+    step = amp.train_step(
+        lambda model, x: (np.float32(0) * anp.sum(model(x)[1]), model(x)[0]),
+        model,
+        optim.SGD(model.parameters(), 0.0),
+        policy=Policy("O2", "bfloat16", keep=keep),
+    )
+    np.testing.assert_array_equal(step(X).aux, X if keep else rounded(X, "bfloat16"))
+
+
+def test_a_first_normalization_sees_the_inputs_as_they_are() -> None:
+    model, x = First(nn.BatchNorm1d(4)), X + 70000
+    expected = model(x)[0]
+    amp.decorate(model, policy="O2:float16")
+    np.testing.assert_allclose(model(x)[0], expected, atol=1e-3)
+
+
 def test_an_embedding_is_low_and_batch_norm_s_arrays_are_float32() -> None:
     class Images(nn.Module):
         def __init__(self) -> None:
@@ -220,7 +276,7 @@ def test_a_kept_projection_of_an_attention_layer() -> None:
     ]
     assert not np.array_equal(outputs[0], outputs[1])
     for whole in outputs[2:]:
-        np.testing.assert_array_equal(whole, model(rounded(tokens, "float16")))
+        np.testing.assert_array_equal(whole, model(tokens))
 
 
 def test_a_kept_layer_belongs_to_the_decoration_that_keeps_it() -> None:

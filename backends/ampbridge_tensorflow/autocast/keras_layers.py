@@ -26,6 +26,7 @@ from ampbridge_tensorflow.autocast.rules import (
     Rules,
     cast_float,
     float_dtype,
+    is_floating,
     map_floats,
     rules_of,
 )
@@ -47,6 +48,8 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
         rules = regions.active.get()
         if rules is None or not _follows_rules(self) or _is_symbolic((args, kwargs)):
             return original(self, *args, **kwargs)
+        if rules.low in LOW:
+            args, kwargs = fitted.taken((args, kwargs), self)
         rule = rules.layer(self)
         if rule == "deny":
             args, kwargs = _cast((args, kwargs), tf.float32)
@@ -107,7 +110,7 @@ def _cast(structure: Any, dtype: tf.DType) -> Any:
 
 
 def _float_dtypes(structure: Any) -> set[Any]:
-    return {v.dtype for v in tf.nest.flatten(structure) if tf.is_tensor(v) and v.dtype.is_floating}
+    return {float_dtype(v) for v in tf.nest.flatten(structure) if is_floating(v)}
 
 
 def _as_ruled(layer: Any, outputs: Any, rules: Rules, rule: Any, arrived: set[Any]) -> Any:

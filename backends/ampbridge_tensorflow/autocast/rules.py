@@ -337,6 +337,11 @@ def float_dtype(value: Any) -> tf.DType | str | None:
         return "other"
 
 
+def is_floating(value: Any) -> bool:
+    """Whether it is a tensor of floating-point numbers, a variable, or what becomes such a tensor."""
+    return float_dtype(value) in FLOATS | {tf.float64}
+
+
 def cast_to(value: Any, dtype: tf.DType) -> Any:
     """``value`` in ``dtype``; differentiable."""
     if not isinstance(value, tf.Tensor):
@@ -348,6 +353,17 @@ def cast_float(value: Any, dtype: tf.DType) -> Any:
     """``value`` in ``dtype`` if it is a float16, bfloat16 or float32 tensor, else as it is."""
     found = float_dtype(value)
     return cast_to(value, dtype) if found in FLOATS and found != dtype else value
+
+
+def cast_with_mask(value: Any, dtype: tf.DType) -> Any:
+    """The same, with what Keras has written on a tensor for the layers and losses that it is given to."""
+    made = cast_float(value, dtype)
+    mask, logits = getattr(value, "_keras_mask", None), getattr(value, "_keras_logits", None)
+    if mask is not None:
+        made._keras_mask = mask
+    if logits is not None:
+        made._keras_logits = cast_with_mask(logits, dtype)
+    return made
 
 
 _UNROUNDED = "_ampbridge_unrounded"

@@ -7,7 +7,7 @@ policy, and no copy takes it along: copies and saved files are of the model as i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.interception import Interception
+from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.rules import Rules
+from ampbridge_tensorflow.autocast.rules import FLOATS, Rules, cast_with_mask, float_dtype
 from ampbridge_tensorflow.model.model_layers import layers, own_variables
 from ampbridge_tensorflow.native_values import copies
 
@@ -56,6 +57,8 @@ class Fitted(Mark):
         """The optimizer of the model, where it has been wrapped so that it scales the loss."""
         self.unscaled: weakref.WeakSet[Any] = weakref.WeakSet()
         """The optimizers that have updated the model without a loss scale."""
+        self.hands_on: set[int] = set()
+        """The ids of the low layers that take the model's inputs as they are: see ``taken``."""
         self._unbuilt: list[keras.Sequential] = []
         self.release: Callable[[], None] = _nothing
 
@@ -100,6 +103,7 @@ class Fitted(Mark):
         self._unbuilt = [x for x in self.layers if isinstance(x, keras.Sequential) and not x.built]
         for layer in self.layers:
             _private.set_dtype_policy(layer, _low_policy(layer, self))
+        self.hands_on.update(id(layer) for layer in self.layers if _hands_inputs_on(layer))
 
     def leave_buffers_full(self, layer: keras.Layer) -> None:
         """Let the low ``layer`` read its buffers, such as a table or statistics, in float32."""
@@ -188,6 +192,8 @@ def note_built(layer: keras.Layer) -> None:
         found = replaced(part.layer) if isinstance(part.layer, keras.Layer) else None
         if found is not None:
             found.by.leave_buffers_full(part.layer)
+            if _hands_inputs_on(part.layer):
+                found.by.hands_on.add(id(part.layer))
 
 
 def is_ours(policy: Any) -> bool:
@@ -203,6 +209,41 @@ def _low_policy(layer: keras.Layer, by: Fitted) -> keras.DTypePolicy:
     policy = keras.DTypePolicy(f"mixed_{by.decoration.policy.dtype}")
     setattr(policy, _REPLACED, Replaced(layer.dtype_policy, by))
     return policy
+
+
+# -- the inputs of a model
+
+_inputs: Scoped[Mapping[int, Any]] = Scoped("ampbridge_tensorflow inputs", {})
+
+
+def inputs_known(inputs: Any) -> AbstractContextManager[None]:
+    """While a model that is decorated at O2 is called with ``inputs``."""
+    return _inputs.during(
+        {id(leaf): leaf for leaf in leaves(inputs) if float_dtype(leaf) in FLOATS}
+    )
+
+
+def taken(inputs: Any, layer: keras.Layer) -> Any:
+    """``inputs`` as ``layer`` takes them: one that is low casts what the model itself was given.
+
+    As Keras' own mixed policies do, but for models and for layers with a part in float32. These hand
+    the inputs on, so that the part sees them unrounded. What a layer has computed follows the rules.
+    """
+    known, own = _inputs.get(), replaced(layer)
+    if not known or own is None or not layer.autocast or id(layer) in own.by.hands_on:
+        return inputs
+    low = own.by.rules.low
+    return map_leaves(lambda x: cast_with_mask(x, low) if id(x) in known else x, inputs)
+
+
+def _hands_inputs_on(layer: keras.Layer) -> bool:
+    if isinstance(layer, keras.Model):
+        return True
+    return any(
+        (replaced(part) is None or not part.autocast)
+        for part in _private.sublayers(layer, recursive=True)
+        if not isinstance(part, keras.layers.InputLayer)
+    )
 
 
 def low_variables(model: Any) -> list[Any]:

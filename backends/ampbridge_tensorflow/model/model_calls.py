@@ -25,19 +25,23 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.autocast import casting
-from ampbridge_tensorflow.autocast.rules import FLOATS, LOW
+from ampbridge_tensorflow.autocast.rules import LOW, cast_with_mask
 from ampbridge_tensorflow.model import fitted
 
 FLOAT32_REGION = Policy("O0")
 
 
 class Call(NamedTuple):
-    """One call: the region to run it in, its inputs, and the dtype of what comes out."""
+    """One call: the region to run it in, its inputs, and the dtype of what comes out.
+
+    ``inputs`` is a context in which layers know what the model was given.
+    """
 
     region: AbstractContextManager[None]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output_dtype: str | None
+    inputs: AbstractContextManager[None] = nullcontext()
 
 
 def calls_of(kind: type) -> Interception[None] | None:
@@ -68,7 +72,7 @@ def _replace_call(original: Any, owner: type) -> Any:
         call = _prepared(self, owner, args, kwargs)
         if call is None:
             return original.__get__(self, type(self))(*args, **kwargs)
-        with call.region:
+        with call.region, call.inputs:
             outputs = original.__get__(self, type(self))(*call.args, **call.kwargs)
         return _in_dtype(outputs, call.output_dtype)
 
@@ -94,11 +98,12 @@ def _prepared(
     policy = found.decoration.policy
     if kept:
         return _in_float32(args, kwargs, policy.output_dtype)
-    if policy.level == "O2":
-        args, kwargs = _in_dtype((args, kwargs), policy.dtype)
-    standalone = found.decoration.standalone
-    region = casting.region(policy) if standalone else nullcontext()
-    return Call(region, args, kwargs, policy.output_dtype)
+    region = casting.region(policy) if found.decoration.standalone else nullcontext()
+    if policy.level != "O2":
+        return Call(region, args, kwargs, policy.output_dtype)
+    args, kwargs = map_leaves(_as_keras_converts, (args, kwargs))
+    inputs = fitted.inputs_known((args, kwargs))
+    return Call(region, args, kwargs, policy.output_dtype, inputs)
 
 
 def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> Call:
@@ -115,22 +120,14 @@ def _in_dtype(structure: Any, dtype: str | None) -> Any:
     """The floating values in containers, float64 tensors apart, in ``dtype``."""
     if dtype is None:
         return structure
-    return map_leaves(lambda value: _value_in(value, dtype), structure)
+    wanted = tf.as_dtype(dtype)
+    return map_leaves(lambda leaf: cast_with_mask(_as_keras_converts(leaf), wanted), structure)
 
 
-def _value_in(value: Any, dtype: str) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64):
-        value = tf.convert_to_tensor(value, keras.config.floatx())  # as Keras does
-    if not tf.is_tensor(value) or value.dtype not in FLOATS:
-        return value
-    made = value if value.dtype == dtype else tf.cast(value, dtype)
-    # What Keras has written on a tensor for the layers and losses that it is given to.
-    mask, logits = getattr(value, "_keras_mask", None), getattr(value, "_keras_logits", None)
-    if mask is not None:
-        made._keras_mask = mask
-    if logits is not None:
-        made._keras_logits = _value_in(logits, dtype)
-    return made
+def _as_keras_converts(value: Any) -> Any:
+    """An array of floats as a tensor; all else as it is."""
+    is_array = isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64)
+    return tf.convert_to_tensor(value, keras.config.floatx()) if is_array else value
 
 
 # -- from decorate to undecorate
