@@ -177,7 +177,7 @@ def cast_after_clipping(optimizer: Optimizer, parameters: Sequence[Tensor]) -> I
     if all(map(is_float32, parameters)):
         yield
         return
-    native = without_wrappers(optimizer)
+    native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
     update = method("Optimizer", native, "_create_optimization_pass")
 
