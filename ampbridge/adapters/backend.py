@@ -58,7 +58,8 @@ class StepOutput(NamedTuple):
 
     ``grads`` are the accumulated gradients, if more micro-batches follow. ``scale`` is the factor of
     the loss, and ``after`` the scaler's state at the end. ``overflow`` is FINITE, INF or NAN;
-    ``kinds``, on request, has the same for each gradient.
+    ``kinds``, on request, has the same for each gradient. ``raised`` came once the optimizer had
+    stepped.
     """
 
     loss: Array
@@ -70,6 +71,15 @@ class StepOutput(NamedTuple):
     applied: Scalar = None
     grad_norm: Scalar = None
     kinds: Sequence[Scalar] | None = None
+    raised: Exception | None = None
+
+
+class RaisedAfterStep(Exception):
+    """What ``Backend.apply`` raises where the optimizer has stepped, and then a hook raised ``error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Layer(NamedTuple):
@@ -503,6 +513,9 @@ class Backend(Protocol):
 
         Returns:
             Whether the optimizer was stepped, as a native scalar.
+
+        Raises:
+            RaisedAfterStep: for an exception after the update.
         """
 
     # -- compiled steps, and what a step remembers

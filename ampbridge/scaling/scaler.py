@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.arguments import check_optimizer, check_that_it_holds_some
-from ampbridge.adapters.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
+from ampbridge.adapters.backend import (
+    FINITE,
+    Array,
+    Backend,
+    Optimizer,
+    RaisedAfterStep,
+    Scalar,
+    ScaleStore,
+)
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.errors.flags import checked_flag
@@ -257,12 +265,19 @@ class GradScaler:
         gradients = self._gradients_for(optimizer, grads, record)
         backend = self._bound_to(optimizer)
         check_that_it_holds_some(backend, optimizer, gradients.parameters)
-        applied: bool = backend.apply(
-            optimizer, gradients.parameters, gradients.values, gradients.found
-        )
+        raised = None
+        try:
+            applied: bool = backend.apply(
+                optimizer, gradients.parameters, gradients.values, gradients.found
+            )
+        except RaisedAfterStep as after:
+            found, raised = gradients.found, after.error
+            applied = found is None or found == FINITE
         self._records[id(optimizer)] = _Checked(
             optimizer, _Stage.STEPPED, gradients, gradients.found, applied
         )
+        if raised is not None:
+            raise raised
         return applied
 
     @called_as_it_is

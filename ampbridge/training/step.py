@@ -64,7 +64,8 @@ class TrainStep:
     scale and counters are as before, and you may try the same batch again. There are three
     exceptions. Random numbers that were drawn, and running statistics of the forward pass, are not
     restored. If an optimizer raises half way through its own step, its partial update stays. An
-    exception of a scheduler, and an ``OverflowStuckError``, come after a step that has happened.
+    exception of a scheduler or of an optimizer's post hook, and an ``OverflowStuckError``, come after a
+    step that has happened.
     Ctrl-C takes effect before or after the optimizer's step, never within it.
     """
 
@@ -188,6 +189,8 @@ class TrainStep:
                 self._schedule_state = self._plan.next_state(self._schedule_state, counted)
             if self._advance_scheduler is not None and bool(output.applied):
                 self._advance_scheduler()
+            if output.raised is not None:
+                raise output.raised
             return self._result(output, policy)
 
     def reset(self) -> None:

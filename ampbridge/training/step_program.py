@@ -17,6 +17,7 @@ from ampbridge.adapters.backend import (
     Model,
     Optimizer,
     Program,
+    RaisedAfterStep,
     Scalar,
     StepOutput,
 )
@@ -90,10 +91,14 @@ class StepProgram:
                 grads, norm = clipping.clip(backend, grads)
             parameters = backend.parameters(self.optimizer)
             hold_interrupts()  # up to here nothing has changed that would stay
-            applied = backend.apply(self.optimizer, parameters, grads, overflow)
+            raised = None
+            try:
+                applied = backend.apply(self.optimizer, parameters, grads, overflow)
+            except RaisedAfterStep as after:
+                applied, raised = overflow is None or overflow == FINITE, after.error
             counting.store.update(overflow, counting.config)  # last: what raises moves no scale
-            after = counting.store.read()
-            return StepOutput(loss, aux, None, scale, after, overflow, applied, norm, kinds)
+            state = counting.store.read()
+            return StepOutput(loss, aux, None, scale, state, overflow, applied, norm, kinds, raised)
 
         return program
 

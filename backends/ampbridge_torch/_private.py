@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
+from traceback import walk_tb
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
@@ -225,6 +226,17 @@ def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
 def is_outermost_step() -> bool:
     """Whether the calling code, a hook, is in one call of ``step`` alone, of whichever optimizer."""
     return sum(1 for _ in _stepping()) == 1
+
+
+def has_stepped(error: BaseException) -> bool:
+    """Whether an error that left ``optimizer.step`` came when its update was done, from a post hook.
+
+    Torch's function around the step keeps what the step has returned in a local variable, ``out``.
+    """
+    around = _code_around_steps()
+    frames = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code is around)
+    outermost = next(frames, None)
+    return outermost is not None and "out" in outermost.f_locals
 
 
 def _stepping() -> Iterator[Any]:

@@ -272,3 +272,96 @@ def test_sparse_gradients_are_clipped_as_dense_ones_are(clipping: str, limit: fl
         trained.append(model.weight.detach())
     torch.testing.assert_close(trained[0], trained[1])
     assert norms[0] == (norms[1] and pytest.approx(norms[1], rel=1e-6))
+
+
+# -- hooks of the optimizer that raise
+
+
+class Twice(optim.Adagrad):
+    """Its step calls its parent's, which torch hooks as well."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class Run:
+    """A training in which an optimizer's hook raises in some steps."""
+
+    def __init__(self, make: Any, policy: str, hook: str) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 2)
+        self.optimizer = make(self.model.parameters())
+        getattr(self.optimizer, f"register_step_{hook}_hook")(self.hook)
+        self.raises = False
+        self.scaler = amp.GradScaler(2.0**8, growth_interval=3)
+        self.schedule = optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.step = amp.train_step(
+            self.loss,
+            self.model,
+            self.optimizer,
+            policy=policy,
+            scaler=None if policy == "O0" else self.scaler,
+            scheduler=self.schedule,
+        )
+
+    def hook(self, *_: Any) -> None:
+        if self.raises:
+            raise MemoryError
+
+    @staticmethod
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).float().square().mean()
+
+    def facts(self, x: torch.Tensor) -> tuple[Any, ...]:
+        result = self.step(x)
+        return result.loss, result.scale, result.step, self.schedule.get_last_lr()
+
+
+HOOKED = {
+    "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9),
+    "AdamW, fused": lambda p: optim.AdamW(p, 1e-2, fused=True),
+    "one that calls its parent's step": lambda p: Twice(p, 0.1),
+}
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1:float16", "O2:bfloat16"])
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_step_whose_post_hook_raises_has_happened(name: str, policy: str) -> None:
+    raising, quiet = (Run(HOOKED[name], policy, "post") for _ in range(2))
+    x = torch.randn(4, 3)
+    for index in range(8):
+        raising.raises = index % 3 == 1
+        if raising.raises:
+            with pytest.raises(MemoryError):
+                raising.step(x)
+            quiet.step(x)
+        else:
+            assert raising.facts(x) == quiet.facts(x)
+
+
+@pytest.mark.parametrize("policy", ["O1:float16", "O2:bfloat16"])
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_step_whose_pre_hook_raises_has_not_happened(name: str, policy: str) -> None:
+    raising, quiet = (Run(HOOKED[name], policy, "pre") for _ in range(2))
+    x = torch.randn(4, 3)
+    for _ in range(3):
+        assert raising.facts(x) == quiet.facts(x)
+        raising.raises = True
+        with pytest.raises(MemoryError):
+            raising.step(x)
+        raising.raises = False
+
+
+def test_by_hand_a_step_whose_post_hook_raises_has_happened() -> None:
+    run = Run(HOOKED["SGD"], "O1:float16", "post")
+    x, scaler = torch.randn(4, 3), amp.GradScaler(2.0**8, growth_interval=1)
+    scaler.scale(run.loss(run.model, x)).backward()
+    before = run.model.weight.detach().clone()
+    run.raises = True
+    with pytest.raises(MemoryError):
+        scaler.step(run.optimizer)
+    assert not torch.equal(run.model.weight, before)
+    with pytest.raises(amp.errors.CallOrderError, match="has been called already"):
+        scaler.step(run.optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from ampbridge.adapters.backend import FINITE, INF, NAN, Scalar, ScaleStore, worst_on_host
+from ampbridge.adapters.backend import (
+    FINITE,
+    INF,
+    NAN,
+    RaisedAfterStep,
+    Scalar,
+    ScaleStore,
+    worst_on_host,
+)
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
@@ -251,6 +259,10 @@ def _step(
             graphs.step(optimizer)
         else:
             optimizer.step()
+    except Exception as error:
+        if _private.has_stepped(error):
+            raise RaisedAfterStep(error) from None
+        raise
     finally:
         store(owners, before)
 
