@@ -14,6 +14,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from ampbridge.errors import ArgumentError, ArgumentTypeError
+
 Part = bytes | memoryview
 
 LARGEST = 64 * 2**20  # bytes that are read: scripts, recipes and states are text
@@ -23,20 +25,48 @@ _TEMPORARY = re.compile(r"\.ampbridge-(?P<host>\w*)-(?P<process>\d{1,9})-[0-9a-f
 _FULL = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
-def write(path: str | os.PathLike[str], *parts: Part) -> None:
+def path_of(path: object, hint: str) -> str:
+    """The text of a path that a file can have.
+
+    Raises:
+        ArgumentTypeError: for bytes, numbers and all else that is neither a str nor a ``Path``.
+        ArgumentError: for text that no file can have as its name.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        msg = f"A path is a str or a pathlib.Path, not {path!r:.100}.\nHint: {hint}"
+        raise ArgumentTypeError(msg)
+    if not text or "\0" in text or not _is_encodable(text):
+        raise ArgumentError(f"No file or folder can have the path {text!r:.100}.\nHint: {hint}")
+    return text
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether the system can have a file of that name; of half a surrogate pair it cannot."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def write(path: str | os.PathLike[str], *parts: Part, follow: bool = True) -> None:
     """Put ``parts``, one after the other, in the place of the file ``path``.
 
     A new file has the mode that the umask gives it, one that is replaced keeps its own. A link is
     followed. A pipe or a device is written to as it is. Leftovers of dead processes in the same folder
     are removed.
 
+    Args:
+        follow: if False, a link, a pipe or a device is replaced by the file.
+
     Raises:
         OSError: if that cannot be; the file is as it was. Where there is no room, its ``strerror`` says
             how many bytes are needed.
     """
-    place = Path(os.path.realpath(path))
+    place = Path(os.path.realpath(path) if follow else path)
     try:
-        if place.exists() and not place.is_file() and not place.is_dir():
+        if follow and place.exists() and not place.is_file() and not place.is_dir():
             _write_into(Path(path), parts)
             return
         remove_leftovers(place.parent)
@@ -52,7 +82,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
         OSError: if it cannot be read, is larger than ``LARGEST``, or is a pipe or a device, which may
             have no end.
     """
-    size = _regular(path).st_size
+    size = check_regular(path).st_size
     if size > LARGEST:
         reason = f"It has {size:,} bytes, more than {LARGEST:,}"
         raise OSError(errno.EFBIG, reason, os.fspath(path))
@@ -65,7 +95,7 @@ def first_line(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: if it cannot be read, or is a pipe or a device.
     """
-    _regular(path)
+    check_regular(path)
     with open(path, "rb") as file:
         return file.readline(4096).rstrip(b"\r\n")
 
@@ -83,15 +113,16 @@ def append(path: str | os.PathLike[str], line: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
 
 
-def _regular(path: str | os.PathLike[str]) -> os.stat_result:
+def check_regular(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_result:
     """What is known of a file (a folder refuses to be read by itself).
 
     Raises:
-        OSError: for a pipe or a device.
+        OSError: for a pipe or a device; without ``follow`` for a link too.
     """
-    status = os.stat(path)
+    status = os.stat(path, follow_symlinks=follow)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EINVAL, "It is a pipe or a device, not a file", os.fspath(path))
+        what = "It is" if follow else f"{os.path.basename(path)!r} is a link,"
+        raise OSError(errno.EINVAL, f"{what} a pipe or a device, not a file", os.fspath(path))
     return status
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ampbridge.checkpoints import atomic_files, tensor_file
 from ampbridge.checkpoints.locking import locked
-from ampbridge.errors import ArgumentError, StateError, UnsupportedError, WriteError
+from ampbridge.errors import StateError, UnsupportedError, WriteError
 
 FORMAT, VERSION = "ampbridge checkpoint", 2
 STATE_FILE = "state.json"
@@ -61,27 +61,23 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         WriteError: if it cannot be written: the disk is full, the folder is not ours. The checkpoint
             that was there is whole then.
     """
-    folder = _folder(path)
-    if folder.exists() and not folder.is_dir():
-        raise StateError(
-            f"{str(folder)!r} is a file; a checkpoint is a folder.\nHint: step.save('runs/one')"
-        )
-    parts = tensor_file.parts(checkpoint.tensors)
-    digest = _digest(parts)
-    name = f"tensors-{digest}.safetensors"
-    described = {
-        "file": name,
-        "bytes": sum(memoryview(part).nbytes for part in parts),
-        _DIGEST: digest,
-    }
-    text = _document(described, checkpoint.state)
-    _refuse_foreign(folder)
+    folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     try:
+        _refuse_foreign(folder)
+        parts = tensor_file.parts(checkpoint.tensors)
+        digest = _digest(parts)
+        name = f"tensors-{digest}.safetensors"
+        described = {
+            "file": name,
+            "bytes": sum(memoryview(part).nbytes for part in parts),
+            _DIGEST: digest,
+        }
+        text = _document(described, checkpoint.state)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / LOCK_FILE):
             _replace(folder, {name: parts, STATE_FILE: [text]})
     except OSError as error:
-        msg = f"Cannot save to {str(folder)!r}: {error.strerror or error}.\n"
+        msg = f"Cannot save to {str(folder)!r:.200}: {error.strerror or error}.\n"
         hint = "Hint: step.save(path) on a disk with room, to a folder of its own."
         raise WriteError(msg + hint) from error
 
@@ -92,7 +88,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         StateError: if it is not.
     """
-    folder = _folder(path)
+    folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     tried = None
     while True:
         content = _content(folder)
@@ -105,22 +101,6 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
                 msg = f"There is no {str(file)!r}, which its {STATE_FILE} names.\n"
                 raise StateError(msg + _HINT_IF_DAMAGED) from error
             tried = content  # a save may have replaced both files since
-
-
-def _folder(path: str | os.PathLike[str]) -> Path:
-    text = os.fspath(path)
-    if not text or "\0" in text or not _is_encodable(text):
-        raise ArgumentError(f"{text!r} is no path of a folder.\nHint: step.save('runs/one')")
-    return Path(text)
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether the system can have a file of that name; of half a surrogate pair it cannot."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # -- reading
@@ -136,7 +116,7 @@ def _content(folder: Path) -> bytes:
         return atomic_files.read(file)
     except OSError as error:
         raise StateError(
-            f"There is no checkpoint at {str(folder)!r}: {error.strerror}.\n{_HINT}"
+            f"There is no checkpoint at {str(folder)!r:.200}: {error.strerror}.\n{_HINT}"
         ) from error
 
 
@@ -264,6 +244,10 @@ def _document(described: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
 
 
 def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise StateError(
+            f"{str(folder)!r} is a file; a checkpoint is a folder.\nHint: step.save('runs/one')"
+        )
     if not (folder / STATE_FILE).exists():
         return
     try:
@@ -278,7 +262,7 @@ def _replace(folder: Path, files: Mapping[str, list[bytes | memoryview]]) -> Non
     _remove_leftovers(folder)
     try:
         for name, parts in files.items():
-            atomic_files.write(folder / name, *parts)
+            atomic_files.write(folder / name, *parts, follow=False)
     finally:
         _remove_leftovers(folder)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -52,13 +52,22 @@ def _acquired(file: Path) -> IO[bytes]:
     """``file``, open and locked, and still the one of that name."""
     deadline = time.monotonic() + LONGEST_WAIT
     while True:
-        stream = open(file, "ab")  # noqa: SIM115  who is given it closes it
+        with suppress(FileNotFoundError):
+            atomic_files.check_regular(file, follow=False)
+        # Who is given it closes it; one that has become a link or a pipe since does not hold us up.
+        stream = open(file, "ab", opener=_descriptor)  # noqa: SIM115
         if _lock(stream.fileno()) and _is_the_one_at(file, stream.fileno()):
             return stream
         stream.close()
         if time.monotonic() > deadline:
             raise TimeoutError(errno.ETIMEDOUT, "Another process is writing it", str(file))
         time.sleep(_PAUSE)
+
+
+def _descriptor(name: str, flags: int) -> int:
+    for flag in ("O_NOFOLLOW", "O_NONBLOCK"):
+        flags |= getattr(os, flag, 0)
+    return os.open(name, flags, 0o666)
 
 
 def _lock(descriptor: int) -> bool:
@@ -77,6 +86,6 @@ def _lock(descriptor: int) -> bool:
 def _is_the_one_at(file: Path, descriptor: int) -> bool:
     """Whoever held the lock before has removed its file; a lock on that one keeps nobody out."""
     try:
-        return os.path.samestat(os.stat(file), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(file), os.fstat(descriptor))
     except FileNotFoundError:
         return False

@@ -83,4 +83,4 @@ def nearest(name: object, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that look most like ``name``, best first."""
     from difflib import get_close_matches  # only where something went wrong
 
-    return get_close_matches(str(name), list(known), n=count, cutoff=0.6)
+    return get_close_matches(str(name)[:100], list(known), n=count, cutoff=0.6)

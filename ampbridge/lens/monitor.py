@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import floor, log2
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ampbridge.adapters import registry
@@ -185,7 +184,7 @@ def _by_layer(rows: Sequence[RangeRow]) -> dict[tuple[str, Kind], Exponents]:
 
 def _write_to(target: Target, prefix: str) -> Write:
     if isinstance(target, (str, os.PathLike)):
-        return partial(_append, CsvFile(Path(target), MonitorRow._fields))
+        return partial(_append, CsvFile(target, MonitorRow._fields))
     example = "lens.monitor(step, 'ranges.csv', SummaryWriter(), wandb.log)"
     write = numbers_to(target, "A monitor", example)
     return lambda rows: write(_tagged(rows, prefix), rows[0].step)

@@ -146,6 +146,7 @@ class Recording(TabularReport):
         Raises:
             WriteError: if that cannot be.
         """
+        path = atomic_files.path_of(path, _HINT)
         arrays = _Arrays()
         described = _described(self, arrays)
         content = io.BytesIO()
@@ -154,7 +155,7 @@ class Recording(TabularReport):
         try:
             atomic_files.write(path, content.getbuffer())
         except OSError as error:
-            msg = f"The recording {path} cannot be written: {error.strerror or error}.\n"
+            msg = f"The recording {path:.200} cannot be written: {error.strerror or error}.\n"
             raise WriteError(
                 msg + "Hint: a path in a folder that exists and that you may write to"
             ) from error
@@ -166,15 +167,15 @@ class Recording(TabularReport):
         Raises:
             StateError: if it is not there, or is not a recording.
         """
+        path = atomic_files.path_of(path, _HINT)
         try:
+            atomic_files.check_regular(path)
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             return _restored(json.loads(arrays.pop("recording").tobytes()), arrays)
         except _NOT_A_RECORDING as e:
-            msg = f"{path} is not a recording: {type(e).__name__}: {e!s:.100}.\n"
-            raise StateError(
-                msg + "Hint: lens.record(loss_fn, model, x, y).save('torch.npz')"
-            ) from e
+            msg = f"{path:.200} is not a recording: {type(e).__name__}: {e!s:.100}.\n"
+            raise StateError(f"{msg}Hint: {_HINT}") from e
 
 
 def record(
@@ -472,6 +473,8 @@ def _gradients(low: _Passes, full: _Passes, scale: float) -> Iterator[tuple[str,
 
 
 # -- files
+
+_HINT = "lens.record(loss_fn, model, x, y).save('torch.npz')"
 
 _NOT_A_RECORDING = (
     OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile,

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampbridge.checkpoints.atomic_files import path_of
 from ampbridge.errors import ArgumentError, SourceError
 from ampbridge.port import notebooks, python, source
 from ampbridge.port.interpreter.following import Exhausted
@@ -29,6 +30,8 @@ CONFIGURATIONS = frozenset({".json", ".yaml", ".yml"})
 SCRIPTS = ("*.py", f"*{notebooks.SUFFIX}")
 TEXT = "<source>"
 """The name, in places and messages, of a source that was passed as text."""
+
+_HINT = "amp.port.read('train.py')"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def read(
     """
     if isinstance(path_or_source, str) and "\n" in path_or_source:
         return _read_python(path_or_source.encode(), TEXT, None, _configuration(config, override))
-    return _read(fspath(path_or_source), Files(), config, override)
+    return _read(path_of(path_or_source, _HINT), Files(), config, override)
 
 
 def _read(
@@ -80,7 +83,9 @@ def _read(
     if Path(file).suffix.lower() not in CONFIGURATIONS:
         return _read_script(file, files, _configuration(config, override))
     if config is not None:
-        msg = f"{file} is a configuration itself, and was passed another, {fspath(config)}.\n"
+        msg = (
+            f"{file} is a configuration itself, and was passed another, {path_of(config, _HINT)}.\n"
+        )
         raise ArgumentError(msg + f"Hint: ampbridge port train.py -c {file}")
     return _read_configuration(file, override)
 
@@ -93,7 +98,7 @@ def parsed(path_or_source: str | PathLike[str]) -> Source:
     """
     if isinstance(path_or_source, str) and "\n" in path_or_source:
         return source.parse(path_or_source.encode(), TEXT)
-    file = fspath(path_or_source)
+    file = path_of(path_or_source, _HINT)
     return source.parse(source.load(file), file)
 
 
@@ -187,7 +192,7 @@ def _configuration(
             msg = f"{override[0]!r} overrides a configuration, and none was passed.\n"
             raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml -o KEY=VALUE")
         return None
-    file = fspath(config)
+    file = path_of(config, _HINT)
     if Path(file).suffix.lower() not in CONFIGURATIONS:
         msg = f"The configuration {file!r} is no JSON and no YAML.\n"
         raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml")

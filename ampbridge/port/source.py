@@ -123,7 +123,7 @@ def load(path: str | PathLike[str]) -> bytes:
     try:
         return atomic_files.read(path)
     except OSError as error:
-        msg = f"Cannot read {str(path)!r}: {error.strerror or error}.\n"
+        msg = f"Cannot read {str(path)!r:.200}: {error.strerror or error}.\n"
         raise SourceError(f"{msg}Hint: {_instead_of(Path(path))}") from error
 
 

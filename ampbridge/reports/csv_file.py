@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ class CsvFile:
         WriteError: if it cannot be written.
     """
 
-    def __init__(self, path: Path, fields: Sequence[str]) -> None:
-        self._path = path
+    def __init__(self, path: str | PathLike[str], fields: Sequence[str]) -> None:
+        self._path = Path(atomic_files.path_of(path, "amp.StepLog('run.csv')"))
         try:
-            first = atomic_files.first_line(path) if path.exists() else b""
+            first = atomic_files.first_line(path) if self._path.exists() else b""
             if not first:
                 self._append(fields)
         except OSError as error:
@@ -49,6 +50,6 @@ class CsvFile:
 
     def _not_written(self, error: OSError) -> WriteError:
         return WriteError(
-            f"The log {self._path} cannot be written: {error.strerror or error}.\n"
+            f"The log {self._path!s:.200} cannot be written: {error.strerror or error}.\n"
             "Hint: a path in a folder that exists and that you may write to"
         )

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -144,7 +143,7 @@ class StepLog:
 
     def _write_to(self, target: Target) -> Callable[[Row], None]:
         if isinstance(target, (str, os.PathLike)):
-            return CsvFile(Path(target), Row._fields).append
+            return CsvFile(target, Row._fields).append
         write = numbers_to(target, "A StepLog", "StepLog('run.csv', SummaryWriter(), wandb.log)")
         return lambda row: write(_tagged(row, self._prefix), row.step)
 

@@ -259,14 +259,13 @@ class Recipe:
         Raises:
             RecipeError: if the file cannot be written.
         """
+        path = atomic_files.path_of(path, "recipe.save('recipe.toml')")
         text = self.to_toml(comments)
         try:
             atomic_files.write(path, text.encode())
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # half a surrogate pair is no text of a file, nor a name
-            msg = f"Cannot write the recipe {str(path)!r}: {error}.\n"
+        except (OSError, ValueError) as error:  # half a surrogate pair is no text of a file
+            reason = getattr(error, "strerror", None) or error
+            msg = f"Cannot write the recipe {path!r:.200}: {reason}.\n"
             raise RecipeError(msg + "Hint: recipe.save('recipe.toml')") from error
 
     @classmethod
@@ -276,12 +275,14 @@ class Recipe:
         Raises:
             RecipeError: if the file cannot be read or is invalid; names the file and the mistake.
         """
+        path = atomic_files.path_of(path, "amp.Recipe.load('recipe.toml')")
         try:
             text = atomic_files.read(path).decode()
         except (OSError, ValueError) as error:
-            msg = f"Cannot read the recipe {str(path)!r}: {error}.\n"
+            reason = getattr(error, "strerror", None) or error
+            msg = f"Cannot read the recipe {path!r:.200}: {reason}.\n"
             raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes one.") from error
-        return cls.from_toml(text, str(path))
+        return cls.from_toml(text, path)
 
     @classmethod
     def from_toml(cls, text: str, where: str = "This text") -> Recipe:

@@ -103,6 +103,9 @@ SCHEDULE: Mapping[str, tuple[str, JsonType]] = {
     "back_after": ("back again after so many applied steps", _COUNT),
 }
 
+LONGEST = 2**18
+"""Characters: a longer text takes seconds to parse, and is no recipe."""
+
 HEADER = "A mixed-precision recipe: amp.train_step(..., recipe=amp.Recipe.load(path)), with any framework."
 
 
@@ -112,13 +115,20 @@ def parse(text: str, where: str) -> dict[str, Any]:
     Raises:
         RecipeError: with the line where it is no TOML, or naming what it does not know.
     """
+    if len(text) > LONGEST:
+        msg = f"{where} has {len(text):,} characters; a recipe has {LONGEST:,} at most.\n"
+        raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes a short one.")
+    if text.startswith("\ufeff"):
+        msg = f"{where} begins with a byte order mark, which TOML has not.\n"
+        raise RecipeError(msg + "Hint: file.write_text(file.read_text('utf-8-sig'), 'utf-8')")
+
     import tomlkit  # only where files are read or written
     from tomlkit.exceptions import TOMLKitError
 
     try:
         data: dict[str, Any] = tomlkit.parse(text).unwrap()
     except (TOMLKitError, ValueError, RecursionError) as error:
-        msg = f"{where} is no TOML: {error}.\nHint: amp.Recipe().save('recipe.toml') writes one."
+        msg = f"{where} is no TOML: {error!s:.300}.\nHint: amp.Recipe().save('recipe.toml') writes one."
         raise RecipeError(msg) from error
     check_keys(data)
     return data
@@ -148,7 +158,7 @@ def unknown(where: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that ``where`` does not have."""
     close = nearest(name, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else "leave it out."
-    return f"{where} has no {name!r}; allowed are {listed(known)}.\nHint: {hint}"
+    return f"{where} has no {name!r:.100}; allowed are {listed(known)}.\nHint: {hint}"
 
 
 def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:

@@ -129,9 +129,9 @@ def test_what_a_killed_save_left_makes_room_before_anything_is_written(folder, m
     present = len(list(folder.iterdir()))
     genuine, counts = atomic_files.write, []
 
-    def counting(place, *parts):
+    def counting(place, *parts, follow):
         counts.append(len(list(folder.iterdir())))
-        genuine(place, *parts)
+        genuine(place, *parts, follow=follow)
 
     monkeypatch.setattr(atomic_files, "write", counting)
     checkpoint.write(folder, Checkpoint({"step": 4}, {}))
@@ -148,8 +148,67 @@ def test_nothing_is_removed_while_nobody_knows_which_file_is_in_use(folder):
 @pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b"])
 @pytest.mark.parametrize("call", [checkpoint.read, lambda path: checkpoint.write(path, ({}, {}))])
 def test_what_is_no_path_is_refused(path, call):
-    with pytest.raises(amp.ArgumentError, match="is no path of a folder"):
+    with pytest.raises(
+        amp.ArgumentError, match=r"No file or folder can have the path .*\nHint: step"
+    ):
         call(path)
+
+
+@pytest.mark.parametrize("path", [None, b"runs/one", 1, 1.5, ["runs"], os])
+@pytest.mark.parametrize(
+    "call",
+    [
+        checkpoint.read,
+        lambda path: checkpoint.write(path, ({}, {})),
+        amp.Recipe().save,
+        amp.Recipe.load,
+        amp.lens.Recording.load,
+        amp.port.read,
+        lambda path: amp.port.read("train.py", config=path or b""),
+    ],
+)
+def test_a_path_is_text_or_a_path(path, call):
+    with pytest.raises(
+        amp.ArgumentTypeError, match=r"A path is a str or a pathlib.Path, not .*\nHint: "
+    ):
+        call(path)
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "folder/" * 3000])
+def test_a_name_that_is_too_long_is_refused_in_short(name, tmp_path):
+    path = str(tmp_path / name)
+    for call in (amp.Recipe().save, lambda path: checkpoint.write(path, Checkpoint({}, {}))):
+        with pytest.raises(amp.AmpBridgeError, match=r"File name too long.*\nHint: ") as error:
+            call(path)
+        assert len(str(error.value)) < 400
+    with pytest.raises(amp.WriteError):
+        checkpoint.write(path, Checkpoint({}, {}))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_save_waits_for_no_pipe_and_follows_no_link(kind, tmp_path):
+    """Neither to the lock, nor to the files that are written."""
+    make = os.mkfifo if kind == "pipe" else partial(os.symlink, tmp_path / "elsewhere")
+    make(tmp_path / checkpoint.LOCK_FILE)
+    with pytest.raises(amp.WriteError, match="is a link, a pipe or a device, not a file"):
+        checkpoint.write(tmp_path, Checkpoint(STATE, TENSORS))
+    os.remove(tmp_path / checkpoint.LOCK_FILE)
+    checkpoint.write(tmp_path, Checkpoint(STATE, TENSORS))
+    (file,) = tmp_path.glob("tensors-*")
+    os.remove(file)
+    make(file)
+    checkpoint.write(tmp_path, Checkpoint(STATE, TENSORS))
+    assert checkpoint.read(tmp_path).state == STATE
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_lock_that_becomes_a_pipe_when_it_was_looked_at_holds_nobody_up(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / checkpoint.LOCK_FILE)
+    monkeypatch.setattr(atomic_files, "check_regular", lambda *_, **__: None)
+    with pytest.raises(amp.WriteError):
+        checkpoint.write(tmp_path, Checkpoint(STATE, TENSORS))
 
 
 def test_files_have_the_mode_that_the_umask_gives(tmp_path):

@@ -149,15 +149,19 @@ def test_files(tmp_path):
     assert 'keep = ["größe"] # excluded_layers=[größe]' in path.read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["r.toml", "\ud800.toml", "a\0b.toml"])
-def test_what_no_file_can_hold_is_refused(tmp_path, name):
+def test_what_no_file_can_hold_is_refused(tmp_path):
     """Half a surrogate pair: the file that is there is left as it is."""
     (tmp_path / "r.toml").write_text("as it was")
     with pytest.raises(RecipeError, match="Cannot write the recipe"):
-        Recipe(Policy("O1", keep=["\ud800"])).save(tmp_path / name)
-    with pytest.raises(RecipeError):
-        Recipe.load(tmp_path / name)
+        Recipe(Policy("O1", keep=["\ud800"])).save(tmp_path / "r.toml")
     assert (tmp_path / "r.toml").read_text() == "as it was"
+
+
+@pytest.mark.parametrize("name", ["\ud800.toml", "a\0b.toml"])
+@pytest.mark.parametrize("call", [Recipe().save, Recipe.load])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name, call):
+    with pytest.raises(amp.ArgumentError, match="No file or folder can have the path"):
+        call(tmp_path / name)
 
 
 def test_short_forms_of_policies_in_a_schedule():
@@ -241,6 +245,24 @@ def test_what_is_wrong_is_said(text, says, hint):
     assert says in message
     assert last.startswith("Hint: ")
     assert hint in last
+
+
+def test_what_is_said_of_a_long_text_is_short():
+    for text in ("a" * 200_000 + " = 1", "policy = " + "[" * 100_000, f"[step]\n{'b' * 10**5} = 1"):
+        with pytest.raises(amp.RecipeError, match="Hint: ") as error:
+            amp.Recipe.from_toml(text)
+        assert len(str(error.value)) < 700
+    with pytest.raises(amp.RecipeError, match=r"has 2,128,889 characters; a recipe has 262,144 at"):
+        amp.Recipe.from_toml("\n".join(f"key{i} = 1" for i in range(160_000)))
+
+
+def test_a_byte_order_mark_is_named(tmp_path):
+    file = tmp_path / "recipe.toml"
+    file.write_text(amp.Recipe("O2").to_toml(), "utf-8-sig")
+    with pytest.raises(amp.RecipeError, match="begins with a byte order mark") as error:
+        amp.Recipe.load(file)
+    exec(str(error.value).rpartition("Hint: ")[2])
+    assert amp.Recipe.load(file) == amp.Recipe("O2")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
