@@ -303,8 +303,8 @@ class ArgumentConformance:
         with pytest.raises(TypeError, match=words):
             train_step(squared_error(h), model, passed)
         if passed is not None:
-            with pytest.raises(TypeError, match=words):
-                decorate(model, passed, "O1")
+            with pytest.raises(TypeError, match=words):  # which takes a list of optimizers
+                decorate(model, ["adam"] if wrong == "list" else passed, "O1")
 
     def test_arguments_in_another_order_are_refused(self) -> None:
         h = self.harness

@@ -33,6 +33,30 @@ def test_the_same_objects_come_back(model, optimizer):
     assert amp.undecorate(model, optimizer) == (model, optimizer)
 
 
+def test_of_a_list_each_optimizer_is_decorated(toy, model, monkeypatch):
+    told = []
+    genuine = toy.Backend.decorate
+
+    def decorate(self, model, optimizer, decoration):
+        told.append(optimizer)
+        if len(told) == 4:
+            raise amp.UnsupportedError("not this one")
+        genuine(self, model, optimizer, decoration)
+
+    monkeypatch.setattr(toy.Backend, "decorate", decorate)
+    optimizers = [toy.Optimizer(model), toy.Optimizer(model)]
+    assert amp.decorate(model, optimizers, "O1") == (model, optimizers)
+    assert told == optimizers
+    with pytest.raises(amp.UnsupportedError):
+        amp.decorate(model, optimizers, "O2")
+    assert told == [*optimizers * 2, *optimizers[::-1]]  # what was there has come back
+    assert model.decorations[-1] == Decoration(Policy("O1"), [])
+    assert amp.undecorate(model, optimizers) == (model, optimizers)
+    assert model.decorations[-1] is None
+    assert amp.decorate(model, [], "O1") == (model, [])
+    assert told[-1] is None
+
+
 def test_the_backend_is_told_everything(model, optimizer):
     policy = Policy("O2", keep=["head"])
     amp.decorate(model, optimizer, policy, save_dtype="float32", master_grad=True)
