@@ -80,7 +80,7 @@ class TensorflowBackend(Backend):
     native_policy = staticmethod(native_policy.native_policy)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
-        return gradients.unbuilt_if_they_fail(ranks.on_replicas(program, model))
+        return gradients.OfOneModel(ranks.on_replicas(program, model), model)
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         if isinstance(like, LossScaleOptimizer):

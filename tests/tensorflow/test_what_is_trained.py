@@ -138,6 +138,89 @@ def test_a_layer_that_is_frozen_stays() -> None:
     assert same == [True, True, False, False]
 
 
+OWN_WAYS = {
+    "loss_scale_factor": (64.0, "loss_scale_factor = None; and scaler=amp.GradScaler(64.0, dyn"),
+    "gradient_accumulation_steps": (3, r"train_step(..., accumulate=3)"),
+}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("option", OWN_WAYS)
+def test_an_optimizer_that_scales_or_accumulates_itself_is_refused(
+    option: str, built: bool, compile: bool
+) -> None:
+    value, hint = OWN_WAYS[option]
+    model, temperature = made()
+    optimizer = keras.optimizers.Adam(0.1, **{option: value})
+    if built:
+        optimizer.build(model.trainable_variables)
+    before = values(model)
+    step = amp.train_step(loss_with(temperature), model, optimizer, policy="O0", compile=compile)
+    with pytest.raises(amp.UnsupportedError, match=rf"Adam\({option}={value}\)") as raised:
+        step(X, LABELS)
+    assert hint in str(raised.value)
+    assert all(map(np.array_equal, values(model), before))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("by_keras", [False, True])
+def test_what_is_unfrozen_later_needs_another_optimizer(by_keras: bool, compile: bool) -> None:
+    model, temperature = made()
+    frozen = model.layers[0]
+    frozen.trainable = False
+    optimizer = keras.optimizers.SGD(0.1)
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if by_keras:
+        model.compile(optimizer, cross_entropy)
+        model.fit(X, LABELS, verbose=0)
+    else:
+        amp.train_step(loss_with(temperature), model, optimizer, policy="O0")(X, LABELS)
+    frozen.trainable = True
+    step = amp.train_step(loss_with(temperature), model, optimizer, policy="O0", compile=compile)
+    with pytest.raises(amp.UnsupportedError, match=r"SGD was built before 2 of the model.*kernel'"):
+        step(X, LABELS)
+    before = frozen.kernel.numpy()
+    anew = keras.optimizers.SGD(0.1)
+    amp.train_step(loss_with(temperature), model, anew, policy="O0", compile=compile)(X, LABELS)
+    assert not np.array_equal(frozen.kernel.numpy(), before)
+
+
+def test_an_optimizer_may_be_built_for_some_of_the_variables() -> None:
+    model, temperature = made()
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.layers[1].trainable_variables)
+    before = values(model)
+    for _ in range(2):
+        amp.train_step(loss_with(temperature), model, optimizer, policy="O0")(X, LABELS)
+    same = list(map(np.array_equal, values(model), before))
+    assert same == [True, True, False, False]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("change", ["add", "pop"])
+def test_layers_that_come_or_go_need_another_step(
+    change: str, nested: bool, policy: str, compile: bool
+) -> None:
+    changing, temperature = made()
+    model = changing
+    if nested:
+        inputs = keras.Input((12,))
+        model = keras.Model(inputs, keras.layers.Dense(4)(changing(inputs)))
+    optimizer = keras.optimizers.SGD(0.1)
+    step = amp.train_step(loss_with(temperature), model, optimizer, policy=policy, compile=compile)
+    step(X, LABELS)
+    step(X, LABELS)
+    if change == "add":
+        changing.add(keras.layers.Dense(4))
+    else:
+        changing.pop()
+    with pytest.raises(amp.UnsupportedError, match="had other layers when the step was made"):
+        step(X, LABELS)
+
+
 def test_keywords_and_mappings_on_replicas() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():

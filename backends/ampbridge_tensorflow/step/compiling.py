@@ -15,7 +15,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.step.direct_calls import DirectCalls
-from ampbridge_tensorflow.step.gradients import native_batch, unbuilt_if_it_fails
+from ampbridge_tensorflow.step.gradients import OfOneModel, native_batch, unbuilt_if_it_fails
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -48,6 +48,8 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
+        if isinstance(step, OfOneModel):
+            step.check_layers()
         native = native_batch(batch)
         tensors: list[Any] = []
         key = direct.key(policy, final, (native, total), tensors)

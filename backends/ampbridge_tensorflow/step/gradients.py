@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -20,6 +22,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import differentiation, outside_of_regions, region
 from ampbridge_tensorflow.model.fitted import low_variables
+from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
 from ampbridge_tensorflow.step import ranks
 from ampbridge_tensorflow.step.recording import recorded
@@ -52,10 +55,11 @@ def parameters(owner: Model | Optimizer) -> list[Array]:
 
 
 def checked_optimizer(optimizer: Optimizer) -> Any:
-    """``optimizer``, if it does not scale by itself.
+    """``optimizer``, if it neither scales nor accumulates by itself.
 
     Raises:
-        ArgumentTypeError: if not.
+        ArgumentTypeError: if it is a LossScaleOptimizer.
+        UnsupportedError: for ``loss_scale_factor`` and ``gradient_accumulation_steps``.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         msg = (
@@ -63,6 +67,23 @@ def checked_optimizer(optimizer: Optimizer) -> Any:
             "Hint: optimizer = optimizer.inner_optimizer"
         )
         raise ArgumentTypeError(msg)
+    kind, factor = type(optimizer).__name__, optimizer.loss_scale_factor
+    if factor is not None:
+        msg = (
+            f"{kind}(loss_scale_factor={factor}) divides gradients by a scale of its own; a GradScaler "
+            "has done so.\n"
+            f"Hint: optimizer.loss_scale_factor = None; and "
+            f"scaler=amp.GradScaler({factor}, dynamic=False)"
+        )
+        raise UnsupportedError(msg)
+    micro_batches = optimizer.gradient_accumulation_steps
+    if micro_batches:
+        msg = (
+            f"{kind}(gradient_accumulation_steps={micro_batches}) holds gradients back, and does not say "
+            "which call moves the weights.\n"
+            f"Hint: amp.train_step(..., accumulate={micro_batches}), and an optimizer without it."
+        )
+        raise UnsupportedError(msg)
     return optimizer
 
 
@@ -109,16 +130,40 @@ def unbuilt_if_it_fails(forget: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def unbuilt_if_they_fail(program: Program) -> Program:
-    """``program``, each eager run of which is such a block. A graph's runs are seen from outside of it."""
+class OfOneModel:
+    """``program``, a step of ``model``: each eager run leaves optimizers unbuilt if it fails.
 
-    def run(*arguments: Any) -> StepOutput:
+    A graph's runs are seen from outside of it.
+    """
+
+    def __init__(self, program: Program, model: Model) -> None:
+        self._program = program
+        parts = [part.layer for part in layers(model)]
+        sequential = [part for part in parts if isinstance(part, keras.Sequential)]
+        self._layers = [(weakref.ref(part), part.layers) for part in sequential]
+
+    def check_layers(self) -> None:
+        """That nobody has added layers to a Sequential model, or taken some out.
+
+        Raises:
+            UnsupportedError: if somebody has. A trace has the layers of before.
+        """
+        for reference, before in self._layers:
+            part = reference()
+            if part is not None and part.layers != before:
+                msg = (
+                    f"{part.name!r} had other layers when the step was made.\n"
+                    "Hint: step = amp.train_step(loss_fn, model, optimizer), with a new optimizer where "
+                    "layers were added."
+                )
+                raise UnsupportedError(msg)
+
+    def __call__(self, *arguments: Any) -> StepOutput:
         if tf.inside_function():
-            return program(*arguments)
+            return self._program(*arguments)
+        self.check_layers()
         with unbuilt_if_it_fails(_nothing):
-            return program(*arguments)
-
-    return run
+            return self._program(*arguments)
 
 
 def _nothing() -> None:
@@ -157,6 +202,9 @@ def gradients(
     if optimizer is not None and not optimizer.built:
         ranks.check_scope(checked_optimizer(optimizer), trained)
         built_optimizer(optimizer, trained)
+        _built_for[optimizer] = weakref.ref(model)
+    elif optimizer is not None:
+        _check_that_it_trains_all(optimizer, model)
     low = {id(variable) for variable in low_variables(model)}
     grads = [
         _rounded(g, policy.dtype) if id(p) in low else g
@@ -165,6 +213,31 @@ def gradients(
     if total is not None:
         grads = add(total, grads)
     return tf.stop_gradient(loss), map_leaves(_detached, aux), grads
+
+
+_built_for: WeakKeyDictionary[Any, weakref.ref[Any]] = WeakKeyDictionary()
+"""The models for all of whose variables optimizers were built here."""
+
+
+def _check_that_it_trains_all(optimizer: Optimizer, model: Model) -> None:
+    """That an optimizer that was built for all variables of ``model`` still has them all.
+
+    One that somebody has built for some of them trains those.
+    """
+    reference = _built_for.get(optimizer)
+    is_built_for_it = reference is not None and reference() is model
+    if not is_built_for_it and getattr(model, "optimizer", None) is not optimizer:
+        return
+    known = set(map(id, parameters(optimizer)))
+    new = [variable for variable in parameters(model) if id(variable) not in known]
+    if new:
+        kind = type(optimizer).__name__
+        msg = (
+            f"{kind} was built before {len(new)} of the model's variables were added or unfrozen: "
+            f"{getattr(new[0], 'path', new[0].name)!r} is the first.\n"
+            f"Hint: step = amp.train_step(loss_fn, model, keras.optimizers.{kind}(...))"
+        )
+        raise UnsupportedError(msg)
 
 
 class _CastVariablesAsBefore:
