@@ -231,12 +231,12 @@ def is_outermost_step() -> bool:
 def has_stepped(error: BaseException) -> bool:
     """Whether an error that left ``optimizer.step`` came when its update was done, from a post hook.
 
-    Torch's function around the step keeps what the step has returned in a local variable, ``out``.
+    Torch's function around a step keeps what that has returned in a local variable, ``out``. It is
+    around the step of each class of an optimizer that calls its parent's.
     """
     around = _code_around_steps()
-    frames = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code is around)
-    outermost = next(frames, None)
-    return outermost is not None and "out" in outermost.f_locals
+    steps = [f.f_locals for f, _ in walk_tb(error.__traceback__) if f.f_code is around]
+    return any("out" in step and step["self"] is steps[0]["self"] for step in steps)
 
 
 def _stepping() -> Iterator[Any]:
