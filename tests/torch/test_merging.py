@@ -211,7 +211,7 @@ def copied(arguments: Any) -> Any:
     return tree_unflatten([x.clone() if isinstance(x, torch.Tensor) else x for x in flat], spec)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_no_op_of_torchs_database_refuses_two_dtypes(low: str) -> None:
     from torch.testing._internal.common_methods_invocations import op_db
