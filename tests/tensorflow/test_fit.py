@@ -123,8 +123,8 @@ def by_hand(overflows: list[bool], start: float, **changed: Any) -> list[tuple[f
 # -- the rule
 
 POLICIES = {
-    "O1": amp.Policy("O1"),
-    "O2": amp.Policy("O2"),
+    "O1": amp.Policy("O1", execution="simulated"),
+    "O2": amp.Policy("O2", execution="simulated"),
     "O1, native": amp.Policy("O1", execution="native"),
 }
 
