@@ -223,7 +223,9 @@ class Weights:
 
     def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """``weight`` rounded to ``dtype``, in float32."""
-        if _private.is_transforming():  # its tensors are of no use after it
+        # A weight that is stored low may be written without a new version (its masters' owners do so);
+        # the tensors of a transform are of no use after it.
+        if weight.dtype is dtype or _private.is_transforming():
             return _raised(weight, dtype)
         is_differentiated = torch.is_grad_enabled()
         key = id(weight), dtype, is_differentiated, weight.requires_grad
