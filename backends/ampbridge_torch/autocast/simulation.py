@@ -223,7 +223,7 @@ class Weights:
 
     def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """``weight`` rounded to ``dtype``, in float32."""
-        # A weight that is stored low may be written without a new version (its masters' owners do so);
+        # A weight that is stored low may be written through `.data`, which makes no new version;
         # the tensors of a transform are of no use after it.
         if weight.dtype is dtype or _private.is_transforming():
             return _raised(weight, dtype)
