@@ -141,7 +141,7 @@ class _Inside:
 
 
 _inside: WeakSet[_Inside] = WeakSet()
-_entering = threading.Lock()
+_entering = threading.RLock()  # an interrupt may leave it to its thread, which can enter again
 
 
 @contextmanager
