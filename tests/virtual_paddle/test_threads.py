@@ -8,6 +8,7 @@ from typing import Any
 
 import paddle
 import pytest
+from interrupts import bytecodes, interrupt, without_locks
 
 import ampbridge as amp
 
@@ -80,3 +81,16 @@ def test_float32_and_nested_regions_are_nobody_s_business() -> None:
         assert in_thread(product_at_O0) == "float32"
         with amp.autocast(FOLLOWS, "paddle"):
             assert product() == "bfloat16"
+
+
+def test_an_interrupt_shuts_no_other_thread_out() -> None:
+    def product_inside() -> str:
+        with amp.autocast(FOLLOWS, "paddle"):
+            return product()
+
+    with without_locks():
+        points = bytecodes(product_inside)
+        for point in points:
+            interrupt(product_inside, point)
+    assert points
+    assert in_thread(product_inside) == "bfloat16"

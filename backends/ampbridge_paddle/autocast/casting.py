@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import paddle
 
@@ -140,8 +140,7 @@ class _Inside:
         self.thread = threading.get_ident()
 
 
-_inside: WeakSet[_Inside] = WeakSet()
-_entering = threading.RLock()  # an interrupt may leave it to its thread, which can enter again
+_inside: WeakValueDictionary[int, _Inside] = WeakValueDictionary()
 
 
 @contextmanager
@@ -154,9 +153,13 @@ def _one_thread() -> Iterator[None]:
     Raises:
         UnsupportedError: while another thread is inside of a native region.
     """
+    # A thread is listed first and looks then, so that of two at the same time at most one is inside. No
+    # lock: an interrupt can't leave one behind, and ``valuerefs`` takes its list in a single step.
     here = _Inside()
-    with _entering:
-        if any(other.thread != here.thread for other in _inside):
+    _inside[id(here)] = here
+    try:
+        others = [other() for other in _inside.valuerefs()]
+        if any(other is not None and other.thread != here.thread for other in others):
             msg = (
                 "Another thread is inside of a region of mixed precision. On "
                 f"{paddle.device.get_device()} Paddle keeps one set of op lists for the whole "
@@ -165,11 +168,9 @@ def _one_thread() -> Iterator[None]:
                 "process for each."
             )
             raise UnsupportedError(msg)
-        _inside.add(here)
-    try:
         yield
     finally:
-        _inside.discard(here)
+        _inside.pop(id(here), None)
 
 
 class NativeRegion:
