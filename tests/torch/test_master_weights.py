@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import ampbridge as amp
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private
 from ampbridge_torch.backend import TorchBackend
+from ampbridge_torch.model import master_weights
 
 Backend = TorchBackend()
 
@@ -479,8 +481,9 @@ def test_an_optimizer_that_was_not_given_to_decorate_is_refused(low: str, given:
         r"it was not decorated: .*\nHint: amp\.decorate\(model, optimizer, policy\) once it is made; or "
         r"amp\.decorate\(model, \[optimizer, another\], policy\)\."
     )
-    with pytest.raises(amp.errors.CallOrderError, match=expected):
-        scaler.step(late)
+    for step in (lambda: scaler.step(late), late.step):
+        with pytest.raises(amp.errors.CallOrderError, match=expected):
+            step()
     assert all(map(torch.equal, parameters, before))
     assert not late.state
     amp.decorate(model, late, policy(low))
@@ -586,6 +589,92 @@ def test_weights_that_the_user_writes_are_taken_over(low: str) -> None:
     exact[1] = 0.0
     amp.undecorate(model, optimizer)
     assert torch.equal(model.inner.weight, exact)
+
+
+def _clamped(parameters: list[Tensor]) -> None:
+    for p in parameters:
+        p.data.clamp_(-0.05, 0.05)
+
+
+def _by_vector(parameters: list[Tensor]) -> None:
+    vector = nn.utils.parameters_to_vector(parameters)
+    nn.utils.vector_to_parameters(vector * 0.9, parameters)
+
+
+def _merged(parameters: list[Tensor]) -> None:
+    parameters[0].data += torch.full_like(parameters[0], 0.25)  # gets it, writes to it, and sets it
+
+
+WRITES = {"clamped": _clamped, "by vector": _by_vector, "merged": _merged}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("then", ["undecorate", "save", "copy", "step"])
+def test_what_is_written_through_data_is_taken_over(write: Any, then: str, low: str) -> None:
+    """Element by element: what has the bits that it had keeps its float32 value."""
+    model, optimizer = decorated(low, lambda p: optim.SGD(p, 0.1, momentum=0.9))
+    train(model, optimizer, batches(3))
+    exact = [torch.as_tensor(value) for value in Backend.read_weights(model).values()]
+    before = [p.detach().clone() for p in model.parameters()]
+    write(list(model.parameters()))
+    after = [p.detach().clone() for p in model.parameters()]
+    assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+    expected = [
+        torch.where(a == b, wide, a.float())
+        for b, a, wide in zip(before, after, exact, strict=True)
+    ]
+    found = model
+    if then == "save":
+        found = Net()
+        found.load_state_dict(
+            {n: torch.as_tensor(v) for n, v in Backend.read_weights(model).items()}
+        )
+    elif then == "copy":
+        with pytest.warns(amp.AmpBridgeWarning, match="A copy of a model at O2"):
+            found = copy.deepcopy(model)
+    elif then == "step":
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.0
+        optimizer.step()
+    assert_same_bits(float32_weights(found, None if found is not model else optimizer), expected)
+
+
+def test_data_that_somebody_holds_is_looked_at_for_as_long(low: str) -> None:
+    model, optimizer = decorated(low, lambda p: optim.SGD(p, 0.1))
+    held = [p.data for p in model.parameters()]
+    for factor in (0.5, 0.25):
+        train(model, optimizer, batches(1))
+        for data in held:
+            data.mul_(factor)
+    assert_same_bits(float32_weights(model, optimizer), [data.float() for data in held])
+
+
+def test_a_weight_of_another_size_is_taken_over(low: str) -> None:
+    """As the embeddings of a larger vocabulary are put into a language model."""
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2))
+    exact = model[0].weight.detach().clone()
+    amp.decorate(model, None, policy(low))
+    more = torch.ones(2, 3, dtype=model[0].weight.dtype)
+    model[0].weight.data = torch.cat([model[0].weight.data, more])
+    amp.undecorate(model)
+    assert torch.equal(model[0].weight, torch.cat([exact, more.float()]))
+
+
+def test_the_last_model_with_masters_leaves_torch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, low: str
+) -> None:
+    monkeypatch.setattr(master_weights, "_masters", WeakValueDictionary())
+    monkeypatch.setattr(master_weights, "_watch", master_weights._Watch())
+    if "data" in vars(nn.Parameter):
+        monkeypatch.delattr(nn.Parameter, "data")
+    for _ in range(2):
+        models = [decorated(low, lambda p: optim.SGD(p, 0.1)) for _ in range(2)]
+        for model, optimizer in models:
+            assert "data" in vars(nn.Parameter)
+            amp.undecorate(model, optimizer)
+        assert "data" not in vars(nn.Parameter)
 
 
 @pytest.mark.parametrize("order", ["model first", "optimizer first", "before decorating"])

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ampbridge.errors import CallOrderError
 from ampbridge_torch import _private
@@ -37,28 +39,42 @@ class Master:
         self.low = low
         self.wide = wide
         self._version = low._version
+        self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
         _masters[id(low)] = self
+        _watch.start()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.adopt()  # a new one takes them to agree
         return Master, (self.low, self.wide)
 
-    def adopt(self) -> None:
-        """Take over what others wrote to the low tensor: an initialisation, loaded weights.
+    def gave_out(self, data: Tensor) -> None:
+        """Somebody has ``data``, which shares the low tensor's memory, and may write to it."""
+        self._given_out = [*self._still_out(), ref(data)]
 
-        Element by element, so that what was not written keeps its float32 value. Writes through
-        ``.data`` do not count as such in torch, and are overwritten by the next step.
+    def adopt(self) -> None:
+        """Take over what others wrote to the low tensor: an initialisation, loaded weights, a clamp.
+
+        Element by element, so that what was not written keeps its float32 value. It costs nothing
+        where torch counted no write and nobody got ``.data``.
         """
-        if self.low._version != self._version or self.low.device != self.wide.device:
+        given_out, self._given_out = self._given_out, self._still_out()
+        if given_out or self.low._version != self._version or self.low.device != self.wide.device:
             self._adopt()
+
+    def _still_out(self) -> list[ref[Tensor]]:
+        return [each for each in self._given_out if each() is not None]
 
     @torch.no_grad()
     def _adopt(self) -> None:
-        self.wide.data = self.wide.data.to(self.low.device)  # after model.to(device)
-        same = self.low == self.wide.to(self.low.dtype)
-        self.wide.copy_(torch.where(same, self.wide, self.low.to(self.wide.dtype)))
-        self._version = self.low._version
+        low, wide = self.low, self.wide.data.to(self.low.device)  # after model.to(device)
+        values = low.to(wide.dtype)
+        if low.ndim == wide.ndim:  # of other sizes after a resized embedding, say
+            both = tuple(map(slice, map(min, low.shape, wide.shape)))
+            same = low[both] == wide[both].to(low.dtype)
+            values[both] = torch.where(same, wide[both], values[both])
+        self.wide.data = wide.copy_(values) if low.shape == wide.shape else values
+        self._version = low._version
 
     def noted(self) -> None:
         """The low tensor is the rounding of ``wide`` as of now."""
@@ -73,6 +89,8 @@ class Master:
     def forget(self) -> None:
         """The low tensor has no master any more."""
         _masters.pop(id(self.low), None)
+        if not _masters:
+            _watch.stop()
 
 
 # By identity of the low tensor, which a master keeps alive; the model's decoration keeps the masters.
@@ -353,13 +371,58 @@ def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
     return _attached.get(optimizer)
 
 
-def check_masters_are_updated(optimizer: optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-    """That ``parameters`` of an optimizer that updates no masters have none.
+class _Watch:
+    """What torch has no hook for on a parameter, watched on all of them while there are masters."""
+
+    def __init__(self) -> None:
+        self._handle: RemovableHandle | None = None
+
+    def start(self) -> None:
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
+            setattr(nn.Parameter, "data", _Data())
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            delattr(nn.Parameter, "data")  # which it has from Tensor
+
+
+class _Data:
+    """``nn.Parameter.data``: torch counts what is written to a tensor, but not what goes through it."""
+
+    def __get__(self, parameter: Tensor | None, owner: type) -> Any:
+        data = _OF_TENSORS.__get__(parameter, owner)
+        if parameter is not None:
+            _tell_master(parameter, data)
+        return data
+
+    def __set__(self, parameter: Tensor, data: Tensor) -> None:
+        _OF_TENSORS.__set__(parameter, data)
+        _tell_master(parameter, data)
+
+
+_OF_TENSORS: Any = Tensor.data
+
+
+def _tell_master(parameter: Tensor, data: Tensor) -> None:
+    if (master := master_of(parameter)) is not None:
+        master.gave_out(data)
+
+
+_watch = _Watch()
+
+
+def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Before any optimizer's step.
 
     Raises:
-        CallOrderError: if one of them has: the optimizer would train its rounding alone.
+        CallOrderError: if it would train the rounding of masters that it does not know.
     """
-    if _masters and any(master_of(parameter) is not None for parameter in parameters):
+    if optimizer in _attached:
+        return
+    if any(p.grad is not None and master_of(p) is not None for p in _flat_parameters(optimizer)):
         kind = type(optimizer)
         msg = (
             f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "

@@ -24,7 +24,7 @@ from ampbridge.adapters.backend import (
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
-from ampbridge_torch.model.master_weights import check_masters_are_updated, master_of, updates_of
+from ampbridge_torch.model.master_weights import master_of, updates_of
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.compiling import present_graphs
 from ampbridge_torch.step.gradients import parameters, store, stored
@@ -238,8 +238,6 @@ def _step(
 ) -> None:
     """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
     updates, graphs = updates_of(optimizer), present_graphs.get()
-    if updates is None:
-        check_masters_are_updated(optimizer, owners)
     given: dict[int, Tensor | None] = {}
     if updates is not None:
         of_each = dict(zip(owners, grads, strict=True))
