@@ -380,13 +380,13 @@ class _Watch:
     def start(self) -> None:
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
-            setattr(nn.Parameter, "data", _Data())
+            nn.Parameter.data = _Data()  # type: ignore[assignment]
 
     def stop(self) -> None:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-            delattr(nn.Parameter, "data")  # which it has from Tensor
+            del nn.Parameter.data  # which it has from Tensor
 
 
 class _Data:

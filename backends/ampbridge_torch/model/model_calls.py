@@ -1,12 +1,15 @@
 """What happens around the calls of a decorated model and of its kept layers.
 
 Both are instance attributes named ``forward``, through which every way to call a module goes: hooks,
-``torch.compile``, tracing. They are copied and pickled with their module.
+``torch.compile``, tracing. They are copied and pickled with their module. A shallow copy (of
+``copy.copy``, of meta-learning libraries, a replica of DataParallel) has its original's, which runs for
+the one that is being called.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from inspect import Signature, signature
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -101,10 +104,24 @@ class Call:
         )
         raise NoCodeError(msg)
 
-    def _forward(self, args: Sequence[Any], kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        # An attribute is not told whose it is. The caller knows: nn.Module's call, or a method.
+        if not torch.compiler.is_compiling():
+            caller = sys._getframe(1).f_locals.get("self")
+            if caller is not module and isinstance(caller, nn.Module) and self in calls_of(caller):
+                module = caller
+        return self._run(module, args, kwargs)
+
+    def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """The call of ``module``, or of a shallow copy."""
+        raise NotImplementedError
+
+    def _forward(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if isinstance(self._replaced, Call):
+            return self._replaced._run(module, args, kwargs)
         if self._replaced is not None:
             return self._replaced(*args, **kwargs)
-        module = self._module()
         if isinstance(module, torch.jit.ScriptModule):  # whose class has no function to call
             return module.__getattr__("forward")(*args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
@@ -186,21 +203,21 @@ class ModelCall(Call):
         """The decorated model; None once it is gone."""
         return self._module()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if self._opens_region:
             policy, device_types = self.decoration.policy, self._device_types()
             if not in_force(policy, device_types):
                 with region_on(device_types, policy):
-                    return self._called(args, kwargs)
+                    return self._called(module, args, kwargs)
         elif not casts_here():
-            return self._forward(args, kwargs)
-        return self._called(args, kwargs)
+            return self._forward(module, args, kwargs)
+        return self._called(module, args, kwargs)
 
-    def _called(self, args: Sequence[Any], kwargs: Any) -> Any:
+    def _called(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if self._input_dtype is not None:
             args = [cast_nested(value, self._input_dtype) for value in args]
             kwargs = {name: cast_nested(kwargs[name], self._input_dtype) for name in kwargs}
-        return cast_nested(self._forward(args, kwargs), self._output_dtype)
+        return cast_nested(self._forward(module, args, kwargs), self._output_dtype)
 
     def _device_types(self) -> tuple[DeviceType, ...]:
         """Those of the model, wherever it has been moved to; all that are in use if it has several."""
@@ -229,11 +246,11 @@ class KeptCall(Call):
         hook = self._module().register_forward_pre_hook(self._raised, with_kwargs=True)
         self._handles.append(hook)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not casts_here():
-            return self._forward(args, kwargs)
+            return self._forward(module, args, kwargs)
         with region(FLOAT32_REGION):
-            return self._forward(args, kwargs)
+            return self._forward(module, args, kwargs)
 
     def _raised(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if not (self._everywhere or casts_here()):
