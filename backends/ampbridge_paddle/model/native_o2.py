@@ -10,7 +10,7 @@ Paddle's own ``decorate``, dispatcher and optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,7 +95,9 @@ class NativeO2:
 
     def masters(self) -> dict[str, Tensor]:
         present = {} if self._optimizer is None else _masters_in(self._optimizer)
-        return {name: present.get(name, master) for name, master in self._masters.items()}
+        masters = {name: present.get(name, master) for name, master in self._masters.items()}
+        adopt(self._parameters, masters)
+        return masters
 
     def release(self, model: Layer) -> None:
         masters = self.masters()
@@ -128,6 +130,20 @@ def _master_of(parameter: Tensor) -> Tensor:
     master = parameter.detach().clone()
     master.name = parameter.name
     return master
+
+
+@paddle.no_grad()
+def adopt(parameters: Iterable[Tensor], masters: Mapping[str, Tensor]) -> None:
+    """Let masters take over what others wrote to low parameters: an initialisation, a clamp.
+
+    Element by element, so that what was not written keeps its float32 value. Paddle does not count what
+    ``set_value`` writes, so the values are compared, without waiting for the device.
+    """
+    for p in parameters:
+        master = masters.get(p.name)
+        if master is not None and master.shape == p.shape:
+            same = master.astype(p.dtype) == p
+            paddle.assign(paddle.where(same, master, p.astype("float32")), output=master)
 
 
 @contextmanager
@@ -168,10 +184,10 @@ def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def cast_after_clipping(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
+def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
     """``optimizer`` may step 16-bit ``parameters`` on float32 gradients in the block.
 
-    It clips and regularizes them in float32, in which squares do not overflow. Its kernels get them in
+    Its masters take over what others wrote. It clips and regularizes them in float32, in which squares do not overflow. Its kernels get them in
     the dtypes that they take.
     """
     if all(map(is_float32, parameters)):
@@ -179,6 +195,7 @@ def cast_after_clipping(optimizer: Optimizer, parameters: Sequence[Tensor]) -> I
         return
     native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
+    adopt(parameters, _masters_in(native))
     update = method("Optimizer", native, "_create_optimization_pass")
 
     def cast_and_update(pairs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from ampbridge.adapters.backend import FINITE, INF, NAN, worst_on_host
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast.dtypes import FLOAT32, FLOAT64, is_float32
-from ampbridge_paddle.model.native_o2 import cast_after_clipping
+from ampbridge_paddle.model.native_o2 import stepping_low
 from ampbridge_paddle.step import hybrid_groups
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.gradients import replaced_grad
@@ -144,7 +144,7 @@ def apply(
     own = parameters_of(optimizer)
     with (
         replaced_grad(own, [given.get(id(p)) for p in own]),
-        cast_after_clipping(optimizer, own),
+        stepping_low(optimizer, own),
     ):
         optimizer.step()
     return True
