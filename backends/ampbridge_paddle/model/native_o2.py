@@ -187,8 +187,8 @@ def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
 def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
     """``optimizer`` may step 16-bit ``parameters`` on float32 gradients in the block.
 
-    Its masters take over what others wrote. It clips and regularizes them in float32, in which squares do not overflow. Its kernels get them in
-    the dtypes that they take.
+    Its masters take over what others wrote. It clips and regularizes gradients in float32, in which
+    squares do not overflow. Its kernels get them in the dtypes that they take.
     """
     if all(map(is_float32, parameters)):
         yield
