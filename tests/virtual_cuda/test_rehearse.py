@@ -299,6 +299,14 @@ def test_kernels_of_others_are_hinted_at() -> None:
     assert limits.hint(ValueError("lr")) is None
 
 
+def test_a_number_that_16_bits_do_not_hold_is_hinted_at() -> None:
+    low = torch.ones(2, device="cuda", dtype=torch.float16)
+    with pytest.raises(RuntimeError) as raised:
+        low.masked_fill(low > 0, -1e9)
+    assert "torch.finfo(x.dtype).min" in str(limits.hint(raised.value))
+    assert torch.equal(low.masked_fill(low > 0, torch.finfo(low.dtype).min), -65504 * low)
+
+
 # -- what is seen
 
 

@@ -89,6 +89,8 @@ def hint(error: BaseException) -> str | None:
         missing = (error.name or "").partition(".")[0]
         if missing in _OF_KERNELS:
             return f"{missing} has CUDA kernels of its own, which need a GPU; rehearse without it"
+    if "without overflow" in text:
+        return "a GPU raises this as well; write torch.finfo(x.dtype).min or -inf for the number"
     if "invalid device ordinal" in text:
         return "the virtual CUDA device is cuda:0, and there is no other"
     if "from the 'CUDA' backend" in text or "CUDA_HOME" in text:

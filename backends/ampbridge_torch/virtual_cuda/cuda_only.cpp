@@ -198,6 +198,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& query, const 
                                                      const Tensor& value, const OptionalTensor& bias,
                                                      bool /*compute_log_sumexp*/, double dropout,
                                                      bool is_causal, std::optional<double> scale) {
+  TORCH_CHECK(!bias || !bias->defined() || bias->scalar_type() == query.scalar_type(),
+              "invalid dtype for bias - should match query's dtype"); // CUDA's words
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   note_call("aten::_scaled_dot_product_efficient_attention", c10::toString(query.scalar_type()));
   const auto q = wide(query), k = for_each_head(key, query), v = for_each_head(value, query);

@@ -27,7 +27,9 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -159,13 +161,44 @@ bool has_no_low_kernel(const std::string& name) {
   return !low.count(name) && std::any_of(beginnings.begin(), beginnings.end(), begins);
 }
 
-// Products of matrices, and convolutions, take numbers of one dtype; the CPU's kernels, after widening,
-// would not see two.
+// -- what CUDA's kernels refuse: dtypes that do not go together, numbers that 16 bits do not hold
+//
+// Torch checks both in the dtypes that arrive, which are not those that the CPU's kernel sees here. So
+// a call that may be refused runs on the CPU in these dtypes first, on copies, and what torch raises
+// there is what it raises on CUDA. The tables are where the kernels of the two do not agree.
+
+// Of aten/src/ATen/native/cuda/{Blas.cpp,layer_norm_kernel.cu,group_norm_kernel.cu}: the CPU's let two
+// dtypes pass in products of empty matrices, and for the weights of norms.
 bool wants_one_dtype(const std::string& name) {
   static const std::unordered_set<std::string> named{
-      "aten::mm",  "aten::addmm", "aten::bmm",  "aten::baddbmm",     "aten::addmv",
-      "aten::dot", "aten::vdot",  "aten::addr", "aten::convolution", "aten::_addmm_activation"};
+      "aten::mm",          "aten::addmm",             "aten::bmm",
+      "aten::baddbmm",     "aten::addmv",             "aten::dot",
+      "aten::vdot",        "aten::_addmm_activation", "aten::convolution",
+      "aten::native_layer_norm", "aten::native_group_norm"};
   return named.count(name) != 0;
+}
+
+// Which on CUDA take or return statistics, buffers and results in dtypes that the CPU's do not.
+bool has_own_dtypes(const std::string& name) {
+  static const std::unordered_set<std::string> backward{
+      "aten::log_sigmoid_backward", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data"};
+  return dtypes_of_results().count(name) || backward.count(name);
+}
+
+// Which read a number as `opmath_t`, which is float32, in aten/src/ATen/native/cuda; the CPU's in the
+// dtype of the tensor.
+bool reads_numbers_wide(const std::string& name) {
+  static const std::unordered_set<std::string> named{
+      "aten::add",       "aten::sub",      "aten::rsub",      "aten::clamp", "aten::clamp_min",
+      "aten::clamp_max", "aten::hardtanh", "aten::hardtanh_", "aten::logit", "aten::logit_",
+      "aten::logit_backward"};
+  return named.count(name) || name.rfind("aten::_foreach_", 0) == 0;
+}
+
+bool holds(ScalarType low, double number) {
+  const double largest = low == at::kHalf ? std::numeric_limits<at::Half>::max()
+                                          : std::numeric_limits<at::BFloat16>::max();
+  return !std::isfinite(number) || std::abs(number) <= largest;
 }
 
 // -- where the host waits
@@ -237,24 +270,18 @@ class Call {
       : op_(op), schema_(op.schema()), given_(std::move(given)), low_(low_dtype()) {}
 
   Stack run() {
-    TORCH_CHECK(!low_ || !wants_one_dtype(schema_.name()) || are_low(),
-                "expected the tensors of ", schema_.name(), " to have the same dtype");
     TORCH_CHECK_NOT_IMPLEMENTED(!low_ || !has_no_low_kernel(schema_.name()), '"', schema_.name(),
                                 "\" not implemented for '", c10::toString(*low_), "'");
+    if (low_ && may_be_refused()) {
+      rehearse();
+    }
+    TORCH_CHECK(!low_ || !wants_one_dtype(schema_.name()) || !has_several_dtypes(), mixed_dtypes());
     note();
     Stack stack;
     for (size_t i = 0; i < given_.size(); ++i) {
       stack.push_back(argument(schema_.arguments()[i], given_[i]));
     }
-    {
-      at::AutoDispatchBelowADInplaceOrView below_autograd;
-      c10::impl::ExcludeDispatchKeyGuard not_cast(c10::autocast_dispatch_keyset);
-      std::optional<DrawnBy> drawn;
-      if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
-        drawn.emplace(generator_ ? *generator_ : default_generator());
-      }
-      op_.callBoxed(stack);
-    }
+    call_cpu(stack, generator_ ? *generator_ : default_generator());
     for (auto& [tensor, computed] : written_) {
       write_back(tensor, computed);
     }
@@ -266,6 +293,77 @@ class Call {
   }
 
  private:
+  // Whether torch may raise for its dtypes, or for a number.
+  bool may_be_refused() const {
+    const std::string& name = schema_.name();
+    return (has_several_dtypes() && !has_own_dtypes(name) && !is_told_to_widen()) ||
+        (has_number_too_large() && !reads_numbers_wide(name));
+  }
+
+  bool has_several_dtypes() const {
+    std::unordered_set<ScalarType> dtypes;
+    each_tensor([&](const Tensor& tensor) {
+      if (tensor.is_floating_point() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+        dtypes.insert(tensor.scalar_type());
+      }
+    });
+    return dtypes.size() > 1;
+  }
+
+  bool has_number_too_large() const {
+    return std::any_of(given_.begin(), given_.end(), [&](const IValue& value) {
+      return (value.isDouble() || value.isInt()) && !holds(*low_, value.toScalar().toDouble());
+    });
+  }
+
+  // The CPU's kernel in the dtypes that arrive, for what it raises.
+  void rehearse() const {
+    try {
+      call_on_copies(false);
+    } catch (const c10::NotImplementedError&) { // the CPU lacks some 16-bit kernels that CUDA has
+      TORCH_CHECK(runs_wider(), mixed_dtypes());
+    }
+  }
+
+  // As float32 and float64 go together, 16 bits and float32 do.
+  bool runs_wider() const {
+    try {
+      call_on_copies(true);
+    } catch (const c10::NotImplementedError&) {
+    } catch (const c10::Error&) {
+      return false;
+    }
+    return true;
+  }
+
+  void call_on_copies(bool wider) const {
+    const auto copied = [wider](const Tensor& tensor, bool is_written, bool /*is_out*/) {
+      if (tensor.defined() && wider && tensor.is_floating_point()) {
+        return on_cpu(tensor).to(is_low(tensor.scalar_type()) ? at::kFloat : at::kDouble);
+      }
+      return tensor.defined() && is_written ? on_cpu(tensor).clone() : on_cpu(tensor);
+    };
+    Stack stack;
+    for (size_t i = 0; i < given_.size(); ++i) {
+      stack.push_back(for_cpu(schema_.arguments()[i], given_[i], copied));
+    }
+    call_cpu(stack, default_generator().clone());
+  }
+
+  std::string mixed_dtypes() const {
+    return "expected the tensors of " + schema_.name() + " to have the same dtype";
+  }
+
+  void call_cpu(Stack& stack, at::Generator generator) const {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard not_cast(c10::autocast_dispatch_keyset);
+    std::optional<DrawnBy> drawn;
+    if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
+      drawn.emplace(std::move(generator));
+    }
+    op_.callBoxed(stack);
+  }
+
   // The one 16-bit dtype among the tensors; float32 where there are both; none where there is none.
   std::optional<ScalarType> low_dtype() const {
     std::optional<ScalarType> low;
@@ -294,15 +392,6 @@ class Call {
     }
   }
 
-  // Whether all floating-point tensors have the 16-bit dtype.
-  bool are_low() const {
-    bool all = true;
-    each_tensor([&](const Tensor& tensor) {
-      all = all && (!tensor.is_floating_point() || tensor.scalar_type() == *low_);
-    });
-    return all;
-  }
-
   void note() const {
     if (calls_are_noted()) {
       std::string dtypes;
@@ -317,31 +406,36 @@ class Call {
     }
   }
 
-  IValue argument(const c10::Argument& declared, const IValue& value) {
+  // Given to the CPU: each tensor as `of_tensor(tensor, is written to, is an out=)`.
+  template <typename OfTensor>
+  static IValue for_cpu(const c10::Argument& declared, const IValue& value, OfTensor of_tensor) {
     const bool is_written = declared.alias_info() && declared.alias_info()->isWrite();
     if (value.isTensor()) {
-      return argument(value.toTensor(), is_written, declared.is_out());
+      return of_tensor(value.toTensor(), is_written, declared.is_out());
     }
     if (value.isTensorList()) {
       c10::List<Tensor> list;
       for (const Tensor& tensor : value.toTensorVector()) {
-        list.push_back(argument(tensor, is_written, declared.is_out()));
+        list.push_back(of_tensor(tensor, is_written, declared.is_out()));
       }
       return list;
     }
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> list;
       for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
-        list.push_back(tensor ? std::make_optional(argument(*tensor, false, false)) : tensor);
+        list.push_back(tensor ? std::make_optional(of_tensor(*tensor, false, false)) : tensor);
       }
       return list;
     }
     if (value.isDevice() && value.toDevice().type() == identity.type) {
       return c10::Device(c10::kCPU);
     }
+    return value.isGenerator() ? IValue() : value; // the CPU's default one draws: DrawnBy
+  }
+
+  IValue argument(const c10::Argument& declared, const IValue& value) {
     if (value.isGenerator()) {
       generator_ = value.toGenerator();
-      return IValue();
     }
     if (low_ && declared.name() == "half_to_float") {
       return false; // the input is float32 already
@@ -350,7 +444,9 @@ class Call {
         is_low(value.toScalarType())) {
       return at::kFloat;
     }
-    return value;
+    return for_cpu(declared, value, [this](const Tensor& tensor, bool is_written, bool is_out) {
+      return argument(tensor, is_written, is_out);
+    });
   }
 
   Tensor argument(const Tensor& tensor, bool is_written, bool is_out) {
