@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,135 @@ def test_sparse_gradients() -> None:
     assert gradient.is_sparse
     assert gradient.is_cuda
     assert gradient.coalesce().to_dense().sum(1).tolist() == [0.0, 8.0, 0.0, 4.0, 0.0]
+
+
+SPARSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "to_sparse": lambda x: x.to_sparse(),
+    "t": lambda x: x.to_sparse().t(),
+    "clone": lambda x: x.to_sparse().clone(),
+    "add_": lambda x: x.to_sparse().add_(torch.ones_like(x).triu().to_sparse()),
+    "mul_": lambda x: x.to_sparse().mul_(2.0),
+    "zero_": lambda x: x.to_sparse().zero_(),
+    "copy_": lambda x: torch.zeros_like(x).to_sparse().copy_(x.to_sparse()),
+    "mm": lambda x: torch.sparse.mm(x.to_sparse(), x),
+    "sum": lambda x: torch.sparse.sum(x.to_sparse(), 0),
+    "softmax": lambda x: torch.sparse.softmax(x.to_sparse(), 1),
+    "to": lambda x: x.to_sparse().cpu().to(x.device),
+}
+
+
+@pytest.mark.parametrize("run", SPARSE.values(), ids=SPARSE)
+def test_sparse_tensors_as_on_the_cpu(run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 0.5], [0.0, 0.0, 1.0]])
+    expected, found = run(x), run(x.cuda())
+    assert found.is_cuda
+    assert (found.layout, found.dtype) == (expected.layout, expected.dtype)
+    dense, right = (y.to_dense() if y.is_sparse else y for y in (found.cpu(), expected))
+    assert torch.equal(dense, right)
+
+
+def test_sparse_tensors_of_16_bits_are_written_to() -> None:
+    low = torch.tensor([[0.0, 2.0], [3.0, 0.0]], device="cuda", dtype=torch.float16)
+    total = low.to_sparse().add_(torch.eye(2, device="cuda").half().to_sparse())
+    assert total.dtype is torch.float16
+    assert total.to_dense().tolist() == [[1.0, 2.0], [3.0, 1.0]]
+
+
+def test_the_gradient_of_a_product_with_a_sparse_matrix() -> None:
+    graph = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    gradients = []
+    for device in ("cpu", "cuda"):
+        x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device, requires_grad=True)
+        (graph.to(device).to_sparse() @ x).square().sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad.cpu())
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch imports its own
+def test_forward_mode_derivatives_as_on_the_cpu() -> None:
+    x, w = torch.randn(3, 4), torch.randn(4, 4)
+    for function in (
+        lambda x, w: torch.func.jvp(lambda y: F.linear(y, w, w[0]).tanh(), (x,), (x,))[1],
+        lambda x, w: torch.func.jacfwd(lambda y: (y @ w).sum(0))(x),
+        lambda x, w: torch.func.hessian(lambda y: (y @ w).sin().sum())(x[0]),
+    ):
+        torch.testing.assert_close(function(x.cuda(), w.cuda()).cpu(), function(x, w))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_forward_mode_derivatives_in_a_region() -> None:
+    x, w = torch.randn(3, 4, device="cuda"), torch.randn(4, 4, device="cuda")
+    with torch.autocast("cuda", torch.float16):
+        value, derivative = torch.func.jvp(lambda y: y @ w, (x,), (x,))
+    assert derivative.dtype is torch.float16
+    assert torch.equal(value, derivative)
+
+
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+PADDING = torch.tensor([[False, False, True], [False, False, False]])
+
+
+def encoded(x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor
+    with torch.no_grad():
+        y = copy.deepcopy(ENCODER).to(x.device)(
+            x.expand(2, 3, 8), src_key_padding_mask=PADDING.to(x.device)
+        )
+    return y
+
+
+REFUSED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "TransformerEncoder": ("set_fastpath_enabled", encoded),
+    "nested_tensor": ("jagged", lambda x: torch.nested.nested_tensor([x, x])),
+    "as_nested_tensor": ("jagged", lambda x: torch.nested.as_nested_tensor([x, x])),
+    "nested tensor of the CPU": ("jagged", lambda x: torch.nested.nested_tensor([x.cpu()]).cuda()),
+    "to_sparse_csr": ("to_sparse", lambda x: x[None].to_sparse_csr()),
+    "sparse_csr_tensor": (
+        "to_sparse",
+        lambda x: torch.sparse_csr_tensor(
+            torch.tensor([0, 1], device=x.device), torch.tensor([0], device=x.device), x[:1], (1, 1)
+        ),
+    ),
+    "to_sparse to_sparse_csc": ("to_sparse", lambda x: x[None].to_sparse().to_sparse_csc()),
+    "CSR of the CPU": ("to_sparse", lambda x: x[None].cpu().to_sparse_csr().cuda()),
+    "quantize": (
+        "without quantization",
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("hint, use", REFUSED.values(), ids=REFUSED)
+def test_layouts_that_it_lacks_are_refused_with_a_hint(
+    hint: str, use: Callable[[torch.Tensor], Any]
+) -> None:
+    with pytest.raises(UnsupportedError, match=rf"(?s)has no .*\nHint: .*{hint}"):
+        use(torch.ones(8, device="cuda"))
+
+
+def test_what_the_hint_says_works() -> None:
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        x = torch.linspace(0.0, 1.0, 8)
+        torch.testing.assert_close(encoded(x.cuda()).cpu(), encoded(x))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    jagged = torch.nested.nested_tensor(
+        [torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged, device="cuda"
+    )
+    assert (jagged * 2).to_padded_tensor(0.0).sum().item() == 18.0
+
+
+def test_what_scripts_print_of_torch_and_the_device() -> None:
+    assert "virtual CUDA device" in torch.__config__.show()
+    kept = torch.ones(1000, device="cuda")
+    assert "CUDA memory summary" in torch.cuda.memory_summary()
+    assert torch.cuda.memory_stats()["allocated_bytes.all.current"] >= kept.nbytes
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    with torch.cuda.nvtx.range("a step"):
+        torch.cuda.nvtx.mark("half of it")
 
 
 def test_autocast_is_cudas() -> None:

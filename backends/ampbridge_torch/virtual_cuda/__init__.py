@@ -99,6 +99,9 @@ def install(device_type: Literal["cuda", "virtual"] = "cuda") -> None:
         from ampbridge_torch.virtual_cuda import extension
 
         extension.give()
+    from ampbridge_torch.virtual_cuda import layouts
+
+    layouts.refuse("CUDA" if device_type == "cuda" else "PrivateUse1")
 
 
 def is_installed() -> bool:

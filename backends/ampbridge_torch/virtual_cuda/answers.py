@@ -7,6 +7,7 @@ into ``torch.cuda``.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ def give() -> None:
     cuda.default_generators = (_device().default_generator(),)
     cuda.streams.Stream.__bases__ = (_StreamBase,)
     cuda.streams.Event.__bases__ = (_EventBase,)
+    cuda.nvtx._nvtx = SimpleNamespace(**dict.fromkeys(_OF_NVTX, lambda *args: 0))
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     tensor: Any = torch.Tensor
     tensor.record_stream = _record_stream  # torch's asks for a stream of its C++ part
@@ -76,21 +78,28 @@ def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
     """Nothing: the only stream is never behind."""
 
 
+_MEASURES = ("current", "peak", "allocated", "freed")
+
+
 def _memory_stats(device: int) -> dict[str, Any]:
     """As the caching allocator tells them; what is reserved is what is allocated."""
     numbers = _device().memory()
-    names = ("current", "peak", "allocated", "freed")
-    in_bytes = dict(zip(names, numbers[:4], strict=True))
-    blocks = dict(zip(names, numbers[4:], strict=True))
+    in_bytes, blocks = _of_pools(numbers[:4]), _of_pools(numbers[4:])
+    nothing = _of_pools([0] * len(_MEASURES))
     return {
-        **{
-            f"{what}_bytes": {"all": in_bytes}
-            for what in ("allocated", "reserved", "active", "requested")
-        },
-        **{what: {"all": blocks} for what in ("allocation", "segment", "active")},
+        **{f"{what}_bytes": in_bytes for what in ("allocated", "reserved", "active", "requested")},
+        **dict.fromkeys(("allocation", "segment", "active"), blocks),
+        **dict.fromkeys(("inactive_split", "inactive_split_bytes"), nothing),
+        **dict.fromkeys(("oversize_allocations", "oversize_segments"), nothing["all"]),
         "num_alloc_retries": 0,
         "num_ooms": 0,
     }
+
+
+def _of_pools(numbers: Sequence[int]) -> dict[str, dict[str, int]]:
+    """There is one pool, which is called the large one."""
+    told = dict(zip(_MEASURES, numbers, strict=True))
+    return {"all": told, "large_pool": told, "small_pool": dict.fromkeys(_MEASURES, 0)}
 
 
 def _check_is_there(device: int) -> int:
@@ -171,6 +180,12 @@ class _EventBase:
         _device().synchronize()
 
 
+# A profiler's marks, which nobody reads here.
+_OF_NVTX = (
+    *("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA"),
+    *("deviceRangeStart", "deviceRangeEnd"),
+)
+
 # What modules import on a build with CUDA; there are no graphs here.
 _OF_GRAPHS = {
     "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
@@ -199,6 +214,7 @@ _ANSWERS = {
     "getAllocatorBackend": lambda: "native",
     "emptyCache": lambda *pool: None,
     "ipc_collect": lambda: None,
+    "setMemoryFraction": lambda fraction, device: None,
     "memoryStats": _memory_stats,
     "resetPeakMemoryStats": _forget_peak,
     "resetAccumulatedMemoryStats": lambda device: _device().reset_accumulated_memory(),

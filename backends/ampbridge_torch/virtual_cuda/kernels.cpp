@@ -16,6 +16,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
@@ -461,17 +462,29 @@ class Call {
       seen = seen.to(at::kFloat);
     }
     remember_memory(tensor);
-    if (is_written && (is_widened || is_out)) {
+    if (is_written && (is_widened || is_out || (is_ours(tensor) && tensor.is_sparse()))) {
       written_.emplace_back(tensor, seen);
     }
     return seen;
   }
 
-  static void write_back(const Tensor& tensor, const Tensor& computed) {
+  void write_back(const Tensor& tensor, const Tensor& computed) const {
+    if (tensor.is_sparse()) {
+      write_back_parts(tensor, computed);
+      return;
+    }
     if (tensor.sizes() != computed.sizes()) {
       tensor.resize_(computed.sizes());
     }
     on_cpu(tensor).copy_(computed);
+  }
+
+  void write_back_parts(const Tensor& tensor, const Tensor& computed) const {
+    const Tensor owned = shares_memory(computed) ? computed.clone() : computed;
+    const Tensor values = parts(owned)->values().to(tensor.scalar_type());
+    parts(tensor)->resize_(owned.sparse_dim(), owned.dense_dim(), owned.sizes());
+    parts(tensor)->set_indices_and_values_unsafe(on_device(parts(owned)->indices()), on_device(values));
+    parts(tensor)->set_coalesced(owned.is_coalesced());
   }
 
   IValue result(size_t index, IValue value) {
@@ -613,6 +626,17 @@ Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
       c10::DispatchKeySet(identity.key), c10::dtype_or_default(dtype));
 }
 
+// Zeros without memory, which torch's forward-mode AD knows by their key.
+Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<ScalarType> dtype,
+                       std::optional<c10::Layout>, std::optional<c10::Device> device,
+                       std::optional<bool>) {
+  check_is_there(device);
+  static auto* const none = new at::native::ZeroTensorAllocator(the_device());
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), none,
+                                   c10::DispatchKeySet({identity.key, c10::DispatchKey::ZeroTensor}),
+                                   c10::dtype_or_default(dtype), std::nullopt);
+}
+
 Tensor view(const Tensor& self, c10::SymIntArrayRef size) {
   return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
 }
@@ -711,6 +735,12 @@ void register_fallback(c10::DispatchKey key) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
+void implement(torch::Library& m, const c10::OperatorName& op) {
+  const auto full = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+  m.impl(full.substr(std::strlen("aten::")).c_str(),
+         torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
 void register_sparse() {
   torch::Library& m = kernels_for("aten", identity.sparse_key);
   m.impl("_indices", &indices);
@@ -724,12 +754,25 @@ void register_sparse() {
   m.impl("_nnz", &nnz);
   m.impl("is_coalesced", &is_coalesced);
   m.impl("_coalesced_", &set_coalesced);
+
+  // Of the rest what the CPU has kernels of: torch composes others of what sparse tensors lack.
+  // layouts.py refuses to turn them into those of other layouts.
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.name.rfind("aten::", 0) == 0 && name.name.rfind("aten::_to_sparse_", 0) != 0 &&
+        op->hasKernelForDispatchKey(c10::DispatchKey::SparseCPU) &&
+        !op->hasKernelForDispatchKey(identity.sparse_key)) {
+      implement(m, name);
+    }
+  }
 }
 
 void register_own() {
   torch::Library& m = kernels_for("aten", identity.key);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &efficient_zeros);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
   m.impl("_reshape_alias", &reshape_alias);
@@ -747,9 +790,7 @@ void register_own() {
 
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
     if (is_one_kernel(op)) {
-      const auto full = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
-      m.impl(full.substr(std::strlen("aten::")).c_str(),
-             torch::CppFunction::makeFromBoxedFunction<&run>());
+      implement(m, op);
     }
   }
 }

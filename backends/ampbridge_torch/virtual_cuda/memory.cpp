@@ -237,6 +237,9 @@ struct CudaHooks final : public Hooks<at::CUDAHooksInterface> {
   c10::Allocator* getCUDADeviceAllocator() const override {
     return &memory();
   }
+  std::string showConfig() const override {
+    return "  - ampbridge's virtual CUDA device\n";
+  }
   void deviceSynchronize(c10::DeviceIndex) const override {
     note_wait("synchronize", "torch.cuda.synchronize");
   }
