@@ -119,6 +119,16 @@ def test_what_only_cuda_refuses(use: Use) -> None:
         use(inputs("cuda"))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("multiply", [torch.mm, torch.sparse.mm, lambda a, b: torch.mv(a, b[0])])
+def test_cusparse_multiplies_no_dense_matrix_in_16_bits(multiply: Any) -> None:
+    low = torch.eye(3, device="cuda", dtype=torch.float16)
+    with pytest.raises(NotImplementedError, match=r"not implemented for 'Half'"):
+        multiply(low.to_sparse(), low)
+    both = torch.sparse.mm(low.to_sparse(), low.to_sparse())
+    assert torch.equal(both.to_dense(), low)
+
+
 PASSES: dict[str, Use] = {
     "clamp": lambda i: i["h"].clamp(-LARGE, LARGE),
     "clamp_": lambda i: i["h"].clamp_(min=-LARGE),

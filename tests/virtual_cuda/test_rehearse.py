@@ -307,6 +307,16 @@ def test_a_number_that_16_bits_do_not_hold_is_hinted_at() -> None:
     assert torch.equal(low.masked_fill(low > 0, torch.finfo(low.dtype).min), -65504 * low)
 
 
+def test_a_kernel_that_cuda_lacks_in_16_bits_is_hinted_at() -> None:
+    graph, x = torch.eye(2, device="cuda").to_sparse(), torch.ones(2, 2, device="cuda")
+    with torch.autocast("cuda"):
+        with pytest.raises(NotImplementedError) as raised:
+            graph @ x
+        assert "enabled=False" in str(limits.hint(raised.value))
+        with torch.autocast("cuda", enabled=False):
+            assert torch.equal(graph @ x, x)
+
+
 # -- what is seen
 
 

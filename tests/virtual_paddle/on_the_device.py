@@ -19,6 +19,11 @@ import building
 def main() -> None:
     if not sys.argv[1:]:
         sys.exit(__doc__)
+    if sys.argv[1] != "-m" and not Path(sys.argv[1]).is_file():
+        sys.exit(
+            f"There is no script {sys.argv[1]!r}.\n"
+            "Hint: python tests/virtual_paddle/on_the_device.py path/to/train.py"
+        )
     why_not = building.why_not()
     if why_not is not None:
         sys.exit(f"{why_not}.")

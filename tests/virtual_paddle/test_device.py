@@ -141,3 +141,11 @@ def test_a_script_runs_on_it(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(HERE / "on_the_device.py"), str(script), "--one"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "paddle.float16 virtual_gpu:0 --one\n", done.stderr
+
+
+def test_a_script_that_is_not_there_is_said_in_one_message() -> None:
+    command = [sys.executable, "-W", "ignore", str(HERE / "on_the_device.py"), "other.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("There is no script 'other.py'.\nHint: ")
+    assert "Traceback" not in done.stderr

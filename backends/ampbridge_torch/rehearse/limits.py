@@ -91,6 +91,11 @@ def hint(error: BaseException) -> str | None:
             return f"{missing} has CUDA kernels of its own, which need a GPU; rehearse without it"
     if "without overflow" in text:
         return "a GPU raises this as well; write torch.finfo(x.dtype).min or -inf for the number"
+    if text.startswith('"aten::') and "not implemented for" in text:
+        return (
+            "a GPU has no such kernel either; call it on x.float(), "
+            "within torch.autocast('cuda', enabled=False)"
+        )
     if "invalid device ordinal" in text:
         return "the virtual CUDA device is cuda:0, and there is no other"
     if "from the 'CUDA' backend" in text or "CUDA_HOME" in text:

@@ -162,6 +162,14 @@ bool has_no_low_kernel(const std::string& name) {
   return !low.count(name) && std::any_of(beginnings.begin(), beginnings.end(), begins);
 }
 
+// Products of sparse and dense matrices, by cuSPARSE: aten/src/ATen/native/sparse/cuda.
+bool is_sparse_product(const std::string& name) {
+  static const std::unordered_set<std::string> named{"aten::mm",  "aten::addmm", "aten::addmm_",
+                                                     "aten::bmm", "aten::mv",    "aten::hspmm",
+                                                     "aten::sspaddmm"};
+  return named.count(name) != 0;
+}
+
 // -- what CUDA's kernels refuse: dtypes that do not go together, numbers that 16 bits do not hold
 //
 // Torch checks both in the dtypes that arrive, which are not those that the CPU's kernel sees here. So
@@ -271,7 +279,9 @@ class Call {
       : op_(op), schema_(op.schema()), given_(std::move(given)), low_(low_dtype()) {}
 
   Stack run() {
-    TORCH_CHECK_NOT_IMPLEMENTED(!low_ || !has_no_low_kernel(schema_.name()), '"', schema_.name(),
+    const bool lacks_low = has_no_low_kernel(schema_.name()) ||
+        (is_sparse_product(schema_.name()) && takes_sparse_and_dense());
+    TORCH_CHECK_NOT_IMPLEMENTED(!low_ || !lacks_low, '"', schema_.name(),
                                 "\" not implemented for '", c10::toString(*low_), "'");
     if (low_ && may_be_refused()) {
       rehearse();
@@ -309,6 +319,12 @@ class Call {
       }
     });
     return dtypes.size() > 1;
+  }
+
+  bool takes_sparse_and_dense() const {
+    bool sparse = false, dense = false;
+    each_tensor([&](const Tensor& tensor) { (tensor.is_sparse() ? sparse : dense) = true; });
+    return sparse && dense;
   }
 
   bool has_number_too_large() const {
