@@ -180,10 +180,12 @@ bool is_sparse_product(const std::string& name) {
 // dtypes pass in products of empty matrices, and for the weights of norms.
 bool wants_one_dtype(const std::string& name) {
   static const std::unordered_set<std::string> named{
-      "aten::mm",          "aten::addmm",             "aten::bmm",
-      "aten::baddbmm",     "aten::addmv",             "aten::dot",
-      "aten::vdot",        "aten::_addmm_activation", "aten::convolution",
-      "aten::native_layer_norm", "aten::native_group_norm"};
+      "aten::mm",          "aten::addmm",
+      "aten::bmm",         "aten::baddbmm",
+      "aten::addmv",       "aten::_addmm_activation",
+      "aten::dot",         "aten::vdot",
+      "aten::convolution", "aten::native_layer_norm",
+      "aten::native_group_norm"};
   return named.count(name) != 0;
 }
 
@@ -304,7 +306,7 @@ class Call {
   }
 
  private:
-  // Whether torch may raise for its dtypes, or for a number.
+  // Whether torch may raise for its dtypes, or for a number. Most calls have one dtype and small numbers.
   bool may_be_refused() const {
     const std::string& name = schema_.name();
     return (has_several_dtypes() && !has_own_dtypes(name) && !is_told_to_widen()) ||
