@@ -34,8 +34,8 @@ LAYOUTS = (
     Layout(
         r"aten::_nested_(tensor_from|from_padded|view_from_buffer).*",
         "NestedTensor",
-        "nested tensors (a TransformerEncoder that is evaluated with a padding mask makes them)",
-        "torch.backends.mha.set_fastpath_enabled(False), or layout=torch.jagged for tensors of your own",
+        "nested tensors of strided layout",
+        "layout=torch.jagged; torch.backends.mha.set_fastpath_enabled(False), if it was set to True",
     ),
     Layout(
         r"aten::_?(to_)?sparse_(csr|csc|bsr|bsc|compressed)(_tensor.*)?",
@@ -55,7 +55,12 @@ _kept: list[torch.library.Library] = []  # what they register ends with them
 
 
 def refuse(device: str) -> None:
-    """Refuse them on a device, by the name of its dispatch key."""
+    """Refuse them on a device, by the name of its dispatch key.
+
+    Torch's fast path for the evaluation of an ``nn.TransformerEncoder``, which makes nested tensors of
+    a padding mask, is switched off: its layers are called instead.
+    """
+    torch.backends.mha.set_fastpath_enabled(False)
     ops = torch.library.Library("aten", "IMPL")
     others = torch.library.Library("_", "IMPL")
     _kept.extend((ops, others))
