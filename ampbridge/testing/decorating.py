@@ -181,10 +181,11 @@ class O2Conformance(Layered):
         assert self.shown(model) == dtype
 
     @low_dtypes
-    def test_O2_casts_the_inputs_of_the_model(self, dtype: str) -> None:
+    def test_O2_leaves_the_inputs_of_the_model_to_its_layers(self, dtype: str) -> None:
+        """A kept layer gets them as they are, wherever it stands."""
         model = self.harness.layered([IDENTITY, NOTHING, IDENTITY, NOTHING])
-        decorate(model, policy=o2(dtype, deny=PRODUCTS))
-        assert self.shown(model, PROBE.reshape(1, 2).astype(np.float32)) == dtype
+        decorate(model, policy=o2(dtype, deny=PRODUCTS, keep=("hidden",)))
+        assert self.shown(model, PROBE.reshape(1, 2).astype(np.float32)) == "float32"
 
     def test_O1_casts_neither(self) -> None:
         model = decorate(self.probing(), policy=Policy("O1", "float16", deny=PRODUCTS))
@@ -202,18 +203,19 @@ class O2Conformance(Layered):
         assert self.shown(model) == "float32"
 
     @low_dtypes
-    def test_O2_is_the_reference_with_rounded_parameters_and_inputs(self, dtype: str) -> None:
-        """With the products denied: nothing but what is read is rounded."""
+    def test_O2_is_the_reference_with_rounded_parameters(self, dtype: str) -> None:
+        """With the products denied, and inputs that low layers may cast: they are rounded already."""
         given = example()
+        x = rounded(given.x, dtype)
         normalization = [np.linspace(0.5, 1.5, 10), np.linspace(-0.25, 0.5, 10)]
         wide = [w.astype(np.float32) for w in normalization]
         model = self.harness.layered(given.weights, wide)
         decorate(model, policy=o2(dtype, deny=PRODUCTS))
         read = [rounded(w, dtype) for w in given.weights]
-        expected = perceptron(read, rounded(given.x, dtype), wide)
-        actual = self.harness.numpy(self.call(model, given.x))
+        expected = perceptron(read, x, wide)
+        actual = self.harness.numpy(self.call(model, x))
         assert relative_error([actual], [expected]) < FLOAT32_ERROR
-        exact = perceptron(given.weights, given.x, wide)
+        exact = perceptron(given.weights, x, wide)
         assert relative_error([actual], [exact]) > FLOAT32_ERROR
 
     @low_dtypes

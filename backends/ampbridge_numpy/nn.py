@@ -111,16 +111,13 @@ def present(array: np.ndarray) -> Any:
     return _stand_ins.get().get(id(array), array)
 
 
-Around = Callable[..., Any]
-"""``around(forward, *inputs, **options)`` in the place of ``forward(*inputs, **options)``."""
-
-# id of a layer -> what is around its ``forward``, in this thread or task.
-_around: Scoped[Mapping[int, Around]] = Scoped("ampbridge_numpy calls", MappingProxyType({}))
+# ids of the layers that are kept in float32, in this thread or task.
+_kept: Scoped[frozenset[int]] = Scoped("ampbridge_numpy kept layers", frozenset())
 
 
-def called_through(around: Mapping[int, Around]) -> AbstractContextManager[None]:
-    """Calls of the layers with these ids go through what stands beside them."""
-    return _around.during({**_around.get(), **around})
+def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
+    """Calls of ``layers`` run in float32, with all that is below them."""
+    return _kept.during(_kept.get().union(map(id, layers)))
 
 
 # For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
@@ -177,9 +174,8 @@ class Module:
         call = self.forward
         if self.around_forward is not None:
             call = partial(self.around_forward, call)
-        around = _around.get().get(id(self))
-        if around is not None:
-            call = partial(around, call)
+        if id(self) in _kept.get():
+            call = partial(in_float32, call)
         names = _names.get()
         if names is None:
             return call(*inputs, **options)

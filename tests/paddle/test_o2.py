@@ -358,16 +358,15 @@ class TestOutputs:
         double, classes = amp.decorate(model, policy="O2")(tensor(normal(2, 4)))
         assert (double.dtype, classes.dtype) == (paddle.float64, paddle.int64)
 
-    def test_keyword_inputs_are_cast(self) -> None:
+    def test_inputs_are_handed_on_as_they_are(self) -> None:
         class Echo(nn.Layer):
             def forward(self, *, batch: Any) -> Any:
                 return batch["x"] * 1.0, batch["n"]
 
-        policy = amp.Policy("O2", "bfloat16", deny=["multiply"])
-        x, n = amp.decorate(Echo(), policy=policy)(
+        x, n = amp.decorate(Echo(), policy="O2:bfloat16")(
             batch={"x": tensor(normal(3)), "n": tensor([2**20 + 1])}
         )
-        assert np.array_equal(x.numpy(), rounded(normal(3), "bfloat16"))
+        assert np.array_equal(x.numpy(), normal(3))
         assert n.item() == 2**20 + 1
 
 

@@ -17,7 +17,7 @@ import ampbridge as amp
 X, Y = torch.linspace(-1, 1, 32).reshape(4, 8), torch.tensor([0, 1, 2, 0])
 
 OPS = ("sin", "addmm", "gelu", "native_layer_norm")
-# sin follows the input, which is cast at O2 alone; the norm is denied, and the head is kept.
+# sin follows the parameter, which is low at O2 alone; the norm is denied, and the head is kept.
 DTYPES = {
     "O0": ("float32", "float32", "float32", "float32", "float32"),
     "O1": ("float32", "low", "low", "float32", "float32"),
@@ -33,10 +33,11 @@ STEPS_EACH = 2
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.phase = nn.Parameter(torch.zeros(8))
         self.first, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(F.gelu(self.first(x.sin()))))
+        return self.head(self.norm(F.gelu(self.first(x + self.phase.sin()))))
 
 
 class Watch:

@@ -10,10 +10,9 @@ undecorated. Arrays that are no parameters, such as tables of positions, stay fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,20 +25,18 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
-from ampbridge.adapters.nested import leaves, map_leaves
-from ampbridge.adapters.scoped import Scoped
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import optim
 from ampbridge_numpy.autocast.casting import cast, casts_here, region, rules_of
 from ampbridge_numpy.nn import (
-    Around,
     BatchNorm1d,
     BatchNorm2d,
     LayerNorm,
     Module,
-    called_through,
     in_float32,
+    keeping,
     present,
     substituted,
 )
@@ -69,14 +66,12 @@ class ModelCall:
     Attributes:
         kept: whether the model itself is a kept layer.
         low: the parameters that are read in ``policy.dtype``.
-        low_layers: those that hold such parameters and no layers, by their ids.
         rounding: keeps the arrays themselves in low precision; None where they are the masters.
     """
 
     decoration: Decoration
     kept: bool
     low: Sequence[np.ndarray]
-    low_layers: Sequence[int]
     rounding: Rounding | None
 
     def __call__(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
@@ -92,8 +87,7 @@ class ModelCall:
         if self.kept:
             outputs = in_float32(forward, *inputs, **options)
         else:
-            given = {id(x): x for x in leaves((inputs, options)) if isinstance(x, np.ndarray)}
-            with self.in_effect(), _given.during(given):
+            with self.in_effect():
                 outputs = forward(*inputs, **options)
         return _all_cast(outputs, policy.output_dtype)
 
@@ -102,24 +96,8 @@ class ModelCall:
         """Parameters are read in ``policy.dtype``, layers are kept; within another one, no more."""
         dtype = self.decoration.policy.dtype
         rounded = {id(array): cast(present(array), dtype) for array in self.low}
-        around: dict[int, Around] = dict.fromkeys(self.low_layers, partial(_taking_low, dtype))
-        around |= {id(layer): in_float32 for layer in self.decoration.kept}
-        with substituted(rounded), called_through(around):
+        with substituted(rounded), keeping(self.decoration.kept):
             yield
-
-
-# id of an array that a decorated model was called with -> the array, in this thread or task.
-_given: Scoped[Mapping[int, np.ndarray]] = Scoped("ampbridge_numpy inputs", {})
-
-
-def _taking_low(dtype: str, forward: Forward, *inputs: Any, **options: Any) -> Any:
-    """A call of a low layer, which casts what the model itself was given."""
-    given = _given.get()
-    if given and casts_here():
-        inputs, options = map_leaves(
-            lambda x: cast(x, dtype) if id(x) in given else x, (inputs, options)
-        )
-    return forward(*inputs, **options)
 
 
 def decorated(model: Model) -> AbstractContextManager[None]:
@@ -165,8 +143,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         _steps_of(optimizer, policy).append(rounding)
         rounding()
     is_kept = any(layer is model for layer in kept)
-    low_layers = _low_layers(model, low)
-    model.around_forward = ModelCall(decoration, is_kept, low, low_layers, rounding)
+    model.around_forward = ModelCall(decoration, is_kept, low, rounding)
 
 
 def undecorate(model: Model, optimizer: Optimizer | None) -> None:
@@ -204,16 +181,6 @@ def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
         if is_normalization(each, NORMALIZATIONS):
             wide |= {id(array) for array in each.layer._own_parameters().values()}
     return [p for p in model.parameters() if id(p) not in wide]
-
-
-def _low_layers(model: Module, low: Sequence[np.ndarray]) -> list[int]:
-    ids = set(map(id, low))
-    found = []
-    for _, module in model.named_modules():
-        own = module._own_parameters().values()
-        if own and ids.issuperset(map(id, own)) and len(list(module.named_modules())) == 1:
-            found.append(id(module))
-    return found
 
 
 def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:

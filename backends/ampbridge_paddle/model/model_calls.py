@@ -144,8 +144,6 @@ class DecoratedModel:
                 return call(*inputs, **options)
             return _in_dtype(call(*inputs, **options), policy.output_dtype)
         with self._region():
-            if self.parameters is not None:
-                inputs, options = _in_dtype((inputs, options), policy.dtype)
             return _in_dtype(call(*inputs, **options), policy.output_dtype)
 
     def _region(self) -> AbstractContextManager[None]:

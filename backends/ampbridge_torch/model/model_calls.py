@@ -138,7 +138,7 @@ def calls_of(module: nn.Module) -> list[Call]:
 
 
 class ModelCall(Call):
-    """The ``forward`` of a decorated model: inputs are cast, a region is opened, outputs are cast.
+    """The ``forward`` of a decorated model: a region is opened, and outputs are cast.
 
     Args:
         kept: the layers in ``decoration.kept`` that are called.
@@ -156,8 +156,6 @@ class ModelCall(Call):
         self.weights: LowWeights | None = None
         self._kept_calls = [KeptCall(layer, everywhere=at_o2) for layer in kept]
         self._opens_region = decoration.standalone
-        casts_inputs = at_o2 and not any(layer is model for layer in kept)
-        self._input_dtype = DTYPES[policy.dtype] if casts_inputs else None
         self._output_dtype = DTYPES[policy.output_dtype]
         parameters = list(model.parameters())
         one_device = len({parameter.device.type for parameter in parameters}) == 1
@@ -214,9 +212,6 @@ class ModelCall(Call):
         return self._called(module, args, kwargs)
 
     def _called(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        if self._input_dtype is not None:
-            args = [cast_nested(value, self._input_dtype) for value in args]
-            kwargs = {name: cast_nested(kwargs[name], self._input_dtype) for name in kwargs}
         return cast_nested(self._forward(module, args, kwargs), self._output_dtype)
 
     def _device_types(self) -> tuple[DeviceType, ...]:
