@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import contextlib
 import csv
 import subprocess
@@ -785,6 +786,7 @@ class Dtypes(keras.callbacks.Callback):
 
 
 def test_a_schedule_changes_what_runs_at_its_steps() -> None:
+    gc.collect()  # traces belong to all decorated models: none of another test's may end meanwhile
     model = made()
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler())
     model.compile(optimizer, "mse")
