@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import contextlib
 import csv
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
