@@ -7,10 +7,14 @@ code to write. Each class is also the built-in exception that a caller would exp
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 
 class AmpBridgeError(Exception):
     """The base class of every error that ampbridge raises."""
+
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__  # as AutoGraph asks of a class that it shall raise itself
 
 
 class PolicyError(AmpBridgeError, ValueError):

@@ -33,6 +33,7 @@ from ampbridge.scaling.scale_rule import (
     ScalerConfig,
     ScaleState,
 )
+from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge.scaling.scaler_state import LoadedState, read_state, write_state
 from ampbridge.scaling.skip_alarm import Told, sound
 
@@ -192,9 +193,13 @@ class GradScaler:
         """Multiply ``loss``, cast to float32, by the scale; also lists, tuples and dicts of losses.
 
         Does not wait for a device.
+
+        Raises:
+            CallOrderError: inside of a ``loss_fn`` whose loss ``train_step`` or ``value_and_grad`` scales.
         """
         if not self.enabled:
             return loss
+        check_that_nobody_else_scales()
         scaled: _Loss = self._scaled(loss)
         return scaled
 

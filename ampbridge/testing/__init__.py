@@ -21,6 +21,7 @@ pytest.register_assert_rewrite(
             "copies",
             "decorating",
             "executing",
+            "first_step",
             "gradients",
             "growth",
             "interruption",

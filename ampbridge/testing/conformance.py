@@ -21,6 +21,7 @@ from ampbridge.testing.decorating import (
     UndecorateConformance,
 )
 from ampbridge.testing.executing import ExecutionConformance
+from ampbridge.testing.first_step import FirstStepConformance
 from ampbridge.testing.gradients import GradientConformance
 from ampbridge.testing.growth import GrowthConformance
 from ampbridge.testing.harness import Harness
@@ -142,6 +143,7 @@ class BackendConformance(
     BatchConformance,
     ArgumentConformance,
     OptionsConformance,
+    FirstStepConformance,
     InterruptionConformance,
     CopyConformance,
     ThreadConformance,

@@ -10,6 +10,7 @@ from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import CallOrderError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
+from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import Gradients, GradScaler
 from ampbridge.training.decorate import fit_to, for_steps
 from ampbridge.training.step_program import returning_aux, taking_both
@@ -50,7 +51,8 @@ def value_and_grad(
     factor = None if scaler is None else scaler.factor(backend, model)
     fit_for_own_loop(backend, model, parsed, "value_and_grad")
     paired = taking_both(returning_aux(loss_fn))
-    loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
+    with scaled_by.during(None if factor is None else "value_and_grad"):
+        loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)
 

@@ -24,6 +24,7 @@ from ampbridge.adapters.backend import (
 from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.recipe import Recipe
 
@@ -64,15 +65,16 @@ class StepProgram:
             backend = self.backend
             counting, scaling = self.counting(policy), self._scaler_under(policy) is not None
             scale = counting.store.read().scale if scaling else None
-            loss, aux, grads = backend.gradients(
-                loss_and_aux,
-                self.model,
-                batch,
-                policy,
-                self._factor(scale),
-                total if whole_steps else None,
-                self.optimizer,
-            )
+            with scaled_by.during("train_step"):
+                loss, aux, grads = backend.gradients(
+                    loss_and_aux,
+                    self.model,
+                    batch,
+                    policy,
+                    self._factor(scale),
+                    total if whole_steps else None,
+                    self.optimizer,
+                )
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads

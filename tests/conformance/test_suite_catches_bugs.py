@@ -7,7 +7,7 @@ framework has tensors of its own, stand in ``tests/torch/test_suite_catches_bugs
 import inspect
 import threading
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import ClassVar
@@ -2402,6 +2402,17 @@ def test_the_suite_notices_another_framework(monkeypatch):
     monkeypatch.setitem(registry._registered, "autograd", NumpyBackend)
     test = "test_it_imports_no_other_framework"
     assert outcomes(NumpyHarness(), [test]) == {test: "failed"}
+
+
+# -- the first step
+
+
+@caught_by("test_a_loss_that_its_function_scales_is_refused", "test_value_and_grad_scales_once")
+class RunsTheLossInAContextOfItsOwn(NumpyBackend):
+    """As a thread without the caller's context does: nothing there knows that a step is running."""
+
+    def gradients(self, *arguments):
+        return Context().run(super().gradients, *arguments)
 
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.

@@ -23,6 +23,7 @@ from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.errors import UnsupportedError
 from ampbridge.neutral import losses, models, native
 from ampbridge.policies.policy import Policy
+from ampbridge.scaling import scaler
 from ampbridge_paddle import neutral
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast import casting, functions, simulation
@@ -31,7 +32,7 @@ from ampbridge_paddle.step.gradients import one_thread_at_a_time
 Traced = Callable[..., Any]
 
 # They hold no control flow on tensors. ``neutral.forward`` converts what it calls, a model.
-paddle.jit.ignore_module([losses, models, native, neutral])
+paddle.jit.ignore_module([losses, models, native, neutral, scaler])
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:

@@ -1,0 +1,55 @@
+"""Promises of the first step: mistakes that would train wrongly are said, in the same words everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ampbridge import CallOrderError, GradScaler, train_step, value_and_grad
+from ampbridge.adapters.backend import Array, Model
+from ampbridge.testing.decorating import Layered
+from ampbridge.testing.gradients import FLOAT32_ERROR
+from ampbridge.testing.harness import untransposed
+from ampbridge.testing.reference import example, reference, relative_error
+
+
+class FirstStepConformance(Layered):
+    """What is silently wrong elsewhere is refused at the first step, or warned of."""
+
+    # -- a loss that is scaled twice
+
+    def scaled_by(self, scaler: GradScaler) -> Any:
+        """A loss function in which ``scaler.scale`` of a loop by hand was left."""
+
+        def loss_fn(model: Model, x: Array, target: Array, factor: Array) -> Array:
+            return scaler.scale(self.loss()(model, x, target, factor))
+
+        return loss_fn
+
+    @pytest.mark.parametrize("others", [True, False], ids=["another scaler", "the step's scaler"])
+    def test_a_loss_that_its_function_scales_is_refused(self, others: bool, compiled: bool) -> None:
+        model, optimizer = self.trainable()
+        scaler = GradScaler(2.0**10)
+        used = None if others else scaler
+        step = train_step(
+            self.scaled_by(scaler), model, optimizer, policy="O0", scaler=used, compile=compiled
+        )
+        before = self.values(model)
+        for _ in range(2):  # nor does a program that was traced once scale in silence
+            with pytest.raises(CallOrderError, match="inside of the loss_fn of train_step"):
+                step(*self.batch())
+        assert all(map(np.array_equal, self.values(model), before))
+        assert self.harness.numpy(scaler.scale(self.harness.array(3.0))).item() == 3072.0
+
+    def test_value_and_grad_scales_once(self) -> None:
+        model, _ = self.trainable()
+        scaler = GradScaler(2.0**10)
+        loss_fn = self.scaled_by(scaler)
+        with pytest.raises(CallOrderError, match="inside of the loss_fn of value_and_grad"):
+            value_and_grad(loss_fn, model, *self.batch(), policy="O0", scaler=scaler)
+        _, scaled = value_and_grad(loss_fn, model, *self.batch(), policy="O0")
+        expected = [g * 2.0**10 for g in reference(*example()).gradients]
+        actual = untransposed([self.harness.numpy(g) for g in scaled], expected)
+        assert relative_error(actual, expected) < FLOAT32_ERROR
