@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampbridge import CallOrderError, GradScaler, train_step, value_and_grad
+from ampbridge import (
+    CallOrderError,
+    GradScaler,
+    Policy,
+    Schedule,
+    decorate,
+    train_step,
+    undecorate,
+    value_and_grad,
+)
 from ampbridge.adapters.backend import Array, Model
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import FLOAT32_ERROR
@@ -53,3 +62,38 @@ class FirstStepConformance(Layered):
         expected = [g * 2.0**10 for g in reference(*example()).gradients]
         actual = untransposed([self.harness.numpy(g) for g in scaled], expected)
         assert relative_error(actual, expected) < FLOAT32_ERROR
+
+    # -- a model that the user has decorated
+
+    @pytest.mark.parametrize("policy", ["O2:bfloat16", "O1:bfloat16"])
+    def test_a_step_without_a_policy_takes_that_of_the_decorated_model(self, policy: str) -> None:
+        model, optimizer = self.trainable()
+        decorate(model, optimizer, policy)
+        step = self.step(model, optimizer)
+        assert step.policy == Policy.parse(policy)
+        assert step(*self.batch()).applied
+        assert self.harness.backend.decoration(model, optimizer).policy == Policy.parse(policy)
+
+    @pytest.mark.parametrize("decorated", ["O2:float16", "O1:float16"])
+    @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
+    def test_a_step_under_another_policy_than_the_decorated_model_s_is_refused(
+        self, policy: str, decorated: str
+    ) -> None:
+        model, optimizer = self.trainable()
+        decorate(model, optimizer, decorated)
+        step = self.step(model, optimizer, policy=policy)
+        before = self.values(model)
+        for _ in range(2):
+            with pytest.raises(CallOrderError, match="of a model that is decorated with"):
+                step(*self.batch())
+        assert all(map(np.array_equal, self.values(model), before))
+        undecorate(model, optimizer)
+        assert step(*self.batch()).step == 1
+        assert self.step(model, optimizer, policy=decorated)(*self.batch()).step == 1
+
+    def test_a_schedule_may_come_to_the_decorated_model_s_policy(self) -> None:
+        model, optimizer = self.trainable()
+        decorate(model, optimizer, "O2:bfloat16")
+        step = self.step(model, optimizer, policy=Schedule([(0, "O0"), (1, "O2:bfloat16")]))
+        assert step(*self.batch()).applied
+        assert step(*self.batch()).applied

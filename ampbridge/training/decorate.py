@@ -12,13 +12,20 @@ from ampbridge.adapters.arguments import backend_of_decorated
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Magnitude, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
-from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
+from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, listed, nearest
 from ampbridge.errors.flags import checked_flag
 from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
 from ampbridge.policies.schedule import single
 
 _Model = TypeVar("_Model")
 _Optimizer = TypeVar("_Optimizer")
+
+
+class _ByHand(Decoration):
+    """One that the user made, by ``decorate``, and no step."""
+
+    __slots__ = ()
+
 
 _FLOAT16_ROUNDS_TO_INF = 65520
 """From here on: halfway between its largest number, 65504, and the next power of two."""
@@ -90,7 +97,7 @@ def decorate(
     check_parameter_settings([parsed], save_dtype, master_grad)
     optimizers = _each_of(optimizer)
     backend = next(iter([backend_of_decorated(model, each) for each in optimizers]))
-    wanted = Decoration(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
+    wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     earlier = backend.decoration(model, None)
     for place, each in enumerate(optimizers):
         try:
@@ -209,6 +216,12 @@ def for_steps(
     return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
 
 
+def policy_by_hand(backend: Backend, model: Model) -> Policy | None:
+    """The policy with which the user decorated ``model``; None if nobody or a step did."""
+    present = backend.decoration(model, None)
+    return present.policy if isinstance(present, _ByHand) else None
+
+
 def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> None:
     """Decorate for steps under a policy, unless it is done already. For ``train_step``."""
     present = backend.decoration(model, optimizer)
@@ -223,6 +236,14 @@ def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: 
         if earlier is not None and earlier.policy == wanted.policy:
             wanted = earlier  # decorated without this optimizer
         _replace(backend, model, optimizer, wanted)
+
+
+def under_another_policy(caller: str, policy: object, decorated: Policy) -> CallOrderError:
+    """The error for a model that ``caller`` would run under another policy than it is decorated with."""
+    return CallOrderError(
+        f"{caller} under {policy!r} of a model that is decorated with {decorated!r}.\n"
+        f"Hint: policy={decorated!r}, or amp.undecorate(model, optimizer) before."
+    )
 
 
 def _each_of(

@@ -12,7 +12,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import Gradients, GradScaler
-from ampbridge.training.decorate import fit_to, for_steps
+from ampbridge.training.decorate import fit_to, for_steps, under_another_policy
 from ampbridge.training.step_program import returning_aux, taking_both
 from ampbridge.training.step_settings import checked_scaler
 
@@ -68,13 +68,12 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
     decorated = present.policy if present is not None and present.standalone else None
     if decorated == policy:
         return
-    if decorated is not None or policy.level == "O2":
-        is_it = f"decorated with {decorated!r}" if decorated else "not decorated"
-        hint = (
-            f"policy={decorated!r}, or amp.undecorate(model, optimizer) before."
-            if decorated
-            else f"model, optimizer = amp.decorate(model, optimizer, {policy!r})"
+    if decorated is not None:
+        raise under_another_policy(caller, policy, decorated)
+    if policy.level == "O2":
+        msg = (
+            f"{caller} under {policy!r} of a model that is not decorated.\n"
+            f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
         )
-        msg = f"{caller} under {policy!r} of a model that is {is_it}.\nHint: {hint}"
         raise CallOrderError(msg)
     fit_to(backend, model, None, for_steps(backend, model, policy))

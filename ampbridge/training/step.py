@@ -41,7 +41,8 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, parse
 from ampbridge.scaling.scale_rule import ScalerConfig
 from ampbridge.scaling.scaler import GradScaler
-from ampbridge.training.decorate import fit_to, for_steps
+from ampbridge.training.decorate import fit_to, for_steps, policy_by_hand
+from ampbridge.training.first_look import look
 
 # For one release, code may import it from ampbridge.step.
 from ampbridge.training.own_loop import value_and_grad as value_and_grad
@@ -106,6 +107,7 @@ class TrainStep:
             partial(backend.compile, build, loss_fn) if compiled else partial(build, loss_fn)
         )
         self._program, self._settings = self._make_program(), self._scaler_settings()
+        self._has_looked = False
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
@@ -167,6 +169,9 @@ class TrainStep:
         with Whole():
             final = self._micro_steps + 1 == self.accumulate
             policy = self.policy
+            if not self._has_looked:
+                look(self._backend, self.model, self.optimizer, self._recipe)
+                self._has_looked = True
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
             try:
                 output = self._present_program()(policy, final, self._total, (batch, named))
@@ -409,7 +414,8 @@ def train_step(
         model, optimizer: native objects of one framework; they are not wrapped. The step trains the
             optimizer's parameters, also those outside of the model (a criterion's weights). A Keras
             optimizer trains the variables with which it was built, by default the model's.
-        policy: a Policy, its short form, or a Schedule of them; the default is "O1".
+        policy: a Policy, its short form, or a Schedule of them. The default is the policy with which
+            ``decorate`` has decorated the model, or "O1".
         scaler: a GradScaler; "auto" creates one if the policy needs it; None for no loss scaling.
         accumulate: the number of micro-batches per step, 1 by default; their gradients are averaged.
         clip_norm: the largest allowed joint 2-norm of the unscaled gradients. Gradients are clipped in
@@ -436,7 +442,8 @@ def train_step(
     Steps without loss scaling are also checked, and skipped if they overflow.
 
     At O2, and if layers are kept in float32, each step first decorates model and optimizer for its
-    policy; ``amp.undecorate`` undoes that after the last step.
+    policy; ``amp.undecorate`` undoes that after the last step. A model that is decorated already by
+    ``amp.decorate``, with a policy that is none of the step's, is refused at the first call.
 
     Raises:
         AmpBridgeError: for invalid arguments, or arguments that contradict each other.
@@ -451,7 +458,7 @@ def train_step(
     }
     passed: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if recipe is None:
-        plan = parse("O1" if policy is None else policy)
+        plan = parse(policy_by_hand(backend, model) or "O1" if policy is None else policy)
         kind = "schedule" if isinstance(plan, Schedule) else "policy"
         recipe = Recipe(**{kind: plan, **passed}, scaler=None)
     else:

@@ -2415,6 +2415,23 @@ class RunsTheLossInAContextOfItsOwn(NumpyBackend):
         return Context().run(super().gradients, *arguments)
 
 
+@caught_by(
+    "test_a_step_without_a_policy_takes_that_of_the_decorated_model",
+    "test_a_step_under_another_policy_than_the_decorated_model_s_is_refused",
+)
+class ForgetsWhoDecorated(NumpyBackend):
+    def decoration(self, model, optimizer):
+        present = super().decoration(model, optimizer)
+        return present and Decoration(*present)
+
+
+@caught_by("test_a_schedule_may_come_to_the_decorated_model_s_policy")
+class CannotUndecorate(NumpyBackend):
+    def undecorate(self, model, optimizer):
+        if self.decoration(model, optimizer) is not None:
+            raise UnsupportedError
+
+
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.
 SHOWN_ON_TORCH = {
     "test_a_forgotten_backward_is_an_error",

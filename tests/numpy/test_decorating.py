@@ -126,6 +126,7 @@ def test_ops_see_the_inputs_as_they_are(keep: Any, dtype: str) -> None:
     y, _, difference = model(x, target=X)
     np.testing.assert_array_equal(y, x)
     np.testing.assert_array_equal(difference, x - X)
+    amp.undecorate(model)
     step = amp.train_step(
         lambda model, x: (np.float32(0) * anp.sum(model(x)[1]), model(x)[0]),
         model,
