@@ -69,12 +69,26 @@ def check_dependence(gradients: Sequence[Array | None]) -> None:
     Raises:
         ArgumentError: if each of ``gradients`` is None.
     """
-    if gradients and all(gradient is None for gradient in gradients):
+    if all(gradient is None for gradient in gradients):
         msg = (
             "The loss does not depend on any trainable parameter, or was detached.\n"
             "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
         )
         raise ArgumentError(msg)
+
+
+def check_that_some_train(trained: Sequence[Array], unfreeze: str) -> None:
+    """Refuse a pass for no parameters at all: the step would train nothing.
+
+    Args:
+        unfreeze: the code that makes parameters of this framework trainable.
+
+    Raises:
+        ArgumentError: if ``trained`` is empty.
+    """
+    if not trained:
+        msg = "There is nothing to train: all parameters are frozen, or there are none.\n"
+        raise ArgumentError(f"{msg}Hint: {unfreeze}, for what is to be trained.")
 
 
 def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ampbridge import (
+    ArgumentError,
     CallOrderError,
     GradScaler,
     Policy,
@@ -97,3 +98,13 @@ class FirstStepConformance(Layered):
         step = self.step(model, optimizer, policy=Schedule([(0, "O0"), (1, "O2:bfloat16")]))
         assert step(*self.batch()).applied
         assert step(*self.batch()).applied
+
+    # -- nothing to train
+
+    def test_a_step_that_would_train_nothing_is_refused(self, compiled: bool) -> None:
+        model, optimizer = self.trainable()
+        step = self.step(model, optimizer, policy="O0", compile=compiled)
+        self.harness.freeze(model, optimizer)
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match="There is nothing to train"):
+                step(*self.batch())

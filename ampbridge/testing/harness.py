@@ -124,6 +124,13 @@ class Harness(Protocol):
         """
 
     @abstractmethod
+    def freeze(self, model: Model, optimizer: Optimizer) -> None:
+        """Make none of their parameters trainable any more, as the framework's users do.
+
+        Where parameters cannot be frozen, take them away from the optimizer.
+        """
+
+    @abstractmethod
     def slots(self, optimizer: Optimizer) -> list[NumpyArray]:
         """The exact values of every array and counter of the optimizer; there may be none at first."""
 

@@ -123,6 +123,9 @@ class NumpyHarness(Harness):
             return optim.AdamW(parameters, lr=rate)
         return optim.SGD(parameters, lr=rate, momentum=0.9 if kind == "momentum" else 0.0)
 
+    def freeze(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
+        optimizer.parameters.clear()
+
     def slots(self, optimizer: optim.Optimizer) -> list[np.ndarray]:
         return [np.array(slots[name]) for slots in optimizer.state for name in sorted(slots)]
 

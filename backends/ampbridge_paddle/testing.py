@@ -133,6 +133,10 @@ class PaddleHarness(Harness):
             return paddle.optimizer.SGD(rate, parameters=parameters)
         return paddle.optimizer.Momentum(rate, momentum=0.9, parameters=parameters)
 
+    def freeze(self, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
+        for parameter in model.parameters():
+            parameter.stop_gradient = True
+
     def slots(self, optimizer: paddle.optimizer.Optimizer) -> list[np.ndarray]:
         # The names hold counters of the process: by these they sort by parameter, then by slot.
         state = optimizer.state_dict()

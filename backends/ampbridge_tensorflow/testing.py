@@ -129,6 +129,9 @@ class TensorFlowHarness(Harness):
         optimizer.build([v for each in (model, *others) for v in each.trainable_variables])
         return optimizer
 
+    def freeze(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        model.trainable = False
+
     def slots(self, optimizer: keras.optimizers.Optimizer) -> list[np.ndarray]:
         return [self.numpy(variable) for variable in optimizer.variables]
 

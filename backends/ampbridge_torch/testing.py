@@ -155,6 +155,9 @@ class TorchHarness(Harness):
         momentum = 0.9 if kind == "momentum" else 0.0
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum)
 
+    def freeze(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.requires_grad_(False)
+
     def slots(self, optimizer: torch.optim.Optimizer) -> list[np.ndarray]:
         state = optimizer.state_dict()["state"]
         return [

@@ -162,8 +162,8 @@ def test_a_loss_that_reaches_no_parameter_is_refused(device: str) -> None:
 def test_a_model_without_trainable_parameters_is_refused(device: str) -> None:
     model = nn.Linear(2, 2).to(device).requires_grad_(False)
     message = (
-        "The model has no trainable parameters.\n"
-        "Hint: give the model that the optimizer trains, with requires_grad=True."
+        "There is nothing to train: all parameters are frozen, or there are none.\n"
+        "Hint: layer.requires_grad_(True), for what is to be trained."
     )
     with pytest.raises(ArgumentError) as error:
         amp.value_and_grad(lambda m, x: m(x).sum(), model, np.ones((1, 2)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from autograd.extend import VJPNode
 
-from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
@@ -65,6 +65,7 @@ def gradients(
 ) -> tuple[Array, Any, list[Array]]:
     """See ``Backend.gradients``; float64 arrays of the batch become float32 if the model is."""
     arrays = parameters(model if optimizer is None else optimizer)
+    check_that_some_train(arrays, "self.weight = nn.Parameter(values)")
     inputs = _in_model_precision(batch, arrays)
     roots = [VJPNode.new_root() for _ in arrays]
     with _numbering.region(None), _numbers.new_trace() as trace:

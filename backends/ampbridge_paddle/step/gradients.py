@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
@@ -61,6 +61,7 @@ def gradients(
     ``.grad`` of the model's and the optimizer's parameters is what it was.
     """
     wanted = parameters(model if optimizer is None else optimizer)
+    check_that_some_train(wanted, "parameter.stop_gradient = False")
     inputs = map_leaves(partial(native_array, like=wanted), batch)
     with recomputing.noticed() as recomputation, region(policy):
         loss, aux = loss_fn(model, *inputs)
@@ -109,7 +110,7 @@ def _differentiate(
     if loss.stop_gradient:
         return [None] * len(wanted)
     if not (_needs_backward(model, wanted) or recomputed):
-        return gradients_of(loss, wanted) if wanted else []
+        return gradients_of(loss, wanted)
     reached = list({id(p): p for p in (*wanted, *parameters(model))}.values())
     with replaced_grad(reached, [None] * len(reached)):
         loss.backward()

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.scoped import Scoped
@@ -197,6 +197,7 @@ def gradients(
         tape = tf.GradientTape()
         scaled, loss, aux = recorded(tape, forward)
         trained = parameters(model if optimizer is None or not optimizer.built else optimizer)
+        check_that_some_train(trained, "layer.trainable = True")
         grads = tape.gradient(scaled, [native_variable(p) for p in trained])
     check_dependence(grads)
     if optimizer is not None and not optimizer.built:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from ampbridge.adapters.arguments import check_dependence
+from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import LossFn, Scalar
 from ampbridge.adapters.nested import map_leaves
-from ampbridge.errors import ArgumentError, UnsupportedError
+from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import cast, region_on
@@ -86,10 +86,11 @@ def gradients(
     before.
 
     Raises:
-        ArgumentError: if the model has no trainable parameters or the loss depends on none.
+        ArgumentError: if there are no trainable parameters or the loss depends on none.
         UnsupportedError: if the model is on a device that torch has no autocast for.
     """
     wanted = parameters(model if optimizer is None else optimizer)
+    check_that_some_train(wanted, "layer.requires_grad_(True)")
     device_types = _device_types(wanted)
     inputs = _native_batch(batch, wanted[0])
     graphs = present_graphs.get()
@@ -219,15 +220,7 @@ def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
 
 
 def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
-    if trainable and all(map(_is_cpu, trainable)):
-        return ("cpu",)
-    if not trainable:
-        msg = (
-            "The model has no trainable parameters.\n"
-            "Hint: give the model that the optimizer trains, with requires_grad=True."
-        )
-        raise ArgumentError(msg)
-    return types_of(trainable)
+    return ("cpu",) if all(map(_is_cpu, trainable)) else types_of(trainable)
 
 
 def _native_batch(batch: Sequence[Any], like: Tensor) -> Sequence[Any]:
