@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -114,6 +114,19 @@ class Magnitude(NamedTuple):
     layer: Layer
     parameter: str
     largest: float
+
+
+class OwnPrecisionNotice(Protocol):
+    """Who is told of a framework's own mixed precision."""
+
+    def __call__(self, what: str, dtype: str, counts: bool) -> None:
+        """It is on.
+
+        Args:
+            what: the code that turned it on.
+            dtype: "float16" or "bfloat16".
+            counts: whether it comes before the step's policy.
+        """
 
 
 class Decoration(NamedTuple):
@@ -295,6 +308,18 @@ class Backend(Protocol):
     @abstractmethod
     def cast(self, x: Array, dtype: str) -> Array:
         """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+
+    def noticing_own_precision(
+        self, model: Model, policy: Policy, notice: OwnPrecisionNotice
+    ) -> AbstractContextManager[None]:
+        """A block in which a step under ``policy`` runs for the first time, and gives ``notice``.
+
+        ``notice`` is called of the framework's own mixed precision, as it is met: a policy of layers,
+        a region around the step, a region that the loss or the model opens. It is not called where
+        that makes no difference to ``policy``. The default is for frameworks without any.
+        """
+        del model, policy, notice
+        return nullcontext()
 
     # -- models fitted to a policy
 

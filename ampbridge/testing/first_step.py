@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ampbridge import (
+    AmpBridgeWarning,
     ArgumentError,
     CallOrderError,
     GradScaler,
     Policy,
     Schedule,
+    TrainStep,
     decorate,
     train_step,
     undecorate,
@@ -23,6 +26,8 @@ from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import FLOAT32_ERROR
 from ampbridge.testing.harness import untransposed
 from ampbridge.testing.reference import example, reference, relative_error
+from ampbridge.testing.updates import RATE
+from ampbridge.training.decorate import policy_by_hand
 
 
 class FirstStepConformance(Layered):
@@ -73,7 +78,7 @@ class FirstStepConformance(Layered):
         step = self.step(model, optimizer)
         assert step.policy == Policy.parse(policy)
         assert step(*self.batch()).applied
-        assert self.harness.backend.decoration(model, optimizer).policy == Policy.parse(policy)
+        assert policy_by_hand(self.harness.backend, model) == Policy.parse(policy)
 
     @pytest.mark.parametrize("decorated", ["O2:float16", "O1:float16"])
     @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
@@ -108,3 +113,23 @@ class FirstStepConformance(Layered):
         for _ in range(2):
             with pytest.raises(ArgumentError, match="There is nothing to train"):
                 step(*self.batch())
+
+    # -- a precision of the framework's own
+
+    @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
+    def test_the_framework_s_own_precision_is_warned_of_once(self, policy: str) -> None:
+        step = self.step_of_a_low_model("float16", policy)
+        words = f"comes before the step's {Policy.parse(policy)!r}"
+        with pytest.warns(AmpBridgeWarning, match=re.escape(words)):
+            step(*self.batch())
+        step(*self.batch())
+
+    def test_the_framework_s_own_precision_may_be_that_of_the_policy(self) -> None:
+        self.step_of_a_low_model("bfloat16", "O1:bfloat16")(*self.batch())
+
+    def step_of_a_low_model(self, dtype: str, policy: str) -> TrainStep:
+        model = self.harness.low_by_itself(example().weights, dtype)
+        if model is None:
+            pytest.skip("the framework has no mixed precision of its own here")
+        optimizer = self.harness.optimizer(model, "momentum", RATE)
+        return self.step(model, optimizer, policy=policy)

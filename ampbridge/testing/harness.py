@@ -96,6 +96,14 @@ class Harness(Protocol):
         A call returns ``outputs(prediction)``, if that is given.
         """
 
+    def low_by_itself(self, weights: Sequence[NumpyArray], dtype: str) -> Model | None:
+        """The layered model, made to run in ``dtype`` by the framework's own mixed precision.
+
+        None if the framework has none on this device; this is the default.
+        """
+        del weights, dtype
+        return None
+
     @abstractmethod
     def details(self, model: Model, optimizer: Optimizer) -> Mapping[str, object]:
         """Everything except values that decorating may change: dtypes, policies, hooks, attributes.

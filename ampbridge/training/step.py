@@ -42,7 +42,7 @@ from ampbridge.policies.schedule import Schedule, parse
 from ampbridge.scaling.scale_rule import ScalerConfig
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.decorate import fit_to, for_steps, policy_by_hand
-from ampbridge.training.first_look import look
+from ampbridge.training.first_look import look, own_precision_notice
 
 # For one release, code may import it from ampbridge.step.
 from ampbridge.training.own_loop import value_and_grad as value_and_grad
@@ -169,12 +169,10 @@ class TrainStep:
         with Whole():
             final = self._micro_steps + 1 == self.accumulate
             policy = self.policy
-            if not self._has_looked:
-                look(self._backend, self.model, self.optimizer, self._recipe)
-                self._has_looked = True
+            run = self._present_program() if self._has_looked else self._first_program(policy)
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
             try:
-                output = self._present_program()(policy, final, self._total, (batch, named))
+                output = run(policy, final, self._total, (batch, named))
             except Exception as error:
                 check_batch(self._backend, (batch, named), error)
                 raise
@@ -212,6 +210,20 @@ class TrainStep:
         if settings != self._settings:
             self._program, self._settings = self._make_program(), settings
         return self._program
+
+    def _first_program(self, policy: Policy) -> Program:
+        """The program of the first step, with a look at what it trains, and under which precision."""
+        look(self._backend, self.model, self._recipe)
+        run, notice = self._present_program(), own_precision_notice(policy)
+        noticing = self._backend.noticing_own_precision(self.model, policy, notice)
+
+        def program(*arguments: Any) -> StepOutput:
+            with noticing:
+                output = run(*arguments)
+            self._has_looked = True
+            return output
+
+        return program
 
     def _scaler_settings(self) -> tuple[ScalerConfig, bool] | None:
         return None if self.scaler is None else (self.scaler.config, self.scaler.enabled)

@@ -13,7 +13,7 @@ from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.lens import observing, restoring
 from ampbridge_paddle.model import decorating
 from ampbridge_paddle.native import native_policy, native_scaler
-from ampbridge_paddle.step import compiling, gradients, ranks, scaling
+from ampbridge_paddle.step import compiling, gradients, own_auto_cast, ranks, scaling
 
 
 @final
@@ -30,6 +30,8 @@ class PaddleBackend(Backend):
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
+
+    noticing_own_precision = staticmethod(own_auto_cast.noticed)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

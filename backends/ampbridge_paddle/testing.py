@@ -93,6 +93,19 @@ class PaddleHarness(Harness):
     ) -> Layered:
         return Layered(weights, normalization, outputs)
 
+    def low_by_itself(self, weights: Sequence[np.ndarray], dtype: str) -> Layered | None:
+        if self.simulated:
+            return None  # auto_cast casts nothing on a CPU
+        model = self.layered(weights)
+        forward = model.forward
+
+        def in_auto_cast(x: paddle.Tensor) -> Any:
+            with paddle.amp.auto_cast(dtype=dtype):
+                return forward(x)
+
+        model.forward = in_auto_cast  # type: ignore[method-assign]
+        return model
+
     def details(
         self, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer
     ) -> Mapping[str, object]:

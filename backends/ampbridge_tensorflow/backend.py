@@ -17,7 +17,7 @@ from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
 from ampbridge_tensorflow.model import copying, decorating
 from ampbridge_tensorflow.native import native_policy, native_scaler
-from ampbridge_tensorflow.step import compiling, gradients, ranks, scaling
+from ampbridge_tensorflow.step import compiling, gradients, own_policies, ranks, scaling
 
 
 @final
@@ -32,6 +32,8 @@ class TensorflowBackend(Backend):
     kind = staticmethod(arguments.kind)
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
+
+    noticing_own_precision = staticmethod(own_policies.noticed)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

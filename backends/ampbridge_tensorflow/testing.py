@@ -93,6 +93,14 @@ class TensorFlowHarness(Harness):
     ) -> Layered:
         return Layered(weights, normalization, outputs)
 
+    def low_by_itself(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(f"mixed_{dtype}")
+        try:
+            return self.layered(weights, outputs=lambda y: keras.ops.cast(y, "float32"))
+        finally:
+            keras.config.set_dtype_policy(before)
+
     def details(
         self, model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> Mapping[str, object]:

@@ -113,6 +113,12 @@ class TorchHarness(Harness):
     ) -> Layered:
         return Layered(weights, normalization, outputs).to(self.device)
 
+    def low_by_itself(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
+        model = self.layered(weights)
+        forward, kind = model.forward, torch.device(self.device).type
+        model.forward = torch.autocast(kind, dtype=getattr(torch, dtype))(forward)  # type: ignore[method-assign]
+        return model
+
     def details(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> Mapping[str, object]:

@@ -2442,6 +2442,8 @@ class TrainsNothingInSilence(NumpyBackend):
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.
 SHOWN_ON_TORCH = {
+    "test_the_framework_s_own_precision_is_warned_of_once",
+    "test_the_framework_s_own_precision_may_be_that_of_the_policy",
     "test_a_forgotten_backward_is_an_error",
     "test_what_is_clipped_in_place_at_O2_is_what_steps",
     "test_a_loop_of_stored_gradients_at_O2_moves_the_masters",

@@ -3,11 +3,12 @@
 The others stand in ``tests/conformance``, on NumPy, where they run faster.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from broken_backends import BrokenBackends
 
+from ampbridge import Policy
 from ampbridge.adapters.backend import INF
 from ampbridge.testing import import_or_skip, outcomes
 
@@ -46,6 +47,18 @@ class HasTheListsOfTorchOnCpu(TorchBackend):
     def autocast(self, policy):
         dtype = torch.float16 if policy.dtype == "float16" else torch.bfloat16
         return torch.autocast("cpu", dtype, enabled=policy.level != "O0")
+
+
+@caught_by("test_the_framework_s_own_precision_is_warned_of_once")
+class SeesNoAutocastOfItsUser(TorchBackend):
+    def noticing_own_precision(self, model, policy, notice):
+        return nullcontext()
+
+
+@caught_by("test_the_framework_s_own_precision_may_be_that_of_the_policy")
+class WarnsOfEveryPrecision(TorchBackend):
+    def noticing_own_precision(self, model, policy, notice):
+        return super().noticing_own_precision(model, Policy("O0"), notice)
 
 
 @caught_by("test_the_backward_pass_runs_outside_of_the_region")

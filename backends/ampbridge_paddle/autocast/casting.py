@@ -13,7 +13,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import paddle
+from paddle.amp.auto_cast import amp_global_state
 
+from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
@@ -120,7 +122,7 @@ def native_region(policy: Policy) -> AbstractContextManager[None]:
 
 @contextmanager
 def _native_lists(policy: Policy) -> Iterator[None]:
-    with _one_thread(), paddle.amp.auto_cast(level=policy.level, dtype=policy.dtype):
+    with _one_thread(), _opened(level=policy.level, dtype=policy.dtype):
         yield
 
 
@@ -236,7 +238,7 @@ def _auto_cast(lists: AmpLists) -> Iterator[None]:
     and ``lists`` does not is taken out by setting the dispatcher's lists.
     """
     white, black = set(lists.white), set(lists.black)
-    with paddle.amp.auto_cast(
+    with _opened(
         custom_white_list=white,
         custom_black_list=black,
         level=lists.level,
@@ -244,6 +246,24 @@ def _auto_cast(lists: AmpLists) -> Iterator[None]:
     ):
         _set_op_lists(white, black)
         yield
+
+
+opening: Scoped[bool] = Scoped("ampbridge_paddle opening a region", False)
+"""Whether ``paddle.amp.auto_cast`` is called by this module, and not by the user."""
+
+
+def _opened(**settings: Any) -> AbstractContextManager[None]:
+    with opening.during(True):
+        region: AbstractContextManager[None] = paddle.amp.auto_cast(**settings)
+    return region
+
+
+def own_auto_cast() -> tuple[str, str] | None:
+    """Level and dtype of the ``paddle.amp.auto_cast`` that the user has opened; None if there is none."""
+    if not _amp_is_on() or functions.interception.active.get() is not None:
+        return None
+    level = method("Tracer", _tracer(), "_amp_level")
+    return str(level.name), str(amp_global_state().amp_dtype)
 
 
 def _set_op_lists(white: set[str], black: set[str]) -> None:

@@ -132,6 +132,11 @@ class _Autocast(torch.autocast):
         return super().__exit__(kind, error, traceback)
 
 
+def is_our_region(region: torch.autocast) -> bool:
+    """Whether ``region`` was opened by ampbridge."""
+    return isinstance(region, _Autocast)
+
+
 def _explain(error: BaseException) -> None:
     """Add a hint to an error of torch about dtypes, which no message of its own tells how to mend."""
     if type(error) not in (RuntimeError, NotImplementedError) or not hasattr(error, "add_note"):

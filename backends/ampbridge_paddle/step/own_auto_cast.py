@@ -1,0 +1,67 @@
+"""``paddle.amp.auto_cast`` of the user's own, noticed around a first step and within its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ampbridge.adapters.backend import Model, OwnPrecisionNotice
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.policies.policy import Policy
+from ampbridge_paddle.autocast import casting, execution
+
+
+class _Watch(NamedTuple):
+    """A step under ``policy``."""
+
+    policy: Policy
+    notice: OwnPrecisionNotice
+
+    def tell(self, level: str, dtype: str, counts: bool) -> None:
+        """Give notice of a region, unless ``policy`` says the same."""
+        if self.policy.level == "O0" or dtype != self.policy.dtype:
+            self.notice(f"paddle.amp.auto_cast(level={level!r}, dtype={dtype!r})", dtype, counts)
+
+
+@contextmanager
+def noticed(model: Model, policy: Policy, notice: OwnPrecisionNotice) -> Iterator[None]:
+    """See ``Backend.noticing_own_precision``. On a CPU ``auto_cast`` casts nothing, as Paddle warns."""
+    del model
+    if execution.on_cpu():
+        yield
+        return
+    watch = _Watch(policy, notice)
+    around = casting.own_auto_cast()
+    if around is not None:
+        watch.tell(*around, counts=False)
+    with _entering.region(watch):
+        yield
+
+
+def _watched(guard: Any) -> Any:
+    """``amp_guard``, which is all of ``auto_cast``, that tells of a region of the user's."""
+
+    def watched_guard(
+        enable: bool = True,
+        custom_white_list: Any = None,
+        custom_black_list: Any = None,
+        level: str = "O1",
+        dtype: str = "float16",
+        use_promote: bool = True,
+    ) -> Any:
+        watch = _entering.active.get()
+        if watch is not None and enable and level != "O0" and not casting.opening.get():
+            watch.tell(level, str(dtype), counts=True)
+        return guard(enable, custom_white_list, custom_black_list, level, dtype, use_promote)
+
+    return watched_guard
+
+
+def _sites() -> list[Site]:
+    module = import_module("paddle.amp.auto_cast")  # as an attribute it is the function
+    return [Site(module, "amp_guard", module.amp_guard, _watched(module.amp_guard))]
+
+
+_entering: Interception[_Watch] = Interception("ampbridge_paddle own auto_cast", _sites)

@@ -1,0 +1,69 @@
+"""``torch.autocast`` of the user's own, noticed around a first step and within its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ampbridge.adapters.backend import OwnPrecisionNotice
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import _private
+from ampbridge_torch.autocast import merging
+from ampbridge_torch.autocast.casting import DTYPES, devices_of, is_our_region
+from ampbridge_torch.devices import DeviceType
+
+
+class _Watch(NamedTuple):
+    """A step of a model on devices of ``types``, under ``policy``."""
+
+    types: tuple[DeviceType, ...]
+    policy: Policy
+    notice: OwnPrecisionNotice
+
+    def tell(self, device_type: str, dtype: torch.dtype, counts: bool) -> None:
+        """Give notice of a region, unless ``policy`` says the same."""
+        if device_type in self.types and (
+            self.policy.level == "O0" or dtype != DTYPES[self.policy.dtype]
+        ):
+            what = f"torch.autocast({device_type!r}, dtype={dtype})"
+            self.notice(what, str(dtype).removeprefix("torch."), counts)
+
+
+@contextmanager
+def noticed(model: nn.Module, policy: Policy, notice: OwnPrecisionNotice) -> Iterator[None]:
+    """See ``Backend.noticing_own_precision``."""
+    watch = _Watch(devices_of(model), policy, notice)
+    for device_type in watch.types:
+        if torch.is_autocast_enabled(device_type) and not merging.regions.count:
+            watch.tell(device_type, torch.get_autocast_dtype(device_type), counts=False)
+    with _entering.region(watch):
+        yield
+
+
+def _watched(enter: Any) -> Any:
+    """``torch.autocast.__enter__`` that tells of a region of the user's.
+
+    Backward passes open regions as the forward pass had them, in checkpoints for example.
+    """
+
+    def watched_enter(self: torch.autocast) -> Any:
+        watch = _entering.active.get()
+        is_own = self._enabled and not is_our_region(self)
+        if watch is not None and is_own and not _private.is_backward_pass():
+            watch.tell(self.device, self.fast_dtype, counts=True)
+        return enter(self)
+
+    return watched_enter
+
+
+def _sites() -> list[Site]:
+    enter = vars(torch.autocast)["__enter__"]
+    return [Site(torch.autocast, "__enter__", enter, _watched(enter))]
+
+
+_entering: Interception[_Watch] = Interception("ampbridge_torch own autocast", _sites)
