@@ -156,6 +156,27 @@ def check_that_it_holds_some(
         raise ArgumentError(msg)
 
 
+def check_that_it_holds_examples(batch: Sequence[object]) -> None:
+    """Check that a step's arrays are not all empty: the mean over no example is NaN.
+
+    Raises:
+        ArgumentError: if they are.
+    """
+    shapes = []
+    for x in batch:
+        shape = getattr(x, "shape", ())
+        if len(shape):
+            if shape[0] != 0:
+                return  # the first one, of almost each batch
+            shapes.append(tuple(shape))
+    if shapes:
+        msg = (
+            f"The batch is empty: its arrays have the shapes {', '.join(map(str, shapes))}. The loss "
+            "would be NaN, and nothing would be learnt.\nHint: if len(x): step(x, y)"
+        )
+        raise ArgumentError(msg)
+
+
 def check_batch(backend: Backend, batch: object, error: Exception) -> None:
     """Whether ``error`` may come from a tensor of another framework in the batch.
 

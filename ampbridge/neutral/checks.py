@@ -108,22 +108,34 @@ def check_labels(labels: Any, is_integer: bool, logits: Sequence[int | None], ax
         ArgumentTypeError: if they are not integers.
         ArgumentError: if their shape is not that of the logits without the axis of the classes.
     """
+    found, expected = shape(labels), (*logits[:axis], *logits[axis + 1 :])
     if not is_integer:
         msg = f"The labels are of dtype {dtype_name(labels)}; allowed is any integer dtype.\n"
-        raise ArgumentTypeError(
-            msg
-            + "Hint: labels are class numbers, such as one_hot.argmax(axis); for floating-point "
-            "targets neutral.mse_loss(prediction, target)"
-        )
-    expected = (*logits[:axis], *logits[axis + 1 :])
-    if not same_shape(shape(labels), expected):
+        raise ArgumentTypeError(msg + _labels_hint(found, is_integer, logits, axis))
+    if not same_shape(found, expected):
         msg = (
-            f"The labels have shape {shape(labels)}, and the logits {tuple(logits)} have their "
+            f"The labels have shape {found}, and the logits {tuple(logits)} have their "
             f"classes along axis {axis}; allowed is the shape {expected}.\n"
         )
-        raise ArgumentError(
-            msg + "Hint: axis=, the axis of the classes; one class number for each place"
+        raise ArgumentError(msg + _labels_hint(found, is_integer, logits, axis))
+
+
+def _labels_hint(
+    labels: Sequence[int | None], is_integer: bool, logits: Sequence[int | None], axis: int
+) -> str:
+    """What makes class numbers of labels of that shape."""
+    expected = (*logits[:axis], *logits[axis + 1 :])
+    if same_shape(labels, (*expected, 1)) and logits[axis] != 1:
+        return "Hint: labels[..., 0], which drops the axis of length 1"
+    if same_shape(labels, logits):
+        probabilities = "" if is_integer else ", if they are probabilities of the classes"
+        return f"Hint: labels.argmax({axis}){probabilities}"
+    if not is_integer:
+        return (
+            "Hint: class numbers of an integer dtype; for floating-point targets "
+            "neutral.mse_loss(prediction, target)"
         )
+    return "Hint: axis=, the axis of the classes; one class number for each place"
 
 
 def check_range(labels: Any, classes: int | None, ignore_index: int) -> None:
@@ -142,7 +154,10 @@ def check_range(labels: Any, classes: int | None, ignore_index: int) -> None:
             f"The label {int(wrong[0])} is no class of logits with {classes} classes; allowed are 0 "
             f"to {classes - 1}, and ignore_index={ignore_index} for a label that does not count.\n"
         )
-        raise ArgumentError(msg + "Hint: a model with as many outputs as there are classes")
+        hint = "a model with as many outputs as there are classes"
+        if wrong[0] < 0:
+            hint = f"ignore_index={int(wrong[0])}, if it marks what does not count"
+        raise ArgumentError(f"{msg}Hint: {hint}")
 
 
 def check_equal_shapes(prediction: Any, target: Any) -> None:

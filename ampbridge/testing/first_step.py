@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ampbridge import (
     GradScaler,
     Policy,
     Schedule,
+    SimulationWarning,
     TrainStep,
     decorate,
     train_step,
@@ -133,3 +135,31 @@ class FirstStepConformance(Layered):
             pytest.skip("the framework has no mixed precision of its own here")
         optimizer = self.harness.optimizer(model, "momentum", RATE)
         return self.step(model, optimizer, policy=policy)
+
+    # -- parts of a model
+
+    def test_an_optimizer_of_a_replaced_layer_is_warned_of_once(self, compiled: bool) -> None:
+        h = self.harness
+        (model, _), (other, _) = self.trainable(), self.trainable()
+        optimizer = h.optimizer(model.hidden, "momentum", RATE, other.head)
+        step = self.step(model, optimizer, policy="O0", compile=compiled)
+        with pytest.warns(
+            AmpBridgeWarning, match=r"2 of the optimizer's parameters are neither in .*head"
+        ):
+            step(*self.batch())
+        step(*self.batch())
+
+    @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
+    def test_a_part_of_a_model_is_trained_without_a_word(self, policy: str, compiled: bool) -> None:
+        """With another model in the same optimizer, on which this loss does not depend."""
+        h = self.harness
+        (model, _), (other, _) = self.trainable(), self.trainable()
+        optimizers = (
+            h.optimizer(model.hidden, "momentum", RATE),
+            h.optimizer(model, "momentum", RATE, other),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", AmpBridgeWarning)
+            warnings.simplefilter("ignore", SimulationWarning)
+            for optimizer in optimizers:
+                self.step(model, optimizer, policy=policy, compile=compiled)(*self.batch())

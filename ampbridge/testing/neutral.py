@@ -49,13 +49,40 @@ WRONG_LOSSES: Mapping[str, tuple[Callable[[Any], Any], type[AmpBridgeError], str
         lambda logits: neutral.cross_entropy(logits, np.zeros(4, np.float32)),
         ArgumentTypeError,
         "The labels are of dtype float32; allowed is any integer dtype.\n"
-        "Hint: labels are class numbers, such as one_hot.argmax(axis); for floating-point targets "
+        "Hint: class numbers of an integer dtype; for floating-point targets "
         "neutral.mse_loss(prediction, target)",
+    ),
+    "labels of one column": (
+        lambda logits: neutral.cross_entropy(logits, np.zeros((4, 1), np.int64)),
+        ArgumentError,
+        "The labels have shape (4, 1), and the logits (4, 3) have their classes along axis 1; allowed "
+        "is the shape (4,).\n"
+        "Hint: labels[..., 0], which drops the axis of length 1",
+    ),
+    "probabilities": (
+        lambda logits: neutral.cross_entropy(logits, np.zeros((4, 3), np.float32)),
+        ArgumentTypeError,
+        "The labels are of dtype float32; allowed is any integer dtype.\n"
+        "Hint: labels.argmax(1), if they are probabilities of the classes",
+    ),
+    "a negative label": (
+        lambda logits: neutral.cross_entropy(logits, np.array([0, 1, 2, -1])),
+        ArgumentError,
+        "The label -1 is no class of logits with 3 classes; allowed are 0 to 2, and ignore_index=-100 "
+        "for a label that does not count.\n"
+        "Hint: ignore_index=-1, if it marks what does not count",
     ),
     "one-hot labels": (
         lambda logits: neutral.cross_entropy(logits, np.zeros((4, 3), np.int64)),
         ArgumentError,
         "The labels have shape (4, 3), and the logits (4, 3) have their classes along axis 1; allowed "
+        "is the shape (4,).\n"
+        "Hint: labels.argmax(1)",
+    ),
+    "labels of another batch": (
+        lambda logits: neutral.cross_entropy(logits, np.zeros(5, np.int64)),
+        ArgumentError,
+        "The labels have shape (5,), and the logits (4, 3) have their classes along axis 1; allowed "
         "is the shape (4,).\n"
         "Hint: axis=, the axis of the classes; one class number for each place",
     ),

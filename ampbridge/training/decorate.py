@@ -264,7 +264,7 @@ def _replace(
         return
     try:
         if wanted is not earlier:  # else it has been said
-            _warn_of_low_parameters(backend, model, wanted.policy)
+            warn_of_low_parameters(backend, model, wanted.policy)
             _warn_of_weights_beyond_float16(backend, model, wanted)
         backend.decorate(model, optimizer, wanted)
     except BaseException:
@@ -274,7 +274,7 @@ def _replace(
         raise
 
 
-def _warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
+def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
     """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
     names = backend.low_parameters(model)
     if names:

@@ -1,14 +1,18 @@
-"""One look at a model and its optimizer, at the first call of a step: what would train wrongly in silence.
+"""One look at what a step trains, for what would go wrong in silence: at its first call and after a change.
 
-The first call alone, since a look costs more than a small step.
+Not at each call: a look takes longer than a small step.
 """
 
 from __future__ import annotations
 
-from ampbridge.adapters.backend import Backend, Model, OwnPrecisionNotice
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_
+
+from ampbridge.adapters.backend import Array, Backend, Model, Optimizer, OwnPrecisionNotice
 from ampbridge.adapters.calling_code import warn
 from ampbridge.policies.policy import Policy
-from ampbridge.training.decorate import policy_by_hand, under_another_policy
+from ampbridge.training.decorate import policy_by_hand, under_another_policy, warn_of_low_parameters
 from ampbridge.training.recipe import Recipe
 
 
@@ -37,3 +41,46 @@ def own_precision_notice(policy: Policy) -> OwnPrecisionNotice:
         warn(f"{what} {effect}.\nHint: {hint}")
 
     return notice
+
+
+_dtype = attrgetter("dtype")
+
+
+class LookAtGradients:
+    """Looks at the gradients of a step where their parameters are not as they were in the last one."""
+
+    def __init__(self, backend: Backend, model: Model, optimizer: Optimizer) -> None:
+        self._backend, self._model, self._optimizer = backend, model, optimizer
+        self._before: object = None
+
+    def __call__(self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array]) -> None:
+        """``grads`` are those of ``trained``, in a step under ``policy``."""
+        now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None)))
+        if now == self._before:
+            return
+        is_first, self._before = self._before is None, now
+        self._warn_of_what_is_left_out(trained, grads)
+        # Decorating has said so, in the first step of another level.
+        if policy.level == "O0" or (policy.level == "O1" and not is_first):
+            warn_of_low_parameters(self._backend, self._model, policy)
+
+    def _warn_of_what_is_left_out(self, trained: Sequence[Array], grads: Sequence[Array]) -> None:
+        """Where a layer was replaced, the optimizer has the old one's parameters, and no loss does.
+
+        Parameters that no optimizer has, and those that are not in the model, are common by themselves.
+        """
+        backend, model = self._backend, self._model
+        own, held = backend.parameters(model), set(map(id, trained))
+        inside = set(map(id, own))
+        stale = sum(g is None and id(p) not in inside for p, g in zip(trained, grads, strict=True))
+        if not stale or held >= inside:
+            return
+        pairs = zip(own, backend.parameter_names(model), strict=True)
+        names = [name for p, name in pairs if id(p) not in held]
+        msg = (
+            f"{stale} of the optimizer's parameters are neither in the model nor in the loss, and these "
+            f"of the model are not trained: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. "
+            "So it is where a layer was replaced after the optimizer was made.\n"
+            f"Hint: {backend.examples['optimizer']}; then amp.train_step(loss_fn, model, optimizer)"
+        )
+        warn(msg)

@@ -12,7 +12,12 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
-from ampbridge.adapters.arguments import backend_of_training, check_batch, described
+from ampbridge.adapters.arguments import (
+    backend_of_training,
+    check_batch,
+    check_that_it_holds_examples,
+    described,
+)
 from ampbridge.adapters.backend import (
     FINITE,
     Array,
@@ -169,6 +174,7 @@ class TrainStep:
         with Whole():
             final = self._micro_steps + 1 == self.accumulate
             policy = self.policy
+            check_that_it_holds_examples(batch)
             run = self._present_program() if self._has_looked else self._first_program(policy)
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
             try:

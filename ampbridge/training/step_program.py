@@ -26,6 +26,7 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import GradScaler
+from ampbridge.training.first_look import LookAtGradients
 from ampbridge.training.recipe import Recipe
 
 
@@ -58,6 +59,7 @@ class StepProgram:
         loss_and_aux = taking_both(returning_aux(loss_fn))
         whole_steps = self.recipe.on_overflow == "drop_step"
         clipping = self.recipe.clipping
+        look = LookAtGradients(self.backend, self.model, self.optimizer)
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -75,6 +77,8 @@ class StepProgram:
                     total if whole_steps else None,
                     self.optimizer,
                 )
+            parameters = backend.parameters(self.optimizer)
+            look(policy, parameters, grads)
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads
@@ -91,7 +95,6 @@ class StepProgram:
             norm = None
             if clipping is not None:
                 grads, norm = clipping.clip(backend, grads)
-            parameters = backend.parameters(self.optimizer)
             hold_interrupts()  # up to here nothing has changed that would stay
             raised = None
             try:

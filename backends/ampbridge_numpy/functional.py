@@ -17,6 +17,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ampbridge.errors import ArgumentError
+from ampbridge.neutral.checks import check_labels, check_range
 from ampbridge_numpy.autocast.casting import composite, op
 
 Array: TypeAlias = Any
@@ -443,17 +444,11 @@ def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -
 
     Labels of ``ignore_index`` do not count. If none counts, the mean is NaN.
 
-    Raises:
-        ArgumentError: if ``labels`` are not whole numbers of the shape ``logits.shape[:-1]``.
+    Raises: as ``ampbridge.neutral.cross_entropy``.
     """
     labels = np.asarray(labels)
-    if labels.dtype.kind not in "iu" or labels.shape != logits.shape[:-1]:
-        msg = (
-            f"cross_entropy got labels of dtype {labels.dtype} and shape {labels.shape}; allowed are "
-            f"whole numbers of shape {tuple(logits.shape[:-1])}.\n"
-            "Hint: nn.cross_entropy(logits, one_hot.argmax(-1))"
-        )
-        raise ArgumentError(msg)
+    check_labels(labels, labels.dtype.kind in "iu", logits.shape, logits.ndim - 1)
+    check_range(labels, logits.shape[-1], ignore_index)
     logits, labels = anp.reshape(logits, (-1, logits.shape[-1])), labels.ravel()
     return _cross_entropy(logits, labels, np.flatnonzero(labels != ignore_index))
 

@@ -6,6 +6,7 @@ framework has tensors of its own, stand in ``tests/torch/test_suite_catches_bugs
 
 import inspect
 import threading
+import warnings
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
 from functools import lru_cache
@@ -17,6 +18,7 @@ import pytest
 from broken_backends import BrokenBackends
 
 from ampbridge import (
+    AmpBridgeWarning,
     ArgumentError,
     CallOrderError,
     GradScaler,
@@ -2438,6 +2440,24 @@ class TrainsNothingInSilence(NumpyBackend):
         if optimizer is not None and not optimizer.parameters:
             return np.float32(0), None, []
         return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+
+
+@caught_by("test_an_optimizer_of_a_replaced_layer_is_warned_of_once")
+class GivesZerosForNoGradient(NumpyBackend):
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
+        found = super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+        arrays = self.parameters(optimizer or model)
+        return *found[:2], [
+            np.zeros_like(a) if g is None else g for a, g in zip(arrays, found[2], strict=True)
+        ]
+
+
+@caught_by("test_a_part_of_a_model_is_trained_without_a_word")
+class WarnsOfWhatNoOptimizerHas(NumpyBackend):
+    def apply(self, optimizer, parameters, grads, found):
+        if len(parameters) == 2:
+            warnings.warn("a part of the model is not trained", AmpBridgeWarning, stacklevel=1)
+        return super().apply(optimizer, parameters, grads, found)
 
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.

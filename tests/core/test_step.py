@@ -402,3 +402,15 @@ def test_a_copy_goes_on_counting_steps_that_are_not_scaled(toy):
     copied = copy.deepcopy(step)
     assert copied.state_dict() == step.state_dict()
     assert copied.state_dict()["unscaled"]["consecutive_skips"] == 1
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3)])
+def test_an_empty_batch_is_refused(make, shape):
+    step, empty = make(policy="O0"), np.zeros(shape, np.float32)
+    with pytest.raises(
+        amp.ArgumentError, match=r"The batch is empty: its arrays have the shapes \(0,"
+    ):
+        step(empty, np.zeros(0), np.float32(1))
+    assert step.model.weight == 0.0
+    assert step(empty, np.ones(3)).applied, "one input alone may be empty"
+    assert step(np.float32(1)).applied

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ampbridge import ArgumentError
+from ampbridge import AmpBridgeError, ArgumentError
 from ampbridge_numpy import nn
 
 
@@ -467,8 +467,14 @@ def test_a_part_may_be_missing() -> None:
         ),
         (
             lambda: nn.cross_entropy(np.ones((2, 3)), np.ones((2, 3))),
-            "cross_entropy got labels of dtype float64 and shape (2, 3); allowed are whole numbers "
-            "of shape (2,).\nHint: nn.cross_entropy(logits, one_hot.argmax(-1))",
+            "The labels are of dtype float64; allowed is any integer dtype.\n"
+            "Hint: labels.argmax(1), if they are probabilities of the classes",
+        ),
+        (
+            lambda: nn.cross_entropy(np.ones((2, 3)), np.array([2, -1])),
+            "The label -1 is no class of logits with 3 classes; allowed are 0 to 2, and "
+            "ignore_index=-100 for a label that does not count.\n"
+            "Hint: ignore_index=-1, if it marks what does not count",
         ),
         (
             lambda: nn.mse_loss(np.ones((2, 1)), np.ones(2)),
@@ -478,6 +484,6 @@ def test_a_part_may_be_missing() -> None:
     ],
 )
 def test_messages(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ArgumentError) as error:
+    with pytest.raises(AmpBridgeError) as error:
         call()
     assert str(error.value) == message

@@ -15,6 +15,7 @@ from ampbridge_torch.autocast import execution
 
 NAMES = {
     "torch": torch,
+    "nn": nn,
     "copy": copy,
     "model": lambda: nn.Linear(2, 2),
     "low": lambda: nn.Linear(2, 2).bfloat16(),
@@ -32,6 +33,22 @@ copy.deepcopy(m)""",
 holder = torch.nn.Sequential(model())
 amp.decorate(holder, policy=amp.Policy("O2", "bfloat16", execution="native"))
 copied = copy.deepcopy([holder])""",
+    "a model in 16 bits, in a step at O0": """
+m = low()
+step = amp.train_step(lambda m, x: m(x.bfloat16()).mean(), m, optimizer(m), policy="O0")
+step(x)""",
+    "a model put in 16 bits between steps": """
+m = model()
+step = amp.train_step(loss_fn, m, optimizer(m), policy="O1:bfloat16")
+step(x); step(x)
+m.bfloat16()
+step(x); step(x)""",
+    "a layer replaced between steps": """
+m = nn.Sequential(model(), model())
+step = amp.train_step(loss_fn, m, optimizer(m), policy="O0")
+step(x); step(x)
+m[1] = model()
+step(x); step(x)""",
     "lists that torch has not": """
 amp.Policy("O1").to_native("torch")""",
 }
