@@ -25,6 +25,7 @@ from ampbridge.errors import (
     UnsupportedError,
     WriteError,
 )
+from ampbridge.errors.foreign_names import no_name
 from ampbridge.policies.function_ops import register_op
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
@@ -104,8 +105,7 @@ if not TYPE_CHECKING:  # type checkers would accept every name
             return getattr(import_module(f"ampbridge.{_FROM[name]}"), name)
         if name in moved.NOW:
             return import_module(f"ampbridge.{moved.NOW[name]}")
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise no_name(__name__, name)
 
 
 def __dir__() -> list[str]:

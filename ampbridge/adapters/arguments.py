@@ -164,7 +164,7 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
     """
     shapes = []
     for x in batch:
-        shape = getattr(x, "shape", ())
+        shape: Any = getattr(x, "shape", ())
         if len(shape):
             if shape[0] != 0:
                 return  # the first one, of almost each batch
@@ -175,6 +175,26 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
             "would be NaN, and nothing would be learnt.\nHint: if len(x): step(x, y)"
         )
         raise ArgumentError(msg)
+
+
+def check_that_a_batch_is_spread(
+    loss_fn: LossFn, batch: Sequence[object], named: Mapping[str, object], error: Exception
+) -> None:
+    """Whether ``error`` comes of a loader's pair, passed as one argument to a loss of more.
+
+    Raises:
+        ArgumentTypeError: if so.
+    """
+    one = batch[0] if len(batch) == 1 else None
+    if not isinstance(one, (list, tuple)):
+        return
+    needed = [name for name in required_arguments(loss_fn) if name not in named]
+    if len(needed) == 1 + len(one) > 2:
+        msg = (
+            f"loss_fn takes {', '.join(needed)}; passed was a {type(one).__name__} of {len(one)} in one "
+            "argument.\nHint: step(*batch)"
+        )
+        raise ArgumentTypeError(msg) from error
 
 
 def check_batch(backend: Backend, batch: object, error: Exception) -> None:

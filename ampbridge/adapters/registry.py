@@ -23,8 +23,9 @@ from ampbridge.errors import (
     BackendLoadError,
     BackendNotFoundError,
     listed,
-    nearest,
+    slips,
 )
+from ampbridge.errors.slips import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -221,16 +222,20 @@ def _factory(name: str) -> Factory:
         return _registered[name]
     candidates = _entry_points().get(name, [])
     if not candidates:
-        close = nearest(name, backend_names(), 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"allowed are {listed(backend_names())}."
-        msg = f"No backend {name!r}; registered are {backend_names()}.\nHint: {hint}"
-        raise BackendNotFoundError(msg)
+        raise no_backend(name)
     if len(candidates) > 1:
         owners = ", ".join(f"{p.value} (from {p.dist.name if p.dist else '?'})" for p in candidates)
         msg = f"Several distributions provide backend {name!r}: {owners}.\nHint: uninstall all but one."
         raise BackendLoadError(msg)
     entry_point = candidates[0]
     return lambda: entry_point.load()()
+
+
+def no_backend(name: str) -> BackendNotFoundError:
+    """The error for a name under which no backend is registered."""
+    known = backend_names()
+    hint = did_you_mean(name, known, slips.FRAMEWORKS, f"allowed are {listed(known)}.")
+    return BackendNotFoundError(f"No backend {name!r}; registered are {known}.\n{hint}")
 
 
 def _checked(factory: Factory, name: str) -> Backend:

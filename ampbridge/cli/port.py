@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.checkpoints import atomic_files
 from ampbridge.cli.options import Commands, add_force, add_output, check_free
-from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, nearest
+from ampbridge.errors import ArgumentError, RecipeError, SourceError, listed, slips
 from ampbridge.errors.foreign_text import printable
+from ampbridge.errors.slips import meant
 from ampbridge.port.choosing import in_short
 from ampbridge.port.writers import TARGETS
 from ampbridge.reports.printing import Table, print_text
@@ -166,9 +167,11 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
 
 def _check_target(target: str | None) -> None:
     if target is not None and target not in TARGETS:
-        close = nearest(target, TARGETS, 1) or ["tensorflow"]
+        found = meant(target, TARGETS, slips.FRAMEWORKS)
         msg = f"Cannot write for {target!r}; allowed are {listed(TARGETS)}.\n"
-        raise ArgumentError(msg + f"Hint: --to {close[0]}")
+        raise ArgumentError(
+            f"{msg}Hint: {'ampbridge port --help' if found is None else f'--to {found}'}"
+        )
 
 
 def _check_together(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from ampbridge.compare.native import has_loop
 from ampbridge.compare.processes import run_all
 from ampbridge.compare.progress import bars
 from ampbridge.compare.runs import Job, Run
-from ampbridge.errors import ArgumentError, BackendNotFoundError, listed, nearest
+from ampbridge.errors import ArgumentError
 from ampbridge.training.recipe import Recipe
 
 __all__ = ["Comparison", "Run", "compare"]
@@ -68,11 +68,7 @@ def _check(backends: Sequence[str], steps: int) -> None:
     known = registry.backend_names()
     for name in backends:
         if name not in known:
-            close = nearest(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"allowed are {listed(known)}."
-            raise BackendNotFoundError(
-                f"No backend {name!r}; registered are {known}.\nHint: {hint}"
-            )
+            raise registry.no_backend(name)
     if not backends or len(set(backends)) < len(backends):
         msg = f"Backends are one or more, each once, not {list(backends)}.\n"
         raise ArgumentError(msg + "Hint: --backends numpy,torch")

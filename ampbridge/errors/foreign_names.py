@@ -9,15 +9,24 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ampbridge.errors import ArgumentTypeError, ForeignNameError
+from ampbridge.errors import ArgumentTypeError, ForeignNameError, slips
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_STEP = {
+    "accumulate": "amp.train_step(..., accumulate=4)",
+    "clip_norm": "amp.train_step(..., clip_norm=1.0)",
+    "clip_each_norm": "amp.train_step(..., clip_each_norm=1.0)",
+    "clip_value": "amp.train_step(..., clip_value=1.0)",
+}
 
 _LISTS = {
     "custom_white_list": "amp.Policy('O1', allow=[...])",
     "custom_black_list": "amp.Policy('O1', deny=[...])",
 }
+
+_POLICY_OF_A_STEP = "amp.train_step(..., policy='O1:bfloat16')"
 
 # Of a function or class: a foreign argument -> what to write here.
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
@@ -38,18 +47,40 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "device_type": "amp.autocast('O1'), which works on any device",
         "dtype": "amp.autocast('O1:bfloat16')",
         "level": "amp.autocast('O1')",
-        "enabled": "amp.autocast('O0'), which is all float32",
-        "enable": "amp.autocast('O0'), which is all float32",
+        "enabled": "amp.autocast('O1' if enabled else 'O0')",
+        "enable": "amp.autocast('O1' if enable else 'O0')",
         "cache_enabled": "amp.autocast('O1'), which needs none",
         "use_promote": "amp.autocast('O1'), whose list set has the promote rules",
     },
     "Policy": {
         **_LISTS,
         "use_promote": "amp.Policy('O1', lists='paddle'), whose list set has the promote rules",
-        "enabled": "amp.Policy('O0'), which is all float32",
-        "enable": "amp.Policy('O0'), which is all float32",
+        "enabled": "amp.Policy('O1' if enabled else 'O0')",
+        "enable": "amp.Policy('O1' if enable else 'O0')",
         "device_type": "amp.Policy('O1'), which works on any device",
         "compute_dtype": "amp.Policy('O1', 'bfloat16')",
+    },
+    "train_step": {
+        **{theirs: _STEP[ours] for theirs, ours in slips.KEYS.items() if ours in _STEP},
+        **dict.fromkeys(("level", "dtype", "precision", "amp_dtype"), _POLICY_OF_A_STEP),
+        **dict.fromkeys(("opt_level", "amp_level", "mixed_precision"), _POLICY_OF_A_STEP),
+        "enabled": "amp.train_step(..., policy='O1' if enabled else 'O0')",
+        "models": "amp.train_step(loss_fn, model, optimizer)",
+        "optimizers": "amp.train_step(loss_fn, model, optimizer)",
+        "criterion": "amp.train_step(loss_fn, model, optimizer), where loss_fn(model, x, y) calls it",
+        "loss": "amp.train_step(loss_fn, model, optimizer), where loss_fn(model, x, y) returns it",
+        "grad_scaler": "amp.train_step(..., scaler=amp.GradScaler())",
+        "lr_scheduler": "amp.train_step(..., scheduler=lr_scheduler)",
+        "jit_compile": "amp.train_step(..., compile=True)",
+    },
+    "decorate": {
+        "models": "amp.decorate(model, optimizer, 'O2')",
+        "optimizers": "amp.decorate(model, [optimizer, another], 'O2')",
+        "level": "amp.decorate(model, optimizer, 'O2')",
+        "opt_level": "amp.decorate(model, optimizer, 'O2')",
+        "dtype": "amp.decorate(model, optimizer, 'O2:bfloat16')",
+        "master_weight": "amp.decorate(model, optimizer, amp.Policy('O2', master_weights=False))",
+        "excluded_layers": "amp.decorate(model, optimizer, amp.Policy('O2', keep=[...]))",
     },
 }
 
@@ -83,6 +114,31 @@ OF_A_STEP: Mapping[str, str] = {
     "train_on_batch": "result = step(x, y)",
 }
 
+# Functions of torch.amp, paddle.amp, Keras and apex -> what to write here.
+OF_THE_MODULE: Mapping[str, str] = {
+    **dict.fromkeys(("auto_cast", "amp_guard", "Autocast"), "amp.autocast('O1')"),
+    **dict.fromkeys(("amp_decorate", "initialize"), "amp.decorate(model, optimizer, 'O2')"),
+    "scale_loss": "scaler.scale(loss), or amp.train_step(loss_fn, model, optimizer)",
+    "AmpScaler": "amp.GradScaler()",
+    "LossScaleOptimizer": "amp.GradScaler.like('keras'), beside an optimizer that scales nothing",
+    "DynamicLossScale": "amp.GradScaler()",
+    **dict.fromkeys(
+        ("set_global_policy", "set_dtype_policy"), "amp.train_step(..., policy='O1:bfloat16')"
+    ),
+    **dict.fromkeys(
+        ("custom_fwd", "custom_bwd"), "@amp.register_op, and its name in a policy's allow or deny"
+    ),
+    **dict.fromkeys(
+        ("is_autocast_available", "is_float16_supported", "is_bfloat16_supported"), "amp.doctor()"
+    ),
+}
+
+# Of a loss that is a tensor elsewhere, and a number here -> what to write.
+OF_A_LOSS: Mapping[str, str] = {
+    **dict.fromkeys(("item", "detach", "cpu", "numpy"), "result.loss, which is a Python number"),
+    "backward": "result = step(x, y), which has differentiated the loss and stepped",
+}
+
 # torch's first argument of an autocast or a scaler.
 DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
 
@@ -113,15 +169,29 @@ def _no_argument(kind: str, name: str) -> ArgumentTypeError:
 
 def _no_device(kind: str, device: str) -> ArgumentTypeError:
     known = ARGUMENTS[kind]
-    hint = known.get("device") or known["device_type"]
+    hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
     return ArgumentTypeError(f"{kind} takes no device, and {device!r} was passed.\nHint: {hint}")
 
 
-def no_attribute(owner: Any, name: str, known: Mapping[str, str]) -> ForeignNameError:
-    """The error for ``__getattr__``; ``known`` has the names of other libraries."""
-    kind = type(owner).__name__
+def no_attribute(
+    owner: Any, name: str, known: Mapping[str, str], called: str | None = None
+) -> ForeignNameError:
+    """The error for ``__getattr__``; ``known`` has the names of other libraries.
+
+    Args:
+        called: what the user calls ``owner``, if not by its class.
+    """
+    kind = called or type(owner).__name__
     if name not in known:
         return ForeignNameError(f"{kind} has no attribute {name!r}.\nHint: help({kind})")
     return ForeignNameError(
         f"{kind} has no attribute {name!r}, which is another library's.\nHint: {known[name]}"
     )
+
+
+def no_name(module: str, name: str) -> AttributeError:
+    """The error for a module's ``__getattr__``: Python's own, unless ``name`` is another library's."""
+    msg = f"module {module!r} has no attribute {name!r}"
+    if name not in OF_THE_MODULE:
+        return AttributeError(msg)
+    return ForeignNameError(f"{msg}, which is another library's.\nHint: {OF_THE_MODULE[name]}")

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError, listed, nearest
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.errors.slips import meant
 
 Name = TypeVar("Name", bound=str)
 
@@ -17,14 +18,16 @@ def one_of(what: str, value: object, allowed: Sequence[Name]) -> Name:
     """``value``, if it is one of the ``allowed`` names.
 
     Raises:
-        ArgumentError: if not; the hint is the nearest of them.
+        ArgumentError: if not.
     """
     for name in allowed:
         if value == name:
             return name
-    close = (nearest(value, allowed, 1) or [allowed[0]])[0]
+    found = meant(value, allowed)
     msg = f"Passed {what}={value!r:.80}; allowed are {listed(allowed)}.\n"
-    raise ArgumentError(msg + f"Hint: {what}={close!r}")
+    raise ArgumentError(
+        f"{msg}Hint: {'help(amp.neutral)' if found is None else f'{what}={found!r}'}"
+    )
 
 
 def whole(what: str, value: object, least: int, example: int) -> int:

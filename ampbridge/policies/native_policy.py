@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ampbridge.adapters import registry
-from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
+from ampbridge.errors import ArgumentError, UnsupportedError, listed, slips
+from ampbridge.errors.slips import meant
 from ampbridge.policies.native_lists import OWN, own_rules, paddle_rules, wanted_rules
 from ampbridge.policies.policy import Policy
 
@@ -32,9 +33,10 @@ def to_native(policy: Policy, framework: str, drop: Sequence[str]) -> Any:
         UnsupportedError: naming the fields that it cannot follow.
     """
     if framework not in OWN:
-        close = nearest(framework, OWN, 1) or ["torch"]
+        found = meant(framework, OWN, slips.FRAMEWORKS)
         msg = f"{framework!r} has no precision objects of its own; allowed are {listed(OWN)}.\n"
-        raise ArgumentError(msg + f"Hint: policy.to_native({close[0]!r})")
+        hint = "help(amp.Policy.to_native)" if found is None else f"policy.to_native({found!r})"
+        raise ArgumentError(f"{msg}Hint: {hint}")
     _check_dropped(drop)
     beyond = [name for name in _beyond(policy, framework) if name not in drop]
     if beyond:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
-from ampbridge.errors import ArgumentTypeError, PolicyError, listed, nearest
+from ampbridge.errors import ArgumentTypeError, PolicyError, listed, slips
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
+from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category, OpList
 
@@ -79,13 +80,13 @@ class Policy:
     execution: Execution = field(default="auto", kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_choice("level", self.level, LEVELS, _level_hint)
+        _check_choice("level", self.level, LEVELS, slips.LEVELS)
         if self.level == "O0":
             self._set("dtype", "float32")
         else:
-            _check_choice("dtype", self.dtype, LOW_DTYPES)
-        _check_choice("lists", self.lists, op_table.LIST_SETS)
-        _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES)
+            _check_choice("dtype", self.dtype, LOW_DTYPES, slips.DTYPES)
+        _check_choice("lists", self.lists, op_table.LIST_SETS, slips.LIST_SETS)
+        _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, slips.DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
         self._set("master_weights", checked_flag("master_weights", self.master_weights))
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
@@ -222,9 +223,8 @@ class Policy:
         level, _, dtype = text.partition(":")
         if level in LEVELS and dtype:
             return cls(cast(Level, level), dtype)
-        close = nearest(text, _SHORT_FORMS, 1) or ["O1"]
         msg = f"Cannot read the policy {text!r}; allowed are {listed(_SHORT_FORMS)}.\n"
-        raise PolicyError(msg + f"Hint: did you mean {close[0]!r}?")
+        raise PolicyError(msg + did_you_mean(text, _SHORT_FORMS, _SLIPS, _other_words(text)))
 
     @classmethod
     def auto(cls, device: object = None) -> Policy:
@@ -322,21 +322,27 @@ def _check_choice(
     name: str,
     value: object,
     allowed: tuple[str, ...],
-    hint: Callable[[str], str] | None = None,
+    slips: Mapping[str, str] = slips.NONE,
 ) -> None:
     if isinstance(value, str) and value in allowed:
         return
-    close = nearest(str(value), allowed, 1) or [allowed[0]]
-    instead = f"{name}={close[0]!r}" if hint is None else hint(str(value))
-    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {instead}"
+    found = meant(value, allowed, slips)
+    hint = _other_words(str(value)) if found is None else f"{name}={found!r}"
+    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}"
     raise PolicyError(msg)
 
 
-def _level_hint(text: str) -> str:
-    """In upper case, and with the dtype that stands behind it in the short form."""
+def _other_words(text: str) -> str:
+    """What to write for a whole policy where a part was asked for, and for apex's level of its own."""
+    if text.casefold() == "o3":
+        return "Policy('O2', master_weights=False), which apex calls O3."
     level, _, dtype = text.partition(":")
-    close = level.upper() if level.upper() in LEVELS else "O1"
-    return f"Policy({close!r}, {dtype!r})" if dtype in LOW_DTYPES else f"level={close!r}"
+    level, dtype = (
+        meant(level, LEVELS, slips.LEVELS) or "",
+        meant(dtype, LOW_DTYPES, slips.DTYPES) or "",
+    )
+    whole = meant(f"{level}:{dtype}", _SHORT_FORMS) if level and dtype else meant(text, SPELLINGS)
+    return "help(amp.Policy)" if whole is None else repr(_SHORT_FORMS[whole])
 
 
 def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
@@ -363,12 +369,14 @@ def _canonical(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
 
 
 def _unknown_field(name: str, where: str) -> str:
-    close = nearest(name, _FIELDS, 1) or list(_FIELDS)
-    return f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\nHint: did you mean {close[0]!r}?"
+    hint = did_you_mean(name, _FIELDS, slips.KEYS, "help(amp.Policy)")
+    return f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\n{hint}"
 
 
 # Created in advance: torch.compile can trace a lookup, but not the creation of a policy.
 Policy.__init__ = told_of("Policy")(Policy.__init__)  # type: ignore[method-assign]
+
+_SLIPS = {**slips.LEVELS, **slips.DTYPES}
 
 _SHORT_FORMS: Mapping[str, Policy] = {
     text: Policy(cast(Level, level), dtype)

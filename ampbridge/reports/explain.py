@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend, FeatureTreatment, OpTreatment
-from ampbridge.errors import ArgumentError, UnsupportedError, listed, nearest
+from ampbridge.errors import ArgumentError, UnsupportedError, listed, slips
+from ampbridge.errors.slips import did_you_mean
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.plain_data import plain_fields
@@ -66,9 +67,8 @@ class ExplanationTable(TextReport):
         """
         rows = {row.feature: row for row in self.features}
         if name not in rows:
-            close = nearest(name, rows, 1) or list(rows)
             msg = f"No feature {name!r}; allowed are {listed(rows)}.\n"
-            raise ArgumentError(msg + f"Hint: .feature({close[0]!r})")
+            raise ArgumentError(msg + did_you_mean(name, rows, slips.KEYS, "print(explanation)"))
         return rows[name]
 
     def only(self, ops: Iterable[str]) -> ExplanationTable:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ampbridge.errors import ArgumentError, PolicyError, listed, nearest
+from ampbridge.errors import ArgumentError, PolicyError, listed, slips
+from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import PREFIXES, Op, OpList
 from ampbridge.policies.paddle_names import paddle_list, paddle_names
@@ -87,17 +88,17 @@ def _no_list_set(text: str, list_set: str) -> str:
             f"{text!r} has no lists: with lists='native' the framework decides op by op.\n"
             "Hint: ampbridge explain O1 torch shows what a backend does."
         )
-    close = nearest(list_set, WITH_LISTS, 1) or [WITH_LISTS[0]]
+    hint = did_you_mean(list_set, WITH_LISTS, slips.LIST_SETS, "ampbridge lists --help")
     return (
         f"Cannot read the lists {text!r}: no list set {list_set!r}; allowed are "
-        f"{listed(WITH_LISTS)}.\nHint: did you mean {close[0]!r}?"
+        f"{listed(WITH_LISTS)}.\n{hint}"
     )
 
 
 def _no_part(text: str, list_set: str, part: str) -> str:
     allowed = [*_LEVELS, *LOW_DTYPES]
-    close = nearest(part, allowed, 1)
-    example = f"{list_set}:{close[0]}" if close else f"{list_set}:O1:float16"
+    found = meant(part, allowed, {**slips.LEVELS, **slips.DTYPES})
+    example = f"{list_set}:O1:float16" if found is None else f"{list_set}:{found}"
     return (
         f"Cannot read the lists {text!r}: {part!r} is no level or dtype, or one too many; allowed "
         f"are a level ({listed(_LEVELS)}) and a dtype ({listed(LOW_DTYPES)}).\nHint: {example!r}"
@@ -295,9 +296,9 @@ def translate(names: Iterable[str], source: str | None, target: str) -> Translat
     """
     for framework in filter(None, (source, target)):
         if framework not in FRAMEWORKS:
-            close = nearest(framework, FRAMEWORKS, 1) or [FRAMEWORKS[0]]
+            hint = did_you_mean(framework, FRAMEWORKS, slips.FRAMEWORKS, "ampbridge lists --help")
             msg = f"No framework {framework!r}; allowed are {listed(FRAMEWORKS)}.\n"
-            raise ArgumentError(msg + f"Hint: did you mean {close[0]!r}?")
+            raise ArgumentError(msg + hint)
     spelled = [(name, f"{source}:{name}" if source else name) for name in names]
     return Translation(
         source, target, tuple((name, op_table.canonical(spelling)) for name, spelling in spelled)

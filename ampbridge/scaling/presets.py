@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ampbridge.errors import ArgumentError, listed, nearest
+from ampbridge.errors import ArgumentError, listed, slips
+from ampbridge.errors.slips import meant
 from ampbridge.scaling.scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
 
@@ -116,6 +117,7 @@ def preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
-    close = nearest(str(name), PRESETS, 1) or ["torch"]
+    found = meant(name, PRESETS, slips.PRESETS)
+    hint = "help(amp.GradScaler.like)" if found is None else f"GradScaler.like({found!r})"
     msg = f"No preset {name!r}; allowed are {listed(PRESETS)}.\n"
-    raise ArgumentError(msg + f"Hint: GradScaler.like({close[0]!r})")
+    raise ArgumentError(f"{msg}Hint: {hint}")

@@ -14,6 +14,7 @@ from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, listed, nearest
 from ampbridge.errors.flags import checked_flag
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
 from ampbridge.policies.schedule import single
 
@@ -56,6 +57,7 @@ def decorate(
 ) -> tuple[_Model, _Optimizer]: ...
 
 
+@told_of("decorate")
 def decorate(
     model: Model,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ampbridge.errors import RecipeError, listed, nearest
+from ampbridge.errors import RecipeError, listed, slips
+from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES
 from ampbridge.scaling.presets import PRESETS
@@ -143,7 +144,7 @@ def check_keys(data: Mapping[str, Any]) -> None:
     known: Mapping[str, Iterable[str]] = {**SECTIONS, "schedule": SCHEDULE}
     for section, values in data.items():
         if section not in known:
-            raise RecipeError(unknown("A recipe", section, known))
+            raise RecipeError(unknown("A recipe", section, known, _under_a_section(section)))
         if not isinstance(values, Mapping):
             msg = (
                 f"[{section}] is a table, not {values!r:.100}.\nHint: write [{section}] on a line."
@@ -151,14 +152,25 @@ def check_keys(data: Mapping[str, Any]) -> None:
             raise RecipeError(msg)
         for key in values:
             if key not in known[section]:
-                raise RecipeError(unknown(f"[{section}]", key, known[section]))
+                hint = _under_a_section(key)
+                raise RecipeError(unknown(f"[{section}]", key, known[section], hint))
 
 
-def unknown(where: str, name: object, known: Iterable[str]) -> str:
+def unknown(
+    where: str, name: object, known: Iterable[str], otherwise: str = "leave it out."
+) -> str:
     """The message for a name that ``where`` does not have."""
-    close = nearest(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else "leave it out."
-    return f"{where} has no {name!r:.100}; allowed are {listed(known)}.\nHint: {hint}"
+    hint = did_you_mean(name, known, slips.KEYS, otherwise)
+    return f"{where} has no {name!r:.100}; allowed are {listed(known)}.\n{hint}"
+
+
+def _under_a_section(name: object) -> str:
+    """Where a key belongs that stands elsewhere."""
+    for section, keys in SECTIONS.items():
+        key = meant(name, keys, slips.KEYS)
+        if key is not None:
+            return f"[{section}] above {key} = ..."
+    return "leave it out."
 
 
 def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:

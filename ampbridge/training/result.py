@@ -7,10 +7,20 @@ from typing import Any, Literal
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput
 from ampbridge.errors import CallOrderError
+from ampbridge.errors.foreign_names import OF_A_LOSS, no_attribute
 
 Reason = Literal["inf", "nan", "accumulating"]
 
 REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
+
+
+class _Loss(float):
+    """A number that says so to who takes it for a tensor."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name, OF_A_LOSS, "result.loss")
 
 
 class StepResult:
@@ -37,7 +47,7 @@ class StepResult:
     @property
     def loss(self) -> float:
         """The loss, neither scaled nor divided by ``accumulate``."""
-        return float(self._output.loss)
+        return _Loss(self._output.loss)
 
     @property
     def aux(self) -> Any:

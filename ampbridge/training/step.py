@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ampbridge.adapters.arguments import (
     backend_of_training,
     check_batch,
+    check_that_a_batch_is_spread,
     check_that_it_holds_examples,
     described,
 )
@@ -41,7 +42,7 @@ from ampbridge.errors import (
     UnsupportedError,
 )
 from ampbridge.errors.flags import checked_flag
-from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute
+from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute, told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, parse
 from ampbridge.scaling.scale_rule import ScalerConfig
@@ -180,6 +181,7 @@ class TrainStep:
             try:
                 output = run(policy, final, self._total, (batch, named))
             except Exception as error:
+                check_that_a_batch_is_spread(self._loss_fn, batch, named, error)
                 check_batch(self._backend, (batch, named), error)
                 raise
             if self.on_overflow == "drop_microbatch" and int(output.overflow) != FINITE:
@@ -407,6 +409,7 @@ class TrainStep:
 _ANEW = "Hint: step.save(path); then step.load(path) in a new step of a new model and optimizer"
 
 
+@told_of("train_step")
 def train_step(
     loss_fn: LossFn,
     model: Model,

@@ -77,7 +77,7 @@ def failed(job):
 @pytest.mark.parametrize(
     "options, says, hint",
     [
-        (["--policy", "O3"], "PolicyError: Cannot read the policy 'O3'", "did you mean 'O1'?"),
+        (["--policy", "O3"], "PolicyError: Cannot read the policy 'O3'", "which apex calls O3"),
         (["--backend", "pytorch"], "BackendNotFoundError: No backend 'pytorch'", "'torch'?"),
     ],
 )

@@ -217,5 +217,5 @@ def test_a_decoration_that_fails_leaves_the_earlier_one(parts, monkeypatch):
 
     monkeypatch.setattr(parts.Backend, "decorate", failing)
     with pytest.raises(AttributeError):
-        amp.train_step(loss_fn, parts.model, parts.optimizer, policy="O2")()
+        amp.decorate(parts.model, parts.optimizer, "O2")
     assert parts.model.decorations[-1].policy == amp.Policy("O1")

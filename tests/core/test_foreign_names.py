@@ -3,14 +3,24 @@
 import ast
 import copy
 import inspect
+import json
 import pickle
 import re
 
+import numpy as np
 import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
-from ampbridge.errors.foreign_names import ARGUMENTS, OF_A_SCALER, OF_A_STEP
+from ampbridge.adapters.backend import StepOutput
+from ampbridge.errors import slips
+from ampbridge.errors.foreign_names import (
+    ARGUMENTS,
+    OF_A_LOSS,
+    OF_A_SCALER,
+    OF_A_STEP,
+    OF_THE_MODULE,
+)
 
 CASES = [(kind, name) for kind, names in ARGUMENTS.items() for name in names]
 
@@ -52,6 +62,71 @@ def test_a_method_of_another_library_s_step(name):
     assert first == f"TrainStep has no attribute {name!r}, which is another library's."
     method = re.search(r"step\.?(\w*)\(", hint)
     assert hasattr(amp.TrainStep, method[1] or "__call__")
+
+
+@pytest.mark.parametrize("name", OF_THE_MODULE)
+def test_a_function_of_another_library_s(name):
+    assert not hasattr(amp, name)
+    with pytest.raises(amp.ForeignNameError) as error:
+        getattr(amp, name)
+    first, hint = str(error.value).split("\nHint: ")
+    assert first == f"module 'ampbridge' has no attribute {name!r}, which is another library's."
+    assert all(hasattr(amp, each) for each in re.findall(r"amp\.(\w+)", hint))
+
+
+@pytest.mark.parametrize("name", OF_A_LOSS)
+def test_a_loss_is_a_number(name):
+    loss = amp.StepResult(StepOutput(np.float32(1.5), None), 1).loss
+    assert loss == 1.5
+    assert (repr(loss), json.dumps(loss), type(loss + 0)) == ("1.5", "1.5", float)
+    with pytest.raises(amp.ForeignNameError, match=f"result.loss has no attribute '{name}'"):
+        getattr(loss, name)
+
+
+KNOWN = ("O0", "O1", "O2", "float16", "bfloat16", "torch", "tensorflow", "clip_norm")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    {
+        "o2": "O2",
+        " BFloat16 ": "bfloat16",
+        "tensorflw": "tensorflow",
+        "tensor": "tensorflow",
+        "floa": "float16",
+        "bf": None,
+        "clipnorm": None,
+        "clip_nrom": "clip_norm",
+        "O3": None,
+        "float64": None,
+        "keras": None,
+        "": None,
+        16: None,
+    }.items(),
+)
+def test_what_is_meant_by_a_word(word, meant):
+    assert slips.meant(word, KNOWN, {"clipnorm": "clip_each_norm"}) == meant
+
+
+def test_known_slips_come_before_spelling():
+    assert slips.meant("KERAS", KNOWN, slips.FRAMEWORKS) == "tensorflow"
+    assert slips.meant("fp16", KNOWN, slips.DTYPES) == "float16"
+    assert slips.meant(16, KNOWN, slips.DTYPES) == "float16"
+
+
+def test_a_loader_s_pair_in_one_argument(toy):
+    def loss_fn(model, x, y, weight=None):
+        raise AssertionError
+
+    model = toy.Model()
+    step = amp.train_step(loss_fn, model, toy.Optimizer(model), policy="O0")
+    for batch in ([1, 2], (1, 2)):
+        with pytest.raises(
+            amp.ArgumentTypeError, match=r"a \w+ of 2 in one .*\nHint: step\(\*batch"
+        ):
+            step(batch)
+    with pytest.raises(TypeError, match="missing 1 required"):
+        step([1, 2, 3])
 
 
 def test_a_name_that_nobody_has():

@@ -225,7 +225,8 @@ MISTAKES = {
     "a list set": (["show", "padle"], "no list set 'padle'", "did you mean 'paddle'?"),
     "the lists that are none": (["show", "native"], "has no lists", "ampbridge explain O1 torch"),
     "a level": (["show", "paddle:O3"], "'O3' is no level or dtype", "'paddle:O"),
-    "a dtype": (["show", "torch:float17"], "'float17' is no level or dtype", "'torch:float16'"),
+    "a dtype": (["show", "torch:flot16"], "'flot16' is no level or dtype", "'torch:float16'"),
+    "a dtype that is none": (["show", "torch:float17"], "'float17' is no", "'torch:O1:float16'"),
     "two levels": (
         ["show", "paddle:O1:O2"],
         "'O2' is no level or dtype, or one too many",

@@ -28,7 +28,18 @@ POLICY_MISTAKES = {
     "level": (
         lambda: Policy("O3"),
         amp.PolicyError,
-        f"Passed level='O3'; allowed are {LEVELS}.\nHint: level='O1'",
+        f"Passed level='O3'; allowed are {LEVELS}.\n"
+        "Hint: Policy('O2', master_weights=False), which apex calls O3.",
+    ),
+    "level that is none": (
+        lambda: Policy("O7"),
+        amp.PolicyError,
+        f"Passed level='O7'; allowed are {LEVELS}.\nHint: help(amp.Policy)",
+    ),
+    "level that is a dtype": (
+        lambda: Policy("BF16"),
+        amp.PolicyError,
+        f"Passed level='BF16'; allowed are {LEVELS}.\nHint: Policy('O1', 'bfloat16')",
     ),
     "level in lower case": (
         lambda: Policy("o2"),
@@ -56,11 +67,23 @@ POLICY_MISTAKES = {
         "Passed lists='tensorflw'; allowed are 'torch', 'paddle', 'tensorflow', 'safe' or 'native'.\n"
         "Hint: lists='tensorflow'",
     ),
+    "another library's list set": (
+        lambda: Policy(lists="Keras"),
+        amp.PolicyError,
+        "Passed lists='Keras'; allowed are 'torch', 'paddle', 'tensorflow', 'safe' or 'native'.\n"
+        "Hint: lists='tensorflow'",
+    ),
+    "list set of nobody": (
+        lambda: Policy(lists="mindspore"),
+        amp.PolicyError,
+        "Passed lists='mindspore'; allowed are 'torch', 'paddle', 'tensorflow', 'safe' or 'native'.\n"
+        "Hint: help(amp.Policy)",
+    ),
     "output dtype": (
         lambda: Policy(output_dtype="float64"),
         amp.PolicyError,
         "Passed output_dtype='float64'; allowed are 'float32', 'float16' or 'bfloat16'.\n"
-        "Hint: output_dtype='float16'",
+        "Hint: help(amp.Policy)",
     ),
     "execution": (
         lambda: Policy(execution="simulate"),

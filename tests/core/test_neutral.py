@@ -77,7 +77,11 @@ def test_wrong_batches_are_refused_at_once(wrong):
 MODELS = {
     "activation": (
         lambda: neutral.mlp("numpy", 4, [3], 2, activation="swish"),
-        "Passed activation='swish'; allowed are 'gelu', 'relu' or 'tanh'.\nHint: activation='gelu'",
+        "Passed activation='swish'; allowed are 'gelu', 'relu' or 'tanh'.\nHint: help(amp.neutral)",
+    ),
+    "activation, misspelt": (
+        lambda: neutral.mlp("numpy", 4, [3], 2, activation="rellu"),
+        "Passed activation='rellu'; allowed are 'gelu', 'relu' or 'tanh'.\nHint: activation='relu'",
     ),
     "hidden": (
         lambda: neutral.mlp("numpy", 4, [3, 0], 2),

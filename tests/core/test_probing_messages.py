@@ -72,9 +72,9 @@ def test_a_model_of_no_framework(toy):
 
 def test_an_unknown_feature(toy):
     table = amp.explain("O1", "toyframework")
-    assert message(amp.ArgumentError, lambda: table.feature("O11")) == (
-        "No feature 'O11'; allowed are 'O1'.\nHint: .feature('O1')"
+    assert message(amp.ArgumentError, lambda: table.feature("o1")) == (
+        "No feature 'o1'; allowed are 'O1'.\nHint: did you mean 'O1'?"
     )
     assert message(amp.ArgumentError, lambda: table.feature("precision")) == (
-        "No feature 'precision'; allowed are 'O1'.\nHint: .feature('O1')"
+        "No feature 'precision'; allowed are 'O1'.\nHint: print(explanation)"
     )

@@ -214,7 +214,7 @@ def test_every_parameter_has_a_key_and_every_key_a_parameter():
         "section": ("[polcy]", "no 'polcy'", "did you mean 'policy'?"),
         "key": ("[scaler]\ngrowth_intervall = 5", "no 'growth_intervall'", "'growth_interval'"),
         "no table": ("policy = 'O1'", "[policy] is a table, not 'O1'", "[policy]"),
-        "level": ("[policy]\nlevel = 'O5'", "policy: Passed level='O5'", "level='O1'"),
+        "level": ("[policy]\nlevel = 'O5'", "policy: Passed level='O5'", "help(amp.Policy)"),
         "op": ("[policy]\ndeny = ['sofmax']", "Unknown op 'sofmax'", "'softmax'"),
         "type": (
             "[scaler]\ngrowth_interval = 'many'",
@@ -230,7 +230,22 @@ def test_every_parameter_has_a_key_and_every_key_a_parameter():
             "save_dtype='float32'",
         ),
         "schedule": ("[schedule]\nsteps = [[5, 'O1']]", "start at 0", "Schedule([(0, 'O0')"),
-        "schedule's policy": ("[schedule]\nsteps = [[0, 'O9']]", "'O9'", "did you mean 'O1'?"),
+        "schedule's policy": ("[schedule]\nsteps = [[0, 'O9']]", "'O9'", "help(amp.Policy)"),
+        "a key of another section": (
+            "[step]\nlevel = 'O1'",
+            "[step] has no 'level'",
+            "[policy] above level",
+        ),
+        "a key above all sections": (
+            "opt_level = 'O1'",
+            "no 'opt_level'",
+            "[policy] above level = ",
+        ),
+        "another library's key": (
+            "[step]\nmax_norm = 1.0",
+            "no 'max_norm'",
+            "did you mean 'clip_norm'?",
+        ),
         "both": (
             "[policy]\nlevel = 'O2'\n[schedule]\nsteps = [[0, 'O1']]",
             "would never be used",

@@ -20,8 +20,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Literal
 
-from ampbridge.errors import ArgumentError, listed, nearest
+from ampbridge.errors import ArgumentError, listed, slips
 from ampbridge.errors.foreign_text import on_one_line
+from ampbridge.errors.slips import meant
 from ampbridge.training.recipe import Recipe
 
 TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
@@ -95,8 +96,9 @@ def losses(recipe: Recipe, target: str, *, native: bool = True) -> tuple[Loss, .
 
 def _form(name: str, native: bool) -> Form:
     if name not in TARGETS:
-        close = nearest(name, TARGETS, 1) or ["tensorflow"]
+        found = meant(name, TARGETS, slips.FRAMEWORKS)
+        hint = "help(amp.port.write)" if found is None else f"amp.port.write(recipe, {found!r})"
         msg = f"Cannot write for {name!r}; allowed are {listed(TARGETS)}.\n"
-        raise ArgumentError(msg + f"Hint: amp.port.write(recipe, {close[0]!r})")
+        raise ArgumentError(f"{msg}Hint: {hint}")
     target: Target = import_module(f"{__name__}.{name}").TARGET
     return target.native if native else target.with_ampbridge
