@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ampbridge.errors import StateError, nearest
+from ampbridge.errors.foreign_text import ShownInNotebooks
 
 Array = npt.NDArray[Any]
 
@@ -65,7 +66,7 @@ class Match(NamedTuple):
         return np.transpose(values, [self.source.axes.index(axis) for axis in self.target.axes])
 
 
-class Report(Sequence[Match]):
+class Report(ShownInNotebooks, Sequence[Match]):
     """What matched. Prints as a table.
 
     Attributes:

@@ -22,3 +22,14 @@ LONGEST_CELL = 96
 def shortened(text: str) -> str:
     """``text``, or its beginning if a table would become too wide."""
     return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + "..."
+
+
+class ShownInNotebooks:
+    """What is printed in several lines, and so is shown where a notebook's cell ends with it."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from html import escape  # of use in notebooks alone
+
+        return f"<pre>{escape(str(self))}</pre>"

@@ -74,8 +74,8 @@ KEYS = {
 def meant(word: object, known: Iterable[str], slips: Mapping[str, str] = NONE) -> str | None:
     """The one of ``known`` that is meant by ``word``; None where that cannot be told.
 
-    It is written in other letters, a known slip, cut short, or misspelt. Numbers are not misspelt: "O3" is not
-    nearly "O1", nor "float64" nearly "float16".
+    It is written in other letters, a known slip, cut short, or misspelt. Numbers are not misspelt: "O3"
+    is not nearly "O1", nor "float64" nearly "float16".
     """
     text = str(word)[:100].strip().casefold()
     names = {each.casefold(): each for each in known}

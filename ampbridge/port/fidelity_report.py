@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ampbridge.errors.foreign_text import ShownInNotebooks
 from ampbridge.policies import op_table
 from ampbridge.policies.native_lists import own_policy, own_rules, paddle_rules, wanted_rules
 from ampbridge.policies.op_table import Category
@@ -57,7 +58,7 @@ class OpRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(ShownInNotebooks):
     """The result of ``fidelity``; prints as two tables. ``used``: the ops that the second one shows."""
 
     recipe: Recipe

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from ampbridge.errors.foreign_text import printable
+from ampbridge.errors.foreign_text import ShownInNotebooks, printable
 from ampbridge.reports.plain_data import plain_fields
 from ampbridge.reports.tables import aligned, paragraph
 from ampbridge.reports.text_report import TextReport
@@ -47,7 +47,7 @@ class Table(TextReport):
         return "\n".join([*filter(None, [title]), *rows, *remarks])
 
 
-class TabularReport(ABC):
+class TabularReport(ShownInNotebooks, ABC):
     """A dataclass that prints as a table and converts to plain data; ``str`` has at most 80 columns."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TextIO
 
+from ampbridge.errors.foreign_text import ShownInNotebooks
 from ampbridge.reports.tables import WIDTH
 
 
-class TextReport(ABC):
+class TextReport(ShownInNotebooks, ABC):
     """A report that prints as text; ``str`` has at most 80 columns."""
 
     @abstractmethod

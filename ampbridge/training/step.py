@@ -43,6 +43,7 @@ from ampbridge.errors import (
 )
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute, told_of
+from ampbridge.errors.foreign_text import ShownInNotebooks
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, parse
 from ampbridge.scaling.scale_rule import ScalerConfig
@@ -53,6 +54,7 @@ from ampbridge.training.first_look import look, own_precision_notice
 # For one release, code may import it from ampbridge.step.
 from ampbridge.training.own_loop import value_and_grad as value_and_grad
 from ampbridge.training.recipe import Recipe
+from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.result import StepResult
 from ampbridge.training.step_program import StepProgram
 from ampbridge.training.step_settings import (
@@ -64,7 +66,7 @@ from ampbridge.training.step_settings import (
 from ampbridge.training.step_state import STATE_VERSION, CheckedState, checked_state
 
 
-class TrainStep:
+class TrainStep(ShownInNotebooks):
     """A training step made by ``train_step``; call it with a batch.
 
     If a call raises an exception, the step has not happened: parameters, slots, accumulated gradients,
@@ -360,6 +362,22 @@ class TrainStep:
 
     def __getattr__(self, name: str) -> Any:
         raise no_attribute(self, name, OF_A_STEP)
+
+    def __repr__(self) -> str:
+        parts = [type(part).__name__ for part in (self.model, self.optimizer)]
+        return f"TrainStep({', '.join(parts)}, step={self._steps}, policy={self._plan!r})"
+
+    def __str__(self) -> str:
+        recipe, usual = self._recipe, Recipe()
+        settings = {
+            "policy": self.policy if recipe.schedule is None else recipe.schedule,
+            "scaler": self.scaler,
+            **{k: v for k in SECTIONS["step"] if (v := getattr(recipe, k)) != getattr(usual, k)},
+        }
+        lines = [f"{name}: {value}" for name, value in settings.items()]
+        model, optimizer = type(self.model).__name__, type(self.optimizer).__name__
+        title = f"A step of {model} and {optimizer} on {self._backend.name}, {self._steps} taken"
+        return "\n".join([title, *lines])
 
     # -- copies
 

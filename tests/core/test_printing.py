@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import tomlkit
@@ -166,3 +167,12 @@ def test_what_commands_print_fits_80_columns(command, monkeypatch):
     tables = terminal.getvalue().partition("---")[2].splitlines()
     assert len(tables) > 2
     assert [line for line in tables if len(line) > 80] == []
+
+
+def test_a_report_is_shown_whole_in_a_notebook():
+    table = Table("<b>title</b>", ("op & rule", "dtype"), (("exp", "float32"),))
+    assert table._repr_html_() == (
+        "<pre>&lt;b&gt;title&lt;/b&gt;\nop &amp; rule  dtype\n---------  -------\nexp        float32</pre>"
+    )
+    for report in (amp.doctor(), amp.explain("O1", "numpy")):
+        assert unescape(report._repr_html_()) == f"<pre>{report}</pre>"

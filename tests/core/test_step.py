@@ -26,6 +26,17 @@ def make(toy):
     return step
 
 
+def test_a_step_tells_what_it_is(make):
+    step = make(scaler=GradScaler(8.0), accumulate=2, clip_norm=1.0)
+    step(), step()
+    assert repr(step) == "TrainStep(ToyModel, ToyOptimizer, step=1, policy=Policy('O1', 'float16'))"
+    assert str(step) == (
+        "A step of ToyModel and ToyOptimizer on toyframework, 1 taken\npolicy: O1:float16\n"
+        "scaler: GradScaler(8.0)\naccumulate: 2\nclip_norm: 1.0"
+    )
+    assert step._repr_html_() == f"<pre>{step}</pre>"
+
+
 def test_a_result_says_what_happened(make):
     result = make(scaler=GradScaler(8.0))("x")
     assert (result.loss, result.aux, result.scale) == (2.0, {"seen": ("x",)}, 8.0)
