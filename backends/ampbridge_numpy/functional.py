@@ -448,7 +448,8 @@ def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -
     """
     labels = np.asarray(labels)
     check_labels(labels, labels.dtype.kind in "iu", logits.shape, logits.ndim - 1)
-    check_range(labels, logits.shape[-1], ignore_index)
+    if labels.size and labels.min() < 0:  # NumPy itself refuses those that are too large
+        check_range(labels, logits.shape[-1], ignore_index)
     logits, labels = anp.reshape(logits, (-1, logits.shape[-1])), labels.ravel()
     return _cross_entropy(logits, labels, np.flatnonzero(labels != ignore_index))
 
