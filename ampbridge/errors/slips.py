@@ -36,6 +36,9 @@ PRESETS = {
     "nvidia": "apex",
 }
 
+OPTIMIZERS = dict.fromkeys(("adamax", "nadam", "radam", "adagrad", "rmsprop", "lamb"), "")
+"""Words for something else, that is not here: nothing of a like spelling is meant."""
+
 KEYS = {
     **dict.fromkeys(("opt_level", "amp_level", "lvl"), "level"),
     **dict.fromkeys(("amp_dtype", "compute_dtype", "half_dtype"), "dtype"),

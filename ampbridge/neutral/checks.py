@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed, slips
 from ampbridge.errors.slips import meant
 
 Name = TypeVar("Name", bound=str)
@@ -23,7 +23,7 @@ def one_of(what: str, value: object, allowed: Sequence[Name]) -> Name:
     for name in allowed:
         if value == name:
             return name
-    found = meant(value, allowed)
+    found = meant(value, allowed, slips.OPTIMIZERS)
     msg = f"Passed {what}={value!r:.80}; allowed are {listed(allowed)}.\n"
     raise ArgumentError(
         f"{msg}Hint: {'help(amp.neutral)' if found is None else f'{what}={found!r}'}"

@@ -110,7 +110,7 @@ WRONG_OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "name": (
         "adamax",
         {},
-        "Passed name='adamax'; allowed are 'adamw', 'adam' or 'sgd'.\nHint: name='adam'",
+        "Passed name='adamax'; allowed are 'adamw', 'adam' or 'sgd'.\nHint: help(amp.neutral)",
     ),
     "negative rate": (
         "adam",

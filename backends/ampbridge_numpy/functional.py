@@ -447,11 +447,15 @@ def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -
     Raises: as ``ampbridge.neutral.cross_entropy``.
     """
     labels = np.asarray(labels)
-    check_labels(labels, labels.dtype.kind in "iu", logits.shape, logits.ndim - 1)
-    if labels.size and labels.min() < 0:  # NumPy itself refuses those that are too large
-        check_range(labels, logits.shape[-1], ignore_index)
+    if labels.dtype.kind not in "iu" or labels.shape != logits.shape[:-1]:
+        check_labels(labels, labels.dtype.kind in "iu", logits.shape, logits.ndim - 1)
     logits, labels = anp.reshape(logits, (-1, logits.shape[-1])), labels.ravel()
-    return _cross_entropy(logits, labels, np.flatnonzero(labels != ignore_index))
+    counted = np.flatnonzero(labels >= 0)  # NumPy itself refuses those that are too large
+    if counted.size < labels.size:
+        check_range(labels, logits.shape[-1], ignore_index)
+    if ignore_index >= 0:
+        counted = counted[labels[counted] != ignore_index]
+    return _cross_entropy(logits, labels, counted)
 
 
 @primitive
