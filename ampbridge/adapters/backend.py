@@ -316,7 +316,8 @@ class Backend(Protocol):
 
         ``notice`` is called of the framework's own mixed precision, as it is met: a policy of layers,
         a region around the step, a region that the loss or the model opens. It is not called where
-        that makes no difference to ``policy``. The default is for frameworks without any.
+        that makes no difference to ``policy``. The framework's own loss scaler is refused inside, by
+        ``scaled_once.check_that_nobody_else_scales``. The default is for frameworks without any.
         """
         del model, policy, notice
         return nullcontext()

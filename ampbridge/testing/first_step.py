@@ -60,6 +60,21 @@ class FirstStepConformance(Layered):
         assert all(map(np.array_equal, self.values(model), before))
         assert self.harness.numpy(scaler.scale(self.harness.array(3.0))).item() == 3072.0
 
+    def test_a_loss_that_the_framework_s_own_scaler_scales_is_refused(self) -> None:
+        h = self.harness
+        if h.scaled_by_itself(h.array(1.0)) is None:
+            pytest.skip("the framework has no loss scaler of its own here")
+
+        def loss_fn(*batch: Any) -> Array:
+            return h.scaled_by_itself(self.loss()(*batch))
+
+        model, optimizer = self.trainable()
+        step = train_step(loss_fn, model, optimizer, policy="O0", compile=False)
+        for _ in range(2):
+            with pytest.raises(CallOrderError, match="inside of the loss_fn of train_step"):
+                step(*self.batch())
+        assert h.numpy(h.scaled_by_itself(h.array(1.0))).item() == 1024.0
+
     def test_value_and_grad_scales_once(self) -> None:
         model, _ = self.trainable()
         scaler = GradScaler(2.0**10)

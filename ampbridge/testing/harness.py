@@ -104,6 +104,14 @@ class Harness(Protocol):
         del weights, dtype
         return None
 
+    def scaled_by_itself(self, loss: Array) -> Array | None:
+        """``loss``, multiplied by the framework's own scaler of 1024.
+
+        None if the framework has none on this device; this is the default.
+        """
+        del loss
+        return None
+
     @abstractmethod
     def details(self, model: Model, optimizer: Optimizer) -> Mapping[str, object]:
         """Everything except values that decorating may change: dtypes, policies, hooks, attributes.

@@ -13,7 +13,7 @@ from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.lens import observing, restoring
 from ampbridge_paddle.model import decorating
 from ampbridge_paddle.native import native_policy, native_scaler
-from ampbridge_paddle.step import compiling, gradients, own_auto_cast, ranks, scaling
+from ampbridge_paddle.step import compiling, gradients, own_precision, ranks, scaling
 
 
 @final
@@ -31,7 +31,7 @@ class PaddleBackend(Backend):
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
 
-    noticing_own_precision = staticmethod(own_auto_cast.noticed)
+    noticing_own_precision = staticmethod(own_precision.noticed)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

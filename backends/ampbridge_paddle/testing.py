@@ -106,6 +106,13 @@ class PaddleHarness(Harness):
         model.forward = in_auto_cast  # type: ignore[method-assign]
         return model
 
+    def scaled_by_itself(self, loss: paddle.Tensor) -> paddle.Tensor | None:
+        if self.simulated:
+            return None  # a GradScaler is switched off on a CPU
+        # A dynamic one switches itself off unless Paddle's last auto_cast was in float16.
+        scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0, use_dynamic_loss_scaling=False)
+        return scaler.scale(loss)
+
     def details(
         self, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer
     ) -> Mapping[str, object]:

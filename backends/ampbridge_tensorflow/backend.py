@@ -17,7 +17,7 @@ from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
 from ampbridge_tensorflow.model import copying, decorating
 from ampbridge_tensorflow.native import native_policy, native_scaler
-from ampbridge_tensorflow.step import compiling, gradients, own_policies, ranks, scaling
+from ampbridge_tensorflow.step import compiling, gradients, own_precision, ranks, scaling
 
 
 @final
@@ -33,7 +33,7 @@ class TensorflowBackend(Backend):
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
 
-    noticing_own_precision = staticmethod(own_policies.noticed)
+    noticing_own_precision = staticmethod(own_precision.noticed)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

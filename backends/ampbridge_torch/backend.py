@@ -15,7 +15,7 @@ from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.lens import held_memory, observing, restoring
 from ampbridge_torch.model import decorating
 from ampbridge_torch.native import native_policy, native_scaler
-from ampbridge_torch.step import compiling, gradients, own_autocast, ranks, scaling
+from ampbridge_torch.step import compiling, gradients, own_precision, ranks, scaling
 
 
 @final
@@ -32,7 +32,7 @@ class TorchBackend(Backend):
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
 
-    noticing_own_precision = staticmethod(own_autocast.noticed)
+    noticing_own_precision = staticmethod(own_precision.noticed)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

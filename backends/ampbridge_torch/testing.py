@@ -119,6 +119,10 @@ class TorchHarness(Harness):
         model.forward = torch.autocast(kind, dtype=getattr(torch, dtype))(forward)  # type: ignore[method-assign]
         return model
 
+    def scaled_by_itself(self, loss: torch.Tensor) -> torch.Tensor:
+        kind = torch.device(self.device).type
+        return torch.amp.GradScaler(kind, init_scale=1024.0).scale(loss)
+
     def details(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> Mapping[str, object]:

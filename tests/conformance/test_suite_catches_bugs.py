@@ -2462,6 +2462,7 @@ class WarnsOfWhatNoOptimizerHas(NumpyBackend):
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.
 SHOWN_ON_TORCH = {
+    "test_a_loss_that_the_framework_s_own_scaler_scales_is_refused",
     "test_the_framework_s_own_precision_is_warned_of_once",
     "test_the_framework_s_own_precision_may_be_that_of_the_policy",
     "test_a_forgotten_backward_is_an_error",

@@ -49,7 +49,10 @@ class HasTheListsOfTorchOnCpu(TorchBackend):
         return torch.autocast("cpu", dtype, enabled=policy.level != "O0")
 
 
-@caught_by("test_the_framework_s_own_precision_is_warned_of_once")
+@caught_by(
+    "test_the_framework_s_own_precision_is_warned_of_once",
+    "test_a_loss_that_the_framework_s_own_scaler_scales_is_refused",
+)
 class SeesNoAutocastOfItsUser(TorchBackend):
     def noticing_own_precision(self, model, policy, notice):
         return nullcontext()

@@ -1,4 +1,8 @@
-"""``paddle.amp.auto_cast`` of the user's own, noticed around a first step and within its loss."""
+"""``paddle.amp.auto_cast`` of the user's own, noticed around a first step and within its loss.
+
+``paddle.amp.GradScaler`` within a loss is refused, as ampbridge's is. On a CPU neither does anything,
+as Paddle warns.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import paddle
+
 from ampbridge.adapters.backend import Model, OwnPrecisionNotice
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge_paddle.autocast import casting, execution
 
 
@@ -27,7 +34,7 @@ class _Watch(NamedTuple):
 
 @contextmanager
 def noticed(model: Model, policy: Policy, notice: OwnPrecisionNotice) -> Iterator[None]:
-    """See ``Backend.noticing_own_precision``. On a CPU ``auto_cast`` casts nothing, as Paddle warns."""
+    """See ``Backend.noticing_own_precision``."""
     del model
     if execution.on_cpu():
         yield
@@ -59,9 +66,24 @@ def _watched(guard: Any) -> Any:
     return watched_guard
 
 
+def _refused(scale: Any) -> Any:
+    """``GradScaler.scale`` that is refused within a first step."""
+
+    def refused_scale(self: Any, var: Any) -> Any:
+        if _entering.active.get() is not None and self.is_enable():
+            check_that_nobody_else_scales()
+        return scale(self, var)
+
+    return refused_scale
+
+
 def _sites() -> list[Site]:
+    scale = vars(paddle.amp.GradScaler)["scale"]
     module = import_module("paddle.amp.auto_cast")  # as an attribute it is the function
-    return [Site(module, "amp_guard", module.amp_guard, _watched(module.amp_guard))]
+    return [
+        Site(module, "amp_guard", module.amp_guard, _watched(module.amp_guard)),
+        Site(paddle.amp.GradScaler, "scale", scale, _refused(scale)),
+    ]
 
 
 _entering: Interception[_Watch] = Interception("ampbridge_paddle own auto_cast", _sites)

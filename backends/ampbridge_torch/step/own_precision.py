@@ -1,4 +1,7 @@
-"""``torch.autocast`` of the user's own, noticed around a first step and within its loss."""
+"""``torch.autocast`` of the user's own, noticed around a first step and within its loss.
+
+``torch.amp.GradScaler`` within a loss is refused, as ampbridge's is.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import nn
 from ampbridge.adapters.backend import OwnPrecisionNotice
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge_torch import _private
 from ampbridge_torch.autocast import merging
 from ampbridge_torch.autocast.casting import DTYPES, devices_of, is_our_region
@@ -61,9 +65,23 @@ def _watched(enter: Any) -> Any:
     return watched_enter
 
 
+def _refused(scale: Any) -> Any:
+    """``GradScaler.scale`` that is refused within a first step."""
+
+    def refused_scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        if _entering.active.get() is not None and self.is_enabled():
+            check_that_nobody_else_scales()
+        return scale(self, outputs)
+
+    return refused_scale
+
+
 def _sites() -> list[Site]:
-    enter = vars(torch.autocast)["__enter__"]
-    return [Site(torch.autocast, "__enter__", enter, _watched(enter))]
+    enter, scale = vars(torch.autocast)["__enter__"], vars(torch.amp.GradScaler)["scale"]
+    return [
+        Site(torch.autocast, "__enter__", enter, _watched(enter)),
+        Site(torch.amp.GradScaler, "scale", scale, _refused(scale)),
+    ]
 
 
 _entering: Interception[_Watch] = Interception("ampbridge_torch own autocast", _sites)
