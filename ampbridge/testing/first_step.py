@@ -123,9 +123,12 @@ class FirstStepConformance(Layered):
 
     # -- nothing to train
 
-    def test_a_step_that_would_train_nothing_is_refused(self, compiled: bool) -> None:
+    @pytest.mark.parametrize("steps", [0, 1], ids=["frozen at first", "frozen later"])
+    def test_a_step_that_would_train_nothing_is_refused(self, steps: int, compiled: bool) -> None:
         model, optimizer = self.trainable()
         step = self.step(model, optimizer, policy="O0", compile=compiled)
+        for _ in range(steps):
+            step(*self.batch())
         self.harness.freeze(model, optimizer)
         for _ in range(2):
             with pytest.raises(ArgumentError, match="There is nothing to train"):

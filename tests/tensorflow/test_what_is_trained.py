@@ -138,6 +138,22 @@ def test_a_layer_that_is_frozen_stays() -> None:
     assert same == [True, True, False, False]
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_layers_may_be_frozen_and_trained_again_between_steps(compile: bool) -> None:
+    """Also the ones that a trace has trained."""
+    model, temperature = made()
+    first = model.layers[0]
+    optimizer = keras.optimizers.SGD(0.1)
+    step = amp.train_step(loss_with(temperature), model, optimizer, policy="O0", compile=compile)
+    moved = []
+    for trainable in (True, False, False, True, False):
+        first.trainable = trainable
+        before = [v.numpy() for v in model.variables]
+        step(X, LABELS)
+        moved.append([(v.numpy() != b).any() for v, b in zip(model.variables, before, strict=True)])
+    assert moved == [[each, each, True, True] for each in (True, False, False, True, False)]
+
+
 OWN_WAYS = {
     "loss_scale_factor": (64.0, "loss_scale_factor = None; and scaler=amp.GradScaler(64.0, dyn"),
     "gradient_accumulation_steps": (3, r"train_step(..., accumulate=3)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,15 +20,15 @@ from ampbridge_tensorflow.step.gradients import OfOneModel, native_batch, unbuil
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-    """``build(loss_fn)``, traced once for each policy and each kind of step.
+    """``build(loss_fn)``, traced once for each policy, each kind of step and each choice of trained layers.
 
     Python control flow on tensors in ``loss_fn`` is converted by AutoGraph, as in any tf.function.
     The policy says how the step's own model is decorated; that other models are decorated meanwhile
     makes no new trace. One that ``loss_fn`` calls runs as it was decorated at the first step.
     """
     step = build(_with_autograph(loss_fn))
-    traced: dict[tuple[Policy, bool, bool, Structure], Any] = {}
-    direct = DirectCalls()
+    traced: dict[tuple[Policy, bool, bool, Structure, tuple[bool, ...]], Any] = {}
+    direct_calls: defaultdict[tuple[bool, ...], DirectCalls] = defaultdict(DirectCalls)
 
     def trace(policy: Policy, final: bool, first: bool, structure: Structure) -> Any:
         # One flat list of arguments: tf.function knows fewer containers, and takes 0.1 ms to look
@@ -43,13 +44,16 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
     def forget() -> None:
         traced.clear()
-        direct.clear()
+        direct_calls.clear()
 
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
+        trained: tuple[bool, ...] = ()
         if isinstance(step, OfOneModel):
             step.check_layers()
+            trained = step.trained()
+        direct = direct_calls[trained]
         native = native_batch(batch)
         tensors: list[Any] = []
         key = direct.key(policy, final, (native, total), tensors)
@@ -59,11 +63,11 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
             hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
             output = call(tensors)
             return output
-        kind = (policy, final, total is None, Structure(native))
+        kind = (policy, final, total is None, Structure(native), trained)
         if kind in traced:
             hold_interrupts()
         else:
-            traced[kind] = trace(*kind)
+            traced[kind] = trace(*kind[:4])
         with unbuilt_if_it_fails(forget), traces_keyed_otherwise():
             arguments = *leaves(native), *(total or ())
             output = traced[kind](*arguments)

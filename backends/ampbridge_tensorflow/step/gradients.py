@@ -139,8 +139,14 @@ class OfOneModel:
     def __init__(self, program: Program, model: Model) -> None:
         self._program = program
         parts = [part.layer for part in layers(model)]
+        self._parts = [weakref.ref(part) for part in parts if isinstance(part, keras.Layer)]
         sequential = [part for part in parts if isinstance(part, keras.Sequential)]
         self._layers = [(weakref.ref(part), part.layers) for part in sequential]
+
+    def trained(self) -> tuple[bool, ...]:
+        """Of each layer, whether it is trained now: a trace trains those that were."""
+        present = (reference() for reference in self._parts)
+        return tuple(part is not None and part.trainable for part in present)
 
     def check_layers(self) -> None:
         """That nobody has added layers to a Sequential model, or taken some out.
