@@ -53,12 +53,17 @@ class LookAtGradients:
         self._backend, self._model, self._optimizer = backend, model, optimizer
         self._before: object = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether there were no gradients yet."""
+        return self._before is None
+
     def __call__(self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array]) -> None:
         """``grads`` are those of ``trained``, in a step under ``policy``."""
         now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None)))
         if now == self._before:
             return
-        is_first, self._before = self._before is None, now
+        is_first, self._before = self.is_first, now
         self._warn_of_what_is_left_out(trained, grads)
         # Decorating has said so, in the first step of another level.
         if policy.level == "O0" or (policy.level == "O1" and not is_first):

@@ -145,8 +145,8 @@ class OfOneModel:
 
     def trained(self) -> tuple[bool, ...]:
         """Of each layer, whether it is trained now: a trace trains those that were."""
-        present = (reference() for reference in self._parts)
-        return tuple(part is not None and part.trainable for part in present)
+        present = [reference() for reference in self._parts]
+        return tuple([part.trainable for part in present if part is not None])
 
     def check_layers(self) -> None:
         """That nobody has added layers to a Sequential model, or taken some out.
