@@ -287,7 +287,7 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
     saved = _by_parameter(slots, settings, optimizer, model)
     state_dict = _state_dict(optimizer)
     groups = [
-        {**group, **_like(group, described["settings"])}
+        {**group, **_like(group, described["settings"], described["tensors"])}
         for group, described in zip(state_dict["param_groups"], settings["groups"], strict=True)
     ]
     whole = {"state": saved, "param_groups": groups}
@@ -376,7 +376,11 @@ def _values(others: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 def _groups(optimizer: optim.Optimizer, model: nn.Module) -> list[dict[str, Any]]:
     return [
-        {"parameters": names, "settings": _settings(optimizer, group)}
+        {
+            "parameters": names,
+            "settings": _settings(optimizer, group),
+            "tensors": [name for name, value in group.items() if isinstance(value, Tensor)],
+        }
         for names, group in zip(
             _names_by_group(optimizer, model), optimizer.param_groups, strict=True
         )
@@ -413,9 +417,16 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
-def _like(group: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` in the types of those of ``group``."""
-    return {name: _in_type_of(group.get(name), value) for name, value in settings.items()}
+def _like(
+    group: Mapping[str, Any], settings: Mapping[str, Any], tensors: Sequence[str]
+) -> dict[str, Any]:
+    """``settings`` in the types of those of ``group``; ``tensors`` names those that were tensors.
+
+    Some optimizers make a tensor of a number in their first step.
+    """
+    was = {name: torch.empty(()) for name in tensors if not isinstance(group.get(name), Tensor)}
+    like = {**group, **was}
+    return {name: _in_type_of(like.get(name), value) for name, value in settings.items()}
 
 
 def _in_type_of(present: Any, value: Any) -> Any:
@@ -445,9 +456,14 @@ def _checked_settings(
     if not isinstance(groups, list) or len(groups) != len(present):
         raise StateError(f"it has other groups of parameters than this one.\n{_HINT}")
     for group, own in zip(groups, present, strict=True):
-        if not isinstance(group, dict) or group.get("parameters") != own["parameters"]:
+        names = group.get("parameters") if isinstance(group, dict) else None
+        # In any order: optimizers are also made from sets, and what belongs to a parameter has its name.
+        if not isinstance(names, list) or sorted(map(str, names)) != sorted(own["parameters"]):
             raise StateError(f"a group of it has not {own['parameters'][:4]} ....\n{_HINT}")
         _check_group(group.get("settings"), own["settings"])
+        tensors = group.get("tensors")
+        if not isinstance(tensors, list) or any(name not in group["settings"] for name in tensors):
+            raise StateError(f"a group of it has the tensors {tensors!r:.200}.\n{_HINT}")
         _check_ranges(optimizer, group["settings"])
     return settings
 
@@ -469,7 +485,7 @@ def _made_anew(
         return None
     known = inspect.signature(kind).parameters
     values = {name: value for name, value in settings.items() if name in known}
-    return kind([parameter], **_like({}, values))
+    return kind([parameter], **_like({}, values, ()))
 
 
 def _shown(settings: Mapping[str, Any]) -> str:
@@ -585,10 +601,10 @@ def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, An
     the optimizer has them low by its own choice."""
     owners = [p for group in optimizer.param_groups for p in group["params"]]
     for position, entry in saved.items():
-        slots = optimizer.state[owners[position]]
+        slots = optimizer.state.get(owners[position], {})  # none where another optimizer inside has them
         for slot, value in entry.items():
-            loaded = slots[slot]
-            if not isinstance(value, Tensor):
+            loaded = slots.get(slot)
+            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue
             if value.dtype in LOW_DTYPES or not _holds(loaded.dtype, value.dtype):
                 slots[slot] = value.to(loaded.device)

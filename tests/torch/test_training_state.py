@@ -358,6 +358,70 @@ def test_groups_keep_their_own_settings(tmp_path: Path) -> None:
     assert_same(resumed.facts(), run.facts())
 
 
+def test_parameters_come_in_any_order(tmp_path: Path) -> None:
+    """Optimizers are also made from sets, whose order is another one in each process."""
+    run = Run(lambda p: optim.Adam(p, 0.01), "O2:bfloat16", 1)
+    resumed = Run(lambda p: optim.Adam(list(p)[::-1], 0.01), "O2:bfloat16", 2)
+    run.train(0, 3)
+    run.step.save(tmp_path)
+    resumed.step.load(tmp_path)
+    assert_same(resumed.train(3, 8), run.train(3, 8))
+    assert_same(resumed.facts()["model"], run.facts()["model"])
+
+
+class FindsItsRate(optim.SGD):
+    """As D-Adaptation: a setting that the first step makes a tensor of."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["estimate"] = torch.as_tensor(group["estimate"]).lerp(torch.tensor(2.0), 0.5)
+            group["momentum"] = float(group["estimate"]) / 4
+        return super().step(closure)
+
+
+def test_a_setting_that_became_a_tensor_is_one_again(tmp_path: Path) -> None:
+    def make(p: Any) -> optim.Optimizer:
+        return FindsItsRate([{"params": p, "estimate": 1.0}], 0.01)
+
+    run, resumed = Run(make, "O1:bfloat16", 1), Run(make, "O1:bfloat16", 2)
+    run.train(0, 3)
+    run.step.save(tmp_path)
+    resumed.step.load(tmp_path)
+    (group,) = resumed.optimizer.param_groups
+    assert type(group["estimate"]) is torch.Tensor
+    assert group["estimate"] == run.optimizer.param_groups[0]["estimate"]
+    assert_same(resumed.train(3, 8), run.train(3, 8))
+
+
+class Around(optim.Optimizer):
+    """As timm's Lookahead: the state is that of the optimizer inside."""
+
+    def __init__(self, inside: optim.Optimizer) -> None:
+        super().__init__(inside.param_groups, inside.defaults)
+        self.inside, self.param_groups = inside, inside.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inside.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inside.load_state_dict(state_dict)
+        self.param_groups = self.inside.param_groups
+
+
+def test_an_optimizer_around_another_is_resumed(tmp_path: Path) -> None:
+    def make(p: Any) -> optim.Optimizer:
+        return Around(optim.AdamW(p, 0.01))
+
+    run, resumed = Run(make, "O1:bfloat16", 1), Run(make, "O1:bfloat16", 2)
+    run.train(0, 3)
+    run.step.save(tmp_path)
+    resumed.step.load(tmp_path)
+    assert_same(resumed.train(3, 8), run.train(3, 8))
+
+
 # -- names
 
 
@@ -628,7 +692,9 @@ def changed(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
         changed(["groups"], []),
         changed(["groups"], None),
         changed(["groups", 0], 3),
-        changed(["groups", 0, "parameters"], ["bias", "weight"]),
+        changed(["groups", 0, "parameters"], ["bias", "bias"]),
+        changed(["groups", 0, "tensors"], None),
+        changed(["groups", 0, "tensors"], ["elsewhere"]),
         changed(["groups", 0, "settings"], None),
         changed(["groups", 0, "settings", "lr"], "fast"),
         changed(["groups", 0, "settings", "lr"], True),
