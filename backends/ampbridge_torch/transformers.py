@@ -53,6 +53,11 @@ class AmpBridge:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         Accelerator.convert(self.accelerator, self._policy, self._scaler)
 
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate under the policy; also what is no call of the model, such as ``generate``."""
+        with self.accelerator.autocast():
+            return super().prediction_step(*args, **kwargs)  # type: ignore[misc]
+
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save float32 weights, and a configuration that says so, at O2 too."""
         with self.accelerator.scaler.undecorated(self.model):

@@ -386,3 +386,31 @@ def test_any_trainer_may_have_the_policy(tmp_path: Path) -> None:
     made = transformers.Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     trainer = Mine(language_model(), made, policy="O2:bfloat16", train_dataset=texts())
     assert trainer.accelerator.scaler.policy == amp.Policy("O2", "bfloat16")
+
+
+def test_what_is_generated_for_evaluation_runs_under_the_policy(tmp_path: Path) -> None:
+    """T5's ``generate`` calls the encoder by itself, whose weights are low."""
+
+    class Mine(AmpBridge, transformers.Seq2SeqTrainer):
+        pass
+
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    made = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], max_steps=2, per_device_train_batch_size=2,
+        predict_with_generate=True, generation_max_length=5, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Mine(
+        transformers.T5ForConditionalGeneration(config), made, policy="O2:bfloat16",
+        train_dataset=texts(), eval_dataset=texts(),
+    )  # fmt: skip
+    trainer.train()
+    found = trainer.predict(texts()).predictions
+    amp.undecorate(trainer.model)
+    ids = torch.stack([text["input_ids"] for text in texts()])
+    expected = trainer.model.generate(ids, max_length=5)
+    assert found.shape[0] == len(texts())
+    assert (found[:, : expected.shape[1]] == expected.numpy()).mean() > 0.8
