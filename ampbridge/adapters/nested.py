@@ -81,7 +81,7 @@ def _items(value: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
     if isinstance(value, (list, tuple)):
         return range(len(value)), value
     if type(value) is dict or isinstance(value, Mapping):
-        return list(value), list(value.values())
+        return list(value.keys()), list(value.values())  # a TensorDict iterates over its examples
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if hasattr(value, field.name)]
         return names, [getattr(value, name) for name in names]

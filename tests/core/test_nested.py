@@ -19,6 +19,19 @@ class Encoding(UserDict):
         self.origin = origin
 
 
+class Examples(UserDict):
+    """As a TensorDict, which iterates over its examples and not over its keys."""
+
+    def __iter__(self):
+        return iter([{}, {}])
+
+    def keys(self):
+        return self.data.keys()
+
+    def values(self):
+        return self.data.values()
+
+
 @dataclass(frozen=True)
 class Sample:
     x: object
@@ -33,6 +46,7 @@ CONTAINERS = {
     "dict": {"a": 1, "b": {"c": 2, "d": 3}},
     "ordered": OrderedDict(a=1, b=[2, 3]),
     "UserDict": Encoding({"a": 1, "b": Encoding({"c": 2, "d": 3})}, "here"),
+    "TensorDict": Examples(a=1, b=[2, 3]),
     "dataclass": Sample(1, Sample(2, 3)),
 }
 
