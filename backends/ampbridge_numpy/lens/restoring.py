@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from ampbridge.adapters.remembering import remember_attributes
+from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_numpy.nn import Module
 
 

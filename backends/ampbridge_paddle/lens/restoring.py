@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 
 from ampbridge.adapters.backend import Model
-from ampbridge.adapters.remembering import remember_attributes
+from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_paddle._private import method
 from ampbridge_paddle.step.gradients import replaced_grad
 

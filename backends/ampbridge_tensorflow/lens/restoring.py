@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.adapters.backend import Model
-from ampbridge.adapters.remembering import remember_attributes
+from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from ampbridge.adapters.remembering import remember_attributes
+from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_torch import _private, devices
 from ampbridge_torch.step import ranks
 
