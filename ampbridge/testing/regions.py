@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 
@@ -12,7 +13,7 @@ import pytest
 
 from ampbridge import Policy, autocast, register_op
 from ampbridge.adapters.backend import Array
-from ampbridge.errors import ArgumentTypeError, PolicyError
+from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, PolicyError
 from ampbridge.testing.harness import Harness
 from ampbridge.testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown, example
 
@@ -47,6 +48,7 @@ def exponential(harness: Harness, x: Array) -> Array:
     return harness.run("exp", x)
 
 
+_numbers = itertools.count()  # rules are made once for a policy
 PRODUCT, EXPONENTIAL = f"{__name__}:product", f"{__name__}:exponential"
 
 
@@ -162,6 +164,13 @@ class RegionConformance:
             pytest.raises(PolicyError, match=f"Unknown op '{missing}'"),
             self.region(deny=[missing]),
         ):
+            pass
+
+    def test_a_rule_that_cannot_act_is_said(self) -> None:
+        """Another framework's op may be listed, since one policy serves all; it is said once for each."""
+        theirs = "tf" if self.harness.backend.name == "torch" else "torch"
+        deny = [f"{theirs}:Op{next(_numbers)}"]
+        with pytest.warns(AmpBridgeWarning, match="has no effect"), self.region("O1", deny=deny):
             pass
 
     @low_dtypes

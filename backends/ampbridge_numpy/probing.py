@@ -21,7 +21,7 @@ from ampbridge.policies import op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_numpy import functional, nn
+from ampbridge_numpy import nn
 from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.autocast.casting import DTYPES, Rules
 from ampbridge_numpy.model import decorating
@@ -95,7 +95,7 @@ def explain(policy: Policy) -> Explanation:
 
 def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
     """By what ``op`` is here: a function of ours by its name, or one of autograd's."""
-    spellings = [op.name] if _is_ours(op.name) else _in_autograd(op)
+    spellings = casting.spellings(op)
     if not spellings:
         return OpTreatment("absent", None, "", "neither NumPy nor ampbridge_numpy has such an op")
     if policy.level == "O0":
@@ -110,15 +110,6 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
 
 
 COMPOSITES = frozenset({"multi_head_attention"})
-
-
-def _is_ours(name: str) -> bool:
-    return getattr(vars(functional).get(name), "__module__", "") == functional.__name__
-
-
-def _in_autograd(op: op_table.Op) -> list[str]:
-    followed = frozenset(casting.op_names().values())
-    return [name for name in op.names.get("numpy", ()) if name in followed]
 
 
 def _features(policy: Policy) -> dict[str, FeatureTreatment]:

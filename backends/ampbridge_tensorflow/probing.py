@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import keras
@@ -25,8 +25,8 @@ from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, shari
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting, execution
 from ampbridge_tensorflow.autocast.casting import outside_of_regions
-from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, named_functions
-from ampbridge_tensorflow.autocast.rules import Rules, is_defined
+from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, names_of
+from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.model import decorating
 
 # -- devices
@@ -148,8 +148,7 @@ def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
     execution.check(policy)
     rules = casting.rules_for(policy)
-    functions = frozenset(named_functions())
-    ops = {op.name: _treatment(op, policy, rules, functions) for op in op_table.ops().values()}
+    ops = {op.name: _treatment(op, policy, rules) for op in op_table.ops().values()}
     own = {
         f"tf:{name}": OpTreatment("native", "deny", "float32")
         if policy.level == "O0"
@@ -159,30 +158,22 @@ def explain(policy: Policy) -> Explanation:
     return Explanation(devices()[0].name, {**ops, **own}, _features(policy, rules))
 
 
-def _treatment(
-    op: op_table.Op, policy: Policy, rules: Rules, run_as_one_op: Collection[str]
-) -> OpTreatment:
+def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
     """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
-    raw = [name for name in op.names.get("tensorflow", ()) if is_defined(name)]
-    own = [name for name in raw if _owner("tensorflow", name) == op.name]
-    functions = [
-        name
-        for namespace in ("tensorflow_api", "keras_ops")
-        for name in op.names.get(namespace, ())
-        if name in run_as_one_op and _owner(namespace, name) == op.name
-    ]
-    layers: list[Any] = [
-        getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())
-    ]
-    if policy.level == "O0" and (raw or functions or any(layers)):
+    raw, functions, layers = names_of(op)
+    if policy.level == "O0" and (raw or functions or layers):
         return OpTreatment("native", "deny", "float32")
-    if functions and not own:
-        return _function_treatment(op, rules.functions[functions[0]], policy, rules)
+    own = [name for name in raw if _owner("tensorflow", name) == op.name]
+    own_functions = [name for name in functions if _owner(*name) == op.name]
+    if own_functions and not own:
+        return _function_treatment(op, own_functions[0], policy, rules)
     if raw:
         return _op_treatment(op.name, (own or raw)[0], policy, rules)
     categories = [rules.layers[layer] for layer in layers if layer in rules.layers]
     if categories:
-        return _function_treatment(op, categories[0], policy, rules)
+        return _whole_treatment(op, categories[0], policy, rules)
+    if functions:
+        return _function_treatment(op, functions[0], policy, rules)
     return OpTreatment("absent", None, "", "neither TensorFlow nor Keras has such an op")
 
 
@@ -200,14 +191,23 @@ def _by(rules: Rules, category: Category) -> Literal["ampbridge", "simulated"]:
 
 
 def _function_treatment(
-    op: op_table.Op, category: Category, policy: Policy, rules: Rules
+    op: op_table.Op, function: tuple[str, str], policy: Policy, rules: Rules
+) -> OpTreatment:
+    namespace, spelling = function
+    category = rules.functions[spelling]
+    why = sharing(policy, op.name, category, namespace, spelling)
+    return _whole_treatment(op, category, policy, rules, why)
+
+
+def _whole_treatment(
+    op: op_table.Op, category: Category, policy: Policy, rules: Rules, why: str = ""
 ) -> OpTreatment:
     """A function or a layer that is run as one op."""
     if op.name in LOOKED_INTO and category != "deny":
         return OpTreatment(
             _by(rules, category), category, PARTS_DTYPE, "its parts have rules of their own"
         )
-    return OpTreatment(_by(rules, category), category, dtype_of(category, policy))
+    return OpTreatment(_by(rules, category), category, dtype_of(category, policy), why)
 
 
 def _op_treatment(op: str, name: str, policy: Policy, rules: Rules) -> OpTreatment:

@@ -33,11 +33,11 @@ from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_torch import devices as accelerators
 from ampbridge_torch.autocast import casting, execution
-from ampbridge_torch.autocast.functions import Function, functions_named
 from ampbridge_torch.autocast.rules import (
     Rule,
     Rules,
     cast_by,
+    functions_of,
     is_known,
     native_list,
     ops_without_kernels,
@@ -198,7 +198,7 @@ def _by(rules: Rules, category: op_table.Category) -> Literal["ampbridge", "simu
 
 
 def _treatment(op: op_table.Op, policy: Policy, rules: Rules, kind: DeviceType) -> OpTreatment:
-    functions = _functions(op)
+    functions = functions_of(op)
     if not functions:
         return OpTreatment("absent", None, "", "torch has no function that is this op")
     if policy.level == "O0":
@@ -224,16 +224,6 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules, kind: DeviceType) 
     if by == "native" and op.name in ops_without_kernels(kind):
         why = "no 16-bit kernel on a CPU"
     return OpTreatment(by, category, dtype_of(category, policy), why)
-
-
-def _functions(op: op_table.Op) -> list[tuple[Function, str, str]]:
-    """Every function that is ``op``, with the namespace and the spelling that lead to it."""
-    return [
-        (function, namespace, spelling)
-        for namespace in ("torch", "aten")
-        for spelling in op.names.get(namespace, ())
-        for function in functions_named(namespace, spelling)
-    ]
 
 
 def _owner(namespace: str, spelling: str) -> str:

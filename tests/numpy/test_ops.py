@@ -402,8 +402,6 @@ EXPLAINED = (
 )
 # By operators, which plain arrays keep to themselves: only traced ones are seen.
 BY_OPERATOR = {"mm", "pow"}
-# Indexing follows its rule, and is no function: explain has it as absent.
-UNEXPLAINED = {"slice"}
 
 
 @cache
@@ -420,8 +418,7 @@ def test_an_op_runs_in_the_dtype_of_its_category_by_every_witness(op: str) -> No
             check_what_is_observed(op, policy)
     check_O0_inside_O1(op)
     for table in tables():
-        if op not in UNEXPLAINED:
-            check_what_is_explained(op, table)
+        check_what_is_explained(op, table)
 
 
 def inputs_of(op: str, *dtypes: str) -> list[np.ndarray]:

@@ -23,7 +23,7 @@ from recorder import RECORDERS  # noqa: E402
 import ampbridge as amp  # noqa: E402
 from ampbridge.policies import op_table  # noqa: E402
 from ampbridge.reports.explain import ExplanationTable  # noqa: E402
-from ampbridge_tensorflow.autocast import casting  # noqa: E402
+from ampbridge_tensorflow.autocast import casting, functions  # noqa: E402
 
 Call = Callable[[Any, Any], Any]
 ON_CPU = not tf.config.list_physical_devices("GPU")
@@ -184,8 +184,6 @@ EXPLAINED = (
     amp.Policy("O1", "float16", deny=["matmul", "relu"], allow=["exp"], execution="native"),
     amp.Policy("O2", "bfloat16", execution="native"),
 )
-# Functions that follow their rules, and that explain has as absent.
-UNEXPLAINED = {"gelu_tanh", "huber_loss"}
 # What computes in functions of several ops. (Keras itself takes the mean of 16-bit values in float32.)
 WATCHED = {
     **{op: watched for op, (watched, _) in OPS.items()},
@@ -218,8 +216,7 @@ def test_an_op_runs_in_the_dtype_of_its_category_by_every_witness(op: str) -> No
         policy = POLICIES[listed](op, "float16")
         check_what_runs(op, call, policy, arrives)
         check_simulated_results(call, policy, arrives)
-    if op not in UNEXPLAINED:
-        check_what_is_explained(op, calls[0])
+    check_what_is_explained(op, calls[0])
 
 
 def check_what_runs(op: str, call: Call, policy: amp.Policy, arrives: str) -> None:
@@ -325,17 +322,9 @@ def test_tensordot_is_a_product_and_no_dot_of_vectors() -> None:
         assert found == {expected(policy, "tensordot", "float32")}, policy
 
 
-def test_ops_that_tensorflow_lacks_are_listed() -> None:
-    missing = set(casting.ops_without_counterpart())
+def test_ops_that_tensorflow_lacks_have_no_effect() -> None:
+    missing = {name for name, op in op_table.ops().items() if not functions.has_effect(op)}
     assert {"addmm", "nll_loss", "grid_sample", "mish"} <= missing
     assert missing.isdisjoint({*OPS, *FUNCTIONS})
-    for name, op in op_table.ops().items():
-        names = [n for space in op_table.PREFIXES["tensorflow"] for n in op.names.get(space, ())]
-        assert (name in missing) == (not names)
-
-
-def test_a_rule_without_effect_is_said() -> None:
-    policy = amp.Policy("O1", deny=["nll_loss", "softmax"])
-    said = "TensorFlow has no nll_loss: .* no effect here"
-    with pytest.warns(amp.AmpBridgeWarning, match=said), casting.region(policy):
-        pass
+    explained = {row.op for row in tables()[0].ops if row.by == "absent"}
+    assert missing == explained

@@ -35,6 +35,7 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import constant_result
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.effects import warn_of_rules_without_effect
 from ampbridge.policies.op_table import Category, no_such_op
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_numpy._private import look_up
@@ -167,6 +168,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     for name in own.keys() - op_names().values():
         known = [each.removeprefix("numpy.") for each in op_names().values()]
         raise no_such_op(name.replace(".", ":", 1), "autograd.numpy", known)
+    warn_of_rules_without_effect(policy, "numpy", "NumPy", "numpy", has_effect)
     op_list = policy.op_list
     canonical = {op: op_list.category(op) for op in op_table.ops()}
     return Rules(
@@ -235,6 +237,27 @@ def casts_here() -> bool:
 
 # -- ops
 
+_own_ops = {"slice"}  # canonical ops that have their rule under their own name; indexing is one
+_NOT_CANONICAL = frozenset(".:")
+
+
+def _note_own(name: str) -> None:
+    if _NOT_CANONICAL.isdisjoint(name):
+        _own_ops.add(name)
+
+
+def spellings(op: op_table.Op) -> list[str]:
+    """The names by which the rule of ``op`` is looked up; none where there is no such op here."""
+    if op.name in _own_ops:
+        return [op.name]
+    followed = frozenset(op_names().values())
+    return [name for name in op.names.get("numpy", ()) if name in followed]
+
+
+def has_effect(op: op_table.Op) -> bool:
+    """Whether there is something to cast that is ``op``."""
+    return bool(spellings(op))
+
 
 def op(
     name: str, *, moves_only: bool = False, decided_by: int | None = None
@@ -248,6 +271,8 @@ def op(
         decided_by: how many leading arguments decide where the rule is to promote, and are rounded
             then; the others (a normalization's weights) are read as they are. All, if None.
     """
+
+    _note_own(name)
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -292,6 +317,7 @@ def has_rule(name: str) -> bool:
 
 def composite(name: str) -> Callable[[Function], Function]:
     """Make ``function`` a layer whose ops follow their own rules; denied, all of them are float32."""
+    _note_own(name)
 
     def decorate(function: Function) -> Function:
         @wraps(function)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import paddle
 
-from ampbridge.adapters.calling_code import warn
 from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.effects import warn_of_rules_without_effect
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.paddle_names import paddle_names
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
@@ -82,7 +82,7 @@ def rules_for(policy: Policy) -> Rules:
 def _rules_for(policy: Policy, python: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return Rules("float32", {}, "deny", {}, True)
-    _warn_of_ops_without_effect(policy)
+    warn_of_rules_without_effect(policy, "paddle", "PaddlePaddle", "paddle", has_effect)
     return Rules(
         policy.dtype,
         {**policy.native_rules("paddle_ops"), **_own_rules(policy)},
@@ -156,23 +156,6 @@ def _function_rules(policy: Policy) -> dict[str, Category]:
         if op.name in named or (policy.lists != "paddle" and op.name not in SEEN_THROUGH)
         for name in op.names["paddle_api"]
     }
-
-
-def _warn_of_ops_without_effect(policy: Policy) -> None:
-    for field_name, names in (("allow", policy.allow), ("deny", policy.deny)):
-        idle = [name for name in names if not _can_be_cast(name)]
-        if idle:
-            msg = (
-                f"{field_name}={idle!r} has no effect on PaddlePaddle, which has no such op to cast.\n"
-                f"Hint: name the ops it is made of, for example {field_name}=['multiply']."
-            )
-            warn(msg)
-
-
-def _can_be_cast(name: str) -> bool:
-    if name in op_table.ops():
-        return has_effect(op_table.ops()[name])
-    return op_table.own_prefix(name) in ("", "paddle")
 
 
 def has_effect(op: op_table.Op) -> bool:

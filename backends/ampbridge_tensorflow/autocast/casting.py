@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
-from ampbridge.policies import function_ops, op_table
+from ampbridge.policies import function_ops
+from ampbridge.policies.effects import warn_of_rules_without_effect
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import (
@@ -64,25 +64,9 @@ def differentiation(policy: Policy) -> AbstractContextManager[None]:
     return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
 
 
-def ops_without_counterpart() -> list[str]:
-    """The canonical ops that neither TensorFlow nor Keras has; a rule for them has no effect."""
-    namespaces = op_table.PREFIXES["tensorflow"]
-    ops = op_table.ops().values()
-    return [op.name for op in ops if not any(op.names.get(n) for n in namespaces)]
-
-
 @lru_cache(POLICIES_REMEMBERED)
 def _warn_of_missing(policy: Policy) -> None:
-    """Say once for a policy which of the ops that the user listed do not exist here."""
-    listed = {*policy.allow, *policy.deny}
-    foreign = {op for op in listed if op_table.own_prefix(op) not in ("", "tf")}
-    missing = sorted(listed & set(ops_without_counterpart()) | foreign)
-    if missing:
-        msg = (
-            f"TensorFlow has no {', '.join(missing)}: their rule in {policy!r} has no effect here.\n"
-            "Hint: ampbridge_tensorflow.autocast.casting.ops_without_counterpart() lists such ops."
-        )
-        warn(msg)
+    warn_of_rules_without_effect(policy, "tensorflow", "TensorFlow", "tf", functions.has_effect)
 
 
 # -- Python functions that are ops

@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -26,7 +26,13 @@ from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import simulation
 from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
-from ampbridge_tensorflow.autocast.rules import PROMOTE_ONLY, Rules, cast_float, map_floats
+from ampbridge_tensorflow.autocast.rules import (
+    PROMOTE_ONLY,
+    Rules,
+    cast_float,
+    is_defined,
+    map_floats,
+)
 
 # They move values: the rules of TensorFlow's own ops say all there is to say.
 MOVES_VALUES = frozenset({"shape", "index", "comparison", "random"})
@@ -53,6 +59,39 @@ def named_functions() -> dict[str, Any]:
         if owner_family(owner) not in MOVES_VALUES:
             found[spelling] = _private.keras_implementation(spelling)
     return {s: f for s, f in found.items() if f is not None and s not in PARTS}
+
+
+class Names(NamedTuple):
+    """What a canonical op is here: TensorFlow's ops, functions with their namespace, Keras' layers."""
+
+    ops: list[str]
+    functions: list[tuple[str, str]]
+    layers: list[type]
+
+
+def names_of(op: op_table.Op) -> Names:
+    """What ``op`` is here, as far as this TensorFlow and this Keras have it."""
+    layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
+    return Names(
+        [name for name in op.names.get("tensorflow", ()) if is_defined(name)],
+        [
+            (namespace, name)
+            for namespace in ("tensorflow_api", "keras_ops")
+            for name in op.names.get(namespace, ())
+            if name in _run_as_one_op()
+        ],
+        [layer for layer in layers if layer is not None],
+    )
+
+
+@functools.cache
+def _run_as_one_op() -> frozenset[str]:
+    return frozenset(named_functions())
+
+
+def has_effect(op: op_table.Op) -> bool:
+    """Whether there is something to cast that is ``op``."""
+    return any(names_of(op))
 
 
 def owner_family(op: str) -> str:

@@ -42,7 +42,7 @@ _NOT_COMPUTING = ("_like", "type_as", "copy")
 def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
     """The functions that a spelling of the op table ("torch" or "aten" namespace) stands for."""
     if namespace == "aten":
-        return _by_aten_name().get(spelling) or _kernels_of_composites(spelling)
+        return _by_aten_name().get(spelling) or _private_functions(spelling)
     found: Any = torch
     for attribute in spelling.split(".")[1:]:
         found = getattr(found, attribute, None)
@@ -53,10 +53,15 @@ def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
     return (found, *(getattr(Tensor, operator) for operator in operators))
 
 
-def _kernels_of_composites(spelling: str) -> tuple[Function, ...]:
-    """What composites call under a private name: ``_upsample_nearest_exact2d``."""
-    found = getattr(torch._C._nn, spelling, None) if spelling.startswith("_") else None
-    return (found,) if _is_function(found) else ()
+# Its kernels take 16 bits alone. The op to list is scaled_dot_product_attention, which chooses a kernel.
+_LOW_ALONE = frozenset({"_scaled_dot_product_flash_attention"})
+
+
+def _private_functions(spelling: str) -> tuple[Function, ...]:
+    """What layers and composites call under a private name: ``_weight_norm``, ``_sparse_mm``."""
+    if not spelling.startswith("_") or spelling in _LOW_ALONE:
+        return ()
+    return tuple(dict.fromkeys(filter(_is_seen_by_modes, _attributes(spelling))))
 
 
 @cache

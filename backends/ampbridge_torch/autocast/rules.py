@@ -20,7 +20,8 @@ import torch
 
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops, op_table
-from ampbridge.policies.op_table import Category, OpList
+from ampbridge.policies.effects import warn_of_rules_without_effect
+from ampbridge.policies.op_table import Category, Op, OpList
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast import execution, simulation
@@ -155,6 +156,7 @@ def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
 def _compile(
     policy: Policy, device_types: tuple[DeviceType, ...], functions: function_ops.Rules
 ) -> Rules:
+    warn_of_rules_without_effect(policy, "torch", "torch", "torch", has_effect)
     simulates = execution.simulates(policy, device_types)
     if simulates:
         execution.warn_once(policy)
@@ -208,13 +210,6 @@ def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
     }
 
 
-def _denied_as_one(policy: Policy, device_type: DeviceType) -> frozenset[str]:
-    """What the policy itself denies, and CUDA's autocast casts by its parts, which may be low."""
-    if not has_lists_of_cuda(device_type):
-        return frozenset()
-    return frozenset(ops[0] for ops, _ in by_parts().values()) & frozenset(policy.deny)
-
-
 def _following() -> frozenset[Function]:
     """The functions that a simulation has to see though no list names them.
 
@@ -249,16 +244,17 @@ def _categories(
         found.update(dict.fromkeys(computing_functions(), rest))
     elif simulates:
         found.update(dict.fromkeys(_following(), "follow"))
-    denied = _denied_as_one(policy, device_type)
+    listed = {*policy.allow, *policy.deny}
     for namespace in ("aten", "torch"):
         owners = op_table.native_names(namespace)
         for spelling, category in policy.native_rules(namespace).items():
             verdict = _verdict(owners[spelling], category, lists, device_type)
-            if owners[spelling][0] in denied:
-                verdict = "deny"
+            is_listed = not listed.isdisjoint(owners[spelling])
             on_cuda = native_list("cuda").category(owners[spelling][0])
             for function in functions_named(namespace, spelling):
-                if simulates and is_composite(function) and category == on_cuda:
+                if is_listed and _is_ours(function, category, verdict, device_type):
+                    found[function] = category
+                elif simulates and is_composite(function) and category == on_cuda:
                     found.pop(function, None)  # it comes to that by its parts, as it does there
                 elif verdict == "native":
                     found.pop(function, None)
@@ -272,10 +268,37 @@ def _categories(
     return {**found, **own}
 
 
+def _is_ours(function: Function, category: Category, verdict: str, device_type: DeviceType) -> bool:
+    """Whether a function that the policy itself lists is cast here, whatever its relatives do.
+
+    ``torch.autocast`` casts what is registered: ``max_pool3d`` and not the variant that returns
+    indices, ``matmul`` and not each ``inner``. (What is ``special_`` calls its namesake.)
+    """
+    if category == "allow" and is_composite(function):
+        return False
+    registered = _private.registered_for_autocast(device_type) or ()
+    return verdict != "native" or function.__name__.removeprefix("special_") not in registered
+
+
 def _low_on_cuda(policy: Policy) -> dict[Function, Treatment]:
     """The functions that the CPU's autocast widens for want of a kernel, and the policy does not."""
     names = [name for name in simulation.LOW_ON_CUDA if policy.category(name) == "promote"]
     return {function: "follow" for name in names for function in functions_named("aten", name)}
+
+
+def functions_of(op: Op) -> list[tuple[Function, str, str]]:
+    """Every function that is ``op``, with the namespace and the spelling that lead to it."""
+    return [
+        (function, namespace, spelling)
+        for namespace in ("torch", "aten")
+        for spelling in op.names.get(namespace, ())
+        for function in functions_named(namespace, spelling)
+    ]
+
+
+def has_effect(op: Op) -> bool:
+    """Whether torch has a function that is ``op``, and that a region can cast."""
+    return bool(functions_of(op))
 
 
 def _own_categories(policy: Policy) -> dict[Function, Treatment]:
