@@ -173,6 +173,8 @@ class OpListMode(TorchFunctionMode):
             kwargs = {name: cast_to(value, dtype, device_type) for name, value in kwargs.items()}
         elif treatment != "promote":
             args = [cast_to(value, dtype, device_type) for value in args[:1]] + list(args[1:])
+            if treatment == "deny":
+                return _run_on_statistics(func, args, kwargs, switched_off)
         return _run_outside_autocast(func, args, kwargs, switched_off)
 
     def _simulate(
@@ -188,7 +190,8 @@ class OpListMode(TorchFunctionMode):
         compiling = is_compiling()
         weights = None if compiling else self._weights
         if rule.input_alone:
-            return _simulate_on_statistics(func, args, kwargs, low, switched_off)
+            args = [simulation.raised(args[0], low, None), *args[1:]]
+            return simulation.rounded(_run_on_statistics(func, args, kwargs, switched_off), low)
         bias = simulation.bias_apart(args, kwargs) if rule.adds_bias and not compiling else None
         if bias is not None:
             args, kwargs = args[:2], {}
@@ -237,22 +240,17 @@ def _low_dtype(
     return None if dtype is torch.float32 else dtype
 
 
-def _simulate_on_statistics(
-    func: Function,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    low: torch.dtype,
-    switched_off: str | None,
+def _run_on_statistics(
+    func: Function, args: Sequence[Any], kwargs: Mapping[str, Any], switched_off: str | None
 ) -> Any:
-    """The same where only the input is cast, and ``func`` writes to the others."""
+    """``func`` on an input in float32 where ``func`` writes to the others, which may be low."""
     names, others = list(kwargs), [*args[1:], *kwargs.values()]
     wide = [simulation.widened(value) for value in others]
-    given = len(args) - 1
-    args = [simulation.raised(args[0], low, None), *wide[:given]]
+    given = len(args[1:])
     kwargs = dict(zip(names, wide[given:], strict=True))
-    result = _run_outside_autocast(func, args, kwargs, switched_off)
+    result = _run_outside_autocast(func, [*args[:1], *wide[:given]], kwargs, switched_off)
     simulation.write_back(others, wide)
-    return simulation.rounded(result, low)
+    return result
 
 
 def _needs_gradients(args: Sequence[Any]) -> bool:

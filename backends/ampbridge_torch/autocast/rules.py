@@ -264,7 +264,8 @@ def _categories(
                     found[function] = verdict
     if simulates:
         found.update(_low_on_cuda(policy))
-        found[torch.Tensor.__getitem__] = "follow"  # no op of the table, and a sum in its gradient
+        # Where the policy says nothing of it: no op of any list, and a sum in its gradient.
+        found.setdefault(torch.Tensor.__getitem__, "follow")
     return {**found, **own}
 
 
