@@ -22,8 +22,8 @@ from ampbridge.policies import op_table
 from ampbridge_torch.autocast.rules import has_effect
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "virtual_cuda"))
-import op_cases  # noqa: E402
-from op_cases import Call  # noqa: E402
+import op_cases
+from op_cases import Call
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning"
