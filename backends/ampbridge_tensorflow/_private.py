@@ -539,7 +539,7 @@ def is_recomputed(function: Any) -> bool:
 def keras_implementation(spelling: str) -> Any:
     """The function that ``keras.ops.name`` and its node in a functional model both call.
 
-    It is ``keras.src.backend.tensorflow.<area>.name``, or ``_name`` beside the public one.
+    It is ``_name`` beside the public one, or ``keras.src.backend.tensorflow.<area>.name``.
     """
     import keras
 
@@ -554,7 +554,7 @@ def keras_implementation(spelling: str) -> Any:
     except ImportError:
         backend = None
     beside = import_module(function.__module__)
-    return getattr(backend, name, None) or getattr(beside, f"_{name}", None)
+    return getattr(beside, f"_{name}", None) or getattr(backend, name, None)
 
 
 def runs_eagerly(traced: Any) -> bool:

@@ -174,7 +174,9 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
         return _whole_treatment(op, categories[0], policy, rules)
     if functions:
         return _function_treatment(op, functions[0], policy, rules)
-    return OpTreatment("absent", None, "", "neither TensorFlow nor Keras has such an op")
+    return OpTreatment(
+        "absent", None, "", "TensorFlow and Keras have no such op, or it is never cast"
+    )
 
 
 def _has_attribute(name: str, attribute: str) -> bool:

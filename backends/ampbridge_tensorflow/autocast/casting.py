@@ -6,10 +6,13 @@ look at each call at the rules that are active in their own thread or task.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
@@ -51,7 +54,27 @@ def region(policy: Policy) -> Iterator[None]:
     if rules.simulated and policy.execution == "auto":
         execution.warn_once(policy)
     with function_ops.standing(rules.python), regions.region(rules), fitted.calls_seen():
-        yield
+        try:
+            yield
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            _explain(error)
+            raise
+
+
+def _explain(error: BaseException) -> None:
+    """Add a hint to an error about low dtypes, which Python code raised that no rule reaches by itself."""
+    if not hasattr(error, "add_note") or not _ABOUT_LOW_DTYPES.search(str(error)):
+        return  # of a Python before 3.11, or another matter
+    hint = (
+        "Hint: Policy(..., deny=['tf:OP']) runs the op that raised in float32, "
+        "deny=['module:function'] (or 'module:Class.__init__') the Python function that compared "
+        "dtypes, and keep=['LAYER'] the layer whose values it was handed."
+    )
+    if hint not in getattr(error, "__notes__", ()):
+        error.add_note(hint)
+
+
+_ABOUT_LOW_DTYPES = re.compile(r"dtype.*float16|float16.*dtype|DT_HALF|DT_BFLOAT16|attr 'T'.*half")
 
 
 def rules_for(policy: Policy) -> Rules:

@@ -27,15 +27,40 @@ from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import simulation
 from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
 from ampbridge_tensorflow.autocast.rules import (
+    LOW,
+    NEVER_CAST,
     PROMOTE_ONLY,
     Rules,
     cast_float,
+    float_dtype,
     is_defined,
     map_floats,
 )
 
 # They move values: the rules of TensorFlow's own ops say all there is to say.
 MOVES_VALUES = frozenset({"shape", "index", "comparison", "random"})
+
+# Their functions compare dtypes in Python before the ops are reached.
+CHECKS_DTYPES = frozenset({"fft"})
+
+# Their ops have the rule; but what comes out is cast back to what came in.
+CASTS_BACK = frozenset(
+    {
+        "tf.nn.softmax_cross_entropy_with_logits",
+        "tf.nn.sparse_softmax_cross_entropy_with_logits",
+    }
+)
+
+# Functions that the rules of the ops inside do not reach: they compare dtypes in Python, are made of
+# ops that have other names, or skip their own.
+NOT_REACHED_BY_OPS = frozenset(
+    {
+        *CASTS_BACK,
+        *("tf.linalg.eig", "tf.linalg.eigvals", "tf.nn.dropout", "tf.boolean_mask", "tf.stack"),
+        *("keras.ops.take_along_axis", "keras.ops.scatter", "keras.ops.scatter_update"),
+        *("keras.ops.stack", "keras.ops.diag"),
+    }
+)
 
 # Made of ops that have rules of their own; unless denied as a whole, those hold.
 LOOKED_INTO = frozenset(
@@ -51,12 +76,13 @@ PARTS = frozenset({"tf.nn.bias_add"})
 
 def named_functions() -> dict[str, Any]:
     """The functions to run as one op, by their spelling in the table."""
-    found = {}
-    for spelling, (owner, *_) in op_table.native_names("tensorflow_api").items():
-        if owner_family(owner) not in MOVES_VALUES and not _is_own_op(owner):
-            found[spelling] = _lookup(spelling, {"tf": tf, "keras": keras})
+    found = {
+        spelling: _lookup(spelling, {"tf": tf, "keras": keras})
+        for spelling, (owner, *_) in op_table.native_names("tensorflow_api").items()
+        if _is_whole(spelling, owner) or not (_moves_values(owner) or _is_own_op(owner))
+    }
     for spelling, (owner, *_) in op_table.native_names("keras_ops").items():
-        if owner_family(owner) not in MOVES_VALUES:
+        if _is_whole(spelling, owner) or not _moves_values(owner):
             found[spelling] = _private.keras_implementation(spelling)
     return {s: f for s, f in found.items() if f is not None and s not in PARTS}
 
@@ -73,7 +99,7 @@ def names_of(op: op_table.Op) -> Names:
     """What ``op`` is here, as far as this TensorFlow and this Keras have it."""
     layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
     return Names(
-        [name for name in op.names.get("tensorflow", ()) if is_defined(name)],
+        [n for n in op.names.get("tensorflow", ()) if is_defined(n) and n not in NEVER_CAST],
         [
             (namespace, name)
             for namespace in ("tensorflow_api", "keras_ops")
@@ -99,6 +125,14 @@ def owner_family(op: str) -> str:
     return op_table.ops()[op].family
 
 
+def _is_whole(spelling: str, owner: str) -> bool:
+    return spelling in NOT_REACHED_BY_OPS or owner_family(owner) in CHECKS_DTYPES
+
+
+def _moves_values(owner: str) -> bool:
+    return owner_family(owner) in MOVES_VALUES
+
+
 def _is_own_op(canonical: str) -> bool:
     """Whether TensorFlow has an op that means ``canonical`` when nothing else is said."""
     raw = op_table.native_names("tensorflow")
@@ -122,7 +156,7 @@ def run_as_one_op(
 ) -> Any:
     """Call ``function`` with its inputs cast by its rule and nothing cast inside of it."""
     rule = rules.functions.get(spelling)
-    if rule is None:
+    if rule is None or (rule != "deny" and spelling in CASTS_BACK):
         return function(*args, **kwargs)
     owner = op_table.native_names(spelling_namespace(spelling))[spelling][0]
     if owner in LOOKED_INTO and rule != "deny":
@@ -142,11 +176,33 @@ def run_whole(
 ) -> Any:
     """Call ``function``, of the table or not, with its inputs cast and nothing cast inside of it."""
     args, kwargs = _cast_by(rules, rule, args, kwargs)
+    try:
+        return _run(rules, spelling, function, regions, args, kwargs)
+    except (TypeError, ValueError, UnboundLocalError):  # the last where TensorFlow forgot a dtype
+        if rule == "deny" or not _some_are_low(args, kwargs):
+            raise
+    # It takes no low values, as an op that has no low kernel: it runs in float32.
+    args, kwargs = _cast_by(rules, "deny", args, kwargs)
+    return _run(rules, spelling, function, regions, args, kwargs)
+
+
+def _run(
+    rules: Rules,
+    spelling: str,
+    function: Callable[..., Any],
+    regions: Regions,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     if rules.simulated:
         namespace = spelling_namespace(spelling)
         return simulation.run_function(rules, namespace, spelling, function, regions, args, kwargs)
     with regions.paused(PROMOTE_ONLY):
         return function(*args, **kwargs)
+
+
+def _some_are_low(args: Any, kwargs: Any) -> bool:
+    return any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
 
 
 def _cast_by(rules: Rules, rule: Category, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ from ampbridge_tensorflow.autocast.rules import (
     map_floats,
     widest,
 )
-from ampbridge_tensorflow.autocast.simulation import rounded_results
+from ampbridge_tensorflow.autocast.simulation import Results, rounded_results
 from ampbridge_tensorflow.model import fitted
 
 Regions = Interception[Rules]
@@ -116,7 +116,8 @@ def replace_eager_fallback(original: Any, regions: Regions) -> Any:
         inputs = [v for value in values.values() for v in _as_list(value)]
         attrs = tuple(item for pair in attributes.items() for item in pair)
         results = original(op, num_outputs, inputs, attrs, ctx, name)
-        return rounded_results(op_name, plan, lows, results) if lows else results
+        given = rounded_results(op_name, plan, lows, results) if lows else results
+        return Results(given, inputs, attrs, results)
 
     return eager_fallback
 

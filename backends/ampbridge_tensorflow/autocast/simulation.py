@@ -87,14 +87,33 @@ def run_function(
     return map_floats(lambda v: rounded(v, low, of_product), results)
 
 
+class Results(list[Any]):
+    """An eager op's results, as they are given on, with what ran: a tape is told of that.
+
+    Gradients that are registered in Python look at the dtypes of an op's inputs, and refuse some.
+    """
+
+    def __init__(self, given: Any, inputs: Sequence[Any], attrs: Any, made: Sequence[Any]) -> None:
+        super().__init__(given)
+        self.inputs, self.attrs, self.made = inputs, attrs, made
+
+
 def replace_record_gradient(original: Any, regions: Regions) -> Any:
-    """``record_gradient``, by which tapes learn of an op of a graph, after its result was rounded.
+    """``record_gradient``, by which tapes learn of an op, after its result was rounded.
 
     The op made what was rounded; the cast behind it was made before the tape knew of the op.
     """
 
     @wraps(original)
     def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        if isinstance(outputs, Results):
+            original(op_name, outputs.inputs, outputs.attrs, outputs.made)
+            for made, output in zip(outputs.made, outputs, strict=True):
+                if made is not output:
+                    dtypes = made.dtype.as_datatype_enum, output.dtype.as_datatype_enum
+                    attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
+                    original("Cast", [made], attributes, [output])
+            return
         graph = regions.active.get() is not None and not tf.executing_eagerly()
         cast = [graph and op_name != output.op.type == "Cast" for output in outputs]
         made = [o.op.inputs[0] if is_cast else o for o, is_cast in zip(outputs, cast, strict=True)]
