@@ -5,6 +5,9 @@ these ops have kernels on the dispatch keys of ``torch.autocast``, beside torch'
 ``scatter_add``. So they see every call, from C++ and in compiled graphs too, and cost other ops
 nothing. An op that writes to its input casts the others to the input's dtype; any other op casts to
 the widest. Outside of the regions of ampbridge a kernel passes its arguments on as they are.
+
+One op, ``binary_cross_entropy``, has torch's own kernel on CUDA's key, which forbids it. In a region it
+runs in float32 there, as the lists say and as on the CPU; elsewhere it stays forbidden.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.mode import cast_to, castable, widest
+from ampbridge_torch.autocast.rules import has_lists_of_cuda
 
 # By aten name; tests/torch/test_merging.py holds them against torch's own database of ops.
 OPS = (
@@ -44,6 +48,11 @@ def register(device_type: str) -> None:
     """Register the kernels for ``device_type``, for as long as the process lives."""
     _private.registered_for_autocast(device_type)  # remembered as torch has it, without these
     key = _private.autocast_key(device_type)
+    if has_lists_of_cuda(device_type):
+        forbidden = torch.ops.aten.binary_cross_entropy.default
+        if _private.has_kernel(forbidden, key):
+            kernel = partial(_in_float32, device_type, _private.past(key, forbidden))
+            _library().impl(forbidden, kernel, key, with_keyset=True)
     for overload in _overloads():
         if not _private.has_kernel(overload, key):
             kernel = partial(_merge, overload, device_type, _private.past(key, overload))
@@ -66,6 +75,26 @@ def _overloads() -> tuple[Any, ...]:
         for overload in packet.overloads()
         if "out" not in overload and overload != "hacked_twin"  # TorchScript's, of no kernel
     )
+
+
+# By torch's own words (aten/src/ATen/autocast_mode.h).
+_FORBIDDEN = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
+
+
+def _in_float32(
+    device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if not regions.count:
+        raise RuntimeError(_FORBIDDEN)
+    args = cast_to(args, torch.float32, device_type)
+    kwargs = {name: cast_to(value, torch.float32, device_type) for name, value in kwargs.items()}
+    return run(keys, *args, **kwargs)
 
 
 def _merge(
