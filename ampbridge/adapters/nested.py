@@ -1,12 +1,13 @@
 """Values inside of containers: in a batch, in what a model is given and returns.
 
-Containers are lists, tuples (named ones too), mappings of any class (``UserDict``, ``BatchEncoding``)
-and dataclasses. Everything else is a leaf.
+Containers are lists, tuples (named ones too), deques, mappings of any class (``UserDict``,
+``BatchEncoding``) and dataclasses. Everything else is a leaf, sets too: they have no order.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from operator import is_
@@ -80,6 +81,8 @@ def _items(value: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
         return None
     if isinstance(value, (list, tuple)):
         return range(len(value)), value
+    if isinstance(value, deque):
+        return range(len(value)), list(value)
     if type(value) is dict or isinstance(value, Mapping):
         return list(value.keys()), list(value.values())  # a TensorDict iterates over its examples
     if is_dataclass(value) and not isinstance(value, type):
@@ -89,6 +92,8 @@ def _items(value: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
 
 
 def _copy_with(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
+    if isinstance(value, deque):
+        return type(value)(items, value.maxlen)
     if isinstance(value, (list, tuple)):
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, Mapping):

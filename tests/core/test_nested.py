@@ -1,6 +1,6 @@
 """Values inside of containers."""
 
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict, deque, namedtuple
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -48,6 +48,7 @@ CONTAINERS = {
     "UserDict": Encoding({"a": 1, "b": Encoding({"c": 2, "d": 3})}, "here"),
     "TensorDict": Examples(a=1, b=[2, 3]),
     "dataclass": Sample(1, Sample(2, 3)),
+    "deque": deque([1, deque([2, 3], maxlen=2)], maxlen=5),
 }
 
 

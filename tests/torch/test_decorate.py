@@ -8,7 +8,7 @@ import inspect
 import io
 import re
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -22,6 +22,7 @@ from by_hand import ByHand, Net, batches, loss_fn, policy
 from recorder import run_eager
 from torch import Tensor, nn, optim
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils._pytree import tree_leaves
 
 import ampbridge as amp
 from ampbridge.adapters.backend import Decoration
@@ -435,6 +436,53 @@ def test_outputs_come_in_the_policys_dtype(level: str, output_dtype: str, low: s
     assert output.dtype is getattr(torch, output_dtype)
     output.sum().backward()
     assert model.weight.grad.abs().sum() > 0
+
+
+class Returning(nn.Module):
+    """Makes what it returns of a low product."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(4, 4), make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(self.layer(x))
+
+
+def test_outputs_in_sets_and_deques_are_cast(low: str) -> None:
+    for make in (
+        lambda y: {y, (y, y)},
+        lambda y: deque([y, [y]], maxlen=3),
+        lambda y: frozenset([y]),
+    ):
+        model = amp.decorate(Returning(make), None, policy(low))
+        found = model(torch.randn(2, 4))
+        assert type(found) is type(make(torch.zeros(1)))
+        assert {leaf.dtype for leaf in tree_leaves([list(found)])} == {F32}
+
+
+def test_low_outputs_inside_of_objects_are_said_once_for_a_class(low: str) -> None:
+    """Two levels deep, too."""
+
+    class Prediction:
+        def __init__(self, y: Any) -> None:
+            self.inside = torch.distributions.Normal(
+                y, y.float().exp().to(y.dtype), validate_args=False
+            )
+
+    model = amp.decorate(Returning(Prediction), None, policy(low))
+    with pytest.warns(
+        amp.AmpBridgeWarning, match="inside of a .*Prediction, which is no container"
+    ):
+        assert model(torch.randn(2, 4)).inside.loc.dtype is not F32
+    model(torch.randn(2, 4))
+    in_float32 = amp.decorate(Returning(lambda y: Own(y.float())), None, policy(low))
+    assert in_float32(torch.randn(2, 4)).y.dtype is F32
+
+
+class Own:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y = y
 
 
 # -- regions

@@ -26,10 +26,11 @@ from ampbridge.adapters.backend import (
     is_normalization,
 )
 from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import optim
-from ampbridge_numpy.autocast.casting import cast, casts_here, region, rules_of
+from ampbridge_numpy.autocast.casting import cast, casts_here, region, rules_of, value_of
 from ampbridge_numpy.nn import (
     BatchNorm1d,
     BatchNorm2d,
@@ -89,7 +90,9 @@ class ModelCall:
         else:
             with self.in_effect():
                 outputs = forward(*inputs, **options)
-        return _all_cast(outputs, policy.output_dtype)
+        outputs = _all_cast(outputs, policy.output_dtype)
+        warn_of_low_values_inside(outputs, policy.output_dtype, _dtype_name)
+        return outputs
 
     @contextmanager
     def in_effect(self) -> Iterator[None]:
@@ -104,6 +107,12 @@ def decorated(model: Model) -> AbstractContextManager[None]:
     """The decoration of ``model``, if it has one, is in effect also where its parts are called."""
     call = _call_of(model)
     return nullcontext() if call is None else call.in_effect()
+
+
+def _dtype_name(value: Any) -> str | None:
+    """None for what is no array."""
+    array = value_of(value)
+    return array.dtype.name if isinstance(array, (np.ndarray, np.generic)) else None
 
 
 def _all_cast(tree: Any, dtype: str) -> Any:

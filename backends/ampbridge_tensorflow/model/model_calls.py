@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.autocast import casting
@@ -74,9 +75,17 @@ def _replace_call(original: Any, owner: type) -> Any:
             return original.__get__(self, type(self))(*args, **kwargs)
         with call.region, call.inputs:
             outputs = original.__get__(self, type(self))(*call.args, **call.kwargs)
-        return _in_dtype(outputs, call.output_dtype)
+        outputs = _in_dtype(outputs, call.output_dtype)
+        if call.output_dtype is not None:
+            warn_of_low_values_inside(outputs, call.output_dtype, _dtype_name)
+        return outputs
 
     return __call__
+
+
+def _dtype_name(value: Any) -> str | None:
+    """None for what is no tensor."""
+    return value.dtype.name if isinstance(value, tf.Tensor) else None
 
 
 @called_as_it_is

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import devices
@@ -212,7 +213,11 @@ class ModelCall(Call):
         return self._called(module, args, kwargs)
 
     def _called(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        return cast_nested(self._forward(module, args, kwargs), self._output_dtype)
+        result = cast_nested(self._forward(module, args, kwargs), self._output_dtype)
+        if not isinstance(result, Tensor) and not torch.compiler.is_compiling():
+            output_dtype = self.decoration.policy.output_dtype
+            warn_of_low_values_inside(result, output_dtype, _dtype_name)
+        return result
 
     def _device_types(self) -> tuple[DeviceType, ...]:
         """Those of the model, wherever it has been moved to; all that are in use if it has several."""
@@ -326,6 +331,15 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
         if isinstance(leaf, (Tensor, PackedSequence)):
             present = leaf.data.dtype if isinstance(leaf, PackedSequence) else leaf.dtype
             return leaf if present is dtype or present not in CASTABLE else leaf.to(dtype)
+        if isinstance(leaf, (set, frozenset)):
+            return type(leaf)(cast_nested(item, dtype) for item in leaf)
         return leaf
 
     return map_leaves(cast, value, leaf=(Tensor, PackedSequence))
+
+
+def _dtype_name(value: Any) -> str | None:
+    """None for what is no tensor."""
+    if isinstance(value, PackedSequence):
+        value = value.data
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else None
