@@ -319,9 +319,19 @@ def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:
         msg = (
             f"{kind.__name__} evaluates the loss several times a step; a training step does "
             "so once.\n"
-            "Hint: with ampbridge.autocast(policy): inside of your closure, without a scaler."
+            f"Hint: {_by_hand(optimizer)}"
         )
         raise UnsupportedError(msg)
+
+
+def _by_hand(optimizer: Optimizer) -> str:
+    if not hasattr(optimizer, "base_optimizer"):
+        return "with ampbridge.autocast(policy): inside of your closure, without a scaler."
+    return (
+        "compute each loss inside of ampbridge.autocast(policy). In float16, after each of the two "
+        "scaler.scale(loss).backward(): base = optimizer.base_optimizer; scaler.unscale(base); "
+        "optimizer.first_step() or .second_step(), unless scaler.found_inf(base); scaler.update()."
+    )
 
 
 # A loop by hand asks twice a step, and reading a signature takes ten times as long as all else.

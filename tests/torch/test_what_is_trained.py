@@ -207,6 +207,57 @@ def test_a_sharpness_aware_optimizer_is_refused_when_the_step_is_made() -> None:
         amp.train_step(lambda m, x: m(x).sum(), model, sam)
 
 
+class Sharpness(optim.Optimizer):
+    """Sharpness-aware minimization as it is published: https://github.com/davda54/sam."""
+
+    def __init__(self, parameters: Any, base: Any, rho: float = 0.05, **options: Any) -> None:
+        super().__init__(parameters, {"rho": rho, **options})
+        self.base_optimizer = base(self.param_groups, **options)
+
+    def _weights(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        norm = torch.stack([p.grad.norm() for p in self._weights()]).norm()
+        for p in self._weights():
+            self.state[p]["before"] = p.clone()
+            p.add_(p.grad * (self.param_groups[0]["rho"] / norm))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for p in self._weights():
+            p.copy_(self.state[p]["before"])
+        self.base_optimizer.step()
+        self.zero_grad()
+
+
+def test_the_hint_for_a_sharpness_aware_optimizer_trains_in_float16() -> None:
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    losses: dict[str, list[float]] = {"O0": [], "O1:float16": []}
+    for policy, found in losses.items():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = Sharpness(model.parameters(), optim.SGD, lr=0.1)
+        with pytest.raises(amp.UnsupportedError, match=r"In float16, .*optimizer\.base_optimizer"):
+            amp.train_step(lambda m, x: m(x).sum(), model, optimizer)
+        scaler = amp.GradScaler(enabled=policy != "O0")
+        base = optimizer.base_optimizer
+        for _ in range(4):
+            for step in (optimizer.first_step, optimizer.second_step):
+                with amp.autocast(policy, "torch"):
+                    loss = F.mse_loss(model(x), y)
+                scaler.scale(loss).backward()
+                scaler.unscale(base)
+                if not scaler.found_inf(base):
+                    step()
+                scaler.update()
+                found.append(loss.item())
+    assert losses["O1:float16"] == pytest.approx(losses["O0"], rel=1e-2)
+    assert losses["O0"][-1] < losses["O0"][0]
+
+
 def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
     model = nn.Linear(4, 2)
     optimizer = optim.SGD(model.parameters(), 0.1)
