@@ -261,7 +261,7 @@ FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
     (torch.nn.functional, ""),
     (torch._C._VariableFunctions, ""),
     (torch._C._nn, ""),
-    (torch._C._sparse, ""),
+    (vars(torch._C)["_sparse"], ""),
     (torch.special, "special_"),
     (torch.linalg, "linalg_"),
     (torch.fft, "fft_"),

@@ -476,11 +476,13 @@ def test_low_outputs_inside_of_objects_are_said_once_for_a_class(low: str) -> No
     ):
         assert model(torch.randn(2, 4)).inside.loc.dtype is not F32
     model(torch.randn(2, 4))
-    in_float32 = amp.decorate(Returning(lambda y: Own(y.float())), None, policy(low))
+    in_float32 = amp.decorate(Returning(lambda y: OwnCache(y.float())), None, policy(low))
     assert in_float32(torch.randn(2, 4)).y.dtype is F32
+    of_keys = amp.decorate(Returning(OwnCache), None, policy(low))
+    assert of_keys(torch.randn(2, 4)).y.dtype is not F32  # as it is read by the next call
 
 
-class Own:
+class OwnCache:
     def __init__(self, y: torch.Tensor) -> None:
         self.y = y
 
