@@ -33,8 +33,8 @@ def warn_of_low_values_inside(
         kind = type(leaf)
         if kind in _said or dtype_of(leaf) is not None or not _holds([leaf], is_low, _DEPTH):
             continue
-        if "cache" in kind.__name__.lower():  # of keys and values, which the next call reads in 16 bits
-            continue
+        if "cache" in kind.__name__.lower():
+            continue  # of keys and values, which the next call reads in 16 bits
         _said.add(kind)
         msg = (
             f"A call of a decorated model returned 16-bit arrays inside of a {kind.__qualname__}, which "

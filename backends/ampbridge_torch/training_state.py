@@ -601,7 +601,7 @@ def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, An
     the optimizer has them low by its own choice."""
     owners = [p for group in optimizer.param_groups for p in group["params"]]
     for position, entry in saved.items():
-        slots = optimizer.state.get(owners[position], {})  # none where another optimizer inside has them
+        slots = optimizer.state.get(owners[position], {})  # one around another has none
         for slot, value in entry.items():
             loaded = slots.get(slot)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
