@@ -819,3 +819,28 @@ def test_a_checkpoint_casts_its_weights_again(low: str) -> None:
         loss = layer(first).sum() + first.sum()
     loss.backward()
     assert torch.equal(found, layer.weight.grad)
+
+
+WITHOUT_KERNELS: dict[str, Any] = {
+    "det": torch.linalg.det,
+    "Tensor.det": lambda x: x.det(),
+    "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+    "pinv": torch.linalg.pinv,
+    "lu_factor": lambda x: torch.linalg.lu_factor(x)[0],
+    "solve_triangular": lambda x: torch.linalg.solve_triangular(x, x, upper=True),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_has_no_low_kernel_is_simulated_natively_too(name: str, dtype: str) -> None:
+    run, low = WITHOUT_KERNELS[name], getattr(torch, dtype)
+    x = (torch.eye(4) * 2 + torch.rand(4, 4)).to(low).requires_grad_()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        run(x)
+    with amp.autocast(amp.Policy("O1", dtype, execution="native"), "torch"):
+        result = run(x)
+    torch.testing.assert_close(result, run(x.float()).to(low), rtol=0, atol=0)
+    result.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype is low

@@ -158,7 +158,8 @@ class OpListMode(TorchFunctionMode):
         if self.rules.follows_autocast and not enabled:
             return func(*args, **kwargs)
         switched_off = device_type if enabled else None
-        if self.rules.simulates and device_type == "cpu":
+        simulates = self.rules.simulates or (rule.always_simulated and not is_compiling())
+        if simulates and device_type == "cpu":
             low = _low_dtype(treatment, rule, args, kwargs)
             if low is not None and not simulation.kernel_will_do(rule, args, kwargs):
                 return self._simulate(func, rule, args, kwargs, low, switched_off)

@@ -49,8 +49,9 @@ _CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
 class Rule(NamedTuple):
     """The treatment of one function by device; None leaves it to ``torch.autocast``.
 
-    The last four are for simulation: when torch's own low kernel is as good, the arguments (with
-    their positions) with which it has to run, and of what kernels it, or its gradient, is made.
+    Those from ``rounds_once`` on are for simulation: when torch's own low kernel is as good, the
+    arguments (with their positions) with which it has to run, and of what kernels it, or its gradient,
+    is made. ``always_simulated``: natively, too, for want of low kernels.
     """
 
     cpu: Treatment | None
@@ -61,6 +62,7 @@ class Rule(NamedTuple):
     saves_result: bool = False
     multiplies: bool = False
     adds_bias: bool = False
+    always_simulated: bool = False
 
     def on(self, device_type: DeviceType) -> Treatment | None:
         return self.cpu if device_type == "cpu" else self.accelerator
@@ -186,7 +188,8 @@ def _rule(
 ) -> Rule:
     input_alone = function.__name__ in _CAST_INPUT_ALONE
     if not simulates:
-        return Rule(on_cpu, elsewhere, input_alone)
+        alone = on_cpu == "follow"  # which natively stands for nothing else
+        return Rule(on_cpu, elsewhere, input_alone, always_simulated=alone)
     return Rule(
         on_cpu,
         elsewhere,
@@ -262,6 +265,12 @@ def _categories(
                         found[function] = "allow"
                 elif verdict != "rest" and (verdict != "promote" or not is_composite(function)):
                     found[function] = verdict
+    if device_type == "cpu" and not simulates:
+        found.update(
+            (function, "follow")
+            for function in _without_low_kernels()
+            if found.get(function, "promote") == "promote"
+        )
     if simulates:
         found.update(_low_on_cuda(policy))
         # Where the policy says nothing of it: no op of any list, and a sum in its gradient.
@@ -285,6 +294,18 @@ def _low_on_cuda(policy: Policy) -> dict[Function, Treatment]:
     """The functions that the CPU's autocast widens for want of a kernel, and the policy does not."""
     names = [name for name in simulation.LOW_ON_CUDA if policy.category(name) == "promote"]
     return {function: "follow" for name in names for function in functions_named("aten", name)}
+
+
+# torch's CPU refuses them in 16 bits, and its autocast does not widen them.
+_WITHOUT_LOW_KERNELS = (
+    *("det", "linalg_det", "slogdet", "linalg_slogdet", "logdet", "linalg_pinv", "linalg_lu"),
+    *("linalg_lu_factor", "linalg_ldl_factor", "linalg_solve_triangular"),
+)
+
+
+@cache
+def _without_low_kernels() -> frozenset[Function]:
+    return frozenset(f for name in _WITHOUT_LOW_KERNELS for f in functions_named("aten", name))
 
 
 def functions_of(op: Op) -> list[tuple[Function, str, str]]:
