@@ -35,10 +35,10 @@ SAME_OP: Mapping[str, str] = {
     "scale": "multiply",  # x * 2.0, and x + 1.0 too
 }
 
-# Functions that only make or convert a tensor, compute later, or take sparse tensors, which are
+# Functions that only make, convert or detach a tensor, compute later, or take sparse tensors, which are
 # never cast: no rule could take effect.
 WITHOUT_EFFECT = frozenset(
-    {"cast", "zeros_like", "ones_like", "full", "weight_norm", "sparse_matmul"}
+    {"cast", "zeros_like", "ones_like", "full", "weight_norm", "sparse_matmul", "stop_gradient"}
 )
 
 # Its projections and its softmax have rules of their own, as in torch; a list set that names it
