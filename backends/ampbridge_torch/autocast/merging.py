@@ -13,6 +13,7 @@ runs in float32 there, as the lists say and as on the CPU; elsewhere it stays fo
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -52,7 +53,9 @@ def register(device_type: str) -> None:
         forbidden = torch.ops.aten.binary_cross_entropy.default
         if _private.has_kernel(forbidden, key):
             kernel = partial(_in_float32, device_type, _private.past(key, forbidden))
-            _library().impl(forbidden, kernel, key, with_keyset=True)
+            with warnings.catch_warnings():  # torch's, of a kernel in the place of its own
+                warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+                _library().impl(forbidden, kernel, key, with_keyset=True)
     for overload in _overloads():
         if not _private.has_kernel(overload, key):
             kernel = partial(_merge, overload, device_type, _private.past(key, overload))
