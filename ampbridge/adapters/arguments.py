@@ -77,6 +77,14 @@ def check_dependence(gradients: Sequence[Array | None]) -> None:
         raise ArgumentError(msg)
 
 
+def differentiated_already() -> CallOrderError:
+    """The error for a loss function that has called ``backward()``, as in a loop by hand."""
+    return CallOrderError(
+        "loss_fn called loss.backward(). The step differentiates the loss by itself, and needs the graph "
+        "that is gone now.\nHint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
+    )
+
+
 def check_that_some_train(trained: Sequence[Array], unfreeze: str) -> None:
     """Refuse a pass for no parameters at all: the step would train nothing.
 

@@ -261,6 +261,7 @@ def _replace(
 ) -> None:
     """``wanted`` in the place of what is there; if it is refused, that stays."""
     earlier = backend.decoration(model, None)
+    served = None if backend.decoration(model, optimizer) is None else optimizer
     backend.undecorate(model, optimizer)
     if wanted is None:
         return
@@ -272,7 +273,7 @@ def _replace(
     except BaseException:
         backend.undecorate(model, optimizer)  # what an error of another kind has left half done
         if earlier is not None:
-            backend.decorate(model, optimizer, earlier)
+            backend.decorate(model, served, earlier)
         raise
 
 

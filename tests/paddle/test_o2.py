@@ -370,6 +370,29 @@ class TestOutputs:
         assert n.item() == 2**20 + 1
 
 
+class TestKept:
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    @pytest.mark.parametrize("entry", ["heads", "LayerList", "heads.0", "heads.*"])
+    def test_containers_that_are_never_called_stand_for_their_layers(
+        self, level: str, entry: str
+    ) -> None:
+        class Heads(nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.heads = nn.LayerList([nn.Linear(3, 3)])
+
+            def forward(self, x: Any) -> Any:
+                return self.heads[0](x)
+
+        model, x = Heads(), tensor(normal(2, 3))
+        expected = model(x).numpy()
+        amp.decorate(model, policy=amp.Policy(level, "bfloat16", keep=[entry]))
+        assert np.array_equal(model(x).numpy(), expected)
+        amp.undecorate(model)
+        amp.decorate(model, policy=amp.Policy(level, "bfloat16"))
+        assert not np.array_equal(model(x).numpy(), expected)
+
+
 class TestCopies:
     """A copy is decorated as the first is, with parameters of its own."""
 

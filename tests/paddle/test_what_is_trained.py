@@ -127,3 +127,19 @@ def test_a_scheduler_of_another_optimizer_is_refused() -> None:
         ]
     step = amp.train_step(F.mse_loss, model, Wrapper(optimizer), scheduler=scheduler)
     assert step.optimizer.get_lr() == 0.0
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O1:bfloat16", "O2", "O2:bfloat16"])
+def test_a_loss_that_calls_backward_is_refused(policy: str) -> None:
+    """As a loop by hand has it. Paddle would read the graph that is gone, and end the process."""
+
+    def loss_fn(model: Any, x: Any) -> Any:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    model = nn.Linear(12, 4)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, compile=False)
+    with pytest.raises(amp.errors.CallOrderError, match=r"(?s)called loss\.backward\(\).*Hint: "):
+        step(paddle.to_tensor(X))

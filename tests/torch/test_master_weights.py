@@ -493,6 +493,32 @@ def test_an_optimizer_that_was_not_given_to_decorate_is_refused(low: str, given:
     assert parameters[3].dtype is torch.float32
 
 
+def test_a_step_that_is_refused_leaves_the_user_s_decoration(low: str) -> None:
+    model, inside = decorated(low, lambda p: optim.SGD(p, 0.1))
+    before = [p.detach().clone() for p in model.parameters()]
+    around = Logging(inside)
+    step = amp.train_step(loss_fn, model, around)
+    with pytest.raises(UnsupportedError, match="is around a SGD"):
+        step(*next(iter(batches(1))))
+    assert_same_bits([p.detach() for p in model.parameters()], before)
+    train(model, around, batches(2))
+    by_hand = ByHand(low, lambda p: optim.SGD(p, 0.1)).train(2)
+    assert_same_bits(float32_weights(model, inside), by_hand.masters)
+
+
+class Logging(optim.Optimizer):
+    """Steps the optimizer inside, which has the hooks."""
+
+    def __init__(self, inside: optim.Optimizer) -> None:
+        self.param_groups, self.state, self.inside = inside.param_groups, inside.state, inside
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inside.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+
 def test_of_several_optimizers_none_is_decorated_if_one_is_refused() -> None:
     model = Net()
     parameters = list(model.parameters())

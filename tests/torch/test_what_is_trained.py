@@ -281,3 +281,18 @@ def test_a_scheduler_in_the_place_of_the_optimizer_is_refused() -> None:
     )
     with pytest.raises(amp.ArgumentTypeError, match=text):
         amp.train_step(lambda m, x: m(x).sum(), model, scheduler)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2:bfloat16"])
+def test_a_loss_that_calls_backward_is_refused(policy: str) -> None:
+    """As a loop by hand has it."""
+
+    def loss_fn(model: Any, x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    model = nn.Linear(12, 4)
+    step = amp.train_step(loss_fn, model, optim.SGD(model.parameters(), 0.1), policy=policy)
+    with pytest.raises(amp.errors.CallOrderError, match=r"(?s)called loss\.backward\(\).*Hint: "):
+        step(torch.randn(3, 12))

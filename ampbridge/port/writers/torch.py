@@ -95,6 +95,8 @@ def _function_name(spelling: str) -> str:
     """The ``__name__`` of a function: that of ``torch.linalg.norm`` is ``linalg_norm``."""
     _, _, rest = spelling.partition(".")
     namespace, _, name = rest.rpartition(".")
+    if namespace == "sparse":
+        return f"_sparse_{name}"
     return f"{namespace}_{name}" if namespace in ("linalg", "special", "fft") else name
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -54,9 +54,18 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
     if decoration.save_dtype is not None:
         saving.save_in(model, decoration.save_dtype)
-    for layer in decoration.kept:
+    for layer in _called_layers(decoration.kept):
         add_role(layer, Kept())
     add_role(model, DecoratedModel(decoration, parameters))
+
+
+def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
+    """Kept layers, those of containers that are never called in their places."""
+    for layer in kept:
+        if isinstance(layer, (paddle.nn.LayerList, paddle.nn.LayerDict)):
+            yield from _called_layers(layer.children())
+        else:
+            yield layer
 
 
 def _check_that_its_buckets_fit(decoration: Decoration) -> None:
@@ -78,7 +87,7 @@ def undecorate(model: Layer, optimizer: Any) -> None:
     if role.parameters is not None:
         role.parameters.release(model)
     remove_role(model, DecoratedModel)
-    for layer in role.decoration.kept:
+    for layer in _called_layers(role.decoration.kept):
         remove_role(layer, Kept)
     saving.save_as_held(model)
 

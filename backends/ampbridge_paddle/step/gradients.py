@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.adapters.arguments import check_dependence, check_that_some_train
+from ampbridge.adapters.arguments import (
+    check_dependence,
+    check_that_some_train,
+    differentiated_already,
+)
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
@@ -63,8 +67,11 @@ def gradients(
     wanted = parameters(model if optimizer is None else optimizer)
     check_that_some_train(wanted, "parameter.stop_gradient = False")
     inputs = map_leaves(partial(native_array, like=wanted), batch)
+    without = [p for p in wanted if p.grad is None]
     with recomputing.noticed() as recomputation, region(policy):
         loss, aux = loss_fn(model, *inputs)
+    if any(p.grad is not None for p in without):  # Paddle would read memory that is free
+        raise differentiated_already()
     loss = cast(loss, "float32")
     scaled = loss if factor is None else loss * factor
     found = _differentiate(scaled, model, wanted, recomputation.is_reentrant)

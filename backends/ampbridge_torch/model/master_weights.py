@@ -420,7 +420,8 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
     Raises:
         CallOrderError: if it would train the rounding of masters that it does not know.
     """
-    if optimizer in _attached:
+    steppers = [optimizer, *(x for x in vars(optimizer).values() if isinstance(x, optim.Optimizer))]
+    if any(each in _attached for each in steppers):  # itself, or the one that it is around
         return
     if any(p.grad is not None and master_of(p) is not None for p in _flat_parameters(optimizer)):
         kind = type(optimizer)

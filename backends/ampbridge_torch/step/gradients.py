@@ -14,7 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from ampbridge.adapters.arguments import check_dependence, check_that_some_train
+from ampbridge.adapters.arguments import (
+    check_dependence,
+    check_that_some_train,
+    differentiated_already,
+)
 from ampbridge.adapters.backend import LossFn, Scalar
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
@@ -154,10 +158,11 @@ def _backward(
         loss.backward(inputs=None if _private.any_is_sharded(reached) else reached)
         grads = stored(wanted)
         store(reached, before)
-    except BaseException:
-        store(
-            reached, before
-        )  # no ``finally``: an interrupt of the line above would leave it half done
+    except BaseException as error:
+        # No ``finally``: an interrupt of the line above would leave it half done.
+        store(reached, before)
+        if "backward through the graph a second time" in str(error):
+            raise differentiated_already() from error
         raise
     if any(map(is_, grads, repeat(None))):
         _refuse_reentrant_checkpoints(loss)
