@@ -36,13 +36,18 @@ paddle.jit.ignore_module([losses, models, native, neutral, scaler])
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-    """``build(loss_fn)`` with the loss traced, anew for each policy."""
+    """``build(loss_fn)`` with the loss traced, anew for each policy.
+
+    Compiled steps of several threads take turns: while one traces, Paddle is in static mode for all
+    threads, and an eager op of another would become part of its program.
+    """
     programs: dict[Policy, Program] = {}
 
     def program(policy: Policy, *arguments: Any) -> Any:
-        if policy not in programs:
-            programs[policy] = build(_TracedLoss(loss_fn, policy))
-        return programs[policy](policy, *arguments)
+        with one_thread_at_a_time:
+            if policy not in programs:
+                programs[policy] = build(_TracedLoss(loss_fn, policy))
+            return programs[policy](policy, *arguments)
 
     return program
 
@@ -58,11 +63,11 @@ class _TracedLoss:
         modes = tuple(layer.training for layer in model.sublayers(include_self=True))
         structure = Structure((positional, named))
         key = (id(model), modes, structure)
-        if key not in self._traced:
-            _check_that_it_can_be_traced(model)
-            self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
         # The program enters the region itself, where it is traced.
-        with one_thread_at_a_time, simulation.intercepting_nothing(), warnings.catch_warnings():
+        with simulation.intercepting_nothing(), warnings.catch_warnings():
+            if key not in self._traced:
+                _check_that_it_can_be_traced(model)
+                self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
             return self._traced[key](leaves((positional, named)))
