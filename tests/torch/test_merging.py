@@ -6,7 +6,9 @@ The references are the same op on the same values, all in float32, and torch's o
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import ampbridge as amp
 from ampbridge_torch import _private
+from ampbridge_torch.autocast import merging
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*in beta")
 
@@ -237,3 +240,23 @@ def test_no_op_of_torchs_database_refuses_two_dtypes(low: str) -> None:
                 if "not implemented for" not in str(error):
                     refused.add(f"{op.name}: {error}")
     assert {name for name in refused if name.partition(":")[0] not in LEFT} == set()
+
+
+def test_first_regions_of_several_threads_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch warns of a kernel in the place of another."""
+    calls, start = [], threading.Barrier(4)
+
+    def register(device_type: str) -> None:
+        for _ in range(300_000):  # long enough for the other threads to come
+            pass
+        calls.append(device_type)
+
+    def first_region(_: int) -> None:
+        start.wait()
+        merging.register("cpu")
+
+    monkeypatch.setattr(merging, "_registered", set())
+    monkeypatch.setattr(merging, "_register", register)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(first_region, range(4)))
+    assert calls == ["cpu"]

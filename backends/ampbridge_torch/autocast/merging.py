@@ -44,9 +44,20 @@ class _Regions(threading.local):
 regions = _Regions()
 
 
-@cache
+_registered: set[str] = set()
+_registering = threading.Lock()
+
+
 def register(device_type: str) -> None:
     """Register the kernels for ``device_type``, for as long as the process lives."""
+    if device_type not in _registered:
+        with _registering:  # threads may open their first regions at the same time
+            if device_type not in _registered:
+                _register(device_type)
+                _registered.add(device_type)
+
+
+def _register(device_type: str) -> None:
     _private.registered_for_autocast(device_type)  # remembered as torch has it, without these
     key = _private.autocast_key(device_type)
     if has_lists_of_cuda(device_type):
