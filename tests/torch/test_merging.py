@@ -247,7 +247,7 @@ def test_first_regions_of_several_threads_register_once(monkeypatch: pytest.Monk
     calls, start = [], threading.Barrier(4)
 
     def register(device_type: str) -> None:
-        for _ in range(300_000):  # long enough for the other threads to come
+        for _ in range(3_000_000):  # long enough for the other threads to come
             pass
         calls.append(device_type)
 
