@@ -48,13 +48,13 @@ _registered: set[str] = set()
 _registering = threading.Lock()
 
 
+@cache
 def register(device_type: str) -> None:
     """Register the kernels for ``device_type``, for as long as the process lives."""
-    if device_type not in _registered:
-        with _registering:  # threads may open their first regions at the same time
-            if device_type not in _registered:
-                _register(device_type)
-                _registered.add(device_type)
+    with _registering:  # threads may open their first regions at the same time
+        if device_type not in _registered:
+            _register(device_type)
+            _registered.add(device_type)
 
 
 def _register(device_type: str) -> None:
