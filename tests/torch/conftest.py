@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -31,6 +32,20 @@ else:
         torch.compiler.reset()
         yield
         torch.set_num_threads(threads)
+
+    @pytest.fixture
+    def process_group() -> Iterator[None]:
+        """Of this process alone. What trained in it ends before it does.
+
+        A DistributedDataParallel holds the group too. If the garbage collector ends both later, it waits
+        for the group's thread, which waits for Python.
+        """
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        yield
+        gc.collect()
+        torch.distributed.destroy_process_group()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -238,36 +238,31 @@ def test_accumulated_micro_batches_are_the_big_batch_in_low_precision(device: st
     assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 2e-2
 
 
-def test_gradients_of_a_distributed_model_are_reduced(tmp_path: Any) -> None:
+@pytest.mark.usefixtures("process_group")
+def test_gradients_of_a_distributed_model_are_reduced() -> None:
     """DistributedDataParallel hooks into ``backward``; here with one process, so it changes nothing.
 
     Its reducer raises at the second forward pass if the first backward pass went around it.
     """
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        model = nn.Linear(3, 2)
-        reduced: list[int] = []
-        parallel = nn.parallel.DistributedDataParallel(model)
+    model = nn.Linear(3, 2)
+    reduced: list[int] = []
+    parallel = nn.parallel.DistributedDataParallel(model)
 
-        def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            reduced.append(bucket.index())
-            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            future.set_result(bucket.buffer() * 2)
-            return future
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        reduced.append(bucket.index())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer() * 2)
+        return future
 
-        hook.__annotations__["bucket"] = torch.distributed.GradBucket  # torch compares the class
-        hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]
-        parallel.register_comm_hook(None, hook)
-        x = torch.randn(4, 3)
-        _, alone = amp.value_and_grad(lambda m, x: m(x).sum(), model, x, policy="O0")
-        for _ in range(2):
-            _, grads = amp.value_and_grad(lambda m, x: m(x).sum(), parallel, x, policy="O0")
-        assert reduced == [0, 0]
-        assert all(torch.equal(a * 2, b) for a, b in zip(alone, grads, strict=True))
-    finally:
-        torch.distributed.destroy_process_group()
+    hook.__annotations__["bucket"] = torch.distributed.GradBucket  # torch compares the class
+    hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]
+    parallel.register_comm_hook(None, hook)
+    x = torch.randn(4, 3)
+    _, alone = amp.value_and_grad(lambda m, x: m(x).sum(), model, x, policy="O0")
+    for _ in range(2):
+        _, grads = amp.value_and_grad(lambda m, x: m(x).sum(), parallel, x, policy="O0")
+    assert reduced == [0, 0]
+    assert all(torch.equal(a * 2, b) for a, b in zip(alone, grads, strict=True))
 
 
 def masked_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -304,30 +299,25 @@ def test_other_errors_come_as_they_are() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_gradients_in_buckets_of_a_distributed_model_are_accumulated(tmp_path: Any) -> None:
+@pytest.mark.usefixtures("process_group")
+def test_gradients_in_buckets_of_a_distributed_model_are_accumulated() -> None:
     """With ``gradient_as_bucket_view`` each backward pass writes where the one before left its gradients."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    torch.manual_seed(0)
+    plain = nn.Linear(3, 2)
+    parallel = nn.parallel.DistributedDataParallel(
+        copy.deepcopy(plain), gradient_as_bucket_view=True
     )
-    try:
-        torch.manual_seed(0)
-        plain = nn.Linear(3, 2)
-        parallel = nn.parallel.DistributedDataParallel(
-            copy.deepcopy(plain), gradient_as_bucket_view=True
+    batches = torch.randn(6, 4, 3)
+    losses = []
+    for model in (plain, parallel):
+        step = amp.train_step(
+            lambda m, x: m(x).square().mean(),
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy="O0",
+            accumulate=3,
         )
-        batches = torch.randn(6, 4, 3)
-        losses = []
-        for model in (plain, parallel):
-            step = amp.train_step(
-                lambda m, x: m(x).square().mean(),
-                model,
-                torch.optim.SGD(model.parameters(), lr=0.1),
-                policy="O0",
-                accumulate=3,
-            )
-            losses.append([step(x).loss for x in batches])
-        assert losses[0] == losses[1]
-        pairs = zip(plain.parameters(), parallel.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-    finally:
-        torch.distributed.destroy_process_group()
+        losses.append([step(x).loss for x in batches])
+    assert losses[0] == losses[1]
+    pairs = zip(plain.parameters(), parallel.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
