@@ -31,10 +31,12 @@ def warn_of_low_values_inside(
 
     for leaf in leaves(result):
         kind = type(leaf)
-        if kind in _said or dtype_of(leaf) is not None or not _holds([leaf], is_low, _DEPTH):
+        if kind in _said or dtype_of(leaf) is not None:
             continue
         if "cache" in kind.__name__.lower():
             continue  # of keys and values, which the next call reads in 16 bits
+        if not _holds([leaf], is_low, _DEPTH):
+            continue
         _said.add(kind)
         msg = (
             f"A call of a decorated model returned 16-bit arrays inside of a {kind.__qualname__}, which "

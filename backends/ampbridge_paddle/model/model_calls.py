@@ -14,6 +14,7 @@ from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.model.native_o2 import take_over
 from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
 
 Layer = Any
@@ -64,7 +65,6 @@ def _in_dtype_of(held: Any, value: Any) -> Any:
     return value.astype(held.dtype)
 
 
-@paddle.no_grad()
 def _set_masters(layer: Any, values: Mapping[str, Tensor]) -> None:
     """Let masters be what their parameters were set to, or else the next step would undo that.
 
@@ -73,10 +73,7 @@ def _set_masters(layer: Any, values: Mapping[str, Tensor]) -> None:
     role = role_of(layer, DecoratedModel)
     masters = role.parameters.masters() if role is not None and role.parameters is not None else {}
     for name in masters.keys() & values.keys():
-        master, value = masters[name], values[name]
-        rounds_to_it = master.astype(value.dtype) == value
-        new = paddle.where(rounds_to_it, master, value.astype(master.dtype))
-        paddle.assign(new, output=master)
+        take_over(masters[name], values[name])
 
 
 _ROLES = "_ampbridge_roles"

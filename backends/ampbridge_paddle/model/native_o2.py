@@ -133,6 +133,12 @@ def _master_of(parameter: Tensor) -> Tensor:
 
 
 @paddle.no_grad()
+def take_over(master: Tensor, value: Tensor) -> None:
+    """Let ``master`` be ``value``; where it rounds to that already, it keeps its further digits."""
+    rounds_to_it = master.astype(value.dtype) == value
+    paddle.assign(paddle.where(rounds_to_it, master, value.astype(master.dtype)), output=master)
+
+
 def adopt(parameters: Iterable[Tensor], masters: Mapping[str, Tensor]) -> None:
     """Let masters take over what others wrote to low parameters: an initialisation, a clamp.
 
@@ -142,8 +148,7 @@ def adopt(parameters: Iterable[Tensor], masters: Mapping[str, Tensor]) -> None:
     for p in parameters:
         master = masters.get(p.name)
         if master is not None and master.shape == p.shape:
-            same = master.astype(p.dtype) == p
-            paddle.assign(paddle.where(same, master, p.astype("float32")), output=master)
+            take_over(master, p)
 
 
 @contextmanager

@@ -358,7 +358,7 @@ def _check_model(model: nn.Module) -> None:
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
     if optimizer is not None and not _private.has_hooks(optimizer):
-        inner = next((x for x in vars(optimizer).values() if isinstance(x, optim.Optimizer)), None)
+        inner = next(iter(master_weights.inside(optimizer)), None)
         what = "has none" if inner is None else f"is around a {type(inner).__name__}, and has none"
         msg = (
             f"O2 puts masters into an optimizer by its hooks; this {type(optimizer).__name__} {what}.\n"

@@ -371,6 +371,11 @@ def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
     return _attached.get(optimizer)
 
 
+def inside(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
+    """The optimizers that ``optimizer`` is around."""
+    return [each for each in vars(optimizer).values() if isinstance(each, optim.Optimizer)]
+
+
 class _Watch:
     """What torch has no hook for on a parameter, watched on all of them while there are masters."""
 
@@ -420,8 +425,7 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
     Raises:
         CallOrderError: if it would train the rounding of masters that it does not know.
     """
-    steppers = [optimizer, *(x for x in vars(optimizer).values() if isinstance(x, optim.Optimizer))]
-    if any(each in _attached for each in steppers):  # itself, or the one that it is around
+    if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
     if any(p.grad is not None and master_of(p) is not None for p in _flat_parameters(optimizer)):
         kind = type(optimizer)
