@@ -310,16 +310,16 @@ class Backend(Protocol):
         """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
 
     def noticing_own_precision(
-        self, model: Model, policy: Policy, notice: OwnPrecisionNotice
+        self, model: Model, notice: OwnPrecisionNotice
     ) -> AbstractContextManager[None]:
-        """A block in which a step under ``policy`` runs for the first time, and gives ``notice``.
+        """A block in which a step runs for the first time, and gives ``notice``.
 
         ``notice`` is called of the framework's own mixed precision, as it is met: a policy of layers,
-        a region around the step, a region that the loss or the model opens. It is not called where
-        that makes no difference to ``policy``. The framework's own loss scaler is refused inside, by
-        ``scaled_once.check_that_nobody_else_scales``. The default is for frameworks without any.
+        a region around the step, a region that the loss or the model opens. The framework's own loss
+        scaler is refused inside, by ``scaled_once.check_that_nobody_else_scales``. The default is for
+        frameworks without any.
         """
-        del model, policy, notice
+        del model, notice
         return nullcontext()
 
     # -- models fitted to a policy

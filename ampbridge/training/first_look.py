@@ -31,6 +31,8 @@ def own_precision_notice(policy: Policy) -> OwnPrecisionNotice:
     """What warns of a framework's own mixed precision beside a step under ``policy``."""
 
     def notice(what: str, dtype: str, counts: bool) -> None:
+        if dtype == policy.compute_dtype:
+            return
         effect = (
             f"comes before the step's {policy!r}: what it covers follows it"
             if counts

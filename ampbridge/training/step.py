@@ -225,7 +225,7 @@ class TrainStep(ShownInNotebooks):
         """The program of the first step, with a look at what it trains, and under which precision."""
         look(self._backend, self.model, self._recipe)
         run, notice = self._present_program(), own_precision_notice(policy)
-        noticing = self._backend.noticing_own_precision(self.model, policy, notice)
+        noticing = self._backend.noticing_own_precision(self.model, notice)
 
         def program(*arguments: Any) -> StepOutput:
             with noticing:

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 import pytest
 from broken_backends import BrokenBackends
 
-from ampbridge import Policy
 from ampbridge.adapters.backend import INF
 from ampbridge.testing import import_or_skip, outcomes
 
@@ -54,14 +53,17 @@ class HasTheListsOfTorchOnCpu(TorchBackend):
     "test_a_loss_that_the_framework_s_own_scaler_scales_is_refused",
 )
 class SeesNoAutocastOfItsUser(TorchBackend):
-    def noticing_own_precision(self, model, policy, notice):
+    def noticing_own_precision(self, model, notice):
         return nullcontext()
 
 
 @caught_by("test_the_framework_s_own_precision_may_be_that_of_the_policy")
 class WarnsOfEveryPrecision(TorchBackend):
-    def noticing_own_precision(self, model, policy, notice):
-        return super().noticing_own_precision(model, Policy("O0"), notice)
+    def noticing_own_precision(self, model, notice):
+        def always(what, dtype, counts):
+            notice(what, {"float16": "bfloat16", "bfloat16": "float16"}[dtype], counts)
+
+        return super().noticing_own_precision(model, always)
 
 
 @caught_by("test_the_backward_pass_runs_outside_of_the_region")

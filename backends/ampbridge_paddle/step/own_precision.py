@@ -9,41 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import paddle
 
 from ampbridge.adapters.backend import Model, OwnPrecisionNotice
 from ampbridge.adapters.interception import Interception, Site
-from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge_paddle.autocast import casting, execution
 
 
-class _Watch(NamedTuple):
-    """A step under ``policy``."""
-
-    policy: Policy
-    notice: OwnPrecisionNotice
-
-    def tell(self, level: str, dtype: str, counts: bool) -> None:
-        """Give notice of a region, unless ``policy`` says the same."""
-        if self.policy.level == "O0" or dtype != self.policy.dtype:
-            self.notice(f"paddle.amp.auto_cast(level={level!r}, dtype={dtype!r})", dtype, counts)
+def _tell(notice: OwnPrecisionNotice, level: str, dtype: str, counts: bool) -> None:
+    notice(f"paddle.amp.auto_cast(level={level!r}, dtype={dtype!r})", dtype, counts)
 
 
 @contextmanager
-def noticed(model: Model, policy: Policy, notice: OwnPrecisionNotice) -> Iterator[None]:
+def noticed(model: Model, notice: OwnPrecisionNotice) -> Iterator[None]:
     """See ``Backend.noticing_own_precision``."""
     del model
     if execution.on_cpu():
         yield
         return
-    watch = _Watch(policy, notice)
     around = casting.own_auto_cast()
     if around is not None:
-        watch.tell(*around, counts=False)
-    with _entering.region(watch):
+        _tell(notice, *around, counts=False)
+    with _entering.region(notice):
         yield
 
 
@@ -58,9 +48,9 @@ def _watched(guard: Any) -> Any:
         dtype: str = "float16",
         use_promote: bool = True,
     ) -> Any:
-        watch = _entering.active.get()
-        if watch is not None and enable and level != "O0" and not casting.opening.get():
-            watch.tell(level, str(dtype), counts=True)
+        notice = _entering.active.get()
+        if notice is not None and enable and level != "O0" and not casting.opening.get():
+            _tell(notice, level, str(dtype), counts=True)
         return guard(enable, custom_white_list, custom_black_list, level, dtype, use_promote)
 
     return watched_guard
@@ -86,4 +76,4 @@ def _sites() -> list[Site]:
     ]
 
 
-_entering: Interception[_Watch] = Interception("ampbridge_paddle own auto_cast", _sites)
+_entering: Interception[OwnPrecisionNotice] = Interception("ampbridge_paddle own auto_cast", _sites)

@@ -7,14 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 import keras
 
 from ampbridge.adapters.backend import Model, OwnPrecisionNotice
-from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.model.fitted import is_ours
 from ampbridge_tensorflow.model.model_layers import layers
 
 
-def noticed(
-    model: Model, policy: Policy, notice: OwnPrecisionNotice
-) -> AbstractContextManager[None]:
+def noticed(model: Model, notice: OwnPrecisionNotice) -> AbstractContextManager[None]:
     """See ``Backend.noticing_own_precision``. Layers keep the policy under which they were made."""
     parts = [part.layer for part in layers(model) if isinstance(part.layer, keras.Layer)]
     mixed = [
@@ -22,7 +19,7 @@ def noticed(
         for part in parts
         if part.dtype_policy.name.startswith("mixed_") and not is_ours(part.dtype_policy)
     ]
-    for dtype in sorted({part.compute_dtype for part in mixed} - {policy.compute_dtype}):
+    for dtype in sorted({part.compute_dtype for part in mixed}):
         first = next(part.name for part in mixed if part.compute_dtype == dtype)
         what = f"keras.config.set_dtype_policy('mixed_{dtype}'), under which {first!r} was made,"
         notice(what, dtype, counts=True)

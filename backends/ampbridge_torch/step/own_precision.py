@@ -14,34 +14,30 @@ from torch import nn
 
 from ampbridge.adapters.backend import OwnPrecisionNotice
 from ampbridge.adapters.interception import Interception, Site
-from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge_torch import _private
 from ampbridge_torch.autocast import merging
-from ampbridge_torch.autocast.casting import DTYPES, devices_of, is_our_region
+from ampbridge_torch.autocast.casting import devices_of, is_our_region
 from ampbridge_torch.devices import DeviceType
 
 
 class _Watch(NamedTuple):
-    """A step of a model on devices of ``types``, under ``policy``."""
+    """A step of a model on devices of ``types``."""
 
     types: tuple[DeviceType, ...]
-    policy: Policy
     notice: OwnPrecisionNotice
 
     def tell(self, device_type: str, dtype: torch.dtype, counts: bool) -> None:
-        """Give notice of a region, unless ``policy`` says the same."""
-        if device_type in self.types and (
-            self.policy.level == "O0" or dtype != DTYPES[self.policy.dtype]
-        ):
+        """Give notice of a region for one of the devices."""
+        if device_type in self.types:
             what = f"torch.autocast({device_type!r}, dtype={dtype})"
             self.notice(what, str(dtype).removeprefix("torch."), counts)
 
 
 @contextmanager
-def noticed(model: nn.Module, policy: Policy, notice: OwnPrecisionNotice) -> Iterator[None]:
+def noticed(model: nn.Module, notice: OwnPrecisionNotice) -> Iterator[None]:
     """See ``Backend.noticing_own_precision``."""
-    watch = _Watch(devices_of(model), policy, notice)
+    watch = _Watch(devices_of(model), notice)
     for device_type in watch.types:
         if torch.is_autocast_enabled(device_type) and not merging.regions.count:
             watch.tell(device_type, torch.get_autocast_dtype(device_type), counts=False)
