@@ -23,7 +23,7 @@ from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.census import is_within
 from ampbridge.lens.closeness import EPSILON, apart, rounded
 from ampbridge.lens.exponents import Bin, Exponents
-from ampbridge.lens.ranges import power_of_two, safe_scale
+from ampbridge.lens.ranges import is_cast_down, power_of_two, safe_scale
 from ampbridge.lens.subject import FLOAT32, Pass, Subject, checked_scale
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES, Policy
@@ -301,7 +301,7 @@ class Events:
         for place, handed in enumerate(inputs):
             values = self._backend.to_numpy(handed.values)
             found = cast = Exponents.of(values)
-            if call.dtype in LOW_DTYPES and handed.dtype != call.dtype:
+            if is_cast_down(call, handed):
                 cast = Exponents.of(rounded(values, call.dtype))
             self._note(call, "input", place, cast, (found,))
             operands.append(cast)

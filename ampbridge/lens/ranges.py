@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import inf, log2
 from typing import Any, Literal, NamedTuple
@@ -14,11 +14,11 @@ from ampbridge.adapters.observation import OpCall, Operand
 from ampbridge.lens.census import Calls
 from ampbridge.lens.exponents import Exponents
 from ampbridge.lens.subject import FLOAT32, Subject, checked_scale, ended
-from ampbridge.policies.policy import Policy
+from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport, shortened
 
-Kind = Literal["output", "gradient", "parameter"]
+Kind = Literal["cast", "output", "gradient", "parameter"]
 
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
@@ -27,7 +27,8 @@ class RangeRow(NamedTuple):
     """The values of one op in one layer, or of one parameter's gradient.
 
     Attributes:
-        kind: "output" (of an op), "gradient" (of its outputs) or "parameter" (the gradient of one).
+        kind: "cast" (what the policy casts to low precision for an op, weights among it), "output" (of an
+            op), "gradient" (of its outputs) or "parameter" (the gradient of one).
         name: the op, or the parameter's dotted name.
         layer: the dotted name; empty for a parameter.
         dtype: the dtype in which the op runs under the policy; float32 for a parameter's gradient.
@@ -68,7 +69,9 @@ class Ranges(TabularReport):
             self,
             scale=float(scale),
             rows=tuple(
-                row if row.kind == "output" else row._replace(values=row.values.shifted(powers))
+                row
+                if row.kind in ("cast", "output")
+                else row._replace(values=row.values.shifted(powers))
                 for row in self.rows
             ),
         )
@@ -151,7 +154,7 @@ def ranges(
     policy: str | Policy = "O1",
     scale: float = 2.0**16,
 ) -> Ranges:
-    """Measure every op's output and gradient, and every parameter's gradient, in float32.
+    """Measure what ops take by a cast, return, and get as gradients, and parameters' gradients, in float32.
 
         found = lens.ranges(loss_fn, model, x, y)
         print(found)
@@ -175,30 +178,56 @@ def ranges(
 
 
 class Dtypes(NamedTuple):
-    """The dtypes of an op in a layer, up to where an exception ended the pass."""
+    """The dtypes of an op in a layer, up to where an exception ended the pass.
+
+    ``cast``: op, layer and place of each input that is cast to low precision for its op.
+    """
 
     found: Mapping[tuple[str, str], str]
+    cast: Set[tuple[str, str, int]]
     raised: str
 
 
 def dtypes_of(subject: Subject, batch: Sequence[Any], policy: Policy) -> Dtypes:
     """The dtypes in which the ops run under ``policy``, by one pass."""
-    calls = Calls()
+    calls = _CallsAndCasts()
     raised = subject.run(batch, policy, observer=calls, gradients=False).raised
     found: dict[tuple[str, str], dict[str, None]] = {}
     for call in calls.seen:
         found.setdefault((call.op, call.layer), {})[call.dtype] = None
-    return Dtypes({key: ", ".join(dtypes) for key, dtypes in found.items()}, raised)
+    return Dtypes({key: ", ".join(dtypes) for key, dtypes in found.items()}, calls.cast, raised)
+
+
+def is_cast_down(call: OpCall, handed: Operand) -> bool:
+    """Whether the policy casts this input to the low precision in which its op runs."""
+    return call.dtype in LOW_DTYPES and handed.dtype != call.dtype
+
+
+class _CallsAndCasts(Calls):
+    """An observer that keeps the calls, and which of their inputs are cast down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cast: set[tuple[str, str, int]] = set()
+
+    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        super().op_ran(call, inputs, outputs)
+        self.cast.update(
+            (call.op, call.layer, place)
+            for place, each in enumerate(inputs)
+            if is_cast_down(call, each)
+        )
 
 
 def measured_rows(
     subject: Subject, batch: Sequence[Any], policy: Policy, dtypes: Dtypes
 ) -> tuple[tuple[RangeRow, ...], Exponents]:
     """The rows of a report without a loss scale, and all parameters' gradients; by one pass."""
-    measured = Measured(subject.backend)
+    measured = _Measured(subject.backend, dtypes.cast)
     found = subject.run(batch, FLOAT32, observer=measured, shown_as_under=policy)
     gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
     rows = (
+        *measured.rows("cast", dtypes),
         *measured.rows("output", dtypes),
         *measured.rows("gradient", dtypes),
         *(RangeRow("parameter", n, "", "float32", v) for n, v in gradients.items()),
@@ -206,14 +235,17 @@ def measured_rows(
     return rows, Exponents.merged(gradients.values())
 
 
-class Measured:
-    """An observer that records the exponents of all arrays."""
+class _Measured:
+    """An observer that records the exponents of what is cast, of what ops return, and of gradients."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, cast: Set[tuple[str, str, int]]) -> None:
+        self._backend, self._cast = backend, cast
         self._found: dict[tuple[Kind, str, str], list[Exponents]] = {}
 
     def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        for place, each in enumerate(inputs):
+            if (call.op, call.layer, place) in self._cast:
+                self._note("cast", call, each)
         for output in outputs:
             self._note("output", call, output)
 

@@ -181,7 +181,24 @@ def test_a_policy_without_scaling_has_no_safe_scale():
 
 def test_ranges_are_plain_data():
     data = json.loads(json.dumps(lens.ranges(loss_fn, Net(), X, Y).to_dict()))
-    assert {row["kind"] for row in data["rows"]} == {"output", "gradient", "parameter"}
+    assert {row["kind"] for row in data["rows"]} == {"cast", "output", "gradient", "parameter"}
+
+
+def test_ranges_contain_what_is_cast():
+    """A batch whose large values become infinite, beside weights whose products are small."""
+    model = nn.Linear(4, 1, rng=0)
+    model.weight[...] *= np.float32(1e-6)
+    large = np.full((2, 4), 1e5, np.float32)
+    found = lens.ranges(lambda m, x: anp.mean(anp.exp(m(x))), model, large)
+    rows = {(r.kind, r.name): r for r in found.rows}
+    with np.errstate(over="ignore"):
+        cast = [*large.astype(np.float16).flat, *model.weight.astype(np.float16).flat, *model.bias]
+    row = rows["cast", "linear"]
+    assert row.values.largest == 1e5
+    assert row.values.overflowing == np.isinf(cast).mean() == 8 / 13
+    assert rows["output", "linear"].values.overflowing == 0
+    assert found.short().rows[0][:2] == ("cast", "linear")
+    assert ("cast", "exp") not in rows  # it runs in float32
 
 
 # -- locate
