@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import numpy as np
 import paddle
 import pytest
@@ -99,3 +103,49 @@ def test_second_derivative(dtype: str, count: int) -> None:
     (slope,) = paddle.grad(y, [x], create_graph=True)
     slope.sum().backward()
     assert np.array_equal(x.grad.numpy(), np.resize([3.0, 9.0], count))  # 6x
+
+
+def hooked(y: paddle.Tensor) -> paddle.Tensor:
+    """With hooks that replace the gradient, look at it, do so again, and are gone."""
+    y.register_hook(lambda gradient: gradient * 3)
+    y.register_hook(lambda gradient: None)
+    y.register_hook(lambda gradient: gradient + 1)
+    y.register_hook(lambda gradient: gradient * 100).remove()
+    return y
+
+
+@pytest.mark.parametrize("in_place", ["nothing", "before", "after"])
+@pytest.mark.parametrize("dtype", LOW)
+def test_hooks_of_a_rounded_value_replace_its_gradient(
+    dtype: str, in_place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the same hooks do where nothing is rounded, in each of two backward passes."""
+
+    def gradients(round_to: Callable[[paddle.Tensor], paddle.Tensor]) -> list[float]:
+        x = trainable(np.float32([0.5]))
+        y = round_to(x)
+        if in_place == "before":
+            y.scale_(8.0)
+        hooked(y)
+        if in_place == "after":
+            y.scale_(8.0)
+        first = paddle.grad(y * 2, [x], retain_graph=True)[0]
+        return [first.item(), paddle.grad(y * 4, [x])[0].item()]
+
+    expected = gradients(lambda x: x * 1)
+    assert gradients(lambda x: rounding.round_to(x, dtype)) == expected
+    monkeypatch.setattr(rounding, f"_to_{dtype}", rounding._with_numpy(dtype))
+    assert gradients(lambda x: rounding.round_to(x, dtype)) == expected
+
+
+def test_a_rounded_value_ends_with_its_last_reference() -> None:
+    """Not at the next garbage collection: activations would pile up."""
+    y = rounding.round_to(trainable(np.float32([0.5])), "float16")
+    hooked(y)
+    end = weakref.ref(y)
+    gc.disable()
+    try:
+        del y
+        assert end() is None
+    finally:
+        gc.enable()

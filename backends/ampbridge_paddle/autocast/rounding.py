@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import ref
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +28,8 @@ from paddle.autograd import PyLayer
 
 from ampbridge_paddle._private import method, private
 
-Tensor = Any
+Tensor: TypeAlias = Any
+Hook: TypeAlias = Callable[[Tensor], Tensor | None]
 
 _cast = private("paddle._C_ops.cast")
 _scale = private("paddle._C_ops.scale")
@@ -37,6 +40,8 @@ _add_in_place = private("paddle._C_ops.add_")
 _subtract_in_place = private("paddle._C_ops.subtract_")
 _copysign_in_place = private("paddle._C_ops.copysign_")
 _assign_out = private("paddle._C_ops.assign_out_")
+_version = method("Tensor", paddle.Tensor, "_inplace_version")
+_register = paddle.Tensor.register_hook
 
 _FLUSH = 2.0**73
 _MANY = 8192  # numbers, from which on ten kernels are faster than four with casts
@@ -113,24 +118,55 @@ _to_float16 = _exact(_through_float16, "float16")
 _to_bfloat16 = _exact(_through_bfloat16, "bfloat16")
 
 
+def _hookable(ctx: Any, rounded: Tensor) -> Tensor:
+    """``rounded``, the output of a ``PyLayer``, whose gradient hooks may replace the gradient.
+
+    Paddle 3.3.1 calls the hooks of such an output and drops what they return.
+    """
+    ctx.replaced = None
+    # A hook of the tensor's own class would be found after this one; a reference back would be a cycle.
+    rounded.register_hook = partial(_register_hook, ref(rounded), _version(rounded), ctx)
+    return rounded
+
+
+def _register_hook(rounded: ref[Tensor], version: int, ctx: Any, hook: Hook) -> Any:
+    """``Tensor.register_hook``, which tells the backward pass of ``ctx`` what ``hook`` returns."""
+
+    def told(gradient: Tensor) -> Tensor | None:
+        found = hook(gradient)
+        if found is not None:
+            ctx.replaced = found
+        return found
+
+    x = rounded()
+    # After a change in place the gradient of ``ctx`` is another one, and Paddle takes what is returned.
+    return _register(x, told if _version(x) == version else hook)
+
+
+def _replaced(ctx: Any, gradient: Tensor) -> Tensor:
+    """The gradient of an output as its hooks leave it."""
+    found, ctx.replaced = ctx.replaced, None
+    return gradient if found is None else found
+
+
 class _RoundFloat16(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _to_float16(x)
+        return _hookable(ctx, _to_float16(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return round_to(grad, "float16")
+        return round_to(_replaced(ctx, grad), "float16")
 
 
 class _RoundBfloat16(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _to_bfloat16(x)
+        return _hookable(ctx, _to_bfloat16(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return round_to(grad, "bfloat16")
+        return round_to(_replaced(ctx, grad), "bfloat16")
 
 
 def round_to(x: Tensor, dtype: str) -> Tensor:
