@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pytest
 
 import ampbridge as amp
 from ampbridge import lens
@@ -399,3 +400,5 @@ def assert_scale_is_found(model: Any, loss_fn: Any, op: str, layer: str) -> None
     assert (found.kind, found.direction, found.op, found.layer) == ("scale", "backward", op, layer)
     assert "depend on the loss scale" in " ".join(str(found).split())
     assert not lens.locate(loss_fn, model, ONES, policy="O1:bfloat16")
+    with pytest.raises(amp.ArgumentError, match=r"lens\.locate\((.|\n)*depend on the loss scale"):
+        lens.bisect(loss_fn, model, [(ONES,)], "O1:float16", scale=2.0**10)

@@ -15,7 +15,7 @@ from ampbridge.lens.locate import Patch
 from ampbridge.lens.progress import Progress, reported
 from ampbridge.lens.ranges import power_of_two
 from ampbridge.lens.search import culprits, without_spare
-from ampbridge.lens.subject import Subject, checked_scale, ended
+from ampbridge.lens.subject import FLOAT32, Subject, checked_scale, ended
 from ampbridge.lens.trials import Errors, Trial, Trials
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
@@ -273,16 +273,27 @@ class Search:
 
     def _out_of_reach(self) -> str:
         errors = self.trial(self._candidates).errors
-        hint = "a larger tolerance; float32's own rounding may be above this one."
-        if not self._candidates:
-            hint = "Policy(lists='torch') for ops that can be denied by name; or layers with names."
-        elif self._given.level == "O2":
-            hint = "policy='O1': at O2 the model's inputs are rounded as well."
         return (
             f"With all {len(self._candidates)} candidates in float32 the loss is off by "
             f"{_off(errors.loss)}, gradients by {_off(errors.gradients)}; asked for is less than "
-            f"{self._tolerance:g}.\nHint: {hint}"
+            f"{self._tolerance:g}.\nHint: {self._what_else()}"
         )
+
+    def _what_else(self) -> str:
+        """What to try where no set of candidates is enough."""
+        given, trials = self._given, self._trials
+        if given.needs_scaling and trials.run(FLOAT32).errors.worst >= self._tolerance:
+            return (
+                f"print(lens.locate(loss_fn, model, *batch, scale={trials.scale!r})): in float32 as well, "
+                "the gradients depend on the loss scale."
+            )
+        if given.output_dtype != "float32":
+            return f"Policy(output_dtype='float32'): the model's output is rounded to {given.output_dtype}."
+        if not self._candidates:
+            return "Policy(lists='torch') for ops that can be denied by name; or layers with names."
+        if given.level == "O2":
+            return f"policy='O1': at O2 the model's own parameters, outside of its layers, are {given.dtype}."
+        return "a larger tolerance; float32's own rounding may be above this one."
 
 
 def candidates(

@@ -431,14 +431,30 @@ def test_a_loss_that_is_infinite_in_float32():
         lens.bisect(lambda m, x: m(x) * np.inf, SixtyOps(), BATCHES, ALL_LOW)
 
 
-@pytest.mark.parametrize("level, hint", [("O1", "larger tolerance"), ("O2", "inputs are rounded")])
-def test_a_tolerance_that_float16_cannot_meet(level, hint):
-    """The model's output is rounded to float16, whatever its ops are."""
-    policy = amp.Policy(level, allow=["tanh"], output_dtype="float16")
-    model = nn.Sequential(nn.Linear(4, 4, rng=0))
+class Scaled(nn.Module):
+    """A parameter of the model itself: no layer or op keeps it in float32 at O2."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.scale = nn.Linear(4, 4, rng=0), nn.Parameter(np.full(4, 1 / 3, np.float32))
+
+    def forward(self, x):
+        return anp.multiply(self.first(x), self.scale)
+
+
+@pytest.mark.parametrize(
+    "level, output_dtype, hint",
+    [
+        ("O1", "float16", "output_dtype='float32'"),
+        ("O2", "float16", "output_dtype='float32'"),
+        ("O2", "float32", "policy='O1'"),
+    ],
+)
+def test_what_no_candidate_keeps_in_float32(level, output_dtype, hint):
+    policy = amp.Policy(level, allow=["tanh"], output_dtype=output_dtype)
     loss_fn = lambda m, x: anp.sum(anp.tanh(m(x))) * anp.sum(m(x))  # noqa: E731
     with pytest.raises(amp.ArgumentError, match=rf"candidates in float32(.|\n)*{hint}"):
-        lens.bisect(loss_fn, model, ONES, policy, tolerance=1e-6)
+        lens.bisect(loss_fn, Scaled(), ONES, policy, tolerance=1e-6)
 
 
 def test_a_policy_of_float32_needs_nothing():
