@@ -258,3 +258,33 @@ def test_an_error_about_low_dtypes_says_what_to_list() -> None:
     with pytest.raises(TypeError) as raised, amp.autocast("O1", "tensorflow"):
         compares(x)
     assert "deny=['module:function']" in raised.value.__notes__[0]
+
+
+def test_so_does_one_of_a_gradient_in_a_step() -> None:
+    """TensorFlow's own, in Python: it lists the dtypes of its kernel, which reads bfloat16 nowhere."""
+
+    def loss_fn(model: keras.Model, x: Any) -> Any:
+        turned = tf.raw_ops.ImageProjectiveTransformV3(
+            images=model(x),
+            transforms=[[1.0, 0.1, 0, 0, 1, 0, 0, 0]],
+            output_shape=[4, 4],
+            interpolation="BILINEAR",
+            fill_mode="REFLECT",
+            fill_value=0.0,
+        )
+        return tf.reduce_mean(tf.cast(turned, tf.float32))
+
+    model = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Conv2D(1, 1)])
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def step(**options: Any) -> amp.TrainStep:
+        policy = amp.Policy(
+            "O1", "bfloat16", execution="native", output_dtype="bfloat16", **options
+        )
+        return amp.train_step(loss_fn, model, optimizer, policy=policy)
+
+    x = np.ones((2, 4, 4, 1), np.float32)
+    with pytest.raises(TypeError, match="bfloat16") as raised:
+        step()(x)
+    assert "deny=['tf:OP']" in raised.value.__notes__[0]
+    assert step(deny=["tf:ImageProjectiveTransformV3"])(x).applied

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -53,16 +53,26 @@ def region(policy: Policy) -> Iterator[None]:
     rules = rules_for(policy)
     if rules.simulated and policy.execution == "auto":
         execution.warn_once(policy)
-    with function_ops.standing(rules.python), regions.region(rules), fitted.calls_seen():
-        try:
-            yield
-        except (TypeError, ValueError, tf.errors.OpError) as error:
-            _explain(error)
-            raise
+    with (
+        function_ops.standing(rules.python),
+        regions.region(rules),
+        fitted.calls_seen(),
+        _explained(),
+    ):
+        yield
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Add a hint to errors about low dtypes, which Python code raises that no rule reaches by itself."""
+    try:
+        yield
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        _explain(error)
+        raise
 
 
 def _explain(error: BaseException) -> None:
-    """Add a hint to an error about low dtypes, which Python code raised that no rule reaches by itself."""
     if not hasattr(error, "add_note") or not _ABOUT_LOW_DTYPES.search(str(error)):
         return  # of a Python before 3.11, or another matter
     hint = (
@@ -82,9 +92,14 @@ def rules_for(policy: Policy) -> Rules:
     return rules_of(policy, execution.of(policy) == "simulated")
 
 
-def differentiation(policy: Policy) -> AbstractContextManager[None]:
+@contextmanager
+def differentiation(policy: Policy) -> Iterator[None]:
     """Where the gradients of a region of ``policy`` are built."""
-    return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
+    if policy.level == "O0":
+        yield
+    else:
+        with regions.region(rules_for(policy).gradients), _explained():
+            yield
 
 
 @lru_cache(POLICIES_REMEMBERED)
