@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FRAMEWORKS := numpy torch tensorflow paddle
 OLDER := avx2 sse
-# In the night all of them; TensorFlow and Paddle follow these settings in oneDNN alone.
+# TensorFlow and Paddle follow these settings in oneDNN alone.
 NUMERICS_UNDER_avx2 := numpy torch paddle
 NUMERICS_UNDER_sse := numpy torch
+NIGHT_UNDER_avx2 := $(FRAMEWORKS)
+NIGHT_UNDER_sse := numpy torch
 NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py
 NUMERICS_tensorflow := tests/tensorflow/test_ops.py tests/tensorflow/test_simulation.py
@@ -108,14 +110,14 @@ $(OLDER:%=test-%): test-%: $(VENV)/.test
 $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q -k 'not compiled and not XLA and not as_low_as' $(NUMERICS_$*)
 
-nightly: $(VENV)/.test ## long random searches, the whole zoo, every test as on older CPUs, mutations
+nightly: $(VENV)/.test ## long random searches, the whole zoo, all tests of frameworks as on older CPUs, mutations
 	+$(MAKE) --no-print-directory --keep-going night-search night-cuda zoo $(OLDER:%=night-%) mutate
 
 night-search: $(VENV)/.test
 	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) --keep-going test test-slow
 
 $(OLDER:%=night-%): night-%: $(VENV)/.test
-	$(BIN)/python scripts/as_older_cpu.py $* make --keep-going test test-slow OLDER=
+	+$(BIN)/python scripts/as_older_cpu.py $* $(PYTHON) scripts/run_groups.py $(NIGHT_UNDER_$*:%=test-%) $(NIGHT_UNDER_$*:%=slow-%) test-native
 
 mutate: $(VENV)/.mutate ## change the code in many places; a test has to fail for each
 	$(BIN)/python scripts/mutate.py
