@@ -45,7 +45,9 @@ def outcomes(harness: Harness, tests: Sequence[str] = ()) -> dict[str, str]:
     speed = [
         f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "unraisableexception")
     ]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.MonkeyPatch.context() as environment:
+        environment.delenv("PYTEST_ADDOPTS", raising=False)
         status = pytest.main([*isolation, *speed, __file__], plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(output.getvalue())
