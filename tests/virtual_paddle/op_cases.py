@@ -106,6 +106,10 @@ FUNCTIONS: dict[str, Case] = {
     "gru_cell": layer(paddle.nn.GRUCell, (8, 4), MATRIX),
     "rnn_cell": layer(paddle.nn.SimpleRNNCell, (8, 4), MATRIX),
     # normalizations
+    # A GPU takes statistics in float32 alone.
+    "batch_norm": unary(
+        lambda x: F.batch_norm(x, paddle.zeros([4]), paddle.ones([4]), training=False), IMAGE
+    ),
     "layer_norm without weights": unary(lambda x: F.layer_norm(x, 8)),
     "instance_norm": unary(F.instance_norm, IMAGE),
     "local_response_norm": unary(lambda x: F.local_response_norm(x, 3), IMAGE),

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "paddle/phi/backends/context_pool.h"
 
@@ -130,6 +131,51 @@ void Deliver(const CustomContext& device, DataType key, const DenseTensor& from,
     Narrow(from.data<float>(), dtype, memory, from.numel());
   } else {
     memmove(memory, from.data(), from.numel() * phi::SizeOf(dtype));
+  }
+}
+
+// -------------------------------------------------------------------- what dtypes a kernel takes together
+
+namespace {
+
+bool IsFloating(DataType dtype) {
+  return IsLow(dtype) || dtype == DataType::FLOAT32 || dtype == DataType::FLOAT64;
+}
+
+}  // namespace
+
+DtypeCheck::DtypeCheck(const char* name, DataType key) : first_(key), others_(key) {
+  static const std::set<std::string> float32_parameters{"batch_norm", "batch_norm_infer",
+                                                        "instance_norm"};
+  static const std::set<std::string> any{
+      // parameters of either dtype
+      "layer_norm",
+      // scales in float32
+      "check_finite_and_unscale", "update_loss_scaling", "bicubic_interp", "bilinear_interp",
+      "interp_antialias", "linear_interp", "nearest_interp", "trilinear_interp",
+      // cast by the kernel
+      "linspace", "logspace",
+      // of which the shape alone is read, or nothing
+      "depend", "expand_as", "full_like", "reduce_as"};
+  std::string kernel(name);
+  if (float32_parameters.count(kernel) != 0) others_ = Wide(key);
+  // What a forward kernel kept for its gradient may be float32; its inputs were looked at there.
+  bool is_gradient = kernel.find("_grad") != std::string::npos;
+  if (is_gradient || any.count(kernel) != 0) first_ = others_ = DataType::UNDEFINED;
+}
+
+void DtypeCheck::Look(const TensorBase& given) {
+  DataType read = first_;
+  first_ = others_;
+  if (!DenseTensor::classof(&given)) return;
+  auto& tensor = static_cast<const DenseTensor&>(given);
+  if (!IsFloating(tensor.dtype()) || !HasMemory(tensor)) return;
+  switch (read) {  // `data` throws
+    case DataType::FLOAT16: tensor.data<phi::dtype::float16>(); break;
+    case DataType::BFLOAT16: tensor.data<phi::dtype::bfloat16>(); break;
+    case DataType::FLOAT32: tensor.data<float>(); break;
+    case DataType::FLOAT64: tensor.data<double>(); break;
+    default: break;
   }
 }
 

@@ -55,6 +55,31 @@ void Deliver(const CustomContext& device, DataType key, const DenseTensor& from,
 
 void CountCall(const char* kernel, const std::string& dtypes);
 
+// -------------------------------------------------------------------- what dtypes a kernel takes together
+
+// Throws what a GPU's kernel of `key` does when a floating-point input is not of the dtype that it reads.
+class DtypeCheck {
+ public:
+  DtypeCheck(const char* kernel, DataType key);
+  template <typename T>
+  void operator()(const T& given) {
+    if constexpr (std::is_base_of_v<TensorBase, T>) Look(given);
+  }
+  void operator()(const paddle::optional<DenseTensor>& given) {
+    if (given) (*this)(*given);
+  }
+  template <typename Tensor>
+  void operator()(const std::vector<const Tensor*>& given) {
+    for (const Tensor* each : given) {
+      if (each != nullptr) (*this)(*each);
+    }
+  }
+
+ private:
+  void Look(const TensorBase& given);
+  DataType first_, others_;  // UNDEFINED: any dtype
+};
+
 // ---------------------------------------------------------------- how each type of argument is taken
 
 // Attributes as they are.
@@ -225,6 +250,8 @@ template <typename K>
 struct OfName {
   template <typename... A>
   static void RunAs(DataType key, const CustomContext& device, A... given) {
+    DtypeCheck check(K::name, key);
+    (check(given), ...);
     RunOnHost<A...>(K::name, key, device, static_cast<A>(given)...);
   }
 };
