@@ -480,6 +480,8 @@ def train_step(
 
     Steps without loss scaling are also checked, and skipped if they overflow.
 
+    The step leaves no gradients behind: on torch and Paddle ``.grad`` is as it was before.
+
     At O2, and if layers are kept in float32, each step first decorates model and optimizer for its
     policy; ``amp.undecorate`` undoes that after the last step. A model that is decorated already by
     ``amp.decorate``, with a policy that is none of the step's, is refused at the first call.

@@ -497,3 +497,38 @@ def test_the_optimizer_s_own_grad_clip_sees_true_gradients() -> None:
         weights.append([p.numpy() for p in model.parameters()])
     for plain, scaled in zip(*weights, strict=True):
         assert np.allclose(plain, scaled, atol=1e-4)
+
+
+def averaged(train: Callable[[Any, Any], None], model: nn.Layer) -> np.ndarray:
+    """The head's weight as ``ModelAverage`` has it after four batches; ``train`` leaves ``.grad`` None."""
+    average = paddle.incubate.ModelAverage(
+        0.5, parameters=model.parameters(), min_average_window=2, max_average_window=8
+    )
+    for batch in range(4):
+        train(paddle.to_tensor(normal(16, 12, seed=batch)), paddle.to_tensor(LABELS))
+        for parameter in model.parameters():  # as docs/design.md says
+            parameter.grad = paddle.zeros_like(parameter)
+        average.step()
+        average.clear_grad()
+    with average.apply():
+        return model[-1].weight.numpy().copy()
+
+
+def test_a_model_average_behind_a_step_is_that_of_a_loop_by_hand() -> None:
+    def made() -> tuple[nn.Layer, Any]:
+        paddle.seed(0)
+        model = mlp()
+        return model, paddle.optimizer.SGD(0.1, parameters=model.parameters())
+
+    model, optimizer = made()
+    step = amp.train_step(cross_entropy, model, optimizer, policy="O0")
+    found = averaged(lambda x, y: step(x, y) and None, model)
+
+    model, optimizer = made()
+
+    def by_hand(x: Any, y: Any) -> None:
+        cross_entropy(model, x, y).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    assert np.allclose(found, averaged(by_hand, model), rtol=1e-6, atol=1e-7)
