@@ -51,6 +51,15 @@ MORE = {
     "fft_rfft": Case(lambda x: paddle.fft.rfft(x).real(), [SQUARE]),
     "fft_fft": Case(lambda x: paddle.fft.fft(x).real(), [SQUARE]),
     "fft_rfft2": Case(lambda x: paddle.fft.rfft2(x).real(), [SQUARE]),
+    **{
+        f"fft_{name}": Case(lambda x, name=name: getattr(paddle.fft, name)(x), [SQUARE])
+        for name in ("hfft", "irfft", "irfft2", "irfftn")
+    },
+    **{
+        f"fft_{name}": Case(lambda x, name=name: getattr(paddle.fft, name)(x).real(), [SQUARE])
+        for name in ("fft2", "fftn", "ifft", "ifft2", "ifftn", "ihfft", "rfftn")
+    },
+    "istft": Case(lambda x: paddle.signal.istft(paddle.signal.stft(x, 4), 4), [SQUARE]),
     "stft": Case(lambda x: paddle.signal.stft(x, 4, center=False).real(), [SQUARE]),
     "huber_loss": Case(lambda x, y: F.smooth_l1_loss(x, y, "none"), [SQUARE, POSITIVE]),
     "pdist": Case(lambda x: paddle.pdist(x), [SQUARE]),
@@ -62,26 +71,18 @@ MORE = {
 # What they return is no floating-point number; there is no low transform; the loss of an allowed
 # cross-entropy is float32 as on a GPU.
 NEVER_LOW = {
-    *(
-        "isfinite",
-        "less",
-        "logical_and",
-        "fft_rfft",
-        "fft_fft",
-        "fft_rfft2",
-        "stft",
-        "cross_entropy",
-    ),
+    *("isfinite", "less", "logical_and", "stft", "cross_entropy"),
+    *("fft_fft", "fft_fft2", "fft_fftn", "fft_ifft", "fft_ifft2", "fft_ifftn"),
+    *("fft_ihfft", "fft_rfft", "fft_rfft2", "fft_rfftn"),
 }
 # Of whole numbers, of complex ones, of several processes, fused for GPUs, or without a call here yet.
 UNCALLED = {
     *("all", "any", "argmax", "argmin", "argsort", "bincount", "check_numerics", "cholesky_inverse"),
     *("conv_backward", "count_nonzero", "ctc_loss", "deformable_conv2d", "eig", "eigvals", "equal"),
-    *("fake_quantize", "fft_fft2", "fft_fftn", "fft_hfft", "fft_ifft", "fft_ifft2", "fft_ifftn"),
-    *("fft_ihfft", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_rfftn", "flash_attention"),
+    *("fake_quantize", "flash_attention"),
     *("fractional_max_pool2d", "fractional_max_pool3d", "frobenius_norm", "fused_feedforward"),
     *("fused_linear", "fused_softmax_mask", "greater", "greater_equal", "gumbel_softmax", "hinge_loss"),
-    *("householder_product", "hsigmoid_loss", "isinf", "isnan", "istft", "l2_loss", "less_equal"),
+    *("householder_product", "hsigmoid_loss", "isinf", "isnan", "l2_loss", "less_equal"),
     *("logical_not", "lu_solve", "matrix_rank", "max_unpool2d", "max_unpool3d", "multi_head_attention"),
     *("multinomial", "nanquantile", "not_equal", "nuclear_norm", "one_hot", "ormqr", "rms_norm"),
     *("parallel_cross_entropy", "polar", "rnnt_loss", "rotary_embedding", "scatter_nd"),

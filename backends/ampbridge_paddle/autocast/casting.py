@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 import paddle
 from paddle.amp.auto_cast import amp_global_state
 
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
@@ -204,6 +206,8 @@ class NativeRegion:
             return function(*args, **kwargs)
         if rule == "promote":
             return self._promoted(function, args, kwargs)
+        if rule == "deny":  # before its Python asks for their dtypes
+            args, kwargs = map_leaves(partial(in_region_dtype, dtype="float32"), (args, kwargs))
         lists = lists_of_everything(self.rules.dtype, rule)
         with _auto_cast(lists), functions.interception.paused():
             return function(*args, **kwargs)

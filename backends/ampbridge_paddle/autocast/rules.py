@@ -41,6 +41,10 @@ WITHOUT_EFFECT = frozenset(
     {"cast", "zeros_like", "ones_like", "full", "weight_norm", "sparse_matmul", "stop_gradient"}
 )
 
+# Their Python makes a real input complex, by its dtype, before it calls a kernel; so their rules are for the
+# whole function, too.
+_COMPLEX_BEFORE_THE_KERNEL = frozenset({"fft_hfft", "fft_irfft", "fft_irfft2", "fft_irfftn"})
+
 # Its projections and its softmax have rules of their own, as in torch; a list set that names it
 # means the fused kernel.
 SEEN_THROUGH = frozenset({"multi_head_attention"})
@@ -87,7 +91,7 @@ def _rules_for(policy: Policy, python: function_ops.Rules) -> Rules:
         policy.dtype,
         {**policy.native_rules("paddle_ops"), **_own_rules(policy)},
         "deny" if policy.op_list.unlisted == "full" else "promote",
-        _function_rules(policy),
+        _function_rules(policy, dict(python)),
         # Paddle's rule: conv2d returns the low precision, adding a float32 bias promotes again.
         bias_follows=policy.lists != "paddle",
         python=dict(python),
@@ -137,25 +141,27 @@ def made_of_several() -> list[op_table.Op]:
         op
         for op in op_table.ops().values()
         if op.names.get("paddle_api")
-        and not op.names.get("paddle_ops")
+        and (not op.names.get("paddle_ops") or op.name in _COMPLEX_BEFORE_THE_KERNEL)
         and op.name not in WITHOUT_EFFECT
     ]
 
 
-def _function_rules(policy: Policy) -> dict[str, Category]:
+def _function_rules(policy: Policy, python: Mapping[str, Category]) -> dict[str, Category]:
     """Which functions have a rule as a whole; the others do what their parts do.
 
     Those that the user named have one. So have the others, by the list set; except by Paddle's own
-    lists, which know kernels alone.
+    lists, which know kernels alone. One in ``python``, by its path, has that rule.
     """
     named = {*policy.allow, *policy.deny}
+    by_path = {path.replace(":", "."): rule for path, rule in python.items()}
     rules = policy.native_rules("paddle_api")
-    return {
+    of_ops = {
         name: rules[name]
         for op in made_of_several()
         if op.name in named or (policy.lists != "paddle" and op.name not in SEEN_THROUGH)
         for name in op.names["paddle_api"]
     }
+    return of_ops | {name: by_path[name] for name in function_names() if name in by_path}
 
 
 def has_effect(op: op_table.Op) -> bool:
