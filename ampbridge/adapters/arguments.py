@@ -164,6 +164,32 @@ def check_that_it_holds_some(
         raise ArgumentError(msg)
 
 
+def check_masters(
+    backend: Backend,
+    optimizer: Optimizer,
+    parameters: Sequence[Array],
+    grads: Sequence[Array],
+) -> None:
+    """That no parameter with a gradient of a scaled loss is float16 by the user's own doing.
+
+    ``Policy('O2', master_weights=False)`` is a choice, and passes.
+
+    Raises:
+        ArgumentError: if one is.
+    """
+    trained = [p for p, grad in zip(parameters, grads, strict=False) if grad is not None]
+    low = [p for p in backend.low_parameters(trained, optimizer) if "bfloat16" not in str(p.dtype)]
+    if low:
+        msg = (
+            f"{len(low)} of the {len(trained)} parameters that are trained with a loss scale are float16, "
+            "without float32 masters: in their step gradients under 2e-8 are zero, and so are the squares "
+            "that Adam takes of those under 1e-4.\n"
+            f"Hint: {backend.examples['float32 model']}: the policy then casts. For float16 weights with "
+            "float32 masters, after that: model, optimizer = amp.decorate(model, optimizer, 'O2')"
+        )
+        raise ArgumentError(msg)
+
+
 def check_that_it_holds_examples(batch: Sequence[object]) -> None:
     """Check that a step's arrays are not all empty: the mean over no example is NaN.
 

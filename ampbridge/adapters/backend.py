@@ -18,7 +18,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
@@ -259,7 +258,8 @@ class Backend(Protocol):
 
     ``name`` is the framework's root module. ``compiles_by_default`` is true if the framework's users
     expect a compiled training step. ``examples`` are code for hints: how to create a "model" and an
-    "optimizer", and how to turn one of the framework's loss objects into a "loss_fn".
+    "optimizer", how to have a "float32 model", and how to turn one of the framework's loss objects into
+    a "loss_fn".
     """
 
     name: str
@@ -396,11 +396,19 @@ class Backend(Protocol):
             CallOrderError: for an optimizer that has no parameters yet.
         """
 
-    def low_parameters(self, model: Model) -> list[str]:
-        """The names of the 16-bit trainable parameters of an undecorated model."""
-        is_low = ["float16" in str(parameter.dtype) for parameter in self.parameters(model)]
-        names = self.parameter_names(model) if any(is_low) else []
-        return list(compress(names, is_low))
+    def low_parameters(
+        self, parameters: Sequence[Array], optimizer: Optimizer | None = None
+    ) -> list[Array]:
+        """Those of ``parameters`` that are 16-bit by the user's own doing, not by a decoration.
+
+        The default is for frameworks in which decorating changes no dtype.
+
+        Args:
+            optimizer: without those that it has masters of by itself.
+        """
+        del optimizer
+        low = {dtype for dtype in {p.dtype for p in parameters} if "float16" in str(dtype)}
+        return [parameter for parameter in parameters if parameter.dtype in low] if low else []
 
     def records(self, optimizer: Optimizer) -> Sequence[Any]:
         """Objects in which the framework keeps records of the optimizer's slots, besides its attributes.

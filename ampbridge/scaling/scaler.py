@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from ampbridge.adapters import registry
-from ampbridge.adapters.arguments import check_optimizer, check_that_it_holds_some
+from ampbridge.adapters.arguments import check_masters, check_optimizer, check_that_it_holds_some
 from ampbridge.adapters.backend import (
     FINITE,
     Array,
@@ -223,6 +223,7 @@ class GradScaler:
         Raises:
             CallOrderError: if this optimizer's gradients were unscaled already since the last
                 ``update``; if there is no gradient at all; if this scaler has never scaled a loss.
+            ArgumentError: if parameters are float16 without masters, and no policy has said so.
         """
         if isinstance(owner, (Gradients, list, tuple)):
             return self._unscale_values(owner)
@@ -238,6 +239,7 @@ class GradScaler:
             raise CallOrderError(msg)
         backend = self._bound_to(owner)
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
+        self._check_masters(backend, owner, stored)
         gradients = self._unscale_values(stored, owner) if self.enabled else stored
         self._records[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
         return gradients
@@ -258,6 +260,7 @@ class GradScaler:
 
         Raises:
             CallOrderError: on a second call since the last ``update``; also as ``unscale``.
+            ArgumentError: as ``unscale``.
         """
         check_optimizer(optimizer, self._backend)
         record = self._records.get(id(optimizer))
@@ -518,7 +521,12 @@ class GradScaler:
         if not gradients.parameters:
             parameters = self._bound_to(optimizer).parameters(optimizer)
             gradients = Gradients(gradients.values, parameters, gradients.found)
+        self._check_masters(self._bound_to(optimizer), optimizer, gradients)
         return gradients
+
+    def _check_masters(self, backend: Backend, optimizer: Optimizer, grads: Gradients) -> None:
+        if self.enabled:
+            check_masters(backend, optimizer, grads.parameters, grads.values)
 
     def _present(self, record: _Checked) -> Gradients:
         """The current unscaled gradients of ``record``; the caller may have replaced them."""

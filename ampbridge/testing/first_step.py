@@ -23,13 +23,15 @@ from ampbridge import (
     undecorate,
     value_and_grad,
 )
-from ampbridge.adapters.backend import Array, Model
+from ampbridge.adapters.backend import Array, Model, Optimizer
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.gradients import FLOAT32_ERROR
 from ampbridge.testing.harness import untransposed
 from ampbridge.testing.reference import example, reference, relative_error
 from ampbridge.testing.updates import RATE
 from ampbridge.training.decorate import policy_by_hand
+
+FLOAT16_WITHOUT_MASTERS = r"(?s)are float16, without float32 masters.*Hint: "
 
 
 class FirstStepConformance(Layered):
@@ -85,6 +87,53 @@ class FirstStepConformance(Layered):
         expected = [g * 2.0**10 for g in reference(*example()).gradients]
         actual = untransposed([self.harness.numpy(g) for g in scaled], expected)
         assert relative_error(actual, expected) < FLOAT32_ERROR
+
+    # -- float16 parameters without masters
+
+    def in_16_bits(self, dtype: str) -> tuple[Model, Optimizer]:
+        model = self.harness.in_16_bits(example().weights, dtype)
+        if model is None:
+            pytest.skip("parameters are float32 always here")
+        return model, self.harness.optimizer(model, "sgd", RATE)
+
+    def test_a_loss_scale_for_float16_parameters_without_masters_is_refused(
+        self, compiled: bool
+    ) -> None:
+        model, optimizer = self.in_16_bits("float16")
+        step = self.step(model, optimizer, policy="O1:float16", compile=compiled)
+        before = self.values(model)
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=FLOAT16_WITHOUT_MASTERS):
+                step(*self.batch())
+        assert all(map(np.array_equal, self.values(model), before))
+
+    def test_a_step_by_hand_of_float16_parameters_without_masters_is_refused(self) -> None:
+        h = self.harness
+        model, optimizer = self.in_16_bits("float16")
+        grads = [h.array(np.ones(value.shape)) for value in self.values(model)]
+        scaler = GradScaler()
+        scaler.scale(h.array(1.0))
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=FLOAT16_WITHOUT_MASTERS):
+                scaler.step(optimizer, grads)
+
+    def test_bfloat16_parameters_without_masters_are_warned_of(self, compiled: bool) -> None:
+        model, optimizer = self.in_16_bits("bfloat16")
+        step = self.step(
+            model, optimizer, policy="O1:bfloat16", scaler=GradScaler(8.0), compile=compiled
+        )
+        with pytest.warns(AmpBridgeWarning, match="undecorated model are in 16 bits"):
+            assert step(*self.batch()).applied
+
+    @pytest.mark.parametrize("masters", [True, False])
+    def test_float16_parameters_of_a_policy_are_trained_with_a_loss_scale(
+        self, masters: bool
+    ) -> None:
+        model, optimizer = self.trainable()
+        policy, scaler = Policy("O2", master_weights=masters), GradScaler(8.0)
+        decorate(model, optimizer, policy)
+        _, grads = value_and_grad(self.loss(), model, *self.batch(), policy=policy, scaler=scaler)
+        assert scaler.step(optimizer, grads)
 
     # -- a model that the user has decorated
 

@@ -112,6 +112,14 @@ class Harness(Protocol):
         del loss
         return None
 
+    def in_16_bits(self, weights: Sequence[NumpyArray], dtype: str) -> Model | None:
+        """The layered model, its parameters made ``dtype`` as the framework's users do.
+
+        None if parameters are float32 always; this is the default.
+        """
+        del weights, dtype
+        return None
+
     @abstractmethod
     def details(self, model: Model, optimizer: Optimizer) -> Mapping[str, object]:
         """Everything except values that decorating may change: dtypes, policies, hooks, attributes.

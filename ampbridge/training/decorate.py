@@ -101,6 +101,8 @@ def decorate(
     backend = next(iter([backend_of_decorated(model, each) for each in optimizers]))
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     earlier = backend.decoration(model, None)
+    if parsed.level != "O0":
+        warn_of_low_parameters(backend, model, parsed)
     for place, each in enumerate(optimizers):
         try:
             _replace(backend, model, each, wanted if parsed.level != "O0" else None)
@@ -224,11 +226,11 @@ def policy_by_hand(backend: Backend, model: Model) -> Policy | None:
     return present.policy if isinstance(present, _ByHand) else None
 
 
-def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> None:
-    """Decorate for steps under a policy, unless it is done already. For ``train_step``."""
+def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> bool:
+    """Decorate for steps under a policy, unless it is done already; whether it was not."""
     present = backend.decoration(model, optimizer)
     if present is wanted:
-        return  # as ahead of almost each step
+        return False  # as ahead of almost each step
     if wanted.policy.level == "O0":
         if present is not None:
             with uninterrupted():
@@ -238,6 +240,8 @@ def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: 
         if earlier is not None and earlier.policy == wanted.policy:
             wanted = earlier  # decorated without this optimizer
         _replace(backend, model, optimizer, wanted)
+        return wanted is not earlier
+    return False
 
 
 def under_another_policy(caller: str, policy: object, decorated: Policy) -> CallOrderError:
@@ -267,7 +271,6 @@ def _replace(
         return
     try:
         if wanted is not earlier:  # else it has been said
-            warn_of_low_parameters(backend, model, wanted.policy)
             _warn_of_weights_beyond_float16(backend, model, wanted)
         backend.decorate(model, optimizer, wanted)
     except BaseException:
@@ -279,13 +282,16 @@ def _replace(
 
 def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
     """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
-    names = backend.low_parameters(model)
-    if names:
+    own = backend.parameters(model)
+    low = set(map(id, backend.low_parameters(own)))
+    if low:
+        pairs = zip(own, backend.parameter_names(model), strict=True)
+        names = [name for parameter, name in pairs if id(parameter) in low]
         msg = (
             "Parameters of the undecorated model are in 16 bits: "
             f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. {policy!r} has no float32 "
             "masters of them, so that updates under half a unit in the last place are lost.\n"
-            "Hint: model.float() first: the policy then casts the parameters."
+            f"Hint: {backend.examples['float32 model']}: the policy then casts the parameters."
         )
         warn(msg)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 
+from ampbridge.adapters.arguments import check_masters
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer, OwnPrecisionNotice
 from ampbridge.adapters.calling_code import warn
 from ampbridge.policies.policy import Policy
@@ -60,15 +61,23 @@ class LookAtGradients:
         """Whether there were no gradients yet."""
         return self._before is None
 
-    def __call__(self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array]) -> None:
-        """``grads`` are those of ``trained``, in a step under ``policy``."""
-        now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None)))
+    def __call__(
+        self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array], *, scaled: bool
+    ) -> None:
+        """``grads`` are those of ``trained``, in a step under ``policy``.
+
+        Raises:
+            ArgumentError: for float16 parameters without masters, if the loss is scaled.
+        """
+        now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None))), scaled
         if now == self._before:
             return
+        if scaled:
+            check_masters(self._backend, self._optimizer, trained, grads)
         is_first, self._before = self.is_first, now
         self._warn_of_what_is_left_out(trained, grads)
-        # Decorating has said so, in the first step of another level.
-        if policy.level == "O0" or (policy.level == "O1" and not is_first):
+        has_been_said = is_first and policy_by_hand(self._backend, self._model) is not None
+        if not has_been_said:
             warn_of_low_parameters(self._backend, self._model, policy)
 
     def _warn_of_what_is_left_out(self, trained: Sequence[Array], grads: Sequence[Array]) -> None:

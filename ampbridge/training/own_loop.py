@@ -12,7 +12,12 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import Gradients, GradScaler
-from ampbridge.training.decorate import fit_to, for_steps, under_another_policy
+from ampbridge.training.decorate import (
+    fit_to,
+    for_steps,
+    under_another_policy,
+    warn_of_low_parameters,
+)
 from ampbridge.training.step_program import returning_aux, taking_both
 from ampbridge.training.step_settings import checked_scaler
 
@@ -76,4 +81,5 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
             f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
         )
         raise CallOrderError(msg)
-    fit_to(backend, model, None, for_steps(backend, model, policy))
+    if fit_to(backend, model, None, for_steps(backend, model, policy)):
+        warn_of_low_parameters(backend, model, policy)

@@ -79,7 +79,7 @@ class StepProgram:
                     self.optimizer,
                 )
             parameters = backend.parameters(self.optimizer)
-            look(policy, parameters, grads)
+            look(policy, parameters, grads, scaled=scaling)
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads

@@ -8,6 +8,7 @@ from ampbridge_numpy.nn import Module
 EXAMPLES = {
     "model": "model = nn.Linear(4, 2)",
     "optimizer": "optimizer = optim.SGD(model.parameters(), lr=0.1)",
+    "float32 model": "model.weight = model.weight.astype('float32')",
     "loss_fn": "def loss_fn(model, x, y): return criterion(model(x), y)",
 }
 

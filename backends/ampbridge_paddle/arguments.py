@@ -13,6 +13,7 @@ from ampbridge_paddle.step.hybrid_groups import without_wrappers
 EXAMPLES = {
     "model": "model = paddle.nn.Linear(4, 2)",
     "optimizer": "optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())",
+    "float32 model": "model.float()",
     "loss_fn": "def loss_fn(model, x, y): return criterion(model(x), y)",
 }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from ampbridge.adapters.backend import (
+    Array,
     Backend,
-    Model,
+    Optimizer,
 )
 from ampbridge_paddle import arguments, probing, training_state
 from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.lens import observing, restoring
-from ampbridge_paddle.model import decorating
+from ampbridge_paddle.model import decorating, native_o2
 from ampbridge_paddle.native import native_policy, native_scaler
 from ampbridge_paddle.step import compiling, gradients, own_precision, ranks, scaling
 
@@ -77,5 +79,9 @@ class PaddleBackend(Backend):
     policy_of_native = staticmethod(native_policy.policy_of_native)
     native_policy = staticmethod(native_policy.native_policy)
 
-    def low_parameters(self, model: Model) -> list[str]:
-        return [] if decorating.shares_low_weights(model) else super().low_parameters(model)
+    def low_parameters(
+        self, parameters: Sequence[Array], optimizer: Optimizer | None = None
+    ) -> list[Array]:
+        if optimizer is not None and native_o2.has_masters_of_its_own(optimizer):
+            return []
+        return [p for p in super().low_parameters(parameters) if not native_o2.is_low(p)]

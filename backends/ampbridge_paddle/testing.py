@@ -106,6 +106,10 @@ class PaddleHarness(Harness):
         model.forward = in_auto_cast  # type: ignore[method-assign]
         return model
 
+    def in_16_bits(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
+        model: Layered = self.layered(weights).to(dtype=dtype)
+        return model
+
     def scaled_by_itself(self, loss: paddle.Tensor) -> paddle.Tensor | None:
         if self.simulated:
             return None  # a GradScaler is switched off on a CPU

@@ -11,6 +11,7 @@ from ampbridge.errors import UnsupportedError
 EXAMPLES = {
     "model": "model = keras.Sequential([keras.layers.Dense(2)])",
     "optimizer": "optimizer = keras.optimizers.SGD(0.1); optimizer.build(model.trainable_variables)",
+    "float32 model": "layers without dtype='float16', under keras.config.set_dtype_policy('float32')",
     "loss_fn": "def loss_fn(model, x, y): return criterion(y, model(x, training=True))",
 }
 

@@ -94,8 +94,14 @@ class TensorFlowHarness(Harness):
         return Layered(weights, normalization, outputs)
 
     def low_by_itself(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
+        return self._under(f"mixed_{dtype}", weights)
+
+    def in_16_bits(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
+        return self._under(dtype, weights)
+
+    def _under(self, policy: str, weights: Sequence[np.ndarray]) -> Layered:
         before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(f"mixed_{dtype}")
+        keras.config.set_dtype_policy(policy)
         try:
             return self.layered(weights, outputs=lambda y: keras.ops.cast(y, "float32"))
         finally:

@@ -9,6 +9,7 @@ from ampbridge.adapters.backend import Kind
 EXAMPLES = {
     "model": "model = torch.nn.Linear(4, 2)",
     "optimizer": "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "float32 model": "model.float()",
     "loss_fn": "def loss_fn(model, x, y): return criterion(model(x), y)",
 }
 

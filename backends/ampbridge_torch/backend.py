@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import final
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from ampbridge.adapters.backend import (
     Backend,
@@ -87,5 +88,7 @@ class TorchBackend(Backend):
             return decorating.masters_in(model)
         return super().undecorated(model, optimizer)
 
-    def low_parameters(self, model: nn.Module) -> list[str]:
-        return [] if decorating.shares_low_weights(model) else super().low_parameters(model)
+    def low_parameters(
+        self, parameters: Sequence[Tensor], optimizer: optim.Optimizer | None = None
+    ) -> list[Tensor]:
+        return decorating.not_cast(super().low_parameters(parameters, optimizer))

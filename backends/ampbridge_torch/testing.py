@@ -119,6 +119,9 @@ class TorchHarness(Harness):
         model.forward = torch.autocast(kind, dtype=getattr(torch, dtype))(forward)  # type: ignore[method-assign]
         return model
 
+    def in_16_bits(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
+        return self.layered(weights).to(getattr(torch, dtype))
+
     def scaled_by_itself(self, loss: torch.Tensor) -> torch.Tensor:
         kind = torch.device(self.device).type
         return torch.amp.GradScaler(kind, init_scale=1024.0).scale(loss)

@@ -113,7 +113,12 @@ class ToyBackend(amp.Backend):
     hardware = (Device("toy:0", "gpu", "Toy 1", (8, 0)), Device("cpu", "cpu", "Toy CPU"))
     failures = MappingProxyType({})
     examples = MappingProxyType(
-        {"model": "ToyModel()", "optimizer": "ToyOptimizer(model)", "loss_fn": "def loss_fn(): ..."}
+        {
+            "model": "ToyModel()",
+            "optimizer": "ToyOptimizer(model)",
+            "float32 model": "ToyModel()",
+            "loss_fn": "def loss_fn(): ...",
+        }
     )
 
     def kind(self, obj):

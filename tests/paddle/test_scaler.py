@@ -411,6 +411,19 @@ def test_clip_counts_sparse_rows_by_their_sum() -> None:
     assert nothing is None
 
 
+@pytest.mark.parametrize("call", ["unscale", "step", "minimize"])
+def test_float16_parameters_are_for_optimizers_that_have_masters(call: str) -> None:
+    """Paddle makes them itself, where it was asked to."""
+    p, scaler = parameter(1.0, dtype="float16"), scaled(amp.GradScaler(8.0))
+    give(p, 4.0)
+    arguments = [None] if call == "minimize" else []
+    with pytest.raises(amp.ArgumentError, match=r"1 of the 1 .* float16, without float32 masters"):
+        getattr(scaler, call)(optimizer(p), *arguments)
+    with_masters = paddle.optimizer.SGD(1.0, parameters=[p], multi_precision=True)
+    scaler.unscale(with_masters)
+    assert p.grad.tolist() == [0.5]
+
+
 def test_stored_gradients_of_16_bits_are_float32_from_then_on() -> None:
     """So that what is unscaled and clipped is what steps. Others are the tensors that there are."""
     layer, table = paddle.nn.Linear(3, 2), paddle.nn.Embedding(5, 2, sparse=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 from broken_backends import BrokenBackends
 
-from ampbridge.adapters.backend import INF
+from ampbridge.adapters.backend import INF, Backend
 from ampbridge.testing import import_or_skip, outcomes
 
 torch = import_or_skip("torch")
@@ -64,6 +64,21 @@ class WarnsOfEveryPrecision(TorchBackend):
             notice(what, {"float16": "bfloat16", "bfloat16": "float16"}[dtype], counts)
 
         return super().noticing_own_precision(model, always)
+
+
+@caught_by(
+    "test_a_loss_scale_for_float16_parameters_without_masters_is_refused",
+    "test_a_step_by_hand_of_float16_parameters_without_masters_is_refused",
+    "test_bfloat16_parameters_without_masters_are_warned_of",
+)
+class SeesNoLowParameters(TorchBackend):
+    def low_parameters(self, parameters, optimizer=None):
+        return []
+
+
+@caught_by("test_float16_parameters_of_a_policy_are_trained_with_a_loss_scale")
+class TakesCastParametersForTheUsersOwn(TorchBackend):
+    low_parameters = Backend.low_parameters
 
 
 @caught_by("test_the_backward_pass_runs_outside_of_the_region")

@@ -451,19 +451,47 @@ def test_their_other_names_are_told_of() -> None:
         assert not hasattr(ours, name)
 
 
+@pytest.mark.parametrize("call", ["unscale", "step"])
+@pytest.mark.parametrize(
+    "low", [(), ("0",), ("0", "1")], ids=["no layer", "one layer", "every layer"]
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gradients_in_16_bits_are_unscaled_in_float32(dtype: torch.dtype) -> None:
-    """Theirs refuses float16 ("Attempting to unscale FP16 gradients"); a unit below float16 is kept."""
-    weight = nn.Parameter(torch.zeros(2, dtype=dtype))
-    optimizer, ours = optim.SGD([weight], 1.0), scaler(2.0**16)
-    ours.scale(torch.ones(()))
-    weight.grad = torch.tensor([2.0**-10, 1.0], dtype=dtype)
-    ours.unscale(optimizer)
-    assert weight.grad.tolist() == [2.0**-26, 2.0**-16]
+def test_float16_gradients_are_refused_where_theirs_refuses_them(
+    dtype: torch.dtype, low: tuple[str, ...], call: str
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for name in low:
+        model.get_submodule(name).to(dtype)
+    optimizer, outcomes = optim.SGD(model.parameters(), 1e-3), []
+    unscale = {torch.amp.GradScaler: "unscale_", amp.GradScaler: "unscale"}
+    for each in (torch.amp.GradScaler("cpu"), scaler()):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.ones(2, 8)).float().sum()
+        optimizer.zero_grad()
+        each.scale(loss).backward()
+        try:
+            getattr(each, unscale[type(each)] if call == "unscale" else "step")(optimizer)
+        except (ValueError, amp.ArgumentError) as error:
+            outcomes.append(type(error))
+    assert outcomes == ([ValueError, amp.ArgumentError] if low and dtype is torch.float16 else [])
 
 
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
-@pytest.mark.parametrize("decorated", [True, False])
+def test_gradients_in_16_bits_are_unscaled_in_float32(low: str) -> None:
+    """Theirs refuses float16 ("Attempting to unscale FP16 gradients"); a unit below float16 is kept."""
+    model, dtype = nn.Linear(2, 1, bias=False), getattr(torch, low)
+    optimizer, ours = optim.SGD(model.parameters(), 1.0), scaler(2.0**16)
+    amp.decorate(model, optimizer, amp.Policy("O2", low, master_weights=False))
+    weight = model.weight
+    ours.scale(torch.ones(()))
+    weight.grad = torch.tensor([[2.0**-10, 1.0]], dtype=dtype)
+    ours.unscale(optimizer)
+    assert weight.grad.tolist() == [[2.0**-26, 2.0**-16]]
+
+
+@pytest.mark.parametrize(
+    ("decorated", "low"), [(True, "float16"), (True, "bfloat16"), (False, "bfloat16")]
+)
 def test_clipping_16_bit_gradients_acts_on_what_is_stepped(low: str, decorated: bool) -> None:
     """Against float64. The norm that was read, and clipped to, was once that of the scaled ones."""
     torch.manual_seed(0)

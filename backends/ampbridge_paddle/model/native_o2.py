@@ -36,6 +36,11 @@ def is_low(parameter: Tensor) -> bool:
     return _LOW in vars(parameter)
 
 
+def has_masters_of_its_own(optimizer: Any) -> bool:
+    """Whether ``optimizer`` was made, or decorated by Paddle, to keep masters of 16-bit parameters."""
+    return bool(getattr(without_wrappers(optimizer), "_multi_precision", False))
+
+
 class NativeO2:
     """See ``ParametersAtO2``.
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
@@ -43,6 +43,7 @@ from ampbridge_torch.model.model_calls import (
     installed_call,
     model_call,
     overlapping_calls,
+    weights_in_use,
 )
 
 
@@ -274,9 +275,10 @@ def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
 # -- what is refused
 
 
-def shares_low_weights(model: nn.Module) -> bool:
-    """Whether a part of ``model``, or what it is a part of, is decorated at O2: its weights are low."""
-    return any(call.weights is not None for call in overlapping_calls(model))
+def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those of ``parameters`` that no decorated model has cast."""
+    cast = {id(p) for weights in weights_in_use() for p in weights.parameters} if parameters else ()
+    return [parameter for parameter in parameters if id(parameter) not in cast]
 
 
 def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:

@@ -299,6 +299,11 @@ def overlapping_calls(model: nn.Module) -> list[ModelCall]:
     ]
 
 
+def weights_in_use() -> list[LowWeights]:
+    """Those of all models that are decorated at O2."""
+    return [call.weights for call in list(_installed) if call.weights is not None]
+
+
 # -- regions
 
 
