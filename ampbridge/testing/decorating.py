@@ -571,6 +571,20 @@ class KeepConformance(Layered):
         step = train_step(loss_fn, model, optimizer, policy=policy, compile=False)
         assert self.shown_in(step(ONES).aux) == "float32"
 
+    @levels
+    def test_layers_below_a_kept_one_are_kept_wherever_they_are_called(self, level: str) -> None:
+        """By a method of its own, say, and not by its call."""
+        h, model = self.harness, self.probing()
+        optimizer = h.optimizer(model, "sgd", 0.0)
+
+        def loss_fn(model: Model, x: Array) -> Any:
+            y = model.head(x)
+            return y[0, 0], y
+
+        policy = Policy(level, "bfloat16", keep=(type(model).__name__,))  # type: ignore[arg-type]
+        step = train_step(loss_fn, model, optimizer, policy=policy, compile=False)
+        assert self.shown_in(step(ONES).aux) == "float32"
+
     @pytest.mark.parametrize("entry, hint", [("haed", "head"), ("hidden.*", "hidden")])
     def test_an_entry_that_matches_nothing_is_refused_and_names_what_is_near(
         self, entry: str, hint: str

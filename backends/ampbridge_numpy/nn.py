@@ -116,8 +116,9 @@ _kept: Scoped[frozenset[int]] = Scoped("ampbridge_numpy kept layers", frozenset(
 
 
 def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
-    """Calls of ``layers`` run in float32, with all that is below them."""
-    return _kept.during(_kept.get().union(map(id, layers)))
+    """Calls of ``layers`` run in float32, and so do those of all that is below them."""
+    parts = (part for layer in layers for _, part in layer.named_modules())
+    return _kept.during(_kept.get().union(map(id, parts)))
 
 
 # For whoever observes: id of a module -> its dotted name, and the name of the module that is called.

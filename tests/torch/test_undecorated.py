@@ -343,9 +343,10 @@ def test_an_error_of_another_kind_leaves_nothing_half_done(
 def test_half_ahead_of_a_policy_warns(level: str, low: str) -> None:
     model = Net().to(getattr(torch, low))
     optimizer = optim.SGD(model.parameters(), 0.1)
-    step = amp.train_step(
-        loss_fn, model, optimizer, policy=policy(low).replace(level=level), scaler=UNSCALED
-    )
+    wanted = policy(low).replace(level=level)
+    scaler = amp.GradScaler(1.0)
+    step = amp.train_step(loss_fn, model, optimizer, policy=wanted, scaler=scaler)
+    scaler.enabled = False  # or float16 is refused
     text = r"(?s)in 16 bits: inner.weight, inner.bias, norm.weight, norm.bias, \.\.\.\..*Hint: model.float"
     with pytest.warns(amp.AmpBridgeWarning, match=text):
         step(*(value.to(getattr(torch, low)) for value in next(batches(1))))

@@ -60,12 +60,11 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
 
 
 def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
-    """Kept layers, those of containers that are never called in their places."""
-    for layer in kept:
-        if isinstance(layer, (paddle.nn.LayerList, paddle.nn.LayerDict)):
-            yield from _called_layers(layer.children())
-        else:
-            yield layer
+    """Kept layers and all below them, which a method may call, without containers."""
+    parts = {id(part): part for layer in kept for part in layer.sublayers(include_self=True)}
+    for part in parts.values():
+        if not isinstance(part, (paddle.nn.LayerList, paddle.nn.LayerDict)):
+            yield part
 
 
 def _check_that_its_buckets_fit(decoration: Decoration) -> None:

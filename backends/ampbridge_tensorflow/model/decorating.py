@@ -61,7 +61,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     policy = decoration.policy
     _check_save_dtype(decoration)
     found = Fitted(model, decoration, _checked_rules(policy))
-    found.kept = [_callable(layer) for layer in decoration.kept]
+    found.kept = _called_layers([_callable(layer) for layer in decoration.kept])
     if decoration.standalone:
         found.parts = _parts(model, found.kept)
     if policy.level == "O2":
@@ -102,6 +102,12 @@ def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
 
 
 # -- what becomes low
+
+
+def _called_layers(kept: Sequence[Any]) -> list[Any]:
+    """Kept layers and all below them, which a method may call."""
+    parts = {id(part.layer): part.layer for layer in kept for part in layers(layer)}
+    return [part for part in parts.values() if model_calls.calls_of(type(part)) is not None]
 
 
 def _parts(model: Any, kept: Sequence[Any]) -> dict[int, weakref.ref[Any]]:

@@ -260,16 +260,18 @@ def _has_plain_values(parameter: nn.Parameter) -> bool:
 
 
 def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """Kept layers, those of containers that are never called (ModuleList) in their places."""
+    """Kept layers and all below them, which a method may call, without containers (ModuleList)."""
     seen: set[int] = set()
     queue = list(kept)
     while queue:
         layer = queue.pop(0)
-        if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
-            queue.extend(layer.children())
-        elif id(layer) not in seen:
-            seen.add(id(layer))
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        if not isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
             yield layer
+        if not isinstance(layer, torch.jit.ScriptModule):
+            queue.extend(layer.children())
 
 
 # -- what is refused
