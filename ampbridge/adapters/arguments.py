@@ -147,16 +147,16 @@ def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
 def check_that_it_holds_some(
     backend: Backend, optimizer: Optimizer, parameters: Sequence[Array]
 ) -> None:
-    """That ``optimizer`` holds some of a model's parameters, unless it is still to be told of any.
+    """That ``optimizer`` holds some of a model's parameters, unless all of its own are frozen, or still come.
 
     Raises:
-        ArgumentError: if it holds others alone.
+        ArgumentError: if it trains others alone.
     """
     try:
         held = backend.parameters(optimizer)
     except CallOrderError:
         return
-    if parameters and {id(p) for p in parameters}.isdisjoint(map(id, held)):
+    if parameters and held and {id(p) for p in parameters}.isdisjoint(map(id, held)):
         msg = (
             f"The optimizer ({_name_of(type(optimizer))}) holds none of the model's parameters.\n"
             f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"

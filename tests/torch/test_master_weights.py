@@ -856,3 +856,90 @@ def test_sparse_gradients(low: str) -> None:
         assert model.weight.grad.is_sparse
         optimizer.step()
     assert_same_bits(float32_weights(model, optimizer), [master])
+
+
+class Averaging(nn.Module):
+    """A student, and the average of its weights in frozen ones, as BYOL, MoCo and mean teachers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(4, 64)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.student(x) - self.teacher(x + 1)).square().mean()
+
+    def average(self, way: str) -> None:
+        for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            if way == "in place":
+                with torch.no_grad():
+                    old.mul_(0.999).add_(new, alpha=0.001)
+            elif way == "data":
+                old.data.mul_(0.999).add_(new.data, alpha=0.001)
+            elif way == "new data":
+                old.data = old.data * 0.999 + new.data * 0.001
+            else:
+                assert old.data.isfinite().all()  # it is only read
+
+
+@pytest.mark.filterwarnings("ignore:Frozen parameters")
+@pytest.mark.parametrize("how", ["undecorated", "keep"])
+def test_a_frozen_average_moves_as_the_warning_says(how: str) -> None:
+    moved = {}
+    for level, way in (("O0", "plain"), ("O2", "plain"), ("O2", how)):
+        torch.manual_seed(0)
+        model = Averaging()
+        before = copy.deepcopy(model.teacher.weight)
+        optimizer = optim.Adam(model.student.parameters(), 1e-2)
+        options: dict[str, Any] = {"keep": ["teacher"]} if way == "keep" else {}
+        policy = amp.Policy("O0") if level == "O0" else amp.Policy("O2", "bfloat16", **options)
+        step = amp.train_step(lambda m, x: m(x), model, optimizer, policy=policy)
+        for _ in range(40):
+            step(torch.ones(2, 4))
+            if way == "undecorated":
+                with amp.undecorated(model):
+                    model.average("in place")
+            else:
+                model.average("in place")
+        amp.undecorate(model, optimizer)
+        moved[level, way] = float((model.teacher.weight - before).abs().sum().detach())
+    assert moved["O2", "plain"] < 0.5 * moved["O0", "plain"]
+    assert moved["O2", how] == pytest.approx(moved["O0", "plain"], rel=0.05)
+
+
+@pytest.mark.parametrize("way", ["in place", "data", "new data"])
+def test_an_average_in_frozen_low_parameters_is_warned_of_once(way: str) -> None:
+    torch.manual_seed(0)
+    model = Averaging()
+    optimizer = optim.Adam(model.student.parameters(), 1e-2)
+    step = amp.train_step(lambda m, x: m(x), model, optimizer, policy="O2:bfloat16")
+
+    def train() -> None:
+        for _ in range(12):
+            step(torch.ones(2, 4))
+            model.average(way)
+
+    with pytest.warns(
+        amp.AmpBridgeWarning, match=r"teacher\.weight(.|\n)*keep=\['teacher'\]"
+    ) as said:
+        train()
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("way", ["read", "once", "by its optimizer"])
+def test_what_is_no_average_is_not_warned_of(way: str) -> None:
+    """Warnings are errors here."""
+    model = Averaging()
+    optimizer = optim.Adam(model.student.parameters(), 1e-2)
+    other = optim.Adam(model.teacher.parameters(), 1e-2)
+    model, _ = amp.decorate(model, [optimizer, other], "O2:bfloat16")
+    for number in range(12):
+        model(torch.ones(2, 4)).backward()
+        optimizer.step()
+        if way == "read" or number == 1:
+            model.average("read" if way == "read" else "in place")
+        if way == "by its optimizer":  # of which each trains one half, in turns
+            for part in (model.student, model.teacher):
+                part.requires_grad_(not next(part.parameters()).requires_grad)
+            optimizer, other = other, optimizer
+        model.zero_grad()

@@ -57,8 +57,12 @@ class LowWeights:
         originals = [nn.Parameter(p.data) for p in self.parameters]
         for parameter, low in zip(self.parameters, rounded, strict=True):
             _set_data(parameter, low)
-        pairs = zip(self.parameters, originals, strict=True)
-        self.masters = [Master(*pair) for pair in pairs] if with_masters else []
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.masters = [
+            Master(low, wide, names[id(low)])
+            for low, wide in zip(self.parameters, originals, strict=True)
+            if with_masters
+        ]
         self._gradients = gradients
         self._set_gradient_dtype()
         _flatten_recurrent(model)

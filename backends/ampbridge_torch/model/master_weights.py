@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from operator import attrgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -23,6 +24,7 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import CallOrderError
 from ampbridge_torch import _private
 
@@ -32,12 +34,13 @@ STATE_KEY = "master_weight"
 class Master:
     """A tensor of a model in low precision, and the float32 tensor that it is the rounding of.
 
-    Copied and pickled together with the model, whose tensor it refers to.
+    Copied and pickled together with the model, whose tensor it refers to. ``name`` is the one in the model.
     """
 
-    def __init__(self, low: Tensor, wide: Tensor) -> None:
+    def __init__(self, low: Tensor, wide: Tensor, name: str) -> None:
         self.low = low
         self.wide = wide
+        self.name = name
         self._version = low._version
         self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
@@ -46,11 +49,16 @@ class Master:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.adopt()  # a new one takes them to agree
-        return Master, (self.low, self.wide)
+        return Master, (self.low, self.wide, self.name)
 
     def gave_out(self, data: Tensor) -> None:
         """Somebody has ``data``, which shares the low tensor's memory, and may write to it."""
         self._given_out = [*self._still_out(), ref(data)]
+
+    def was_given(self, data: Tensor) -> None:
+        """Somebody has put ``data`` into the low tensor, and has it still."""
+        self.gave_out(data)
+        self._version = -1  # no version of a tensor
 
     def adopt(self) -> None:
         """Take over what others wrote to the low tensor: an initialisation, loaded weights, a clamp.
@@ -59,8 +67,20 @@ class Master:
         where torch counted no write and nobody got ``.data``.
         """
         given_out, self._given_out = self._given_out, self._still_out()
-        if given_out or self.low._version != self._version or self.low.device != self.wide.device:
+        if given_out or self._is_written or self.low.device != self.wide.device:
             self._adopt()
+
+    def takes_over(self) -> bool:
+        """Whether somebody wrote to the low tensor, which is taken over; through ``.data``, other values."""
+        written = self._is_written or (
+            bool(self._given_out) and not torch.equal(self.low, self.wide.to(self.low))
+        )
+        self.adopt()
+        return written
+
+    @property
+    def _is_written(self) -> bool:
+        return self.low._version != self._version
 
     def _still_out(self) -> list[ref[Tensor]]:
         return [each for each in self._given_out if each() is not None]
@@ -112,6 +132,42 @@ def round_all(masters: Sequence[Master]) -> None:
             master.noted()
 
 
+class _LookAtFrozen:
+    """Warns of averages of weights that are kept in frozen low parameters, where they stand still.
+
+    before each of the first steps:
+        written <- the frozen low parameters that were written to since the last
+        once: warn of those that were also written to before that
+    """
+
+    STEPS = 10
+
+    def __init__(self) -> None:
+        self._steps_left = self.STEPS
+        self._written: set[Master] = set()  # before the first step: initialised, or loaded
+
+    def __call__(self) -> None:
+        if not self._steps_left:
+            return
+        frozen = [master for master in _masters.values() if not master.low.requires_grad]
+        before, self._written = self._written, {m for m in frozen if m.takes_over()}
+        again = sorted(before & self._written, key=attrgetter("name"))
+        self._steps_left = 0 if again else self._steps_left - 1
+        if again:
+            self._warn(again)
+
+    def _warn(self, masters: Sequence[Master]) -> None:
+        names = [master.name for master in masters]
+        parts = sorted({name.partition(".")[0] for name in names if "." in name})
+        keep = f"Policy(..., keep={parts!r}); or " if parts else ""
+        dtype = str(masters[0].low.dtype).removeprefix("torch.")
+        warn(
+            f"Frozen parameters at O2 are written to between steps, in {dtype}, where an average of weights "
+            f"stands still: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}.\n"
+            f"Hint: {keep}with amp.undecorated(model): around what writes to them."
+        )
+
+
 class _Replaced(NamedTuple):
     """A place in ``param_groups`` where a master stands, and the gradient of its parameter."""
 
@@ -137,6 +193,7 @@ class MasterUpdates:
         self._replaced: list[_Replaced] = []
         self._given: Mapping[int, Tensor | None] = {}
         self._loaded: Mapping[int, Tensor] = {}
+        self._look_at_frozen = _LookAtFrozen()
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -227,6 +284,7 @@ class MasterUpdates:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._replaced and _private.steps_under_way(optimizer) > 1:
             return None  # the parent's step, called by the optimizer's own
+        self._look_at_frozen()
         self._put_masters_in(optimizer)
         self._hand_over_gradients()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -399,21 +457,17 @@ class _Data:
 
     def __get__(self, parameter: Tensor | None, owner: type) -> Any:
         data = _OF_TENSORS.__get__(parameter, owner)
-        if parameter is not None:
-            _tell_master(parameter, data)
+        if parameter is not None and (master := master_of(parameter)) is not None:
+            master.gave_out(data)
         return data
 
     def __set__(self, parameter: Tensor, data: Tensor) -> None:
         _OF_TENSORS.__set__(parameter, data)
-        _tell_master(parameter, data)
+        if (master := master_of(parameter)) is not None:
+            master.was_given(data)
 
 
 _OF_TENSORS: Any = Tensor.data
-
-
-def _tell_master(parameter: Tensor, data: Tensor) -> None:
-    if (master := master_of(parameter)) is not None:
-        master.gave_out(data)
 
 
 _watch = _Watch()
