@@ -76,8 +76,7 @@ def gradients(
     scaled = loss if factor is None else loss * factor
     found = _differentiate(scaled, model, wanted, recomputation.is_reentrant)
     check_dependence(found)
-    with paddle.no_grad():
-        grads = [_in_float32(g, p) for g, p in zip(found, wanted, strict=True)]
+    grads = _in_float32(found, wanted)
     if total is not None:
         grads = add(total, grads)
     return cast(loss.detach(), "float32"), map_leaves(_detached, aux), grads
@@ -138,10 +137,16 @@ def _needs_backward(model: Any, wanted: Sequence[Tensor]) -> bool:
     return any(hooked)
 
 
-def _in_float32(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
-    """The values that a gradient in ``parameter``'s precision has; ``paddle.grad`` runs no hooks."""
-    if grad is None:
-        return None
+@paddle.no_grad()
+def _in_float32(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The values that gradients in the precision of ``parameters`` have; ``paddle.grad`` runs no hooks."""
+    return [
+        grad if grad is None else _rounded_like(parameter, grad)
+        for grad, parameter in zip(grads, parameters, strict=True)
+    ]
+
+
+def _rounded_like(parameter: Tensor, grad: Tensor) -> Tensor:
     dtype = low_dtype_of(parameter)
     if dtype is not None:
         return rounded_gradient(grad, dtype)
