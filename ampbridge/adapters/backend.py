@@ -15,7 +15,7 @@ symbolic tensor while a step is being traced.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -321,6 +321,14 @@ class Backend(Protocol):
         """
         del model, notice
         return nullcontext()
+
+    def noting_kept_calls(self) -> AbstractContextManager[Callable[[], Collection[int] | None]]:
+        """A block in which the calls of kept layers, and of those below them, are noted.
+
+        The function that it gives returns the ids of the layers that were called, or None if some of
+        the calls may not have been seen: in compiled code. The default sees none.
+        """
+        return nullcontext(_nothing_seen)
 
     # -- models fitted to a policy
 
@@ -739,6 +747,10 @@ class Backend(Protocol):
         """
         msg = f"{type(native).__name__} of {self.name} is not a precision object.\n"
         raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
+
+
+def _nothing_seen() -> None:
+    """Of no call is it known whether there was one."""
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ampbridge import (
     value_and_grad,
 )
 from ampbridge.adapters.backend import Array, Model, Optimizer
-from ampbridge.testing.decorating import Layered
+from ampbridge.testing.decorating import Layered, levels
 from ampbridge.testing.gradients import FLOAT32_ERROR
 from ampbridge.testing.harness import untransposed
 from ampbridge.testing.reference import example, reference, relative_error
@@ -215,6 +215,46 @@ class FirstStepConformance(Layered):
         ):
             step(*self.batch())
         step(*self.batch())
+
+    def reading_weights_of_the_head(self, model: Model, x: Array, target: Array, _: Array) -> Array:
+        """A loss of the model that calls its head, and does more with the head's weights."""
+        h, head = self.harness, model.head
+        weight = head.kernel if hasattr(head, "kernel") else head.weight
+        return h.mean_squared_error(weight, 0 * weight)
+
+    @levels
+    def test_parameters_of_a_kept_layer_that_is_not_called_are_warned_of_once(
+        self, level: str
+    ) -> None:
+        model, optimizer = self.trainable()
+        with self.harness.backend.noting_kept_calls() as called:
+            if called() is None:
+                pytest.skip("calls are not noted here")
+        policy = Policy(level, "bfloat16", keep=("head",))  # type: ignore[arg-type]
+        loss_fn = self.reading_weights_of_the_head
+        step = train_step(loss_fn, model, optimizer, policy=policy, compile=False)
+        words = (
+            r"(?s)keep=\['head'\] does not reach where .* used: head\.(weight|kernel)\. .*Hint: "
+        )
+        with pytest.warns(AmpBridgeWarning, match=words):
+            step(*self.batch())
+        step(*self.batch())
+
+    @pytest.mark.parametrize("keep", [("head",), ("*",)])
+    @levels
+    def test_parameters_of_called_kept_layers_are_used_without_a_word(
+        self, level: str, keep: tuple[str, ...]
+    ) -> None:
+        def loss_fn(model: Model, x: Array, *others: Array) -> Array:
+            regularized = self.reading_weights_of_the_head(model, x, *others)
+            return self.loss()(model, x, *others) + regularized
+
+        model, optimizer = self.trainable()
+        policy = Policy(level, "bfloat16", keep=keep)  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", AmpBridgeWarning)
+            warnings.simplefilter("ignore", SimulationWarning)
+            train_step(loss_fn, model, optimizer, policy=policy, compile=False)(*self.batch())
 
     @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
     def test_a_part_of_a_model_is_trained_without_a_word(self, policy: str, compiled: bool) -> None:

@@ -5,7 +5,8 @@ Not at each call: a look takes longer than a small step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_
 
@@ -13,6 +14,7 @@ from ampbridge.adapters.arguments import check_masters
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer, OwnPrecisionNotice
 from ampbridge.adapters.calling_code import warn
 from ampbridge.policies.policy import Policy
+from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.training.decorate import policy_by_hand, under_another_policy, warn_of_low_parameters
 from ampbridge.training.recipe import Recipe
 
@@ -56,10 +58,14 @@ class LookAtGradients:
         self._backend, self._model, self._optimizer = backend, model, optimizer
         self._before: object = None
 
-    @property
-    def is_first(self) -> bool:
-        """Whether there were no gradients yet."""
-        return self._before is None
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The block in which gradients are computed: of the first ones, more is looked at."""
+        if self._before is not None:
+            yield
+            return
+        with scaled_by.during("train_step"), self._backend.noting_kept_calls() as self._called:
+            yield
 
     def __call__(
         self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array], *, scaled: bool
@@ -74,11 +80,37 @@ class LookAtGradients:
             return
         if scaled:
             check_masters(self._backend, self._optimizer, trained, grads)
-        is_first, self._before = self.is_first, now
+        is_first, self._before = self._before is None, now
         self._warn_of_what_is_left_out(trained, grads)
+        if is_first:
+            self._warn_of_what_keep_does_not_reach(trained, grads)
         has_been_said = is_first and policy_by_hand(self._backend, self._model) is not None
         if not has_been_said:
             warn_of_low_parameters(self._backend, self._model, policy)
+
+    def _warn_of_what_keep_does_not_reach(
+        self, trained: Sequence[Array], grads: Sequence[Array]
+    ) -> None:
+        """Where parameters of a kept layer are used, and neither it nor a layer around is called."""
+        backend, model = self._backend, self._model
+        called, decoration = self._called(), backend.decoration(model, None)
+        if called is None or decoration is None:
+            return
+        inside = {id(p) for layer in decoration.kept for p in backend.parameters(layer)}
+        for layer in backend.layers(model) if inside else ():
+            if id(layer.layer) in called:
+                inside.difference_update(map(id, backend.parameters(layer.layer)))
+        used = {id(p) for p, g in zip(trained, grads, strict=True) if g is not None}
+        pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
+        names = [name for p, name in pairs if id(p) in inside & used] if inside & used else []
+        if names:
+            msg = (
+                f"keep={list(decoration.policy.keep)!r} does not reach where these parameters are used: "
+                f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. A kept layer is float32 where "
+                "it is called, and their layers were not called: a function or another method read them.\n"
+                "Hint: def forward(self, x): ...  # of the kept layer, with all that reads them"
+            )
+            warn(msg)
 
     def _warn_of_what_is_left_out(self, trained: Sequence[Array], grads: Sequence[Array]) -> None:
         """Where a layer was replaced, the optimizer has the old one's parameters, and no loss does.

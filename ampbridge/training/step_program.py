@@ -6,7 +6,6 @@ It knows the parts of a step and not the step: a dropped step is freed at once, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ from ampbridge.adapters.backend import (
 from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.policies.policy import Policy
-from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.first_look import LookAtGradients
 from ampbridge.training.recipe import Recipe
@@ -68,7 +66,7 @@ class StepProgram:
             backend = self.backend
             counting, scaling = self.counting(policy), self._scaler_under(policy) is not None
             scale = counting.store.read().scale if scaling else None
-            with scaled_by.during("train_step") if look.is_first else nullcontext():
+            with look.watching():
                 loss, aux, grads = backend.gradients(
                     loss_and_aux,
                     self.model,

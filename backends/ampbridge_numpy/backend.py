@@ -11,7 +11,7 @@ from ampbridge.adapters.backend import (
     ScaleStore,
 )
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
-from ampbridge_numpy import arguments, probing, training_state
+from ampbridge_numpy import arguments, nn, probing, training_state
 from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.lens import observing, restoring
 from ampbridge_numpy.model import decorating
@@ -31,6 +31,8 @@ class NumpyBackend(Backend):
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
+
+    noting_kept_calls = staticmethod(nn.noting_kept_calls)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

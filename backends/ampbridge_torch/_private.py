@@ -71,6 +71,7 @@ NAMES = {
         Name("torch.ops.higher_order.tag_activation_checkpoint", "compiled checkpoints", False),
         Name("torch._C.DisableTorchFunction", "compile=True", True),
         Name("torch._dynamo.eval_frame.set_code_exec_strategy", "graph breaks in a region", False),
+        Name("torch._dynamo.utils.counters", "a warning of what keep does not reach", False),
         Name("torch._dynamo.config.trace_autograd_ops", "compile=True, a whole step", False),
         Name("torch._C._current_graph_task_id", "amp.lens", True),
         Name("torch._C._autograd._get_sequence_nr", "amp.lens", True),
@@ -387,6 +388,14 @@ def leave_to_python(code: CodeType) -> None:
 
 
 _left_to_python: set[CodeType] = set()
+
+
+def has_compiled() -> bool:
+    """Whether Dynamo has compiled anything in this process, as far as is known."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return False
+    counters = lookup("counters")
+    return counters is None or counters.get("frames", {}).get("total", 0) > 0
 
 
 def can_trace_gradients() -> bool:

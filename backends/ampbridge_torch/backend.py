@@ -14,7 +14,7 @@ from ampbridge.adapters.backend import (
 from ampbridge_torch import arguments, probing, training_state
 from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.lens import held_memory, observing, restoring
-from ampbridge_torch.model import decorating
+from ampbridge_torch.model import decorating, model_calls
 from ampbridge_torch.native import native_policy, native_scaler
 from ampbridge_torch.step import compiling, gradients, own_precision, ranks, scaling
 
@@ -34,6 +34,7 @@ class TorchBackend(Backend):
     cast = staticmethod(casting.cast)
 
     noticing_own_precision = staticmethod(own_precision.noticed)
+    noting_kept_calls = staticmethod(model_calls.noting_kept_calls)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

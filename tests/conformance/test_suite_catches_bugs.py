@@ -1301,6 +1301,33 @@ SCHEDULES = (
 )
 
 
+@caught_by("test_layers_below_a_kept_one_are_kept_wherever_they_are_called")
+class KeepsCallsOfNamedLayersAlone(CallsModels):
+    class call(ModelCall):
+        @contextmanager
+        def in_effect(self):
+            named = frozenset(map(id, self.decoration.kept))
+            with super().in_effect(), nn._kept.during(named):
+                yield
+
+
+@caught_by("test_parameters_of_a_kept_layer_that_is_not_called_are_warned_of_once")
+class TakesEachKeptLayerForCalled(NumpyBackend):
+    def noting_kept_calls(self):
+        return nullcontext(lambda: _Everything())
+
+
+@caught_by("test_parameters_of_called_kept_layers_are_used_without_a_word")
+class SeesNoCallOfKeptLayers(NumpyBackend):
+    def noting_kept_calls(self):
+        return nullcontext(lambda: ())
+
+
+class _Everything:
+    def __contains__(self, item):
+        return True
+
+
 @caught_by("test_layers_come_under_dotted_names_outer_before_inner")
 class ListsInnerLayersFirst(NumpyBackend):
     def layers(self, model):

@@ -7,6 +7,7 @@ import gc
 import inspect
 import io
 import re
+import warnings
 import weakref
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
@@ -28,6 +29,7 @@ import ampbridge as amp
 from ampbridge.adapters.backend import Decoration
 from ampbridge.errors import UnsupportedError
 from ampbridge.training.decorate import fit_to, for_steps
+from ampbridge_torch import _private
 from ampbridge_torch.backend import TorchBackend
 from ampbridge_torch.model import model_calls
 
@@ -316,6 +318,84 @@ def test_a_kept_model_is_a_float32_model(low: str) -> None:
 def test_a_kept_layer_may_be_called_by_itself(low: str) -> None:
     model = amp.decorate(Net(), None, policy(low, keep=["outer"]))
     assert model.outer(torch.ones(1, 8, dtype=getattr(torch, low))).dtype is F32
+
+
+class Encoder(nn.Module):
+    """Used as ``encode`` says: by its call, by a method, or by a call of its own."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.scale = nn.Parameter(torch.ones(4, 4))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.inner(x) @ self.scale
+
+    def half_of_it(self, x: Tensor) -> Tensor:
+        return self.inner[0](x)
+
+
+class WithItsOwnCall(Encoder):
+    def __call__(self, *args: Any) -> Any:
+        return self.forward(*args)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self, encoder: nn.Module, method: str) -> None:
+        super().__init__()
+        self.vae, self.head, self.method = encoder, nn.Linear(4, 4), method
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(getattr(self.vae, self.method)(x))
+
+
+WAYS = {
+    "a call": (Encoder, "__call__", ""),
+    "its own call": (WithItsOwnCall, "__call__", ""),
+    "a method": (Encoder, "encode", "vae.scale"),
+    "a method that calls layers": (Encoder, "half_of_it", ""),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_layers_below_a_kept_one_are_kept_whatever_calls_them(
+    level: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a method reads by itself is not: the first step says so, and once."""
+    monkeypatch.setattr(_private, "has_compiled", lambda: False)
+    encoder, method, told = WAYS[way]
+    model = Autoencoder(encoder(way), method)
+    chosen = amp.Policy(level, "bfloat16", keep=["vae"], execution="native")
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    step = amp.train_step(lambda model, x: model(x).float().sum(), model, optimizer, policy=chosen)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(torch.randn(2, 4))
+    said = [str(each.message) for each in caught]
+    assert len(said) == bool(told)
+    assert all(f"parameters are used: {told}. " in each for each in said)
+    with amp.autocast(chosen.replace(keep=())):
+        products = [dtypes for _, dtypes in ran(model, torch.randn(2, 4))]
+    kept = [{"float32"}] * (1 if method == "half_of_it" else 2)
+    assert products[: len(kept)] == kept
+    assert products[-1] == {"bfloat16"}
+
+
+def test_of_compiled_code_nothing_is_said_about_kept_layers() -> None:
+    model = Autoencoder(Encoder(""), "encode")
+    step = amp.train_step(
+        torch.compile(lambda model, x: model(x).float().sum(), backend="eager"),
+        model,
+        optim.SGD(model.parameters(), 0.1),
+        policy=amp.Policy("O1", "bfloat16", keep=["vae"], execution="native"),
+    )
+    step(torch.randn(2, 4))
 
 
 def test_torchs_fused_transformer_layers_do_not_run_past_kept_layers(low: str) -> None:

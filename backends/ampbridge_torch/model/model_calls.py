@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import Signature, signature
 from typing import Any, NoReturn, Protocol, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -25,7 +26,7 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
-from ampbridge_torch import devices
+from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast.casting import DTYPES, region, region_on
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.rules import rules_for
@@ -247,6 +248,9 @@ class KeptCall(Call):
         self._handles.append(hook)
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            for noted in list(_noting.values()):
+                noted.add(id(self._module()))
         if not casts_here():
             return self._forward(module, args, kwargs)
         with region(FLOAT32_REGION):
@@ -257,6 +261,20 @@ class KeptCall(Call):
             return None
         raised = {name: cast_nested(value, torch.float32) for name, value in kwargs.items()}
         return tuple(cast_nested(value, torch.float32) for value in args), raised
+
+
+_noting: dict[int, set[int]] = {}  # whatever thread calls: replicas of DataParallel have their own
+
+
+@contextmanager
+def noting_kept_calls() -> Iterator[Callable[[], Collection[int] | None]]:
+    """See ``Backend.noting_kept_calls``."""
+    noted: set[int] = set()
+    _noting[id(noted)] = noted
+    try:
+        yield lambda: None if _private.has_compiled() else noted
+    finally:
+        del _noting[id(noted)]
 
 
 _Key: TypeAlias = tuple[Policy, bool, tuple[int, ...]]
