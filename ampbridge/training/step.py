@@ -49,7 +49,7 @@ from ampbridge.policies.schedule import Schedule, parse
 from ampbridge.scaling.scale_rule import ScalerConfig
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.decorate import fit_to, for_steps, policy_by_hand
-from ampbridge.training.first_look import look, own_precision_notice
+from ampbridge.training.first_look import LookAtScheduler, look, own_precision_notice
 
 # For one release, code may import it from ampbridge.step.
 from ampbridge.training.own_loop import value_and_grad as value_and_grad
@@ -101,6 +101,7 @@ class TrainStep(ShownInNotebooks):
         }
         self._scheduler = scheduler
         self._advance_scheduler = checked_scheduler(backend, scheduler, optimizer)
+        self._look_at_scheduler = LookAtScheduler(backend, scheduler)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps without loss scaling are also checked and counted.
         self._unscaled = GradScaler(1.0, dynamic=False)
@@ -178,6 +179,7 @@ class TrainStep(ShownInNotebooks):
             final = self._micro_steps + 1 == self.accumulate
             policy = self.policy
             check_that_it_holds_examples(batch)
+            self._look_at_scheduler.before_a_step()
             run = self._present_program() if self._has_looked else self._first_program(policy)
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
             try:
@@ -202,6 +204,7 @@ class TrainStep(ShownInNotebooks):
                 self._schedule_state = self._plan.next_state(self._schedule_state, counted)
             if self._advance_scheduler is not None and bool(output.applied):
                 self._advance_scheduler()
+                self._look_at_scheduler.note()
             if output.raised is not None:
                 raise output.raised
             return self._result(output, policy)

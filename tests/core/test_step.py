@@ -130,6 +130,53 @@ def test_a_scheduler_may_be_an_object_with_step(make):
     assert scheduler.steps == 1
 
 
+@pytest.fixture
+def scheduled(toy):
+    """A step with a scheduler that counts, as torch's and Paddle's do."""
+
+    class Counting(toy.Rates):
+        last_epoch = 0
+
+        def step(self):
+            self.last_epoch += 1
+
+    model = toy.Model()
+    optimizer = toy.Optimizer(model)
+    scheduler = Counting(optimizer)
+    return [
+        amp.train_step(loss_fn, model, optimizer, scaler=GradScaler(8.0), scheduler=scheduler)
+        for _ in range(2)
+    ]
+
+
+def test_a_scheduler_that_the_loop_moves_too_is_warned_of_once(scheduled, toy, monkeypatch):
+    monkeypatch.setattr(toy.Backend, "kind", _kind_of_subclasses(toy))
+    step, _ = scheduled
+    step(), step._scheduler.step()
+    step(), step._scheduler.step()  # one may have been loaded
+    with pytest.warns(amp.AmpBridgeWarning, match=r"(?s)The Counting .* moves twice.*Hint: leave"):
+        step()
+    step._scheduler.step()
+    step()
+
+
+def test_a_scheduler_that_is_loaded_or_moved_by_steps_is_not_warned_of(scheduled, toy, monkeypatch):
+    monkeypatch.setattr(toy.Backend, "kind", _kind_of_subclasses(toy))
+    one, other = scheduled
+    scheduler = one._scheduler
+    for slope in (1.0, np.inf, 1.0, 1.0):
+        one.model.slope = slope  # by steps that take turns, one of which is skipped
+        one(), other()
+    for count in (7, 8, 3, 3, 20):
+        scheduler.last_epoch = count
+        one()
+
+
+def _kind_of_subclasses(toy):
+    kind = toy.Backend.kind
+    return lambda self, obj: "scheduler" if isinstance(obj, toy.Rates) else kind(self, obj)
+
+
 def test_a_step_whose_scheduler_raises_has_happened(make):
     due = []
 

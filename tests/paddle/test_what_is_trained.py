@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,24 @@ def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
     optimizer = paddle.optimizer.SGD(scheduler, parameters=model.parameters())
     with pytest.raises(amp.ArgumentTypeError, match="ReduceOnPlateau needs metrics"):
         amp.train_step(F.mse_loss, model, optimizer, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_scheduler_that_the_loop_moves_too_is_warned_of(by_hand: bool) -> None:
+    rates = paddle.optimizer.lr
+    scheduler = rates.LinearWarmup(rates.StepDecay(0.1, 3), 5, 0.0, 0.1)
+    model = nn.Linear(4, 2)
+    optimizer = paddle.optimizer.SGD(scheduler, parameters=model.parameters())
+    step = amp.train_step(
+        lambda m, x: m(x).sum(), model, optimizer, policy="O0", scheduler=scheduler
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", amp.AmpBridgeWarning)
+        for _ in range(5):
+            step(paddle.ones([2, 4]))
+            if by_hand:
+                scheduler.step()
+    assert len([each for each in caught if "moves twice" in str(each.message)]) == by_hand
 
 
 def test_a_scheduler_of_another_optimizer_is_refused() -> None:

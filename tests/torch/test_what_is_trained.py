@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -261,6 +262,33 @@ def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
     scheduler = optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(amp.ArgumentTypeError, match="ReduceLROnPlateau needs metrics"):
         amp.train_step(lambda m, x: m(x).sum(), model, optimizer, scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda o: optim.lr_scheduler.StepLR(o, 3),
+        lambda o: optim.lr_scheduler.OneCycleLR(o, 0.1, 99),
+        lambda o: optim.lr_scheduler.SequentialLR(
+            o, [optim.lr_scheduler.LinearLR(o), optim.lr_scheduler.StepLR(o, 3)], [2]
+        ),
+    ],
+)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_scheduler_that_the_loop_moves_too_is_warned_of(made: Any, by_hand: bool) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    scheduler = made(optimizer)
+    step = amp.train_step(
+        lambda m, x: m(x).sum(), model, optimizer, policy="O0", scheduler=scheduler
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", amp.AmpBridgeWarning)
+        for _ in range(5):
+            step(torch.ones(2, 4))
+            if by_hand:
+                scheduler.step()
+    assert len([each for each in caught if "moves twice" in str(each.message)]) == by_hand
 
 
 @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss])
