@@ -12,7 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from interrupts import bytecodes, dtypes_of_tasks, interrupt, region
 
+import ampbridge as amp
 from ampbridge.testing.interruption import without_locks
+from ampbridge_torch.autocast.casting import region_on
 from ampbridge_torch.testing import TorchHarness
 
 
@@ -37,9 +39,21 @@ def casts_left_by_interrupts(action):
     return count
 
 
+def region_of_a_step(lists):
+    """What a step opens, without the region of the core around it."""
+
+    def run():
+        with region_on(("cpu",), amp.Policy("O1", "float16", lists=lists)):
+            pass
+
+    return run
+
+
 with without_locks():
     left = {
         "natively": casts_left_by_interrupts(native_region),
         "ours": casts_left_by_interrupts(lambda: region(TorchHarness())),
+        "a step's": casts_left_by_interrupts(region_of_a_step("torch")),
+        "a step's, without a mode": casts_left_by_interrupts(region_of_a_step("native")),
     }
 print(json.dumps({**left, "tasks": dtypes_of_tasks(TorchHarness())}))

@@ -65,8 +65,8 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):
         return nullcontext()
-    if outer is None and rules.is_empty and len(types) == 1:
-        return _native(policy, types[0])  # nothing of our own: each microsecond counts in a loop
+    if outer is None and rules.is_empty:
+        return _native(policy, types)  # each microsecond counts in a loop
     return _with_lists(policy, types, rules, outer)
 
 
@@ -74,18 +74,8 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
 def _with_lists(
     policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
 ) -> Iterator[None]:
-    if len(types) == 1:
-        with _native(policy, types[0]), _checkpoints(rules), listed(rules, outer):
-            yield
-    else:
-        cpu, other = types
-        with (
-            _native(policy, cpu),
-            _native(policy, other),
-            _checkpoints(rules),
-            listed(rules, outer),
-        ):
-            yield
+    with _native(policy, types), _checkpoints(rules), listed(rules, outer):
+        yield
 
 
 def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
@@ -99,37 +89,55 @@ def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
     return any(torch.is_autocast_enabled(device_type) for device_type in device_types)
 
 
-def _native(policy: Policy, device_type: DeviceType) -> torch.autocast:
+def _native(policy: Policy, types: tuple[DeviceType, ...]) -> AbstractContextManager[Any]:
+    """``torch.autocast``, with what is ours around it."""
+    if policy.level != "O0" and not is_compiling():
+        return _merging(policy, types)
+    return _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
+
+
+def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
     if policy.level == "O0":
         return torch.autocast(device_type, enabled=False)
-    dtype = DTYPES[policy.compute_dtype]
-    if is_compiling():  # Dynamo knows torch's own class alone
-        return torch.autocast(device_type, dtype=dtype)
-    return _Autocast(device_type, dtype, merges=policy.lists != "native")
+    # Dynamo knows torch's own class alone.
+    kind = torch.autocast if is_compiling() else _Autocast
+    return kind(device_type, dtype=DTYPES[policy.compute_dtype])
+
+
+@contextmanager
+def _autocast_on_both(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
+    cpu, other = types
+    with _autocast(policy, cpu), _autocast(policy, other):
+        yield
 
 
 class _Autocast(torch.autocast):
-    """``torch.autocast`` with a hint for errors about dtypes.
+    """``torch.autocast``, by its class one of ampbridge's.
 
-    Args:
-        merges: whether the ops of ``merging`` take tensors of two dtypes.
+    It has no method of its own. An interrupt in Python code that runs ahead of torch's ``__exit__`` would
+    leave autocast on.
     """
 
-    def __init__(self, device_type: DeviceType, dtype: torch.dtype, merges: bool) -> None:
-        super().__init__(device_type, dtype=dtype)
-        self._merges = merges
-        if merges:
-            merging.register(device_type)
 
-    def __enter__(self) -> Any:
-        merging.regions.count += self._merges
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> Any:
-        merging.regions.count -= self._merges
-        if error is not None:
-            _explain(error)
-        return super().__exit__(kind, error, traceback)
+@contextmanager
+def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
+    """Ops of ``merging`` take tensors of two dtypes inside; errors about dtypes come with a hint."""
+    merges = policy.lists != "native"
+    for device_type in types if merges else ():
+        merging.register(device_type)
+    merging.regions.count += merges
+    try:
+        if len(types) == 1:
+            with _autocast(policy, types[0]):
+                yield
+        else:
+            with _autocast_on_both(policy, types):
+                yield
+    except BaseException as error:
+        _explain(error)
+        raise
+    finally:
+        merging.regions.count -= merges
 
 
 def is_our_region(region: torch.autocast) -> bool:
