@@ -226,6 +226,61 @@ def test_the_parts_of_attention_are_decorated_and_kept_with_it() -> None:
     amp.undecorate(model)
 
 
+class Coding(LAYERS.Layer):
+    """Is called by its methods, as the encoder and the decoder of a VAE are."""
+
+    def __init__(self) -> None:
+        super().__init__(name="coder")
+        self.inner = LAYERS.Dense(8)
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+
+    def encode(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+class CallingAMethod(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.coder, self.head = Coding(), LAYERS.Dense(3)
+        self.log: list[str] = []
+
+    def build(self, shape: Any) -> None:
+        self.coder.build(shape)
+        self.head.build(shape)
+
+    def call(self, x: Any) -> Any:
+        code = self.coder.encode(x)
+        self.log += [code.dtype.name, (output := self.head(code)).dtype.name]
+        return output
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("policy", [O1, O2], ids=str)
+def test_layers_of_a_kept_one_are_float32_by_whatever_method_they_are_reached(
+    policy: amp.Policy, compiled: bool
+) -> None:
+    model = CallingAMethod()
+    model.build(X.shape)
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def loss(model: Any, x: Any) -> Any:
+        return tf.reduce_mean(model(x) ** 2)
+
+    kept = policy.replace(keep=["coder"])
+    step = amp.train_step(loss, model, optimizer, policy=kept, compile=compiled)
+    model.log.clear()
+    step(X)
+    assert model.log[:2] == ["float32", LOW]
+    amp.undecorate(model)
+    model.log.clear()
+    with amp.autocast(policy, backend="tensorflow"):
+        model(X)
+    assert model.log == [LOW, LOW]
+
+
 @KERAS_ITSELF_WARNS
 def test_a_precision_that_somebody_chose_is_left_alone() -> None:
     given = keras.dtype_policies.DTypePolicyMap("float32")
