@@ -273,6 +273,12 @@ LOSS_CLASS = PrivateName(
     "Keras Loss objects stay float32 where a policy allows their op",
     required=False,
 )
+MAKE_TRAIN_FUNCTION = PrivateName(
+    "keras.src.backend.tensorflow.trainer",
+    "TensorFlowTrainer.make_train_function",
+    "nothing says that fit in a float16 region scales no loss",
+    required=False,
+)
 FINITE_BRANCH = PrivateName(
     "keras.src.optimizers.loss_scale_optimizer",
     "LossScaleOptimizer._stateful_handle_finite_grads",

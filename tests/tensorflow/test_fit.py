@@ -188,6 +188,37 @@ def test_in_a_region_around_fit() -> None:
     assert [state["scale"] for state in trajectory.states] == expected
 
 
+@pytest.mark.parametrize("how", ["fit", "fit eagerly", "train_on_batch"])
+def test_fit_in_a_float16_region_warns_that_no_loss_is_scaled(how: str) -> None:
+    model = made()
+    model.compile("sgd", "mse", run_eagerly=how == "fit eagerly")
+    expected = (
+        r"(?s)float16 region, and its SGD scales no loss.*Hint: amp\.decorate\(model, policy="
+    )
+    with amp.autocast("O1:float16", "tensorflow"):
+        with pytest.warns(amp.AmpBridgeWarning, match=expected) as seen:
+            model.train_on_batch(X, Y) if how == "train_on_batch" else fit_plain(model)
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+@pytest.mark.filterwarnings("error::ampbridge.errors.AmpBridgeWarning")
+@pytest.mark.parametrize("case", ["bfloat16", "Keras scales", "decorated", "outside", "evaluates"])
+def test_fit_warns_of_no_other_region(case: str) -> None:
+    model, sgd = made(), keras.optimizers.SGD(0.01)
+    if case == "decorated":
+        amp.decorate(model, policy="O1:float16")
+    keras_scales = case == "Keras scales"
+    model.compile(keras.optimizers.LossScaleOptimizer(sgd) if keras_scales else sgd, "mse")
+    with amp.autocast("O1:bfloat16" if case == "bfloat16" else "O1:float16", "tensorflow"):
+        if case == "evaluates":
+            model.evaluate(X, Y, verbose=0)
+        elif case != "outside":
+            fit_plain(model)
+    fit_plain(model)
+    if case == "decorated":
+        amp.undecorate(model)
+
+
 @pytest.mark.usefixtures("graphs_as_traced")
 def test_a_disabled_scaler_leaves_all_to_the_inner_optimizer() -> None:
     weights = []

@@ -23,6 +23,7 @@ from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import (
     execution,
     functions,
+    keras_fit,
     keras_layers,
     op_entry,
     simulation,
@@ -141,6 +142,7 @@ REPLACEMENTS = {
     **traced_code.REPLACE,
     **functions.REPLACE,
     **keras_layers.REPLACE,
+    **keras_fit.REPLACE,
     **simulation.REPLACE,
     **variable_reads.REPLACE,
 }

@@ -14,8 +14,9 @@ from ampbridge.policies.schedule import Schedule
 from ampbridge.training.decorate import decorate
 from ampbridge.training.result import StepResult
 from ampbridge_tensorflow.arguments import check_keras_backend
+from ampbridge_tensorflow.autocast.keras_fit import scales_by_itself
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
-from ampbridge_tensorflow.fit.scaled_fit import scales_by_itself, wrapped
+from ampbridge_tensorflow.fit.scaled_fit import wrapped
 
 
 class PolicySchedule(keras.callbacks.Callback):

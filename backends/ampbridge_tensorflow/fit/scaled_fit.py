@@ -20,6 +20,7 @@ from typing import Any
 import keras
 
 from ampbridge.adapters.interception import Interception, Site
+from ampbridge_tensorflow.autocast.keras_fit import scales_by_itself
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.fitted import Fitted, Mark
@@ -38,12 +39,6 @@ def unscale(model: Any, found: Fitted) -> None:
     """Take ``scale`` back."""
     if found.scaled is not None and model.optimizer is found.scaled:
         model.optimizer = found.scaled.inner_optimizer
-
-
-def scales_by_itself(optimizer: Any) -> bool:
-    """Whether a Keras optimizer scales the loss, by whatever rule."""
-    wraps_another = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return wraps_another or optimizer.loss_scale_factor is not None
 
 
 def wrapped(optimizer: Any) -> LossScaleOptimizer:
