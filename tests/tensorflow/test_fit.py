@@ -195,10 +195,10 @@ def test_fit_in_a_float16_region_warns_that_no_loss_is_scaled(how: str) -> None:
     expected = (
         r"(?s)float16 region, and its SGD scales no loss.*Hint: amp\.decorate\(model, policy="
     )
-    with amp.autocast("O1:float16", "tensorflow"):
-        with pytest.warns(amp.AmpBridgeWarning, match=expected) as seen:
-            model.train_on_batch(X, Y) if how == "train_on_batch" else fit_plain(model)
-    assert [warning.filename for warning in seen] == [__file__]
+    warning = pytest.warns(amp.AmpBridgeWarning, match=expected)
+    with amp.autocast("O1:float16", "tensorflow"), warning as seen:
+        model.train_on_batch(X, Y) if how == "train_on_batch" else fit_plain(model)
+    assert [each.filename for each in seen] == [__file__]
 
 
 @pytest.mark.filterwarnings("error::ampbridge.errors.AmpBridgeWarning")
