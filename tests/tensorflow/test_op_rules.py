@@ -288,3 +288,57 @@ def test_so_does_one_of_a_gradient_in_a_step() -> None:
         step()(x)
     assert "deny=['tf:OP']" in raised.value.__notes__[0]
     assert step(deny=["tf:ImageProjectiveTransformV3"])(x).applied
+
+
+class Own(keras.layers.Layer):
+    """A layer with code of its own."""
+
+    def __init__(self, code: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.code = code
+
+    def call(self, x: Any) -> Any:
+        return self.code(x)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def of_float32(x: Any) -> Any:
+    traced = tf.function(lambda y: 2 * y).get_concrete_function(tf.TensorSpec(x.shape, tf.float32))
+    return traced(x)
+
+
+def back_in_float32(x: Any) -> Any:
+    @tf.custom_gradient
+    def same(y: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            if upstream.dtype != tf.float32:
+                raise ValueError(f"a gradient of dtype {upstream.dtype.name}")
+            return upstream
+
+        return tf.identity(y), gradient
+
+    return same(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("code", [of_float32, back_in_float32])
+def test_so_does_one_of_a_layer_wherever_it_is_raised(
+    code: Callable[[Any], Any], compiled: bool, dtype: Any
+) -> None:
+    """In the call, in the gradient, or as a traced step runs."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), Own(code)])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def loss(model: Any, x: Any) -> Any:
+        return tf.reduce_mean(model(x))
+
+    policy = amp.Policy("O1", dtype, execution="native")
+    step = amp.train_step(loss, model, optimizer, policy=policy, compile=compiled)
+    with pytest.raises((TypeError, ValueError, tf.errors.OpError)) as raised:
+        step(SQUARE[:2])
+    (hint,) = raised.value.__notes__
+    assert "keep=['LAYER']" in hint

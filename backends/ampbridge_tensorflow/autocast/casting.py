@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -54,26 +54,27 @@ def region(policy: Policy) -> Iterator[None]:
     rules = rules_for(policy)
     if rules.simulated and policy.execution == "auto":
         execution.warn_once(policy)
-    with (
-        function_ops.standing(rules.python),
-        regions.region(rules),
-        fitted.calls_seen(),
-        _explained(),
-    ):
+    standing = function_ops.standing(rules.python)
+    with standing, regions.region(rules), fitted.calls_seen(), explained(policy):
         yield
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Add a hint to errors about low dtypes, which Python code raises that no rule reaches by itself."""
-    try:
-        yield
-    except (TypeError, ValueError, tf.errors.OpError) as error:
-        _explain(error)
-        raise
+def explained(policy: Policy) -> AbstractContextManager[None]:
+    """Where an error about the low dtypes of ``policy`` comes with a hint."""
+    return nullcontext() if policy.level == "O0" else _EXPLAINED
+
+
+class _Explained(AbstractContextManager[None]):
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (TypeError, ValueError, tf.errors.OpError)):
+            _explain(error)
+
+
+_EXPLAINED = _Explained()
 
 
 def _explain(error: BaseException) -> None:
+    """Add a hint to an error about low dtypes, which Python code raised that no rule reaches by itself."""
     if not hasattr(error, "add_note") or not _ABOUT_LOW_DTYPES.search(str(error)):
         return  # of a Python before 3.11, or another matter
     hint = (
@@ -85,7 +86,10 @@ def _explain(error: BaseException) -> None:
         error.add_note(hint)
 
 
-_ABOUT_LOW_DTYPES = re.compile(r"dtype.*float16|float16.*dtype|DT_HALF|DT_BFLOAT16|attr 'T'.*half")
+_ABOUT_LOW_DTYPES = re.compile(
+    r"dtype.*float16|float16.*dtype|DT_HALF|DT_BFLOAT16|attr 'T'.*half|half (tensor|is provided)"
+    r"|bfloat16 (tensor|is provided)"
+)
 
 
 def rules_for(policy: Policy) -> Rules:
@@ -93,14 +97,9 @@ def rules_for(policy: Policy) -> Rules:
     return rules_of(policy, execution.of(policy) == "simulated")
 
 
-@contextmanager
-def differentiation(policy: Policy) -> Iterator[None]:
+def differentiation(policy: Policy) -> AbstractContextManager[None]:
     """Where the gradients of a region of ``policy`` are built."""
-    if policy.level == "O0":
-        yield
-    else:
-        with regions.region(rules_for(policy).gradients), _explained():
-            yield
+    return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
 
 
 @lru_cache(POLICIES_REMEMBERED)

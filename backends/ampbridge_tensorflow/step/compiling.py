@@ -14,6 +14,7 @@ from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.casting import explained
 from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.step.direct_calls import DirectCalls
 from ampbridge_tensorflow.step.gradients import OfOneModel, native_batch, unbuilt_if_it_fails
@@ -61,14 +62,15 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         output: StepOutput
         if call is not None:
             hold_interrupts()  # a graph is run whole, and what comes meanwhile is noticed behind it
-            output = call(tensors)
+            with explained(policy):
+                output = call(tensors)
             return output
         kind = (policy, final, total is None, Structure(native), trained)
         if kind in traced:
             hold_interrupts()
         else:
             traced[kind] = trace(*kind[:4])
-        with unbuilt_if_it_fails(forget), traces_keyed_otherwise():
+        with unbuilt_if_it_fails(forget), traces_keyed_otherwise(), explained(policy):
             arguments = *leaves(native), *(total or ())
             output = traced[kind](*arguments)
             direct.note(key, traced[kind], arguments)

@@ -20,7 +20,12 @@ from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import differentiation, outside_of_regions, region
+from ampbridge_tensorflow.autocast.casting import (
+    differentiation,
+    explained,
+    outside_of_regions,
+    region,
+)
 from ampbridge_tensorflow.model.fitted import low_variables
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
@@ -199,7 +204,7 @@ def gradients(
         scaled = loss if factor is None else loss * tf.cast(factor, loss.dtype)
         return scaled, loss, aux
 
-    with differentiation(policy):
+    with differentiation(policy), explained(policy):
         tape = tf.GradientTape()
         scaled, loss, aux = recorded(tape, forward)
         trained = parameters(model if optimizer is None or not optimizer.built else optimizer)
