@@ -107,8 +107,12 @@ def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
 @contextmanager
 def _autocast_on_both(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
     cpu, other = types
-    with _autocast(policy, cpu), _autocast(policy, other):
+    with _autocast(policy, cpu), _autocast(policy, other), _AHEAD_OF_EXITS:
         yield
+
+
+# Ctrl-C at the end of a block comes ahead of one __exit__, and the others are called: this is the one.
+_AHEAD_OF_EXITS = nullcontext()
 
 
 class _Autocast(torch.autocast):
@@ -125,19 +129,13 @@ def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
     merges = policy.lists != "native"
     for device_type in types if merges else ():
         merging.register(device_type)
-    merging.regions.count += merges
+    autocast = _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
     try:
-        if len(types) == 1:
-            with _autocast(policy, types[0]):
-                yield
-        else:
-            with _autocast_on_both(policy, types):
-                yield
+        with merging.regions if merges else nullcontext(), autocast, _AHEAD_OF_EXITS:
+            yield
     except BaseException as error:
         _explain(error)
         raise
-    finally:
-        merging.regions.count -= merges
 
 
 def is_our_region(region: torch.autocast) -> bool:

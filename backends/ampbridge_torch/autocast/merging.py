@@ -36,9 +36,15 @@ OPS = (
 
 
 class _Regions(threading.local):
-    """In how many regions whose ops merge this thread is."""
+    """A block in which ops merge; ``count`` is in how many of them this thread is."""
 
     count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self.count -= 1
 
 
 regions = _Regions()
@@ -48,13 +54,13 @@ _registered: set[str] = set()
 _registering = threading.Lock()
 
 
-@cache
 def register(device_type: str) -> None:
-    """Register the kernels for ``device_type``, for as long as the process lives."""
-    with _registering:  # threads may open their first regions at the same time
-        if device_type not in _registered:
-            _register(device_type)
-            _registered.add(device_type)
+    """Register the kernels for ``device_type``, once, for as long as the process lives."""
+    if device_type not in _registered:
+        with _registering:  # threads may open their first regions at the same time
+            if device_type not in _registered:
+                _register(device_type)
+                _registered.add(device_type)
 
 
 def _register(device_type: str) -> None:
