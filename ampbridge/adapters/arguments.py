@@ -63,13 +63,22 @@ def backend_of_model(model: Model) -> Backend:
     return backend
 
 
-def check_dependence(gradients: Sequence[Array | None]) -> None:
+def check_dependence(gradients: Sequence[Array | None], switched_off_by: str | None = None) -> None:
     """Refuse a loss of which no trained parameter has a gradient: the step would train nothing.
+
+    Args:
+        switched_off_by: what stands around the pass, so that the framework records no gradients.
 
     Raises:
         ArgumentError: if each of ``gradients`` is None.
     """
     if all(gradient is None for gradient in gradients):
+        if switched_off_by is not None:
+            msg = (
+                f"Nothing can be differentiated inside of {switched_off_by}.\n"
+                "Hint: end that block, for evaluation, ahead of the call that trains."
+            )
+            raise ArgumentError(msg)
         msg = (
             "The loss does not depend on any trainable parameter, or was detached.\n"
             "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"

@@ -162,3 +162,13 @@ def test_a_loss_that_calls_backward_is_refused(policy: str) -> None:
     step = amp.train_step(loss_fn, model, optimizer, policy=policy, compile=False)
     with pytest.raises(amp.errors.CallOrderError, match=r"(?s)called loss\.backward\(\).*Hint: "):
         step(paddle.to_tensor(X))
+
+
+def test_a_step_where_nothing_is_recorded_is_told_of_the_block() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    step = amp.train_step(lambda m, x: m(x).sum(), model, optimizer, policy="O0")
+    with pytest.raises(amp.ArgumentError, match=r"(?s)inside of paddle\.no_grad.*Hint: end"):  # noqa: SIM117
+        with paddle.no_grad():
+            step(paddle.ones([2, 4]))
+    assert step(paddle.ones([2, 4])).applied

@@ -62,3 +62,62 @@ def test_fitting_a_model_leaves_slots_that_are_low_by_choice(low: str) -> None:
     step = amp.train_step(loss_fn, model, optimizer, policy=schedule, scaler=amp.GradScaler(2.0**8))
     for example in batches(4):
         assert step(*example).applied
+
+
+class OfSecondOrder(optim.Optimizer):
+    """Divides by the diagonal of the Hessian, by Hutchinson's estimate: AdaHessian, SophiaH."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        owners = self.param_groups[0]["params"]
+        with torch.enable_grad():
+            signs = [torch.randint_like(p, 0, 2) * 2 - 1 for p in owners]
+            products = torch.autograd.grad([p.grad for p in owners], owners, signs)
+        for p, sign, product in zip(owners, signs, products, strict=True):
+            p -= 0.1 * p.grad / (1 + (sign * product).abs())
+
+
+def quadratic(model: torch.nn.Module, x: Tensor) -> Tensor:
+    return model(x).float().square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("policy", ["O0", "O1", "O1:bfloat16", "O2", "O2:bfloat16"])
+def test_an_optimizer_that_differentiates_gradients_is_told_how_it_runs(policy: str) -> None:
+    model, x = torch.nn.Linear(4, 2), torch.randn(8, 4)
+    optimizer = OfSecondOrder(model.parameters())
+    step = amp.train_step(quadratic, model, optimizer, policy=policy)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(
+        amp.UnsupportedError, match=r"(?s)OfSecondOrder differ.*Hint: .*O1:bfloat16"
+    ):
+        step(x)
+    amp.undecorate(model, optimizer)
+    assert all(map(torch.allclose, model.parameters(), before))
+    losses = []
+    for _ in range(20):  # the lines of the hint
+        with amp.autocast("O1:bfloat16"):
+            loss = quadratic(model, x)
+        loss.backward(create_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("policy", ["O0", "O1:bfloat16", "O2:bfloat16"])
+def test_a_step_where_nothing_is_recorded_is_told_of_the_block(policy: str, block: Any) -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    step = amp.train_step(quadratic, model, optimizer, policy=policy)
+    x = torch.randn(8, 4)
+    with (
+        pytest.raises(amp.ArgumentError, match=r"(?s)inside of torch\.no_grad.*Hint: end"),
+        block(),
+    ):
+        step(x)
+    assert step(x).applied

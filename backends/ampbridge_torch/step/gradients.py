@@ -115,7 +115,8 @@ def gradients(
             g if g is None or p.dtype not in LOW_DTYPES else g.float()
             for g, p in zip(grads, wanted, strict=True)
         ]
-    check_dependence(grads)
+    recorded = torch.is_grad_enabled()
+    check_dependence(grads, None if recorded else "torch.no_grad() or torch.inference_mode()")
     if _lends_gradients(model):
         grads = [g if g is None else g.clone() for g in grads]
     if total is not None:

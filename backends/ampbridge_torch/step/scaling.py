@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -21,6 +22,7 @@ from ampbridge.adapters.backend import (
     ScaleStore,
     worst_on_host,
 )
+from ampbridge.errors import UnsupportedError
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
@@ -260,9 +262,26 @@ def _step(
     except Exception as error:
         if _private.has_stepped(error):
             raise RaisedAfterStep(error) from None
+        if _ABOUT_SECOND_ORDER.search(str(error)):
+            raise _of_second_order(optimizer) from error
         raise
     finally:
         store(owners, before)
+
+
+_ABOUT_SECOND_ORDER = re.compile(
+    "does not require grad and does not have a grad_fn|to not have been used in the graph"
+)
+
+
+def _of_second_order(optimizer: optim.Optimizer) -> UnsupportedError:
+    """The error for one that differentiates gradients; those of a scaled loss would scale the result."""
+    return UnsupportedError(
+        f"{type(optimizer).__name__} differentiates the gradients that it steps with, for second "
+        "derivatives. Those of train_step have no graph, nor have those of masters at O2.\n"
+        "Hint: with amp.autocast('O1:bfloat16'): loss = loss_fn(model, x, y)  # and without a scaler: "
+        "loss.backward(create_graph=True); optimizer.step(); optimizer.zero_grad()"
+    )
 
 
 def _step_unless(
