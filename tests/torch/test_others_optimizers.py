@@ -121,3 +121,46 @@ def test_a_step_where_nothing_is_recorded_is_told_of_the_block(policy: str, bloc
     ):
         step(x)
     assert step(x).applied
+
+
+class Lookahead(optim.Optimizer):
+    """As pytorch-optimizer's: around another, whose groups it has, without the hooks that torch makes."""
+
+    def __init__(self, inner: optim.Optimizer) -> None:
+        self.inner, self.defaults, self.state = inner, inner.defaults, inner.state
+        self.param_groups = inner.param_groups
+        self._optimizer_step_pre_hooks = self._optimizer_step_post_hooks = {}
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+            p.copy_(slow.lerp_(p, 0.5))
+
+
+def test_each_hint_for_an_optimizer_around_another_works() -> None:
+    def made() -> tuple[torch.nn.Module, optim.Optimizer]:
+        model = torch.nn.Linear(4, 2)
+        return model, optim.SGD(model.parameters(), 0.1)
+
+    x = torch.randn(8, 4)
+    model, inner = made()
+    step = amp.train_step(quadratic, model, Lookahead(inner), policy="O2:bfloat16")
+    hint = (
+        r"(?s)Lookahead is around a SGD.*Hint: policy='O1'; or, .* by hand.* = Lookahead\(inner\)"
+    )
+    with pytest.raises(amp.UnsupportedError, match=hint):
+        step(x)
+    assert amp.train_step(quadratic, model, Lookahead(inner), policy="O1")(x).applied
+
+    model, inner = made()
+    model, inner = amp.decorate(model, inner, "O2:bfloat16")
+    optimizer, losses = Lookahead(inner), []
+    for _ in range(30):
+        loss = quadratic(model, x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]

@@ -206,7 +206,7 @@ def test_wrapped_optimizers_are_decorated_first(wrapper: str) -> None:
         optimizer = pytorch_optimizer.Lookahead(inner)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     step = amp.train_step(loss_fn, model, optimizer, policy=O2)
-    with pytest.raises(amp.UnsupportedError, match="Hint: decorate first, then prepare or wrap"):
+    with pytest.raises(amp.UnsupportedError, match=r"Hint: policy='O1'; or.* before it is wrapped"):
         step(TOKENS)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     amp.decorate(model, inner, O2)

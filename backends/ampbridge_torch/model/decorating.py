@@ -362,12 +362,19 @@ def _check_model(model: nn.Module) -> None:
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
     if optimizer is not None and not _private.has_hooks(optimizer):
-        inner = next(iter(master_weights.inside(optimizer)), None)
-        what = "has none" if inner is None else f"is around a {type(inner).__name__}, and has none"
+        kind, inner = type(optimizer), next(iter(master_weights.inside(optimizer)), None)
+        what, hint = "has none", "policy='O1'"
+        if inner is not None:
+            by_accelerate = kind.__module__.partition(".")[0] == "accelerate"
+            wrap = "accelerator.prepare" if by_accelerate else kind.__name__
+            what = f"is around a {type(inner).__name__}, and has none"
+            hint += (
+                "; or, in a loop by hand, decorate the one inside before it is wrapped: model, inner = "
+                f"amp.decorate(model, inner, policy); optimizer = {wrap}(inner)"
+            )
         msg = (
-            f"O2 puts masters into an optimizer by its hooks; this {type(optimizer).__name__} {what}.\n"
-            "Hint: decorate first, then prepare or wrap: model, optimizer = amp.decorate(model, "
-            "optimizer, policy); model, optimizer = accelerator.prepare(model, optimizer)"
+            f"O2 puts masters into an optimizer by its hooks; this {kind.__name__} {what}.\n"
+            f"Hint: {hint}"
         )
         raise UnsupportedError(msg)
     wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
