@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -284,6 +285,59 @@ def test_a_number_that_overflows_comes_with_a_hint(low: str) -> None:
     ]
     policy = policy.replace(deny=["masked_fill"])
     assert amp.train_step(masked_loss, model, optimizer, policy=policy)(x).applied
+
+
+class Normalized(nn.Sequential):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        self.eval()
+
+
+def of_each_sample(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The norms of its gradients."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        given = parameters, buffers
+        return torch.func.functional_call(model, given, (x[None],)).float().square().sum()
+
+    grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    return torch.stack([g.float().flatten(1).norm(dim=1) for g in grads.values()])
+
+
+def of_an_ensemble(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    stacked = torch.func.stack_module_state([model, copy.deepcopy(model)])  # type: ignore[list-item]
+    return torch.func.vmap(lambda *state: torch.func.functional_call(model, state, (x,)))(*stacked)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are since Python 3.11")
+@pytest.mark.filterwarnings("ignore:A copy of a model at O2")
+@pytest.mark.parametrize("around", [True, False], ids=["in a region", "decorated"])
+@pytest.mark.parametrize(
+    ("level", "mapped"), [("O1", of_each_sample), ("O2", of_each_sample), ("O2", of_an_ensemble)]
+)
+def test_what_autocast_does_not_reach_in_a_transform_comes_with_a_hint(
+    level: str, mapped: Any, around: bool, low: str
+) -> None:
+    x, policy = torch.randn(6, 4), amp.Policy(level, low, execution="native")
+    simulated = policy.replace(execution="simulated")
+
+    def run(policy: amp.Policy) -> torch.Tensor:
+        model = Normalized()
+        if level == "O2" or not around:
+            amp.decorate(model, None, policy)
+        with amp.autocast(policy) if around else nullcontext():
+            return mapped(model, x)
+
+    with pytest.raises(RuntimeError, match=r"dtype|scalar type") as caught:
+        run(policy)
+    assert caught.value.__notes__ == [
+        f"Hint: {simulated!r} casts each op inside of torch.func's transforms; torch's own autocast "
+        "does not reach some of them there."
+    ]
+    exact = mapped(Normalized(), x)
+    torch.testing.assert_close(run(simulated).float(), exact, rtol=0.05, atol=0.05)
 
 
 def test_other_errors_come_as_they_are() -> None:

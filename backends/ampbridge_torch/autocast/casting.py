@@ -11,7 +11,9 @@ left alone.
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ampbridge.policies.policy import Policy
-from ampbridge_torch import devices
+from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast import merging
 from ampbridge_torch.autocast.mode import OpListMode, active_mode, listed
 from ampbridge_torch.autocast.recomputing import checkpoints_follow
@@ -134,7 +136,7 @@ def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
         with merging.regions if merges else nullcontext(), autocast, _AHEAD_OF_EXITS:
             yield
     except BaseException as error:
-        _explain(error)
+        _explain(error, policy, types)
         raise
 
 
@@ -143,7 +145,7 @@ def is_our_region(region: torch.autocast) -> bool:
     return isinstance(region, _Autocast)
 
 
-def _explain(error: BaseException) -> None:
+def _explain(error: BaseException, policy: Policy, types: tuple[DeviceType, ...]) -> None:
     """Add a hint to an error of torch about dtypes, which no message of its own tells how to mend."""
     if type(error) not in (RuntimeError, NotImplementedError) or not hasattr(error, "add_note"):
         return  # not torch's own, or of a Python before 3.11
@@ -152,16 +154,29 @@ def _explain(error: BaseException) -> None:
             "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
             "of float32's range, such as torch.finfo(torch.float32).min."
         )
-    elif _ABOUT_DTYPES.search(str(error)):
+    elif not _ABOUT_DTYPES.search(str(error)):
+        return
+    elif types == ("cpu",) and policy.lists != "native" and _is_of_a_transform(error):
+        hint = (
+            f"Hint: {policy.replace(execution='simulated')!r} casts each op inside of torch.func's "
+            "transforms; torch's own autocast does not reach some of them there."
+        )
+    else:
         hint = (
             "Hint: Policy(..., deny=['torch:OP']) runs the op that raised in float32, and keep=['LAYER'] "
             "the layer that called it; allow=['module:Class.apply'] casts what a torch.autograd.Function "
             "is handed."
         )
-    else:
-        return
     if hint not in getattr(error, "__notes__", ()):
         error.add_note(hint)
+
+
+def _is_of_a_transform(error: BaseException) -> bool:
+    """Whether ``torch.func`` is transforming the function that raised, inside of the region or around it."""
+    if _private.is_transforming():
+        return True
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(f"{os.sep}_functorch{os.sep}" in frame.f_code.co_filename for frame, _ in frames)
 
 
 _ABOUT_DTYPES = re.compile("BFloat16|Half|bfloat16|float16|mixed dtype")
