@@ -65,6 +65,9 @@ PRIVATE: Mapping[str, Private] = {
     "paddle.jit.dy2static.convert_call_func.convert_call": Private(
         "to_static: functions that are ops; compile=True: a loss that is a lambda", True, "3.3.1"
     ),
+    "paddle.jit.dy2static.utils.Dygraph2StaticException": Private(
+        "compile=True: losses that Paddle cannot translate", True, "3.3.1"
+    ),
     "paddle.jit.dy2static.program_translator.StaticFunction": Private(
         "regions: what is compiled already", True, "3.3.1"
     ),

@@ -532,3 +532,74 @@ def test_a_model_average_behind_a_step_is_that_of_a_loop_by_hand() -> None:
         optimizer.clear_grad()
 
     assert np.allclose(found, averaged(by_hand, model), rtol=1e-6, atol=1e-7)
+
+
+class Repeating(nn.Layer):
+    """Loops by a tensor, over values that have gradients, or over numbers that have none."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.way = nn.Linear(12, 4), way
+
+    def forward(self, x: Any) -> Any:
+        return getattr(self, self.way)(self.inner(x), x)
+
+    def until(self, y: Any, x: Any) -> Any:
+        while y.abs().mean() < 10.0:
+            y = y * 2.0
+        return y
+
+    def times(self, y: Any, x: Any) -> Any:
+        for _ in range(paddle.to_tensor(3)):
+            y = paddle.tanh(y)
+        return y
+
+    def from_inputs(self, y: Any, x: Any) -> Any:
+        """Paddle finds no gradients of the loop's, and says nothing."""
+        z, i = x[:, :4], paddle.to_tensor(0)
+        while i < 2:
+            z = z + self.inner(x)
+            i = i + 1
+        return y + z
+
+    def leaving(self, y: Any, x: Any) -> Any:
+        for _ in range(3):
+            y = y * 2.0
+            if y.abs().mean() > 10.0:
+                break
+        return y
+
+    def counting(self, y: Any, x: Any) -> Any:
+        i, n = paddle.to_tensor(0), paddle.to_tensor(1)
+        while i < 3:
+            i = i + 1
+            n = n * i
+        return y * n.astype("float32")
+
+
+def repeating_step(way: str, policy: str, compiled: bool) -> amp.TrainStep:
+    paddle.seed(0)
+    model = Repeating(way)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    return amp.train_step(cross_entropy, model, optimizer, policy=policy, compile=compiled)
+
+
+@pytest.mark.filterwarnings("ignore:Return results from different branches in cond:UserWarning")
+@pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
+@pytest.mark.parametrize("way", ["until", "times", "from_inputs", "leaving"])
+def test_loops_that_paddle_cannot_compile_are_refused(way: str, policy: str) -> None:
+    step = repeating_step(way, policy, compiled=True)
+    before = step.model.inner.weight.numpy().copy()
+    for _ in range(2):
+        with pytest.raises(amp.UnsupportedError, match=r"(?s)^compile=True.*Hint: compile=False$"):
+            step(X, LABELS)
+    assert np.array_equal(step.model.inner.weight.numpy(), before)
+    assert repeating_step(way, policy, compiled=False)(X, LABELS).applied
+
+
+def test_a_loop_without_gradients_compiles() -> None:
+    losses = [
+        [float(step(X, LABELS).loss) for _ in range(2)]
+        for step in (repeating_step("counting", "O0", compiled) for compiled in (False, True))
+    ]
+    assert np.allclose(*losses, rtol=1e-5)

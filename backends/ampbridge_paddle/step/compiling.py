@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -83,22 +83,58 @@ def _check_that_it_can_be_traced(model: Any) -> None:
 
 
 def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
-    """``loss_fn`` of ``model`` as a function of a batch's leaves that runs a static program."""
+    """``loss_fn`` of ``model`` as a function of a batch's leaves that runs a static program.
 
+    The function raises UnsupportedError for a loss that Paddle cannot translate, or not differentiate.
+    """
     converted = _with_control_flow(loss_fn, model)
+    loops: list[str] = []
 
     def loss(items: Any) -> Any:
         positional, named = structure.filled(items)
         # Entered while tracing: the program holds the casts, whatever is open when it runs.
         with casting.region(policy):
             output = converted(model, *positional, **named)
+        loops.extend(_loops_with_gradients(paddle.static.default_main_program().global_block()))
         return _copied(output)
 
     # Paddle would translate the Python of these to graph code.
     paddle.jit.ignore_module([casting, nested, sys.modules[__name__]])
     # Without full_graph, Paddle's bytecode tracer breaks the graph and reuses parts across policies.
     compiled: LossFn = paddle.jit.to_static(loss, full_graph=True)
-    return compiled
+
+    def run(items: Any) -> Any:
+        try:
+            output = compiled(items)
+        except private("paddle.jit.dy2static.utils.Dygraph2StaticException") as error:
+            reason = str(error).strip().rpartition("Exception: ")[2]
+            msg = f"compile=True: Paddle cannot make a program of this loss: {reason}\n"
+            raise UnsupportedError(msg + "Hint: compile=False") from error
+        if loops:  # not while tracing: Paddle would wrap the error
+            raise _undifferentiated()
+        return output
+
+    return run
+
+
+def _loops_with_gradients(block: Any) -> Iterator[str]:
+    """The loops of a program that Paddle cannot differentiate: it fails, or finds None (3.3.1)."""
+    for op in block.ops:
+        for inner in op.blocks():
+            yield from _loops_with_gradients(inner)
+            if op.name() == "pd_op.while":
+                carried = [*op.operands_source(), *inner.ops[-1].operands_source()]  # in and out
+                if not all(value.stop_gradient for value in carried):
+                    yield op.name()
+
+
+def _undifferentiated() -> UnsupportedError:
+    msg = (
+        "compile=True of a loss with a loop that goes by a tensor (`while loss > 1`, "
+        f"`for i in range(n)`): Paddle {paddle.__version__} does not differentiate what it computes.\n"
+        "Hint: compile=False"
+    )
+    return UnsupportedError(msg)
 
 
 def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
