@@ -60,12 +60,14 @@ class LookAtGradients:
         self._backend, self._model, self._optimizer = backend, model, optimizer
         self._before: object = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether there were no gradients yet."""
+        return self._before is None
+
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The block in which gradients are computed: of the first ones, more is looked at."""
-        if self._before is not None:
-            yield
-            return
+        """The block in which the first gradients are computed."""
         with scaled_by.during("train_step"), self._backend.noting_kept_calls() as self._called:
             yield
 
@@ -82,7 +84,7 @@ class LookAtGradients:
             return
         if scaled:
             check_masters(self._backend, self._optimizer, trained, grads)
-        is_first, self._before = self._before is None, now
+        is_first, self._before = self.is_first, now
         self._warn_of_what_is_left_out(trained, grads)
         if is_first:
             self._warn_of_what_keep_does_not_reach(trained, grads)

@@ -6,6 +6,7 @@ It knows the parts of a step and not the step: a dropped step is freed at once, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ class StepProgram:
             backend = self.backend
             counting, scaling = self.counting(policy), self._scaler_under(policy) is not None
             scale = counting.store.read().scale if scaling else None
-            with look.watching():
+            with look.watching() if look.is_first else nullcontext():
                 loss, aux, grads = backend.gradients(
                     loss_and_aux,
                     self.model,
