@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from typing import Any
 from weakref import WeakValueDictionary
@@ -701,6 +702,19 @@ def test_the_last_model_with_masters_leaves_torch_as_it_was(
             assert "data" in vars(nn.Parameter)
             amp.undecorate(model, optimizer)
         assert "data" not in vars(nn.Parameter)
+
+
+def test_so_does_the_last_one_that_is_dropped(monkeypatch: pytest.MonkeyPatch, low: str) -> None:
+    monkeypatch.setattr(master_weights, "_masters", WeakValueDictionary())
+    monkeypatch.setattr(master_weights, "_watch", master_weights._Watch())
+    if "data" in vars(nn.Parameter):
+        monkeypatch.delattr(nn.Parameter, "data")
+    decorated(low, lambda p: optim.SGD(p, 0.1))
+    gc.collect()
+    other = nn.Parameter(torch.ones(2))
+    assert other.data.tolist() == [1.0, 1.0]
+    assert "data" not in vars(nn.Parameter)
+    assert other.data.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("order", ["model first", "optimizer first", "before decorating"])

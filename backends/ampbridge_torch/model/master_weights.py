@@ -457,7 +457,9 @@ class _Data:
 
     def __get__(self, parameter: Tensor | None, owner: type) -> Any:
         data = _OF_TENSORS.__get__(parameter, owner)
-        if parameter is not None and (master := master_of(parameter)) is not None:
+        if not _masters:
+            _watch.stop()  # the last decorated model was dropped
+        elif parameter is not None and (master := master_of(parameter)) is not None:
             master.gave_out(data)
         return data
 
