@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import (
     Backend,
     Optimizer,
     ScaleStore,
 )
 from ampbridge.scaling.scale_rule import HostStore, ScaleState
-from ampbridge_numpy import arguments, nn, probing, training_state
+from ampbridge_numpy import arguments, probing, training_state
 from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.lens import observing, restoring
 from ampbridge_numpy.model import decorating
@@ -32,7 +33,7 @@ class NumpyBackend(Backend):
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
 
-    noting_kept_calls = staticmethod(nn.noting_kept_calls)
+    noting_kept_calls = staticmethod(kept_calls.noting)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

@@ -13,14 +13,15 @@ layer that reads its ``weight`` finds it traced instead; see ``substituted``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import ArgumentError
@@ -121,17 +122,6 @@ def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
     return _kept.during(_kept.get().union(map(id, parts)))
 
 
-_noting: Scoped[set[int] | None] = Scoped("ampbridge_numpy kept layers that were called", None)
-
-
-@contextmanager
-def noting_kept_calls() -> Iterator[Callable[[], Collection[int] | None]]:
-    """See ``Backend.noting_kept_calls``."""
-    noted: set[int] = set()
-    with _noting.during(noted):
-        yield lambda: noted
-
-
 # For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
 _names: Scoped[Mapping[int, str] | None] = Scoped("ampbridge_numpy names", None)
 _called: Scoped[str] = Scoped("ampbridge_numpy called layer", "")
@@ -188,9 +178,7 @@ class Module:
             call = partial(self.around_forward, call)
         if id(self) in _kept.get():
             call = partial(in_float32, call)
-            noted = _noting.get()
-            if noted is not None:
-                noted.add(id(self))
+            kept_calls.note(self)
         names = _names.get()
         if names is None:
             return call(*inputs, **options)

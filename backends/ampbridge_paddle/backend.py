@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import (
     Array,
     Backend,
@@ -34,6 +35,7 @@ class PaddleBackend(Backend):
     cast = staticmethod(casting.cast)
 
     noticing_own_precision = staticmethod(own_precision.noticed)
+    noting_kept_calls = staticmethod(kept_calls.noting)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

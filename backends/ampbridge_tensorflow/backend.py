@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import (
     Backend,
     Model,
@@ -34,6 +35,7 @@ class TensorflowBackend(Backend):
     execution = staticmethod(execution.of)
 
     noticing_own_precision = staticmethod(own_precision.noticed)
+    noting_kept_calls = staticmethod(kept_calls.noting)
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
@@ -106,6 +107,7 @@ class Kept:
     order = 0
 
     def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
+        kept_calls.note(call.__self__)  # type: ignore[attr-defined]  # innermost: the layer's own method
         if not casting.is_in_low_region():
             return call(*inputs, **options)
         with casting.region(_FLOAT32):

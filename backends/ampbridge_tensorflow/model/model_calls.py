@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
@@ -97,7 +98,9 @@ def _prepared(
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
     if found is None and active is None:
         found = fitted.part_of(model)
-    if found is None and not kept:
+    if kept:
+        kept_calls.note(model)
+    elif found is None:
         return None
     if defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
         return None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.nested import map_leaves
@@ -249,8 +250,7 @@ class KeptCall(Call):
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            for noted in list(_noting.values()):
-                noted.add(id(self._module()))
+            kept_calls.note(self._module())
         if not casts_here():
             return self._forward(module, args, kwargs)
         with region(FLOAT32_REGION):
@@ -263,18 +263,11 @@ class KeptCall(Call):
         return tuple(cast_nested(value, torch.float32) for value in args), raised
 
 
-_noting: dict[int, set[int]] = {}  # whatever thread calls: replicas of DataParallel have their own
-
-
 @contextmanager
 def noting_kept_calls() -> Iterator[Callable[[], Collection[int] | None]]:
     """See ``Backend.noting_kept_calls``."""
-    noted: set[int] = set()
-    _noting[id(noted)] = noted
-    try:
-        yield lambda: None if _private.has_compiled() else noted
-    finally:
-        del _noting[id(noted)]
+    with kept_calls.noting() as called:
+        yield lambda: None if _private.has_compiled() else called()
 
 
 _Key: TypeAlias = tuple[Policy, bool, tuple[int, ...]]
