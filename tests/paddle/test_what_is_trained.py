@@ -11,6 +11,8 @@ import paddle.nn.functional as F
 import pytest
 from fleet_objects import Wrapper
 from paddle import nn
+from paddle.quantization import QAT, QuantConfig
+from paddle.quantization.quanters import FakeQuanterWithAbsMaxObserver
 from paddle_reference import bits, normal
 
 import ampbridge as amp
@@ -172,3 +174,63 @@ def test_a_step_where_nothing_is_recorded_is_told_of_the_block() -> None:
         with paddle.no_grad():
             step(paddle.ones([2, 4]))
     assert step(paddle.ones([2, 4])).applied
+
+
+def quantized() -> tuple[Any, Any]:
+    """Of Paddle's own: its quantizers keep statistics in frozen parameters, and write to them."""
+    paddle.seed(0)
+    quantizer = FakeQuanterWithAbsMaxObserver(moving_rate=0.9)
+    config = QuantConfig(activation=None, weight=None)
+    config.add_type_config(paddle.nn.Linear, activation=quantizer, weight=quantizer)
+    model = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
+    model = QAT(config).quantize(model)
+    model.train()
+    return model, paddle.optimizer.SGD(0.1, parameters=model.parameters())
+
+
+def quantized_loss(model: Any, x: Any) -> Any:
+    return (model(x) ** 2).mean()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_statistics_that_the_model_writes_to_are_not_trained(by_hand: bool) -> None:
+    """From its first call on they ask for gradients. Paddle's own loop steps over them."""
+    x, losses = paddle.to_tensor(np.linspace(-1, 1, 32, dtype="float32").reshape(8, 4)), []
+    for native in (True, False):
+        model, optimizer = quantized()
+        scaler = amp.GradScaler(8.0)
+        step = amp.train_step(quantized_loss, model, optimizer, policy="O0", scaler=scaler)
+        for _ in range(3):
+            if native or by_hand:
+                loss = quantized_loss(model, x)
+                (loss if native else scaler.scale(loss)).backward()
+                if native:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                optimizer.clear_grad()
+            else:
+                loss = step(x).loss
+            losses.append(float(loss.item() if hasattr(loss, "item") else loss))
+    assert losses[:3] == losses[3:]
+
+
+def test_statistics_in_low_parameters_are_warned_of_once() -> None:
+    x = paddle.to_tensor(np.linspace(-1, 1, 32, dtype="float32").reshape(8, 4))
+    found = {}
+    for keep in ((), ("*activation_quanter", "*weight_quanter")):
+        model, optimizer = quantized()
+        policy = amp.Policy("O2", "bfloat16", keep=keep)
+        step = amp.train_step(quantized_loss, model, optimizer, policy=policy)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", amp.AmpBridgeWarning)
+            warnings.simplefilter("ignore", amp.SimulationWarning)
+            for _ in range(5):
+                step(x)
+        found[keep] = [str(each.message) for each in said]
+    (plain, kept) = found.values()
+    assert len(plain) == 1
+    assert "0.activation_quanter._accum" in plain[0]
+    assert "keep=['0.activation_quanter', '0.weight_quanter', '2." in plain[0]
+    assert kept == []

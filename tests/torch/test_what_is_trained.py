@@ -321,3 +321,47 @@ def test_a_loss_that_calls_backward_is_refused(policy: str) -> None:
     step = amp.train_step(loss_fn, model, optim.SGD(model.parameters(), 0.1), policy=policy)
     with pytest.raises(amp.errors.CallOrderError, match=r"(?s)called loss\.backward\(\).*Hint: "):
         step(torch.randn(3, 12))
+
+
+class WithStatistic(nn.Module):
+    """Keeps a running maximum in a frozen parameter, as quantizers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.peak = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.peak.copy_(0.9 * self.peak + 0.1 * y.abs().max())
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_frozen_parameter_that_the_model_writes_to_is_not_trained(by_hand: bool) -> None:
+    """From its first call on it asks for a gradient. Torch's own loop steps over it."""
+    x, losses = torch.ones(8, 4), []
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    for native in (True, False):
+        torch.manual_seed(0)
+        model, scaler = WithStatistic(), amp.GradScaler(8.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = amp.train_step(loss_fn, model, optimizer, policy="O0", scaler=scaler)
+        for _ in range(3):
+            if native or by_hand:
+                loss = loss_fn(model, x)
+                (loss if native else scaler.scale(loss)).backward()
+                if native:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                optimizer.zero_grad()
+            else:
+                loss = step(x).loss
+            losses.append((torch.as_tensor(loss).item(), model.peak.item()))
+    assert losses[:3] == losses[3:]

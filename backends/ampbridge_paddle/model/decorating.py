@@ -56,7 +56,8 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
         saving.save_in(model, decoration.save_dtype)
     for layer in _called_layers(decoration.kept):
         add_role(layer, Kept())
-    add_role(model, DecoratedModel(decoration, parameters))
+    frozen = {name: p for name, p in model.named_parameters() if p.stop_gradient and _is_low(p)}
+    add_role(model, DecoratedModel(decoration, parameters, frozen))
 
 
 def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
@@ -165,8 +166,11 @@ def _own_parameters(layer: Layer) -> list[Tensor]:
 
 def shares_low_weights(model: Layer) -> bool:
     """Whether a part of ``model``, or what it is a part of, is decorated at O2."""
-    parameters = without_wrapper(model).parameters()
-    return any(low_dtype_of(p) is not None or native_o2.is_low(p) for p in parameters)
+    return any(map(_is_low, without_wrapper(model).parameters()))
+
+
+def _is_low(parameter: Tensor) -> bool:
+    return low_dtype_of(parameter) is not None or native_o2.is_low(parameter)
 
 
 def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:

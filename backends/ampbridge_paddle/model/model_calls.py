@@ -12,8 +12,10 @@ import paddle
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.frozen_writes import FrozenWrites
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
+from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import casting
 from ampbridge_paddle.model.native_o2 import take_over
 from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
@@ -23,6 +25,7 @@ Tensor = Any
 Call = Callable[..., Any]
 
 _FLOAT32 = Policy("O0")
+_version = method("Tensor", paddle.Tensor, "_inplace_version")
 
 
 class Role(Protocol):
@@ -129,21 +132,41 @@ class ParametersAtO2(Protocol):
 
 
 class DecoratedModel:
-    """Under the policy of ``decoration``; ``parameters`` is None below O2."""
+    """Under the policy of ``decoration``.
+
+    Args:
+        parameters: None below O2.
+        frozen: those of them that are frozen, by their names.
+    """
 
     order = 1
 
-    def __init__(self, decoration: Decoration, parameters: ParametersAtO2 | None) -> None:
+    def __init__(
+        self,
+        decoration: Decoration,
+        parameters: ParametersAtO2 | None,
+        frozen: Mapping[str, Tensor],
+    ) -> None:
         self.decoration, self.parameters = decoration, parameters
+        self._frozen, self._frozen_writes = frozen, FrozenWrites()
+        self._written()
 
     def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
         policy = self.decoration.policy
+        if self._frozen:
+            self._frozen_writes.look(self._written)
         if not self.decoration.standalone:
             if not casting.is_in_low_region():
                 return call(*inputs, **options)
             return _in_dtype(call(*inputs, **options), policy.output_dtype)
         with self._region():
             return _in_dtype(call(*inputs, **options), policy.output_dtype)
+
+    def _written(self) -> list[str]:
+        """The names of the frozen parameters that were written to since this was called last."""
+        before: Mapping[str, int] = vars(self).get("_versions", {})
+        self._versions = {name: _version(p) for name, p in self._frozen.items()}
+        return [name for name, version in self._versions.items() if version != before.get(name)]
 
     def _region(self) -> AbstractContextManager[None]:
         policy = self.decoration.policy

@@ -38,10 +38,15 @@ That is ``paddle.grad``, though not ``backward()``, and a call of a traced progr
 
 
 def parameters(owner: Any) -> list[Tensor]:
-    """The trainable parameters of a layer or an optimizer, each once, in the owner's order."""
+    """The trainable parameters of a layer or an optimizer, each once, in the owner's order.
+
+    A frozen one that ``forward`` writes to, a statistic, asks for a gradient from then on: no optimizer
+    has a use for it.
+    """
+    if isinstance(owner, paddle.nn.Layer):
+        return [p for p in owner.parameters() if not p.stop_gradient]
     # As the outermost optimizer tells: of those inside, a sharded one has this rank's part alone.
-    found = owner.parameters() if isinstance(owner, paddle.nn.Layer) else _optimized(owner)
-    return [p for p in found if not p.stop_gradient]
+    return [p for p in _optimized(owner) if not p.stop_gradient and p.is_leaf]
 
 
 def _optimized(optimizer: Any) -> list[Tensor]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from operator import attrgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -24,7 +23,7 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.frozen_writes import FrozenWrites
 from ampbridge.errors import CallOrderError
 from ampbridge_torch import _private
 
@@ -132,40 +131,10 @@ def round_all(masters: Sequence[Master]) -> None:
             master.noted()
 
 
-class _LookAtFrozen:
-    """Warns of averages of weights that are kept in frozen low parameters, where they stand still.
-
-    before each of the first steps:
-        written <- the frozen low parameters that were written to since the last
-        once: warn of those that were also written to before that
-    """
-
-    STEPS = 10
-
-    def __init__(self) -> None:
-        self._steps_left = self.STEPS
-        self._written: set[Master] = set()  # before the first step: initialised, or loaded
-
-    def __call__(self) -> None:
-        if not self._steps_left:
-            return
-        frozen = [master for master in _masters.values() if not master.low.requires_grad]
-        before, self._written = self._written, {m for m in frozen if m.takes_over()}
-        again = sorted(before & self._written, key=attrgetter("name"))
-        self._steps_left = 0 if again else self._steps_left - 1
-        if again:
-            self._warn(again)
-
-    def _warn(self, masters: Sequence[Master]) -> None:
-        names = [master.name for master in masters]
-        parts = sorted({name.partition(".")[0] for name in names if "." in name})
-        keep = f"Policy(..., keep={parts!r}); or " if parts else ""
-        dtype = str(masters[0].low.dtype).removeprefix("torch.")
-        warn(
-            f"Frozen parameters at O2 are written to between steps, in {dtype}, where an average of weights "
-            f"stands still: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}.\n"
-            f"Hint: {keep}with amp.undecorated(model): around what writes to them."
-        )
+def _written_frozen() -> list[str]:
+    """The frozen low parameters that were written to; their masters take it over."""
+    frozen = [master for master in _masters.values() if not master.low.requires_grad]
+    return [master.name for master in frozen if master.takes_over()]
 
 
 class _Replaced(NamedTuple):
@@ -193,7 +162,7 @@ class MasterUpdates:
         self._replaced: list[_Replaced] = []
         self._given: Mapping[int, Tensor | None] = {}
         self._loaded: Mapping[int, Tensor] = {}
-        self._look_at_frozen = _LookAtFrozen()
+        self._frozen_writes = FrozenWrites()
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -284,7 +253,7 @@ class MasterUpdates:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._replaced and _private.steps_under_way(optimizer) > 1:
             return None  # the parent's step, called by the optimizer's own
-        self._look_at_frozen()
+        self._frozen_writes.look(_written_frozen)
         self._put_masters_in(optimizer)
         self._hand_over_gradients()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -483,7 +452,7 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
     """
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
-    if any(p.grad is not None and master_of(p) is not None for p in _flat_parameters(optimizer)):
+    if any(master_of(p) is not None and p.grad is not None for p in _flat_parameters(optimizer)):
         kind = type(optimizer)
         msg = (
             f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "

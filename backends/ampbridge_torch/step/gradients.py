@@ -31,14 +31,19 @@ from ampbridge_torch.step.compiling import detached, present_graphs
 
 # Read in C: a step asks each parameter a dozen things.
 _grad, _dtype = attrgetter("grad"), attrgetter("dtype")
-_is_trained, _is_cpu = attrgetter("requires_grad"), attrgetter("is_cpu")
+_is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
+_is_cpu = attrgetter("is_cpu")
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
-    """The trainable parameters of a model or an optimizer, in its own order."""
+    """The trainable parameters of a model or an optimizer, in its own order.
+
+    A frozen one that ``forward`` writes to, a statistic, asks for a gradient from then on: no optimizer
+    has a use for it.
+    """
     if isinstance(owner, optim.Optimizer):
         held = chain.from_iterable(group["params"] for group in owner.param_groups)
-        return list(filter(_is_trained, held))
+        return list(filter(_is_leaf, filter(_is_trained, held)))
     return _private.trainable_parameters(owner)
 
 

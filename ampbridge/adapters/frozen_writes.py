@@ -1,0 +1,53 @@
+"""Frozen parameters that are low at O2 and that somebody writes to: averages of weights, statistics.
+
+In 16 bits small changes are lost: at a decay of 0.999 an average stands still, and nothing shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from posixpath import commonpath
+
+from ampbridge.adapters.calling_code import warn
+
+
+class FrozenWrites:
+    """Warns of them once, early in a training.
+
+    at each of the first looks:
+        written <- the names of those that were written to since the last
+        if some were written to before the last one as well: warn of them, and look no more
+    """
+
+    LOOKS = 10
+
+    def __init__(self) -> None:
+        self._looks_left = self.LOOKS
+        self._written: set[str] = set()  # before the first look: initialised, or loaded
+
+    def look(self, written: Callable[[], Iterable[str]]) -> None:
+        """``written`` gives the names of those that were written to since it was called last."""
+        if not self._looks_left:
+            return
+        before, self._written = self._written, set(written())
+        again = sorted(before & self._written)
+        self._looks_left = 0 if again else self._looks_left - 1
+        if again:
+            _warn_of(again)
+
+
+def _warn_of(names: list[str]) -> None:
+    layers = _layers_around(names)
+    keep = f"Policy(..., keep={layers!r}); or " if layers else ""
+    warn(
+        "Frozen parameters are written to between steps at O2, in low precision, where small changes are "
+        f"lost (an average stands still): {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}.\n"
+        f"Hint: {keep}with amp.undecorated(model): around what writes to them."
+    )
+
+
+def _layers_around(names: list[str]) -> list[str]:
+    """The innermost layer that has all of these parameters; else those that have some themselves."""
+    layers = [name.rpartition(".")[0] for name in names]
+    around = commonpath([layer.replace(".", "/") for layer in layers]).replace("/", ".")
+    return [around] if around else sorted({*layers} - {""})
