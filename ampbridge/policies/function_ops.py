@@ -64,6 +64,7 @@ class FunctionOp:
     is_registered: bool = False
     interception: Interception[None] = field(init=False)
     _in_modules: list[Site] = field(init=False, default_factory=list)
+    _everywhere: list[Site] = field(init=False, default_factory=list)
     _looked_at: tuple[int, int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -95,29 +96,33 @@ class FunctionOp:
         """Where it is. All modules are looked through again only if there may be another name in one.
 
         That takes some 20 ms in a process with a framework, and a step opens a region. A name counts
-        as a reference to the function; a module that is imported may have one.
+        as a reference to the function; a module that is imported may have one. A method of a class has
+        names in modules, too: ``pscan = PScan.apply``, equal and not the same.
         """
-        if self.owner is not None:
-            return [self._site_in_class(*self.owner)]
+        kind = type(self.function)
         if self._looked_at != self._state() or not all(map(_is_there, self._in_modules)):
             found = [
-                Site(module, attribute, self.function, self.entry)
+                Site(module, attribute, value, self.entry)
                 for module in list(sys.modules.values())
                 if type(module) is ModuleType
                 for attribute, value in list(vars(module).items())
-                if value is self.function
+                if type(value) is kind and value == self.function
             ]
-            if found != self._in_modules:
+            if found != self._in_modules or self._looked_at is None:
                 self._in_modules = found
+                self._everywhere = [*self._in_class(), *found]
             del found  # what it holds must not be counted
             self._looked_at = self._state()
-        return self._in_modules
+        return self._everywhere
 
     def _state(self) -> tuple[int, int]:
         return sys.getrefcount(self.function), len(sys.modules)
 
-    def _site_in_class(self, owner: type, attribute: str) -> Site:
+    def _in_class(self) -> Iterator[Site]:
         """The site of a method; a class method is bound to the class on which it is called."""
+        if self.owner is None:
+            return
+        owner, attribute = self.owner
         found = getattr_static(owner, attribute)
         replacement: Any = self.entry
         if not isinstance(found, FunctionType):
@@ -127,7 +132,7 @@ class FunctionOp:
                 return _called(name, found.__get__(None, cls))(*args, **kwargs)
 
             replacement = classmethod(bound)
-        return Site(owner, attribute, vars(owner).get(attribute, INHERITED), replacement)
+        yield Site(owner, attribute, vars(owner).get(attribute, INHERITED), replacement)
 
 
 def _is_there(site: Site) -> bool:

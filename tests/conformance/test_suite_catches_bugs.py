@@ -2415,7 +2415,7 @@ class KeepsOptimizers(NumpyBackend):
 
 def test_the_suite_runs_alike_whatever_the_caller_s_options_are(monkeypatch):
     """The nightly run sets these; an option of a plugin that is off was an error of pytest's own."""
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-o faulthandler_timeout=0 -k nothing")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-o cache_dir=nowhere -k nothing")
     name = "test_cast_back_to_float32"
     assert outcomes(NumpyHarness(), [name]) == {name: "passed"}
 
@@ -2507,6 +2507,10 @@ class WarnsOfWhatNoOptimizerHas(NumpyBackend):
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.
 SHOWN_ON_TORCH = {
+    "test_a_loss_scale_for_float16_parameters_without_masters_is_refused",
+    "test_a_step_by_hand_of_float16_parameters_without_masters_is_refused",
+    "test_bfloat16_parameters_without_masters_are_warned_of",
+    "test_float16_parameters_of_a_policy_are_trained_with_a_loss_scale",
     "test_a_loss_that_the_framework_s_own_scaler_scales_is_refused",
     "test_the_framework_s_own_precision_is_warned_of_once",
     "test_the_framework_s_own_precision_may_be_that_of_the_policy",

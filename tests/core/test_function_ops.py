@@ -145,6 +145,17 @@ def test_methods_are_found_in_their_class(adapter, package):
     assert package.Flash().forward(1) == ("forward", 1)
 
 
+def test_a_method_is_found_by_its_name_in_a_module(adapter, package):
+    """As packages have it: ``flash = Flash.apply``. Each access makes an object of its own."""
+    alias = sys.modules["their"].flash = package.Flash.apply
+    sys.modules["their"].faster = package.Faster.apply
+    with opened(adapter, Policy(deny=["their.layers:Flash.apply"])):
+        assert sys.modules["their"].flash(1) == ("deny", ("Flash", 1))
+        assert package.Flash.apply(1) == ("deny", ("Flash", 1))
+        assert sys.modules["their"].faster(1) == ("Faster", 1)  # another class's
+    assert sys.modules["their"].flash is alias
+
+
 def test_nested_regions_put_back_what_they_replaced(adapter, package):
     original = package.norm
     with opened(adapter, Policy(deny=["their.layers:norm"])):

@@ -133,7 +133,7 @@ def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
         merging.register(device_type)
     autocast = _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
     try:
-        with merging.regions if merges else nullcontext(), autocast, _AHEAD_OF_EXITS:
+        with merging.merges_here.during(merges), autocast, _AHEAD_OF_EXITS:
             yield
     except BaseException as error:
         _explain(error, policy, types)

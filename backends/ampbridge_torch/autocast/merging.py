@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ampbridge.adapters.scoped import Scoped
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.mode import cast_to, castable, widest
 from ampbridge_torch.autocast.rules import has_lists_of_cuda
@@ -35,20 +36,8 @@ OPS = (
 )
 
 
-class _Regions(threading.local):
-    """A block in which ops merge; ``count`` is in how many of them this thread is."""
-
-    count = 0
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *exception: object) -> None:
-        self.count -= 1
-
-
-regions = _Regions()
-
+merges_here: Scoped[bool] = Scoped("ampbridge_torch ops merge", False)
+"""Whether the innermost region has ops take tensors of two dtypes."""
 
 _registered: set[str] = set()
 _registering = threading.Lock()
@@ -110,7 +99,7 @@ _FORBIDDEN = (
 def _in_float32(
     device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if not regions.count:
+    if not merges_here.get():
         raise RuntimeError(_FORBIDDEN)
     args = cast_to(args, torch.float32, device_type)
     kwargs = {name: cast_to(value, torch.float32, device_type) for name, value in kwargs.items()}
@@ -120,7 +109,7 @@ def _in_float32(
 def _merge(
     op: Any, device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if regions.count:
+    if merges_here.get():
         tensors = castable([*args, *kwargs.values()])
         if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
             written = _private.written(op, args, kwargs)
