@@ -149,7 +149,9 @@ def returning_aux(loss_fn: LossFn) -> LossFn:
                 "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)"
             )
             raise ArgumentTypeError(msg)
-        if dimensions:
+        if dimensions and hasattr(loss, "sum") and set(loss.shape) == {1}:
+            loss = loss.sum()  # one number, which torch's and Paddle's backward() takes
+        elif dimensions:
             msg = (
                 f"loss_fn returned a loss of shape {tuple(loss.shape)}; a scalar is needed.\n"
                 "Hint: return loss.mean()"

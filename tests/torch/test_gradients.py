@@ -375,3 +375,22 @@ def test_gradients_in_buckets_of_a_distributed_model_are_accumulated() -> None:
     assert losses[0] == losses[1]
     pairs = zip(plain.parameters(), parallel.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_loss_of_one_number_is_a_scalar(shape: tuple[int, ...]) -> None:
+    """As ``backward()`` has it; losses of snntorch and lightly have a dimension."""
+    found = []
+    for of_shape in ((), shape):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        step = amp.train_step(
+            lambda m, x, of=of_shape: m(x).square().mean().reshape(of),
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy="O1:bfloat16",
+        )
+        losses = [step(torch.ones(4, 3)).loss for _ in range(3)]
+        assert all(isinstance(loss, float) for loss in losses)
+        found.append(losses)
+    assert found[0] == found[1]
