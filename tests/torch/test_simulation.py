@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -844,3 +845,30 @@ def test_what_has_no_low_kernel_is_simulated_natively_too(name: str, dtype: str)
     result.sum().backward()
     assert x.grad is not None
     assert x.grad.dtype is low
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("op", ["add", "add in place", "product", "dense", "scaled"])
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+def test_sparse_tensors_have_torchs_gradients(low: torch.dtype, op: str) -> None:
+    """Of a sparse adjacency, or an adapter's update; their gradients arrive as strided ones."""
+
+    def use(sparse: torch.Tensor) -> torch.Tensor:
+        dense = torch.ones(4, 4, dtype=low)
+        if op == "add":
+            return dense + sparse
+        if op == "add in place":
+            return dense.add_(sparse)
+        if op == "product":
+            return sparse @ dense
+        return sparse.to_dense() if op == "dense" else (sparse * 2.0).to_dense()
+
+    found = []
+    name = str(low).removeprefix("torch.")
+    for region in (nullcontext(), amp.autocast(amp.Policy("O1", name, execution="simulated"))):
+        values = torch.tensor([0.5, -1.5], dtype=low, requires_grad=True)
+        with region:
+            result = use(torch.sparse_coo_tensor([[0, 1], [1, 2]], values, (4, 4)))
+        result.float().sum().backward()
+        found.append((result.dtype, result.tolist(), values.grad.tolist()))
+    assert found[0] == found[1]

@@ -289,7 +289,7 @@ def cast_to(value: Any, dtype: torch.dtype, device_type: str) -> Any:
     """``value`` with its tensors of ``device_type`` in ``dtype``, in lists and tuples too."""
     if isinstance(value, Tensor):
         if value.dtype in CASTABLE and value.dtype != dtype and value.device.type == device_type:
-            return value.to(dtype)
+            return simulation.to(value, dtype)
         return value
     if type(value) in (list, tuple):
         return type(value)([cast_to(item, dtype, device_type) for item in value])

@@ -144,7 +144,7 @@ def raised(value: Any, dtype: torch.dtype, weights: Weights | None) -> Any:
 
 
 def _raised(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).to(torch.float32)
+    return to(to(x, dtype), torch.float32)
 
 
 def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -176,10 +176,31 @@ def _spread(x: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return wide
 
 
+def to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, also for a sparse tensor whose gradient will be a strided one."""
+    if x.layout is torch.strided or not x.requires_grad or x.dtype is dtype:
+        return x.to(dtype)
+    cast: Tensor = _CastSparse.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return cast
+
+
+class _CastSparse(torch.autograd.Function):
+    """Torch's own cast wants the gradient in the layout of the tensor (2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        return x.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype), None
+
+
 def widened(value: Any) -> Any:
     """A low tensor in float32, unrounded; anything else as it is."""
     is_low = isinstance(value, Tensor) and value.dtype in LOW_DTYPES and value.is_cpu
-    return value.to(torch.float32) if is_low else value
+    return to(value, torch.float32) if is_low else value
 
 
 @torch.no_grad()
@@ -204,7 +225,7 @@ def rounded_as_saved(result: Any, dtype: torch.dtype) -> Any:
 def rounded(result: Any, dtype: torch.dtype) -> Any:
     """The float32 tensors among an op's results in ``dtype``."""
     if isinstance(result, Tensor):
-        return result.to(dtype) if result.dtype is torch.float32 else result
+        return to(result, dtype) if result.dtype is torch.float32 else result
     if isinstance(result, (list, tuple)):  # torch.return_types, too, are made from a sequence
         return type(result)([rounded(item, dtype) for item in result])
     return result
