@@ -16,6 +16,11 @@ def note(layer: object) -> None:
         noted.add(id(layer))
 
 
+def are_noted() -> bool:
+    """Whether such a block is open: in the first step of a training."""
+    return bool(_noting)
+
+
 @contextmanager
 def noting() -> Iterator[Callable[[], Collection[int] | None]]:
     """See ``Backend.noting_kept_calls``."""

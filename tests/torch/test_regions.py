@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
@@ -176,3 +178,61 @@ def test_a_checkpoint_recomputes_under_the_region(
     plain = gradients(block)
     again = gradients(lambda x: CHECKPOINTS[name](block, x))
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+class _RunAgain(torch.autograd.Function):
+    """Runs a layer again in its backward, as reversible networks and adjoints do."""
+
+    region: Any = nullcontext()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad(), _RunAgain.region:
+            x = x.detach().requires_grad_()
+            y = ctx.layer(x)
+        torch.autograd.backward(y, gradient.to(y.dtype))
+        return x.grad, None
+
+
+class _Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(_RunAgain.apply(self.first(x), self.block))
+
+
+def step_of_reversible(policy: amp.Policy) -> amp.TrainStep:
+    model = _Reversible()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return amp.train_step(lambda m, x: m(x).square().mean(), model, optimizer, policy=policy)
+
+
+def test_layers_that_the_backward_pass_runs_again_are_warned_of_at_o2() -> None:
+    """No region is open there, so that its softmax would run in bfloat16."""
+    step = step_of_reversible(amp.Policy("O2", "bfloat16"))
+    with pytest.warns(amp.AmpBridgeWarning, match=r"again: block\.(.|\n)*keep=\['block'\]"):
+        step(torch.ones(4, 8))
+    step(torch.ones(4, 8))  # said once
+    assert step_of_reversible(amp.Policy("O2", "bfloat16", keep=["block"]))(torch.ones(4, 8))
+
+
+def test_an_error_of_layers_that_run_again_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own region ends before the backward pass, too. The hint is followed."""
+    with pytest.raises(RuntimeError, match="same dtype") as raised:
+        step_of_reversible(amp.Policy("O1", "bfloat16"))(torch.ones(4, 8))
+    notes = getattr(raised.value, "__notes__", None)  # none before Python 3.11
+    assert notes is None or "again: block." in notes[0]
+    for policy in (amp.Policy("O1", "bfloat16"), amp.Policy("O2", "bfloat16")):
+        monkeypatch.setattr(_RunAgain, "region", amp.autocast(str(policy), backend="torch"))
+        assert step_of_reversible(policy)(torch.ones(4, 8)).applied

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
+from ampbridge.adapters import kept_calls
 from ampbridge.adapters.arguments import (
     check_dependence,
     check_that_some_train,
@@ -27,6 +28,7 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import cast, region_on
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType, types_of
+from ampbridge_torch.step import reruns
 from ampbridge_torch.step.compiling import detached, present_graphs
 
 # Read in C: a step asks each parameter a dozen things.
@@ -112,9 +114,11 @@ def gradients(
         else:
             loss, aux = loss_fn(model, *inputs)
     if graphs is None:
+        looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step alone
         loss = cast(loss, "float32")
         scaled = loss if factor is None else loss * factor
-        grads = _backward(scaled, wanted, _reached(model, wanted))
+        with reruns.noticed(model, policy) if looks_at_reruns else nullcontext():
+            grads = _backward(scaled, wanted, _reached(model, wanted))
     if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
         grads = [
             g if g is None or p.dtype not in LOW_DTYPES else g.float()

@@ -1,0 +1,59 @@
+"""Layers that a backward pass runs again, where no region is open, and at O2 their weights are low.
+
+Reversible networks, adjoints of differential equations and other functions with a backward of their own
+do so. Torch's checkpoints open the regions of the forward pass again, and are none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.policies.policy import Policy
+from ampbridge_torch import devices
+from ampbridge_torch.autocast.simulation import LOW_DTYPES
+
+
+@contextmanager
+def noticed(model: nn.Module, policy: Policy) -> Iterator[None]:
+    """A block with a backward pass of ``model``: low layers are warned of, all told beside an error."""
+    found: dict[str, bool] = {}
+    names = {id(layer): name for name, layer in model.named_modules()}
+
+    def look(layer: nn.Module, inputs: Any) -> None:
+        if not any(map(torch.is_autocast_enabled, devices.in_use())):
+            is_low = any(p.dtype in LOW_DTYPES for p in layer.parameters())
+            found.setdefault(names.get(id(layer)) or type(layer).__name__, is_low)
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    except RuntimeError as error:
+        if found and hasattr(error, "add_note"):
+            error.add_note(_told([*found], policy))
+        raise
+    finally:
+        handle.remove()
+    low = [name for name, is_low in found.items() if is_low]
+    if low:
+        warn(_told(low, policy))
+
+
+def _told(names: list[str], policy: Policy) -> str:
+    outermost = [
+        name
+        for name in names
+        if not any(name != other and name.startswith(f"{other}.") for other in names)
+    ]
+    keep = f"Policy(..., keep={outermost[:4]!r}); or, " if policy.level == "O2" else ""
+    return (
+        f"The backward pass runs layers again: {', '.join(outermost[:4])}{', ...' if outermost[4:] else ''}. "
+        f"No region is open there: their ops follow no rule of {policy!r}.\n"
+        f"Hint: {keep}in the backward of the function that runs them, with amp.autocast({str(policy)!r}):"
+    )
