@@ -121,6 +121,7 @@ def has_no_words_for(policy):
     )
 
 
+@pytest.mark.filterwarnings("ignore:'sum' in custom_")  # is add_n, as it should be here
 @given(policies)
 def test_what_can_be_said_says_the_same(policy):
     """Rules, not names: Paddle's conv2d is read as conv1d too, which it is."""
