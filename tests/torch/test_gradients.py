@@ -312,6 +312,7 @@ def of_an_ensemble(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are since Python 3.11")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU alone has the simulation")
 @pytest.mark.filterwarnings("ignore:A copy of a model at O2")
 @pytest.mark.parametrize("around", [True, False], ids=["in a region", "decorated"])
 @pytest.mark.parametrize(

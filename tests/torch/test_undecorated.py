@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -355,3 +356,20 @@ def test_a_frozen_low_part_is_no_cause_for_a_warning(low: str) -> None:
     model = Net()
     model.inner.to(getattr(torch, low)).requires_grad_(False)
     amp.decorate(model, None, policy(low).replace(level="O1"))
+
+
+def test_copies_that_came_into_a_model_at_o2_are_float32_afterwards() -> None:
+    """A teacher that is made in the first step, as byol_pytorch does; what was low before stays low."""
+    model = nn.ModuleDict({"student": nn.Linear(4, 4), "own": nn.Linear(4, 4).bfloat16()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", amp.AmpBridgeWarning)  # of the layer in bfloat16
+        amp.decorate(model, policy="O2:bfloat16")
+    model["teacher"] = copy.deepcopy(model["student"])
+    with pytest.warns(amp.AmpBridgeWarning, match=r"teacher\.weight(.|\n)*amp\.undecorated"):
+        amp.undecorate(model)
+    dtypes = {name: {p.dtype for p in layer.parameters()} for name, layer in model.items()}
+    assert dtypes == {
+        "student": {torch.float32},
+        "own": {torch.bfloat16},
+        "teacher": {torch.float32},
+    }

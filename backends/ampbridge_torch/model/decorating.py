@@ -153,7 +153,7 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
     weights = call.weights if call is not None else None
     if weights is not None:
         _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
-        weights.restore()
+        weights.restore(unwrapped(model))
     if optimizer is not None:
         master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
         if call is not None and weights is not None and not weights.masters:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.simulation import CASTABLE
+from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import Master, master_of, round_all
 
 NORMALIZATIONS = (
@@ -52,6 +53,7 @@ class LowWeights:
         with_masters: bool,
         gradients: torch.dtype,
     ) -> None:
+        self._low_before = [p for p in model.parameters() if p.dtype in LOW_DTYPES]
         self.parameters = to_be_cast(model, wide)
         rounded = [p.detach().to(dtype) for p in self.parameters]  # memory may run out here
         originals = [nn.Parameter(p.data) for p in self.parameters]
@@ -98,15 +100,32 @@ class LowWeights:
             round_all(self.masters)
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """The parameters in float32 again, at their masters' values."""
-        for parameter in self.parameters:
+    def restore(self, model: nn.Module) -> None:
+        """The parameters in float32 again, at their masters' values; copies that came in, at their own."""
+        known = set(map(id, (*self._low_before, *self.parameters)))
+        came = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.dtype in LOW_DTYPES and id(parameter) not in known
+        }
+        if came:
+            _warn_of_copies([*came])
+        for parameter in (*self.parameters, *came.values()):
             if master_of(parameter) is None:
                 _set_data(parameter, parameter.detach().float())
         for master in self.masters:
             master.adopt()
             master.forget()
             _set_data(master.low, master.wide.data)
+
+
+def _warn_of_copies(names: list[str]) -> None:
+    warn(
+        f"These parameters came into the model while it was at O2: {', '.join(names[:4])}"
+        f"{', ...' if names[4:] else ''}. A copy of low weights is low, without float32 masters, and an average "
+        "of weights stands still in it.\n"
+        "Hint: with amp.undecorated(model): around what copies a layer; or copy it before the first step."
+    )
 
 
 def to_be_cast(model: nn.Module, wide: Iterable[Tensor]) -> list[nn.Parameter]:
