@@ -74,13 +74,18 @@ def _unscale(
         if scale is None and _are_surely_finite(present):
             return list(grads), FINITE
         return list(grads), _unscale_group(present, scale, waits)
-    with torch.no_grad():
-        wide = [
-            grad if grad is None or grad.dtype is torch.float32 else _widened(grad)
-            for grad in grads
-        ]
-        kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
-        return wide, worst(kinds)
+    return _unscale_groups(grads, scale, waits)
+
+
+@torch.no_grad()
+def _unscale_groups(
+    grads: Sequence[Tensor | None], scale: Scalar, waits: bool
+) -> tuple[list[Tensor | None], Scalar]:
+    wide = [
+        grad if grad is None or grad.dtype is torch.float32 else _widened(grad) for grad in grads
+    ]
+    kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
+    return wide, worst(kinds)
 
 
 def _widened(grad: Tensor) -> Tensor:
