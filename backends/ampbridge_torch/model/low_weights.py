@@ -122,8 +122,8 @@ class LowWeights:
 def _warn_of_copies(names: list[str]) -> None:
     warn(
         f"These parameters came into the model while it was at O2: {', '.join(names[:4])}"
-        f"{', ...' if names[4:] else ''}. A copy of low weights is low, without float32 masters, and an average "
-        "of weights stands still in it.\n"
+        f"{', ...' if names[4:] else ''}. A copy of low weights is low, without float32 masters, and an "
+        "average of weights stands still in it.\n"
         "Hint: with amp.undecorated(model): around what copies a layer; or copy it before the first step."
     )
 
