@@ -179,7 +179,8 @@ class TrainStep(ShownInNotebooks):
             final = self._micro_steps + 1 == self.accumulate
             policy = self.policy
             check_that_it_holds_examples(batch)
-            self._look_at_scheduler.before_a_step()
+            if self._advance_scheduler is not None:
+                self._look_at_scheduler.before_a_step()
             run = self._present_program() if self._has_looked else self._first_program(policy)
             fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
             try:

@@ -109,12 +109,12 @@ def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
 @contextmanager
 def _autocast_on_both(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
     cpu, other = types
-    with _autocast(policy, cpu), _autocast(policy, other), _AHEAD_OF_EXITS:
+    with _autocast(policy, cpu), _autocast(policy, other), _NOTHING:
         yield
 
 
-# Ctrl-C at the end of a block comes ahead of one __exit__, and the others are called: this is the one.
-_AHEAD_OF_EXITS = nullcontext()
+# Last of several: Ctrl-C at the end of a block comes ahead of its __exit__, and the others are called.
+_NOTHING = nullcontext()
 
 
 class _Autocast(torch.autocast):
@@ -133,7 +133,7 @@ def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
         merging.register(device_type)
     autocast = _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
     try:
-        with merging.merges_here.during(merges), autocast, _AHEAD_OF_EXITS:
+        with merging.merges_here.during(True) if merges else _NOTHING, autocast, _NOTHING:
             yield
     except BaseException as error:
         _explain(error, policy, types)
