@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
-_noting: dict[
-    int, set[int]
-] = {}  # whatever thread calls: replicas of a model have threads of their own
+
+class _Noted(set[int]):
+    """The ids of layers, known until its block has ended or been dropped."""
+
+
+# Whatever thread calls: replicas of a model have threads of their own.
+_noting: WeakValueDictionary[int, _Noted] = WeakValueDictionary()
 
 
 def note(layer: object) -> None:
@@ -24,9 +29,9 @@ def are_noted() -> bool:
 @contextmanager
 def noting() -> Iterator[Callable[[], Collection[int] | None]]:
     """See ``Backend.noting_kept_calls``."""
-    noted: set[int] = set()
+    noted = _Noted()
     _noting[id(noted)] = noted
     try:
         yield lambda: noted
     finally:
-        del _noting[id(noted)]
+        _noting.pop(id(noted), None)

@@ -69,7 +69,8 @@ def _as_dtype(x: Any, dtype: np.dtype[Any]) -> Any:
             return rounding.widened(x)
         if x.dtype == FLOAT32 and dtype == FLOAT16:
             return rounding.halves(x)
-    with np.errstate(over="ignore"):  # beyond the largest float16 lies inf: the scaler looks for it
+    # Beyond the largest float16 lies inf: the scaler looks for it.
+    with np.errstate(over="ignore"), rounding.NOTHING:
         return np.asanyarray(x).astype(dtype, copy=False)
 
 

@@ -11,6 +11,7 @@ Numbers from 2**15 on, inf and NaN are left to NumPy.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ _LEAST_NORMAL = np.float32(2.0**-14)
 _BEYOND = np.float32(2.0**15).view(np.uint32)
 _DROPS_13_BITS = np.float32(1.5 * 2**13)
 _TO_THE_EXPONENTS_OF_HALVES = np.float32(2.0**-112)
+# Last of several: Ctrl-C at the end of a block comes ahead of its __exit__, and the others are called.
+NOTHING = nullcontext()
+
 _FEW = 4096  # numbers, up to which one call of NumPy is faster than several
 
 
@@ -32,7 +36,7 @@ def halves(x: Array) -> Array:
     """``x.astype(float16)``, of a float32 array; inf beyond the largest float16."""
     rounded = _rounded(x)
     if rounded is None:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"), NOTHING:
             return x.astype(np.float16)
     signs = x.view(np.uint32) >> np.uint32(16)
     signs &= np.uint32(0x8000)

@@ -18,6 +18,7 @@ from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.autocast.casting import cast, region, value_of
+from ampbridge_numpy.autocast.rounding import NOTHING
 from ampbridge_numpy.model.decorating import decorated
 from ampbridge_numpy.nn import Module, substituted
 
@@ -105,7 +106,7 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
     quiet = np.errstate(over="ignore", invalid="ignore")
     pending = {loss._node: (np.asarray(seed), False)}
     found: dict[Any, Array] = dict.fromkeys(roots)
-    with quiet:
+    with quiet, NOTHING:
         for node in _toposort(loss._node):
             gradient, _ = pending.pop(node)
             if node in found:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.errors import UnsupportedError
+from ampbridge_numpy.autocast.rounding import NOTHING
 from ampbridge_numpy.step.gradients import parameters as parameters_of
 
 
@@ -36,7 +37,8 @@ def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], float]:
     if norm <= max_norm:
         return list(grads), norm
     factor = np.float32(max_norm / (norm + 1e-6))
-    with np.errstate(invalid="ignore"):  # gradients that overflowed: the step will be skipped
+    # Gradients that overflowed: the step will be skipped.
+    with np.errstate(invalid="ignore"), NOTHING:
         return [g if g is None else g * factor for g in grads], norm
 
 

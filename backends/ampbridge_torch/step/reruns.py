@@ -7,7 +7,7 @@ do so. Torch's checkpoints open the regions of the forward pass again, and are n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,15 +31,14 @@ def noticed(model: nn.Module, policy: Policy) -> Iterator[None]:
             is_low = any(p.dtype in LOW_DTYPES for p in layer.parameters())
             found.setdefault(names.get(id(layer)) or type(layer).__name__, is_low)
 
-    handle = register_module_forward_pre_hook(look)
     try:
-        yield
+        # Ctrl-C at the end of a block comes ahead of an __exit__: the second one; the first is called.
+        with register_module_forward_pre_hook(look), nullcontext():
+            yield
     except RuntimeError as error:
         if found and hasattr(error, "add_note"):
             error.add_note(_told([*found], policy))
         raise
-    finally:
-        handle.remove()
     low = [name for name, is_low in found.items() if is_low]
     if low:
         warn(_told(low, policy))
