@@ -161,4 +161,5 @@ class NumpyHarness(Harness):
 
     def ambient(self) -> Mapping[str, object]:
         boxes = anp.numpy_boxes
-        return attributes_of(anp, anp.linalg, anp.numpy_wrapper, boxes, boxes.ArrayBox, np, nn)
+        owners = anp, anp.linalg, anp.numpy_wrapper, boxes, boxes.ArrayBox, np, nn
+        return {"errors": np.geterr(), **attributes_of(*owners)}

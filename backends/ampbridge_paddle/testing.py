@@ -187,6 +187,7 @@ class PaddleHarness(Harness):
     def ambient(self) -> Mapping[str, object]:
         return {
             "default dtype": paddle.get_default_dtype(),
+            "gradients": paddle.is_grad_enabled(),
             **attributes_of(
                 paddle, paddle._C_ops, paddle.Tensor, paddle.linalg, paddle.nn.functional
             ),

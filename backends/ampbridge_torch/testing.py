@@ -205,5 +205,7 @@ class TorchHarness(Harness):
             "autocast cache": torch.is_autocast_cache_enabled(),
             "default dtype": torch.get_default_dtype(),
             "function modes": torch._C._len_torch_function_stack(),
+            "gradients": torch.is_grad_enabled(),
+            "hooks": len(torch.nn.modules.module._global_forward_pre_hooks),
             **attributes_of(torch, torch.Tensor, functional),
         }
