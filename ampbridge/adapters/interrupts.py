@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,6 +18,9 @@ from typing import Any
 # Of the C module: what ``signal`` has around them turns numbers to names, in 30 us a step.
 _signal: Any = import_module("_signal")
 _set_handler, _handler_of = _signal.signal, _signal.getsignal
+
+LAST_OF_SEVERAL = nullcontext()
+"""For the end of a ``with`` of several: Ctrl-C there comes ahead of its exit, and the others are called."""
 
 _innermost: Whole | None = None
 """The main thread's, which is the one that signals reach."""

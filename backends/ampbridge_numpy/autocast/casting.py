@@ -30,6 +30,7 @@ import numpy as np
 from autograd.extend import VSpace, defvjp, primitive, vspace
 
 from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import constant_result
@@ -70,7 +71,7 @@ def _as_dtype(x: Any, dtype: np.dtype[Any]) -> Any:
         if x.dtype == FLOAT32 and dtype == FLOAT16:
             return rounding.halves(x)
     # Beyond the largest float16 lies inf: the scaler looks for it.
-    with np.errstate(over="ignore"), rounding.NOTHING:
+    with np.errstate(over="ignore"), LAST_OF_SEVERAL:
         return np.asanyarray(x).astype(dtype, copy=False)
 
 

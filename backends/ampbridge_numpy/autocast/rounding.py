@@ -11,10 +11,11 @@ Numbers from 2**15 on, inf and NaN are left to NumPy.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 
 Array = np.ndarray[Any, Any]
 
@@ -26,9 +27,6 @@ _LEAST_NORMAL = np.float32(2.0**-14)
 _BEYOND = np.float32(2.0**15).view(np.uint32)
 _DROPS_13_BITS = np.float32(1.5 * 2**13)
 _TO_THE_EXPONENTS_OF_HALVES = np.float32(2.0**-112)
-# Last of several: Ctrl-C at the end of a block comes ahead of its __exit__, and the others are called.
-NOTHING = nullcontext()
-
 _FEW = 4096  # numbers, up to which one call of NumPy is faster than several
 
 
@@ -36,7 +34,7 @@ def halves(x: Array) -> Array:
     """``x.astype(float16)``, of a float32 array; inf beyond the largest float16."""
     rounded = _rounded(x)
     if rounded is None:
-        with np.errstate(over="ignore"), NOTHING:
+        with np.errstate(over="ignore"), LAST_OF_SEVERAL:
             return x.astype(np.float16)
     signs = x.view(np.uint32) >> np.uint32(16)
     signs &= np.uint32(0x8000)

@@ -13,12 +13,12 @@ from autograd.extend import VJPNode
 from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.autocast.casting import cast, region, value_of
-from ampbridge_numpy.autocast.rounding import NOTHING
 from ampbridge_numpy.model.decorating import decorated
 from ampbridge_numpy.nn import Module, substituted
 
@@ -106,7 +106,7 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
     quiet = np.errstate(over="ignore", invalid="ignore")
     pending = {loss._node: (np.asarray(seed), False)}
     found: dict[Any, Array] = dict.fromkeys(roots)
-    with quiet, NOTHING:
+    with quiet, LAST_OF_SEVERAL:
         for node in _toposort(loss._node):
             gradient, _ = pending.pop(node)
             if node in found:

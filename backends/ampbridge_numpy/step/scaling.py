@@ -8,8 +8,8 @@ from typing import NoReturn
 import numpy as np
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.errors import UnsupportedError
-from ampbridge_numpy.autocast.rounding import NOTHING
 from ampbridge_numpy.step.gradients import parameters as parameters_of
 
 
@@ -38,7 +38,7 @@ def clip(grads: Sequence[Array], max_norm: float) -> tuple[list[Array], float]:
         return list(grads), norm
     factor = np.float32(max_norm / (norm + 1e-6))
     # Gradients that overflowed: the step will be skipped.
-    with np.errstate(invalid="ignore"), NOTHING:
+    with np.errstate(invalid="ignore"), LAST_OF_SEVERAL:
         return [g if g is None else g * factor for g in grads], norm
 
 

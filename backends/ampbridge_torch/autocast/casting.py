@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast import merging
@@ -109,12 +110,8 @@ def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
 @contextmanager
 def _autocast_on_both(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
     cpu, other = types
-    with _autocast(policy, cpu), _autocast(policy, other), _NOTHING:
+    with _autocast(policy, cpu), _autocast(policy, other), LAST_OF_SEVERAL:
         yield
-
-
-# Last of several: Ctrl-C at the end of a block comes ahead of its __exit__, and the others are called.
-_NOTHING = nullcontext()
 
 
 class _Autocast(torch.autocast):
@@ -133,7 +130,8 @@ def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
         merging.register(device_type)
     autocast = _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
     try:
-        with merging.merges_here.during(True) if merges else _NOTHING, autocast, _NOTHING:
+        merged = merging.merges_here.during(True) if merges else nullcontext()
+        with merged, autocast, LAST_OF_SEVERAL:
             yield
     except BaseException as error:
         _explain(error, policy, types)

@@ -21,6 +21,7 @@ from ampbridge.adapters.arguments import (
     differentiated_already,
 )
 from ampbridge.adapters.backend import LossFn, Scalar
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
@@ -31,7 +32,6 @@ from ampbridge_torch.devices import DeviceType, types_of
 from ampbridge_torch.step import reruns
 from ampbridge_torch.step.compiling import detached, present_graphs
 
-_NOTHING = nullcontext()
 # Read in C: a step asks each parameter a dozen things.
 _grad, _dtype = attrgetter("grad"), attrgetter("dtype")
 _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
@@ -108,8 +108,7 @@ def gradients(
     graphs = present_graphs.get()
     if graphs is not None:
         graphs.check(policy, wanted, device_types)
-    # Ctrl-C at the end of the block comes ahead of an __exit__: the second one; the first is called.
-    with region_on(device_types, policy), _NOTHING:
+    with region_on(device_types, policy), LAST_OF_SEVERAL:
         if graphs is not None:
             loss, aux, grads = graphs.gradients(loss_fn, model, inputs, wanted, factor)
         else:
@@ -118,7 +117,7 @@ def gradients(
         looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step alone
         loss = cast(loss, "float32")
         scaled = loss if factor is None else loss * factor
-        with reruns.noticed(model, policy) if looks_at_reruns else _NOTHING:
+        with reruns.noticed(model, policy) if looks_at_reruns else nullcontext():
             grads = _backward(scaled, wanted, _reached(model, wanted))
     if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
         grads = [

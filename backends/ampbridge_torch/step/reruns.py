@@ -7,17 +7,17 @@ do so. Torch's checkpoints open the regions of the forward pass again, and are n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.policies.policy import Policy
-from ampbridge_torch import devices
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
+from ampbridge_torch.model.model_calls import casts_here
 
 
 @contextmanager
@@ -27,13 +27,12 @@ def noticed(model: nn.Module, policy: Policy) -> Iterator[None]:
     names = {id(layer): name for name, layer in model.named_modules()}
 
     def look(layer: nn.Module, inputs: Any) -> None:
-        if not any(map(torch.is_autocast_enabled, devices.in_use())):
+        if not casts_here():
             is_low = any(p.dtype in LOW_DTYPES for p in layer.parameters())
             found.setdefault(names.get(id(layer)) or type(layer).__name__, is_low)
 
     try:
-        # Ctrl-C at the end of a block comes ahead of an __exit__: the second one; the first is called.
-        with register_module_forward_pre_hook(look), nullcontext():
+        with register_module_forward_pre_hook(look), LAST_OF_SEVERAL:
             yield
     except RuntimeError as error:
         if found and hasattr(error, "add_note"):
