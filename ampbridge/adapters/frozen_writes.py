@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from posixpath import commonpath
 
 from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import first_of
 
 
 class FrozenWrites:
@@ -41,7 +42,7 @@ def _warn_of(names: list[str]) -> None:
     keep = f"Policy(..., keep={layers!r}); or " if layers else ""
     warn(
         "Frozen parameters are written to between steps at O2, in low precision, where small changes are "
-        f"lost (an average stands still): {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}.\n"
+        f"lost (an average stands still): {first_of(names)}.\n"
         f"Hint: {keep}with amp.undecorated(model): around what writes to them."
     )
 

@@ -6,7 +6,7 @@ code to write. Each class is also the built-in exception that a caller would exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 
@@ -81,6 +81,11 @@ def listed(names: Iterable[object]) -> str:
     """``'a', 'b' or 'c'``, for messages."""
     quoted = [repr(name) for name in names]
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first four of ``names``, for messages: ``a, b, c, d, ...``."""
+    return ", ".join([*names[:4], "..."] if len(names) > 4 else names)
 
 
 def nearest(name: object, known: Iterable[str], count: int = 3) -> list[str]:

@@ -12,7 +12,7 @@ from ampbridge.adapters.arguments import backend_of_decorated
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Magnitude, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
-from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, listed, nearest
+from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, first_of, listed, nearest
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
@@ -289,7 +289,7 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
         names = [name for parameter, name in pairs if id(parameter) in low]
         msg = (
             "Parameters of the undecorated model are in 16 bits: "
-            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. {policy!r} has no float32 "
+            f"{first_of(names)}. {policy!r} has no float32 "
             "masters of them, so that updates under half a unit in the last place are lost.\n"
             f"Hint: {backend.examples['float32 model']}: the policy then casts the parameters."
         )

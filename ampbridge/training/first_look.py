@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from ampbridge.adapters.arguments import check_masters
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer, OwnPrecisionNotice
 from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import first_of
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.training.decorate import policy_by_hand, under_another_policy, warn_of_low_parameters
@@ -110,7 +111,7 @@ class LookAtGradients:
         if names:
             msg = (
                 f"keep={list(decoration.policy.keep)!r} does not reach where these parameters are used: "
-                f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. A kept layer is float32 where "
+                f"{first_of(names)}. A kept layer is float32 where "
                 "it is called, and their layers were not called: a function or another method read them.\n"
                 "Hint: def forward(self, x): ...  # of the kept layer, with all that reads them"
             )
@@ -131,7 +132,7 @@ class LookAtGradients:
         names = [name for p, name in pairs if id(p) not in held]
         msg = (
             f"{stale} of the optimizer's parameters are neither in the model nor in the loss, and these "
-            f"of the model are not trained: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. "
+            f"of the model are not trained: {first_of(names)}. "
             "So it is where a layer was replaced after the optimizer was made.\n"
             f"Hint: {backend.examples['optimizer']}; then amp.train_step(loss_fn, model, optimizer)"
         )

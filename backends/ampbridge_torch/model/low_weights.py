@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ampbridge.adapters.calling_code import warn
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import UnsupportedError, first_of
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import Master, master_of, round_all
@@ -121,9 +121,8 @@ class LowWeights:
 
 def _warn_of_copies(names: list[str]) -> None:
     warn(
-        f"These parameters came into the model while it was at O2: {', '.join(names[:4])}"
-        f"{', ...' if names[4:] else ''}. A copy of low weights is low, without float32 masters, and an "
-        "average of weights stands still in it.\n"
+        f"These parameters came into the model while it was at O2: {first_of(names)}. A copy of "
+        "low weights is low, without float32 masters, and an average of weights stands still in it.\n"
         "Hint: with amp.undecorated(model): around what copies a layer; or copy it before the first step."
     )
 

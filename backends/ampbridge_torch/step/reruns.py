@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge.errors import first_of
 from ampbridge.policies.policy import Policy
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.model_calls import casts_here
@@ -51,7 +52,7 @@ def _told(names: list[str], policy: Policy) -> str:
     ]
     keep = f"Policy(..., keep={outermost[:4]!r}); or, " if policy.level == "O2" else ""
     return (
-        f"The backward pass runs layers again: {', '.join(outermost[:4])}{', ...' if outermost[4:] else ''}. "
+        f"The backward pass runs layers again: {first_of(outermost)}. "
         f"No region is open there: their ops follow no rule of {policy!r}.\n"
         f"Hint: {keep}in the backward of the function that runs them, with amp.autocast({str(policy)!r}):"
     )
