@@ -245,6 +245,12 @@ def test_a_convolution_and_an_lstm_as_on_the_cpu() -> None:
             torch.testing.assert_close(gradient.cpu(), expected)
 
 
+def test_a_kernel_sizes_the_result_it_writes_to() -> None:
+    """The loss is a number, which the kernel makes of a result as large as its arguments."""
+    x, y = torch.randn(4, 3, dtype=torch.float16), torch.randn(4, 3)
+    torch.testing.assert_close(F.mse_loss(x.cuda(), y.cuda()).cpu(), F.mse_loss(x.float(), y))
+
+
 def attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, ...]:

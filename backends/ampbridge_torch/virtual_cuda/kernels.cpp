@@ -356,11 +356,15 @@ class Call {
   }
 
   void call_on_copies(bool wider) const {
-    const auto copied = [wider](const Tensor& tensor, bool is_written, bool /*is_out*/) {
-      if (tensor.defined() && wider && tensor.is_floating_point()) {
-        return on_cpu(tensor).to(is_low(tensor.scalar_type()) ? at::kFloat : at::kDouble);
+    const auto copied = [wider](const Tensor& tensor, bool is_written, bool is_out) {
+      Tensor seen = on_cpu(tensor);
+      if (wider && tensor.defined() && tensor.is_floating_point()) {
+        seen = seen.to(is_low(tensor.scalar_type()) ? at::kFloat : at::kDouble);
       }
-      return tensor.defined() && is_written ? on_cpu(tensor).clone() : on_cpu(tensor);
+      if (is_out) { // of any shape: the kernel may be one that sizes it
+        return at::empty({0}, seen.options());
+      }
+      return tensor.defined() && is_written ? seen.clone() : seen;
     };
     Stack stack;
     for (size_t i = 0; i < given_.size(); ++i) {
