@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ampbridge import moved
 from ampbridge.adapters.backend import Backend
 from ampbridge.adapters.registry import backend, backends, register_backend
 from ampbridge.checkpoints.training_state import load_weights
@@ -88,8 +87,6 @@ __all__ = [
     "value_and_grad",
 ]
 
-moved.install()
-
 
 # A program that needs none of these does not load them.
 _ON_FIRST_USE = ("lens", "neutral", "port")
@@ -103,8 +100,6 @@ if not TYPE_CHECKING:  # type checkers would accept every name
             return import_module(f"ampbridge.{name}")
         if name in _FROM:
             return getattr(import_module(f"ampbridge.{_FROM[name]}"), name)
-        if name in moved.NOW:
-            return import_module(f"ampbridge.{moved.NOW[name]}")
         raise no_name(__name__, name)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 import ampbridge as amp
+from ampbridge.policies.policy import Level
 from ampbridge.training.clipping import CLIPPINGS
 
 
 def policy(
-    level: amp.policy.Level,
+    level: Level,
     dtype: str,
     *,
     master_weights: bool = True,

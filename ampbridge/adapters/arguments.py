@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 from ampbridge.adapters import registry
@@ -72,7 +74,7 @@ def check_dependence(gradients: Sequence[Array | None], switched_off_by: str | N
     Raises:
         ArgumentError: if each of ``gradients`` is None.
     """
-    if all(gradient is None for gradient in gradients):
+    if all(map(is_, gradients, repeat(None))):
         if switched_off_by is not None:
             msg = (
                 f"Nothing can be differentiated inside of {switched_off_by}.\n"

@@ -49,6 +49,8 @@ class _OfOneOwner:
         self._originals = {site.attribute: site.original for site in sites}
         self.replacements = {site.attribute: site.replacement for site in sites}
         self._installed = [*self.replacements.values()]
+        # Of a module all are set at once.
+        self._set = vars(owner).update if type(owner) is ModuleType else self._set_each
 
     def replace(self) -> None:
         self._set(self.replacements)
@@ -62,10 +64,7 @@ class _OfOneOwner:
             ours = [name for name, value in replacements.items() if held.get(name) is value]
             self._set({name: self._originals[name] for name in ours})
 
-    def _set(self, values: Mapping[str, Any]) -> None:
-        if type(self.owner) is ModuleType:
-            vars(self.owner).update(values)  # all at once
-            return
+    def _set_each(self, values: Mapping[str, Any]) -> None:
         for attribute, value in values.items():
             if value is INHERITED:
                 delattr(self.owner, attribute)
@@ -111,8 +110,9 @@ class Interception(Generic[T]):
 
     def _open(self, region: Region[T]) -> None:
         with self._lock:
-            if not self._has_regions():
-                self._put_all_back()
+            if not (self._regions and self._has_regions()):  # as ahead of almost each step
+                if self._installed:
+                    self._put_all_back()
                 sites = self._find_sites()
                 if sites is not self._sites:
                     self._groups, self._sites = _grouped(sites), sites
@@ -124,7 +124,7 @@ class Interception(Generic[T]):
     def _close(self, region: Region[T]) -> None:
         with self._lock:
             self._regions.discard(ref(region))
-            if not self._has_regions():
+            if not (self._regions and self._has_regions()):
                 self._put_all_back()
 
     def _cut_off(self, region: ref[Region[T]]) -> None:
@@ -140,8 +140,6 @@ class Interception(Generic[T]):
                     self._put_all_back()
 
     def _has_regions(self) -> bool:
-        if not self._regions:
-            return False  # as ahead of almost each step
         regions = [region() for region in tuple(self._regions)]
         return any(region is not None and not region.is_over for region in regions)
 

@@ -39,7 +39,7 @@ class Whole:
         self._handler: Any = None
         self._came: FrameType | bool | None = None
         self._outer: Whole | None = None
-        self._is_main = threading.current_thread() is threading.main_thread()
+        self._is_main = threading.get_ident() == threading.main_thread().ident
 
     def __enter__(self) -> None:
         global _innermost
@@ -80,7 +80,7 @@ class Whole:
 
 def hold_interrupts() -> None:
     """From here to the end of the innermost ``Whole`` block Ctrl-C waits."""
-    if _innermost is not None and threading.current_thread() is threading.main_thread():
+    if _innermost is not None and threading.get_ident() == threading.main_thread().ident:
         _innermost.hold()
 
 

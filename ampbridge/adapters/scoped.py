@@ -24,34 +24,24 @@ class Scoped(Generic[T]):
     """A variable that a ``with`` statement gives a value: ``with variable.during(value): ...``."""
 
     def __init__(self, name: str, default: T) -> None:
-        self._entered: ContextVar[_Entered | None] = ContextVar(name, default=None)
+        self.entered: ContextVar[_Entered | None] = ContextVar(name, default=None)
         self._default = default
 
+    @called_as_it_is
     def get(self) -> T:
         """The value of the innermost statement that this thread or task is in, or the default."""
-        scope = self._innermost()[0]
-        return self._default if scope is None else scope.value
+        entered = self.entered.get()
+        while entered is not None:
+            scope = entered[0]()
+            if scope is not None and not scope.is_over:
+                value: T = scope.value
+                return value
+            entered = entered[1]
+        return self._default
 
     def during(self, value: T) -> Scope[T]:
         """A context manager in which ``get`` returns ``value``."""
         return Scope(self, value)
-
-    @called_as_it_is
-    def _innermost(self) -> tuple[Scope[T] | None, _Entered | None]:
-        """The innermost statement that is still there, and its entry."""
-        entered = self._entered.get()
-        while entered is not None:
-            scope = entered[0]()
-            if scope is not None and not scope.is_over:
-                return scope, entered
-            entered = entered[1]
-        return None, None
-
-    def _enter(self, scope: Scope[T]) -> None:
-        self._entered.set((ref(scope), self._innermost()[1]))
-
-    def _leave(self) -> None:
-        self._entered.set(self._innermost()[1])
 
 
 class Scope(Generic[T]):
@@ -65,8 +55,14 @@ class Scope(Generic[T]):
         self.is_over = False
 
     def __enter__(self) -> None:
-        self.variable._enter(self)
+        entered = self.variable.entered
+        entered.set((ref(self), entered.get()))
 
+    @called_as_it_is
     def __exit__(self, *exception: object) -> None:
         self.is_over = True
-        self.variable._leave()
+        variable = self.variable.entered
+        entered = variable.get()
+        while entered is not None and ((scope := entered[0]()) is None or scope.is_over):
+            entered = entered[1]
+        variable.set(entered)

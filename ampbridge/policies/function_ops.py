@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from importlib import import_module
 from inspect import getattr_static
 from types import FunctionType, ModuleType
@@ -32,7 +32,7 @@ from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.errors import ArgumentError, ArgumentTypeError, PolicyError
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category
-from ampbridge.policies.policy import Policy
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -40,6 +40,9 @@ F = TypeVar("F", bound=Function)
 Adapter = Callable[[str, Function], "Function | None"]
 """Returns the replacement for an op and its function in the innermost region of this thread; None
 outside of regions, and if the region has no rule for the op."""
+
+Rules = tuple[tuple[str, Category], ...]
+"""Functions and their rules, as a part of the rules that an adapter compiles from a policy."""
 
 Watch = Callable[[str, Function, tuple[Any, ...], Mapping[str, Any]], Any]
 """Calls a function and reports it as an op of this name."""
@@ -141,6 +144,7 @@ def _is_there(site: Site) -> bool:
 
 _MARK = "_ampbridge_op"
 _known: dict[str, FunctionOp] = {}
+_changes = 0
 _adapters: list[Adapter] = []
 _watch: Scoped[Watch | None] = Scoped("ampbridge function watch", None)
 _shown: Scoped[frozenset[str]] = Scoped("ampbridge functions shown", frozenset())
@@ -193,21 +197,25 @@ def register_op(function: Any = None, *, name: str | None = None) -> Any:
         raise ArgumentError(msg + "Hint: amp.register_op(function, name='my_package:my_op')")
     op = FunctionOp(op_table.resolve(name or path), {path}, function, is_registered=True)
     _known[path] = op
+    _count_change()
     return op.entry
-
-
-Rules = tuple[tuple[str, Category], ...]
-"""Functions and their rules, as a part of the rules that an adapter compiles from a policy."""
 
 
 def rules_of(policy: Policy) -> Rules:
     """The functions that ``policy`` allows or denies; imports those that it names by path.
 
-    At O0 there are none, because all ops are float32.
+    At O0 there are none, because all ops are float32. A step asks for them each time.
 
     Raises:
         PolicyError: for a function that does not exist.
     """
+    return _rules_of(policy, _changes)
+
+
+@lru_cache(maxsize=POLICIES_REMEMBERED)
+def _rules_of(policy: Policy, changes: int) -> Rules:
+    """See ``rules_of``; of a policy they may be others after each change."""
+    del changes
     for path in (*policy.allow, *policy.deny):
         if op_table.is_function(path):
             _find(path)
@@ -215,6 +223,12 @@ def rules_of(policy: Policy) -> Rules:
         return ()
     found = {op.name: op.rule(policy) for op in _known.values()}
     return tuple((name, rule) for name, rule in found.items() if rule != "promote")
+
+
+def _count_change() -> None:
+    """A function has become an op, or has another path."""
+    global _changes
+    _changes += 1
 
 
 def standing(names: Collection[str]) -> AbstractContextManager[Any]:
@@ -299,7 +313,9 @@ def _find(path: str) -> FunctionOp:
     if _MARK in getattr(found, "__dict__", {}):  # registered, under another path
         op: FunctionOp = vars(found)[_MARK]
         op.paths.add(path)
+        _count_change()
         return op
     in_class = (owner, qualified.rpartition(".")[2]) if isinstance(owner, type) else None
     _known[path] = FunctionOp(path, {path}, found, in_class)
+    _count_change()
     return _known[path]

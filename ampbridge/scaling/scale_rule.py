@@ -77,6 +77,11 @@ class ScaleState(NamedTuple):
     floor_steps: Scalar = 0
 
     @property
+    def alarms(self) -> tuple[Scalar, ...]:
+        """The four counts of alarms."""
+        return self[5:]
+
+    @property
     def is_on_host(self) -> bool:
         """Whether reading it costs nothing."""
         return isinstance(self.scale, float)
@@ -254,13 +259,19 @@ class HostStore:
         self._state = state._replace(scale=float(np.float32(state.scale)))
 
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
-        if overflow == FINITE and not config.dynamic and not self._state.consecutive_skips:
-            return  # nothing to count: each step without loss scaling saves the time
-        state = next_state(self._state, overflow, config, where_on_host)
-        if state.scale == self._state.scale:  # as after most steps: rounded already
-            self._state = state
+        state = self._state
+        if overflow == FINITE and not any(state[2:5]):  # no overflow is remembered
+            # What the rule says of almost each step, in a fraction of its time.
+            if not config.dynamic:
+                return
+            if state.good + 1 != config.growth_interval:
+                self._state = ScaleState(state[0], state.good + 1, *state[2:])
+                return
+        after = next_state(state, overflow, config, where_on_host)
+        if after.scale == state.scale:  # rounded already
+            self._state = after
         else:
-            self.write(state)
+            self.write(after)
 
 
 def checked_float(name: str, value: object) -> float:

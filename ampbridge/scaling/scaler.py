@@ -441,9 +441,8 @@ class GradScaler:
         if not self.enabled:
             return
         now = (self._store.read() if state is None else state).on_host()
-        due = Told.due_in(now)
-        if due != self._alarms:
-            given, self._alarms = self._alarms, self._alarms.with_all_of(due)
+        if now.alarms != self._alarms:
+            given, self._alarms = self._alarms, self._alarms.with_all_of(Told.due_in(now))
             sound(given, now, self.config, in_own_loop=state is None)
 
     def bind(self, backend: Backend, like: Any) -> None:

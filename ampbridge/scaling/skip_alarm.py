@@ -25,7 +25,7 @@ class Told(NamedTuple):
     @classmethod
     def due_in(cls, state: ScaleState) -> Told:
         """The numbers of alarms that are due in ``state``, on the host."""
-        return cls(state.skip_warnings, state.nan_warnings, state.stuck_steps, state.floor_steps)
+        return cls(*state.alarms)
 
     def with_all_of(self, due: Told) -> Told:
         """With all alarms of ``due``, which may be those of an older state."""

@@ -46,13 +46,9 @@ from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute, told_of
 from ampbridge.errors.foreign_text import ShownInNotebooks
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, parse
-from ampbridge.scaling.scale_rule import ScalerConfig
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.decorate import fit_to, for_steps, policy_by_hand
 from ampbridge.training.first_look import LookAtScheduler, look, own_precision_notice
-
-# For one release, code may import it from ampbridge.step.
-from ampbridge.training.own_loop import value_and_grad as value_and_grad
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.result import StepResult
@@ -115,7 +111,8 @@ class TrainStep(ShownInNotebooks):
         self._make_program = (
             partial(backend.compile, build, loss_fn) if compiled else partial(build, loss_fn)
         )
-        self._program, self._settings = self._make_program(), self._scaler_settings()
+        self._settings: object = ...  # of the scaler, in a program that is not built yet
+        self._program = self._present_program()
         self._has_looked = False
         self._steps = 0
         self._micro_steps = 0
@@ -175,8 +172,9 @@ class TrainStep(ShownInNotebooks):
 
         Calls ``loss_fn(model, *batch, **named)``.
         """
+        recipe, plan = self._recipe, self._plan
         with Whole():
-            final = self._micro_steps + 1 == self.accumulate
+            final = self._micro_steps + 1 == recipe.accumulate
             policy = self.policy
             check_that_it_holds_examples(batch)
             if self._advance_scheduler is not None:
@@ -189,20 +187,18 @@ class TrainStep(ShownInNotebooks):
                 check_that_a_batch_is_spread(self._loss_fn, batch, named, error)
                 check_batch(self._backend, (batch, named), error)
                 raise
-            if self.on_overflow == "drop_microbatch" and int(output.overflow) != FINITE:
+            if recipe.on_overflow == "drop_microbatch" and int(output.overflow) != FINITE:
                 return self._result(output, policy)
             if not final:
                 self._micro_steps, self._total = self._micro_steps + 1, output.grads
                 return self._result(output, policy, accumulating=True)
             self._micro_steps, self._total = 0, None
             self._steps += 1
-            if (
-                isinstance(self._plan, Schedule) and self._plan.watches_loss
-            ):  # on all ranks the same
-                output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
-            if isinstance(self._plan, Schedule):
+            if isinstance(plan, Schedule):
+                if plan.watches_loss:  # on all ranks the same
+                    output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
                 counted = StepResult(output, self._steps)  # without alarms, which may raise
-                self._schedule_state = self._plan.next_state(self._schedule_state, counted)
+                self._schedule_state = plan.next_state(self._schedule_state, counted)
             if self._advance_scheduler is not None and bool(output.applied):
                 self._advance_scheduler()
                 self._look_at_scheduler.note()
@@ -220,7 +216,8 @@ class TrainStep(ShownInNotebooks):
 
     def _present_program(self) -> Program:
         """The step's program. It is built again if the scaler's settings, which a trace keeps, changed."""
-        settings = self._scaler_settings()
+        scaler = self._calculation.scaler
+        settings = None if scaler is None else (scaler.config, scaler.enabled)
         if settings != self._settings:
             self._program, self._settings = self._make_program(), settings
         return self._program
@@ -239,22 +236,19 @@ class TrainStep(ShownInNotebooks):
 
         return program
 
-    def _scaler_settings(self) -> tuple[ScalerConfig, bool] | None:
-        return None if self.scaler is None else (self.scaler.config, self.scaler.enabled)
-
     def _result(
         self, output: StepOutput, policy: Policy, *, accumulating: bool = False
     ) -> StepResult:
         if accumulating:
             return StepResult(output, self._steps, accumulating=True)
-        sound_alarms = self._calculation.counting(policy).sound_alarms
-        names = self._parameter_names() if self.name_overflows else ()
-        costs_nothing = output.after is not None and output.after.is_on_host
+        calculation, after = self._calculation, output.after
+        sound_alarms = calculation.counting(policy).sound_alarms
+        names = self._parameter_names() if calculation.name_overflows else ()
+        costs_nothing = after is not None and after.is_on_host
         if costs_nothing or (isinstance(output.overflow, int) and output.overflow != FINITE):
-            sound_alarms(output.after)
+            sound_alarms(after)
             return StepResult(output, self._steps, names=names)
-        alarm = partial(sound_alarms, output.after)
-        return StepResult(output, self._steps, alarm=alarm, names=names)
+        return StepResult(output, self._steps, alarm=partial(sound_alarms, after), names=names)
 
     def _parameter_names(self) -> list[str]:
         """The names of the optimizer's parameters; those outside of the model are named by index."""

@@ -29,6 +29,8 @@ from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.first_look import LookAtGradients
 from ampbridge.training.recipe import Recipe
 
+NOTHING = nullcontext()
+
 
 @dataclass(frozen=True, eq=False)
 class StepProgram:
@@ -56,35 +58,38 @@ class StepProgram:
 
         ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
         """
+        backend, model, optimizer = self.backend, self.model, self.optimizer
         loss_and_aux = taking_both(returning_aux(loss_fn))
         whole_steps = self.recipe.on_overflow == "drop_step"
-        clipping = self.recipe.clipping
-        look = LookAtGradients(self.backend, self.model, self.optimizer)
+        clipping, share = self.recipe.clipping, self.recipe.accumulate
+        look = LookAtGradients(backend, model, optimizer)
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
         ) -> StepOutput:
-            backend = self.backend
-            counting, scaling = self.counting(policy), self._scaler_under(policy) is not None
-            scale = counting.store.read().scale if scaling else None
-            with look.watching() if look.is_first else nullcontext():
+            counting = self.counting(policy)
+            scaling = counting is not self.unscaled
+            scale = factor = counting.store.read().scale if scaling else None
+            if share > 1:  # the micro-batches have equal parts in the step
+                factor = 1.0 / share if scale is None else scale / share
+            with look.watching() if look.before is None else NOTHING:
                 loss, aux, grads = backend.gradients(
                     loss_and_aux,
-                    self.model,
+                    model,
                     batch,
                     policy,
-                    self._factor(scale),
+                    factor,
                     total if whole_steps else None,
-                    self.optimizer,
+                    optimizer,
                 )
-            parameters = backend.parameters(self.optimizer)
+            parameters = backend.parameters(optimizer)
             look(policy, parameters, grads, scaled=scaling)
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads
-            grads, overflow = backend.unscale_for(self.optimizer, scaled, scale)
-            kinds = self._kinds(scaled, overflow)
-            overflow = backend.agree(overflow, self.optimizer)
+            grads, overflow = backend.unscale_for(optimizer, scaled, scale)
+            kinds = self._kinds(scaled, overflow) if self.name_overflows else None
+            overflow = backend.agree(overflow, optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
             if not final:
@@ -98,7 +103,7 @@ class StepProgram:
             hold_interrupts()  # up to here nothing has changed that would stay
             raised = None
             try:
-                applied = backend.apply(self.optimizer, parameters, grads, overflow)
+                applied = backend.apply(optimizer, parameters, grads, overflow)
             except RaisedAfterStep as after:
                 applied, raised = overflow is None or overflow == FINITE, after.error
             counting.store.update(overflow, counting.config)  # last: what raises moves no scale
@@ -107,33 +112,24 @@ class StepProgram:
 
         return program
 
-    def _kinds(self, grads: Sequence[Array], overflow: Scalar) -> Sequence[Scalar] | None:
-        """What is in each gradient, on request: a pass of its own, if it is not known yet.
+    def _kinds(self, grads: Sequence[Array], overflow: Scalar) -> Sequence[Scalar]:
+        """What is in each gradient: a pass of its own, if it is not known yet.
 
         Gradients that were unscaled in place will do: what was not finite is not finite now.
         """
-        if not self.name_overflows:
-            return None
         if isinstance(overflow, int) and overflow == FINITE:
             return [FINITE] * len(grads)
         return [self.backend.unscale([grad], None)[1] for grad in grads]
 
     def counting(self, policy: Policy) -> GradScaler:
-        """The scaler that counts the steps under ``policy``."""
-        return self._scaler_under(policy) or self.unscaled
+        """The scaler that counts the steps under ``policy``: the step's own, if it scales them.
 
-    def _scaler_under(self, policy: Policy) -> GradScaler | None:
-        """The scaler, if steps under ``policy`` are scaled: of a schedule, those that need it."""
-        if self.scaler is None or not self.scaler.enabled:
-            return None
-        return self.scaler if self.recipe.schedule is None or policy.needs_scaling else None
-
-    def _factor(self, scale: Any) -> Any:
-        """What the loss is multiplied by: the scale, shared among the micro-batches."""
-        micro_batches = self.recipe.accumulate
-        if micro_batches == 1:
-            return scale
-        return 1.0 / micro_batches if scale is None else scale / micro_batches
+        That of a schedule scales the steps that need it.
+        """
+        scaler = self.scaler
+        if scaler is None or not scaler.enabled:
+            return self.unscaled
+        return scaler if self.recipe.schedule is None or policy.needs_scaling else self.unscaled
 
 
 def returning_aux(loss_fn: LossFn) -> LossFn:

@@ -78,6 +78,7 @@ NAMES = {
         Name("torch.autograd.graph.Node._sequence_nr", "amp.lens", True),
         Name("torch.autograd.graph.Node._input_metadata", "amp.lens", True),
         Name("torch.autograd.Variable._execution_engine", "amp.lens", True),
+        Name("torch.autograd.graph._engine_run_backward", "60 us less for a backward pass", False),
         Name("torch.ops.aten.relu.default._schema", "amp.lens", True),
         Name("torch.autograd.function._SingleLevelFunction", "amp.lens", True),
         Name("torch._C._functorch.is_functorch_wrapped_tensor", "amp.lens under torch.func", True),
@@ -499,6 +500,33 @@ def is_leaf_node(node: Any) -> bool:
 def gradient_dtype(node: Any) -> torch.dtype:
     """The dtype in which a node of one output takes its gradient."""
     return cast(torch.dtype, node._input_metadata[0].dtype)
+
+
+def backward(loss: torch.Tensor, factor: Any, inputs: Sequence[torch.Tensor] | None) -> None:
+    """``(loss * factor).backward(inputs=inputs)``, past what torch does in Python ahead of its engine.
+
+    The factor, a number or a tensor, comes in as the gradient of the loss: the same bits, and no node
+    of the graph. It is a new tensor, as a parameter may get it for its ``.grad``.
+    """
+    run = lookup("_engine_run_backward")
+    if run is None or type(loss) is not torch.Tensor or is_transforming():
+        (loss if factor is None else loss * factor).backward(inputs=inputs)
+        return
+    if isinstance(factor, torch.Tensor):
+        seed = factor.to(loss.device, loss.dtype, copy=True).reshape(loss.shape)
+    else:
+        seed = torch.full(
+            (), 1.0 if factor is None else factor, dtype=loss.dtype, device=loss.device
+        )
+    run(
+        (loss,),
+        (seed,),
+        False,
+        False,
+        tuple(inputs or ()),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def is_transforming() -> bool:

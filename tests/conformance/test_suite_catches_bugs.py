@@ -348,7 +348,7 @@ class LeaksTheRegionToOtherThreads(NumpyBackend):
 class GlobalVariable(Scoped):
     def __init__(self):
         super().__init__("global", None)
-        self._entered = SimpleNamespace(get=lambda: self._now, set=self._set)
+        self.entered = SimpleNamespace(get=lambda: self._now, set=self._set)
         self._now = None
 
     def _set(self, entered):

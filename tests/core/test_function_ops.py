@@ -30,6 +30,7 @@ def package(monkeypatch):
     monkeypatch.setitem(sys.modules, "their", users)
     monkeypatch.setitem(sys.modules, "their.layers", theirs)
     monkeypatch.setattr(function_ops, "_known", {})
+    function_ops._count_change()
     return theirs
 
 

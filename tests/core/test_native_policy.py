@@ -4,6 +4,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import Policy
+from ampbridge.adapters import registry
 
 CANNOT = [
     # torch.autocast has a dtype, and CUDA's lists
@@ -52,7 +53,7 @@ class Words:
 
 @pytest.fixture
 def words(monkeypatch):
-    monkeypatch.setattr(amp.registry, "backend", lambda name: Words())
+    monkeypatch.setattr(registry, "backend", lambda name: Words())
 
 
 @pytest.mark.usefixtures("words")
@@ -119,7 +120,7 @@ def test_a_framework_without_words_for_it(framework):
 
 def test_by_default_a_backend_has_no_words_for_it(toy):
     with pytest.raises(amp.UnsupportedError, match="toyframework has no precision objects"):
-        amp.registry.backend("toyframework").native_policy(Policy())
+        registry.backend("toyframework").native_policy(Policy())
     with pytest.raises(
         amp.ArgumentTypeError, match="ToyModel of toyframework is not a precision object"
     ):

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 import ampbridge as amp
+from ampbridge.adapters import registry
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "paddle", "autograd", "jax")
 
@@ -137,20 +138,21 @@ def test_a_backend_without_a_name_is_none():
 def test_the_package_of_an_adapter_is_where_its_class_stands(toy, monkeypatch):
     """The digits of a backend that was registered by hand are looked for beside it."""
     monkeypatch.setattr(toy.Backend, "__module__", "theirpackage.adapters.toy")
-    assert amp.registry.adapter_package("toyframework") == "theirpackage"
-    assert amp.registry.adapter_package("torch") == "ampbridge_torch"
+    assert registry.adapter_package("toyframework") == "theirpackage"
+    assert registry.adapter_package("torch") == "ampbridge_torch"
 
 
 def test_a_framework_in_use_is_found_without_being_named():
     """NumPy counts only where its adapter was imported: the core itself imports numpy."""
     assert run("""
         import ampbridge as amp
+        from ampbridge.adapters import registry
         try:
-            amp.registry.active_backend()
+            registry.active_backend()
         except amp.BackendNotFoundError:
             print("none")
         import ampbridge_numpy
-        print(amp.registry.active_backend().name)
+        print(registry.active_backend().name)
     """).split() == ["none", "numpy"]
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput  # noqa: E402
+from ampbridge.scaling.scale_rule import ScaleState  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
 from ampbridge_tensorflow.step import ranks  # noqa: E402
 from ampbridge_tensorflow.step.scaling import variable_store  # noqa: E402
@@ -316,7 +317,7 @@ def test_what_unscale_finds(mode: str, values: list[float], kind: int) -> None:
 
 def test_scaling_does_not_follow_a_region() -> None:
     """A user who allows ``multiply`` and steps inside of the region: 2**24 * 2 is no float16."""
-    store = variable_store(amp.scaler.ScaleState(2.0**23, 0, 0, 0))
+    store = variable_store(ScaleState(2.0**23, 0, 0, 0))
     config = amp.GradScaler(growth_interval=1).config
     with BACKEND.autocast(amp.Policy(allow=["multiply", "where", "divide"])):
         store.update(tf.constant(FINITE), config)
@@ -366,7 +367,7 @@ def test_in_lockstep_with_keras(seed: int, compiled: bool) -> None:
     weight = keras.Variable(np.ones(2, np.float32))
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), 2.0**10, interval)
     theirs.build([weight])
-    store = variable_store(amp.scaler.ScaleState(2.0**10, 0, 0, 0))
+    store = variable_store(ScaleState(2.0**10, 0, 0, 0))
     config = amp.GradScaler(growth_interval=interval).config
 
     def update(bad: Any) -> None:

@@ -253,7 +253,7 @@ def test_first_regions_of_several_threads_register_once(monkeypatch: pytest.Monk
 
     def first_region(_: int) -> None:
         start.wait()
-        merging.register("cpu")
+        merging.register(("cpu",))
 
     monkeypatch.setattr(merging, "_registered", set())
     monkeypatch.setattr(merging, "_register", register)

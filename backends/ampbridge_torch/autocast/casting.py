@@ -26,7 +26,7 @@ from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast import merging
-from ampbridge_torch.autocast.mode import OpListMode, active_mode, listed
+from ampbridge_torch.autocast.mode import NOTHING, OpListMode, active_mode, listed
 from ampbridge_torch.autocast.recomputing import checkpoints_follow
 from ampbridge_torch.autocast.rules import Rules, rules_for
 from ampbridge_torch.autocast.simulation import CASTABLE
@@ -68,16 +68,56 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):
         return nullcontext()
-    if outer is None and rules.is_empty:
-        return _native(policy, types)  # each microsecond counts in a loop
-    return _with_lists(policy, types, rules, outer)
+    if is_compiling():
+        return _traced_region(policy, types, rules, outer)
+    return _region(policy, types, rules, outer)
 
 
 @contextmanager
-def _with_lists(
+def _region(
     policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
 ) -> Iterator[None]:
-    with _native(policy, types), _checkpoints(rules), listed(rules, outer):
+    """``torch.autocast`` with the lists around it; errors about dtypes come with a hint.
+
+    One frame for all of it: each microsecond counts in a loop.
+    """
+    lists: AbstractContextManager[Any] = LAST_OF_SEVERAL
+    if outer is not None or rules.functions:
+        lists = listed(rules, outer)
+    elif rules.table:
+        lists = OpListMode(rules)
+        _private.leave_to_python(OpListMode.__torch_function__.__code__)
+    outside = merging.here.merges
+    if policy.level != "O0" and policy.lists != "native":
+        merging.register(types)
+        merging.here.merges = True
+    try:
+        with (
+            _autocast(policy, types[0]),
+            _autocast(policy, types[1]) if len(types) > 1 else LAST_OF_SEVERAL,
+            checkpoints_follow() if rules.table else LAST_OF_SEVERAL,
+            lists,
+            LAST_OF_SEVERAL,
+        ):
+            yield
+        merging.here.merges = outside
+    except BaseException as error:
+        # No ``finally``: an interrupt of its first line would leave it undone.
+        merging.here.merges = outside
+        if isinstance(lists, OpListMode):
+            lists.rules = NOTHING  # one that an interrupt has left on torch's stack casts nothing
+        if policy.level != "O0":
+            _explain(error, policy, types)
+        raise
+
+
+@contextmanager
+def _traced_region(
+    policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
+) -> Iterator[None]:
+    """The region within a function that Dynamo traces, of what it can follow."""
+    other = _autocast(policy, types[1]) if len(types) > 1 else nullcontext()
+    with _autocast(policy, types[0]), other, listed(rules, outer):
         yield
 
 
@@ -92,13 +132,6 @@ def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
     return any(torch.is_autocast_enabled(device_type) for device_type in device_types)
 
 
-def _native(policy: Policy, types: tuple[DeviceType, ...]) -> AbstractContextManager[Any]:
-    """``torch.autocast``, with what is ours around it."""
-    if policy.level != "O0" and not is_compiling():
-        return _merging(policy, types)
-    return _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
-
-
 def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
     if policy.level == "O0":
         return torch.autocast(device_type, enabled=False)
@@ -107,35 +140,12 @@ def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
     return kind(device_type, dtype=DTYPES[policy.compute_dtype])
 
 
-@contextmanager
-def _autocast_on_both(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
-    cpu, other = types
-    with _autocast(policy, cpu), _autocast(policy, other), LAST_OF_SEVERAL:
-        yield
-
-
 class _Autocast(torch.autocast):
     """``torch.autocast``, by its class one of ampbridge's.
 
     It has no method of its own. An interrupt in Python code that runs ahead of torch's ``__exit__`` would
     leave autocast on.
     """
-
-
-@contextmanager
-def _merging(policy: Policy, types: tuple[DeviceType, ...]) -> Iterator[None]:
-    """Ops of ``merging`` take tensors of two dtypes inside; errors about dtypes come with a hint."""
-    merges = policy.lists != "native"
-    for device_type in types if merges else ():
-        merging.register(device_type)
-    autocast = _autocast(policy, types[0]) if len(types) == 1 else _autocast_on_both(policy, types)
-    try:
-        merged = merging.merges_here.during(True) if merges else nullcontext()
-        with merged, autocast, LAST_OF_SEVERAL:
-            yield
-    except BaseException as error:
-        _explain(error, policy, types)
-        raise
 
 
 def is_our_region(region: torch.autocast) -> bool:
@@ -178,9 +188,3 @@ def _is_of_a_transform(error: BaseException) -> bool:
 
 
 _ABOUT_DTYPES = re.compile("BFloat16|Half|bfloat16|float16|mixed dtype")
-
-
-def _checkpoints(rules: Rules) -> AbstractContextManager[None]:
-    if is_compiling() or not rules.table:
-        return nullcontext()
-    return checkpoints_follow()

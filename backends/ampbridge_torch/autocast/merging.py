@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from ampbridge.adapters.scoped import Scoped
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.mode import cast_to, castable, widest
 from ampbridge_torch.autocast.rules import has_lists_of_cuda
+from ampbridge_torch.devices import DeviceType
 
 # By aten name; tests/torch/test_merging.py holds them against torch's own database of ops.
 OPS = (
@@ -36,20 +36,30 @@ OPS = (
 )
 
 
-merges_here: Scoped[bool] = Scoped("ampbridge_torch ops merge", False)
-"""Whether the innermost region has ops take tensors of two dtypes."""
+class _Here(threading.local):
+    """What the innermost region of this thread wants.
+
+    Attributes:
+        merges: that ops take tensors of two dtypes.
+    """
+
+    merges = False
+
+
+here = _Here()
 
 _registered: set[str] = set()
 _registering = threading.Lock()
 
 
-def register(device_type: str) -> None:
-    """Register the kernels for ``device_type``, once, for as long as the process lives."""
-    if device_type not in _registered:
-        with _registering:  # threads may open their first regions at the same time
-            if device_type not in _registered:
-                _register(device_type)
-                _registered.add(device_type)
+def register(types: tuple[DeviceType, ...]) -> None:
+    """Register the kernels for devices of these types, once, for as long as the process lives."""
+    for device_type in types:
+        if device_type not in _registered:
+            with _registering:  # threads may open their first regions at the same time
+                if device_type not in _registered:
+                    _register(device_type)
+                    _registered.add(device_type)
 
 
 def _register(device_type: str) -> None:
@@ -99,7 +109,7 @@ _FORBIDDEN = (
 def _in_float32(
     device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if not merges_here.get():
+    if not here.merges:
         raise RuntimeError(_FORBIDDEN)
     args = cast_to(args, torch.float32, device_type)
     kwargs = {name: cast_to(value, torch.float32, device_type) for name, value in kwargs.items()}
@@ -109,7 +119,7 @@ def _in_float32(
 def _merge(
     op: Any, device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if merges_here.get():
+    if here.merges:
         tensors = castable([*args, *kwargs.values()])
         if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
             written = _private.written(op, args, kwargs)

@@ -66,11 +66,13 @@ def layers(model: nn.Module) -> list[Layer]:
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
-    call = installed_call(unwrapped(model))
+    call = vars(model).get("forward")
+    if type(call) is not ModelCall:
+        call = installed_call(unwrapped(model))
     if call is None:
         return None
     present: Decoration = call.decoration
-    if optimizer is None or not _has_masters(present):
+    if optimizer is None or present.policy.level != "O2" or not _has_masters(present):
         return present
     return present if master_weights.updates_of(optimizer) is not None else None
 

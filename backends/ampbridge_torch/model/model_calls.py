@@ -320,7 +320,9 @@ def weights_in_use() -> list[LowWeights]:
 
 def casts_here() -> bool:
     """Whether a region of low precision is open in this thread."""
-    return any(torch.is_autocast_enabled(device_type) for device_type in devices.in_use())
+    return torch.is_autocast_enabled("cpu") or any(
+        torch.is_autocast_enabled(device_type) for device_type in devices.in_use()
+    )
 
 
 def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
@@ -351,7 +353,10 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
             return type(leaf)(cast_nested(item, dtype) for item in leaf)
         return leaf
 
-    return map_leaves(cast, value, leaf=(Tensor, PackedSequence))
+    # Most models return one tensor.
+    return (
+        cast(value) if type(value) is Tensor else map_leaves(cast, value, (Tensor, PackedSequence))
+    )
 
 
 def _dtype_name(value: Any) -> str | None:

@@ -21,7 +21,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from ampbridge.adapters.backend import LossFn, Program, Scalar, StepOutput
@@ -34,6 +33,7 @@ from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
+from ampbridge_torch.step import ranks
 
 
 class NotInOneGraphError(Exception):
@@ -66,8 +66,7 @@ class Graphs:
         Raises:
             NotInOneGraphError: if there is any.
         """
-        several_ranks = dist.is_available() and dist.is_initialized()
-        if several_ranks or not _private.can_trace_gradients():
+        if ranks.train_together() or not _private.can_trace_gradients():
             raise NotInOneGraphError
         if execution.simulates(policy, types) or any(map(_is_watched, wanted)):
             raise NotInOneGraphError

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, repeat
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from ampbridge.adapters import kept_calls
@@ -29,13 +28,13 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import cast, region_on
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType, types_of
-from ampbridge_torch.step import reruns
+from ampbridge_torch.step import ranks, reruns
 from ampbridge_torch.step.compiling import detached, present_graphs
 
 # Read in C: a step asks each parameter a dozen things.
 _grad, _dtype = attrgetter("grad"), attrgetter("dtype")
 _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
-_is_cpu = attrgetter("is_cpu")
+_is_cpu, _of_group = attrgetter("is_cpu"), itemgetter("params")
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -45,7 +44,7 @@ def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
     has a use for it.
     """
     if isinstance(owner, optim.Optimizer):
-        held = chain.from_iterable(group["params"] for group in owner.param_groups)
+        held = chain.from_iterable(map(_of_group, owner.param_groups))
         return list(filter(_is_leaf, filter(_is_trained, held)))
     return _private.trainable_parameters(owner)
 
@@ -90,7 +89,7 @@ def gradients(
     total: Sequence[Tensor | None] | None,
     optimizer: optim.Optimizer | None = None,
 ) -> tuple[Tensor, Any, list[Tensor | None]]:
-    """The loss, aux and gradients: see ``ampbridge.backend.Backend.gradients``.
+    """The loss, aux and gradients: see ``Backend.gradients``.
 
     Runs ``backward``, so that hooks and DistributedDataParallel work, but for the wanted parameters
     alone: others that the loss depends on get no gradient, unless the model is sharded (and
@@ -105,7 +104,7 @@ def gradients(
     check_that_some_train(wanted, "layer.requires_grad_(True)")
     device_types = _device_types(wanted)
     inputs = _native_batch(batch, wanted[0])
-    graphs = present_graphs.get()
+    graphs, together = present_graphs.get(), ranks.train_together()
     if graphs is not None:
         graphs.check(policy, wanted, device_types)
     with region_on(device_types, policy), LAST_OF_SEVERAL:
@@ -116,9 +115,9 @@ def gradients(
     if graphs is None:
         looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step alone
         loss = cast(loss, "float32")
-        scaled = loss if factor is None else loss * factor
+        reached = _with_those_of(model, wanted) if together else wanted
         with reruns.noticed(model, policy) if looks_at_reruns else nullcontext():
-            grads = _backward(scaled, wanted, _reached(model, wanted))
+            grads = _backward(loss, factor, wanted, reached)
     if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
         grads = [
             g if g is None or p.dtype not in LOW_DTYPES else g.float()
@@ -126,34 +125,30 @@ def gradients(
         ]
     recorded = torch.is_grad_enabled()
     check_dependence(grads, None if recorded else "torch.no_grad() or torch.inference_mode()")
-    if _lends_gradients(model):
+    if together and _lends_gradients(model):
         grads = [g if g is None else g.clone() for g in grads]
     if total is not None:
         grads = _with_total(grads, total)
     return loss.detach(), map_leaves(detached, aux, leaf=Tensor), grads
 
 
-def _reached(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
-    """Whose ``.grad`` the backward pass sets: where ranks train a model together, all of it.
+def _with_those_of(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """Whose ``.grad`` the backward pass sets where ranks train a model together: all of it.
 
     They reduce gradients in groups, and wait for each one of a group.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return list(wanted)
     return list({id(p): p for p in (*wanted, *parameters(model))}.values())
 
 
 def _lends_gradients(model: nn.Module) -> bool:
     """Whether gradients lie in buckets of DistributedDataParallel, which the next pass overwrites."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return False
     return any(getattr(part, "gradient_as_bucket_view", False) for part in model.modules())
 
 
 def _backward(
-    loss: Tensor, wanted: Sequence[Tensor], reached: Sequence[Tensor]
+    loss: Tensor, factor: Scalar, wanted: Sequence[Tensor], reached: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The gradients of ``loss``, 16-bit ones in float32; what ``.grad`` held is put back.
+    """The gradients of ``factor * loss``, 16-bit ones in float32; what ``.grad`` held is put back.
 
     ``.grad`` is empty meanwhile: autograd adds in place to what it finds there, and a pass that is
     cut short would leave some of it added to.
@@ -165,7 +160,7 @@ def _backward(
         if not all(map(is_, before, repeat(None))):
             store(reached, repeat(None))
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
-        loss.backward(inputs=None if _private.any_is_sharded(reached) else reached)
+        _private.backward(loss, factor, None if _private.any_is_sharded(reached) else reached)
         grads = stored(wanted)
         store(reached, before)
     except BaseException as error:

@@ -39,7 +39,7 @@ def noticed(model: nn.Module, notice: OwnPrecisionNotice) -> Iterator[None]:
     """See ``Backend.noticing_own_precision``."""
     watch = _Watch(devices_of(model), notice)
     for device_type in watch.types:
-        if torch.is_autocast_enabled(device_type) and not merging.merges_here.get():
+        if torch.is_autocast_enabled(device_type) and not merging.here.merges:
             watch.tell(device_type, torch.get_autocast_dtype(device_type), counts=False)
     with _entering.region(watch):
         yield

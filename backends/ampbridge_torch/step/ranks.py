@@ -84,6 +84,11 @@ def check_placements(name: str, tensor: Tensor) -> None:
 # -- ranks
 
 
+def train_together() -> bool:
+    """Whether there are other ranks, as far as this process knows."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def set_on_any(flag: Tensor) -> Tensor:
     """Whether it is set on any rank, where gradients are sharded. (Torch does so for its own check.)"""
     return flag.full_tensor() if _private.is_sharded(flag) else flag

@@ -49,31 +49,25 @@ def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor 
     In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
     widened to new float32 tensors first.
     """
-    return _unscale(grads, scale, waits=False)
+    return _unscale(grads, scale, None)
 
 
 def unscale_for(
     optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
 ) -> tuple[list[Tensor | None], Scalar]:
     """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
-    return _unscale(grads, scale, waits=not _private.decides_by_itself(optimizer))
+    return _unscale(grads, scale, optimizer)
 
 
 def _unscale(
-    grads: Sequence[Tensor | None], scale: Scalar, *, waits: bool
+    grads: Sequence[Tensor | None], scale: Scalar, optimizer: optim.Optimizer | None
 ) -> tuple[list[Tensor | None], Scalar]:
-    """See ``unscale``.
-
-    Args:
-        waits: read the overflow, once where all is finite. Then it is an int, and inf is told from
-            NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
-            and telling them takes four more kernels, each over all gradients.
-    """
     present = [grad for grad in grads if grad is not None]
     if set(map(_traits, present)) == _PLAIN:
         if scale is None and _are_surely_finite(present):
             return list(grads), FINITE
-        return list(grads), _unscale_group(present, scale, waits)
+        return list(grads), _unscale_group(present, scale, True)
+    waits = optimizer is not None and not _private.decides_by_itself(optimizer)
     return _unscale_groups(grads, scale, waits)
 
 
@@ -104,6 +98,13 @@ def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor
 
 
 def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
+    """Unscale gradients of one device and dtype in place, and look for inf and NaN.
+
+    Args:
+        waits: read the overflow, once where all is finite. Then it is an int, and inf is told from
+            NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
+            and telling them takes four more kernels, each over all gradients.
+    """
     device = grads[0].device
     not_finite = torch.zeros((), device=device)
     if isinstance(scale, Tensor):  # 1/scale in double, rounded once, as on the host
