@@ -463,6 +463,22 @@ class Backend(Protocol):
             ArgumentError: if it depends on none of them (``arguments.check_dependence``).
         """
 
+    def bind(
+        self, loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer
+    ) -> Callable[[Sequence[Any], Scalar, Sequence[Array] | None], tuple[Array, Any, list[Array]]]:
+        """``gradients`` of many batches, as a function of ``batch``, ``factor`` and ``total``.
+
+        A step binds each of its policies once. What cannot change between batches may be settled here.
+        The default settles nothing.
+        """
+
+        def gradients(
+            batch: Sequence[Any], factor: Scalar, total: Sequence[Array] | None
+        ) -> tuple[Array, Any, list[Array]]:
+            return self.gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+
+        return gradients
+
     @abstractmethod
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
         """The gradients that the framework stores in the optimizer's parameters.

@@ -225,6 +225,11 @@ def _rules_of(policy: Policy, changes: int) -> Rules:
     return tuple((name, rule) for name, rule in found.items() if rule != "promote")
 
 
+def changes() -> int:
+    """How often a function has become an op: what was made of ``rules_of`` holds until the next time."""
+    return _changes
+
+
 def _count_change() -> None:
     """A function has become an op, or has another path."""
     global _changes

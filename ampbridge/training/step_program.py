@@ -63,25 +63,21 @@ class StepProgram:
         whole_steps = self.recipe.on_overflow == "drop_step"
         clipping, share = self.recipe.clipping, self.recipe.accumulate
         look = LookAtGradients(backend, model, optimizer)
+        bound: dict[Policy, Any] = {}
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
         ) -> StepOutput:
+            gradients = bound.get(policy)
+            if gradients is None:
+                gradients = bound[policy] = backend.bind(loss_and_aux, model, policy, optimizer)
             counting = self.counting(policy)
             scaling = counting is not self.unscaled
             scale = factor = counting.store.read().scale if scaling else None
             if share > 1:  # the micro-batches have equal parts in the step
                 factor = 1.0 / share if scale is None else scale / share
             with look.watching() if look.before is None else NOTHING:
-                loss, aux, grads = backend.gradients(
-                    loss_and_aux,
-                    model,
-                    batch,
-                    policy,
-                    factor,
-                    total if whole_steps else None,
-                    optimizer,
-                )
+                loss, aux, grads = gradients(batch, factor, total if whole_steps else None)
             parameters = backend.parameters(optimizer)
             look(policy, parameters, grads, scaled=scaling)
             if whole_steps and not final:

@@ -49,6 +49,8 @@ NAMES = {
         Name("torch._foreach_max", "telling inf from NaN on a GPU", True),
         Name("torch.Tensor._values", "GradScaler.unscale of sparse gradients", True),
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
+        Name("torch._C._push_on_torch_function_stack", "op lists", True),
+        Name("torch._C._pop_torch_function_stack", "op lists", True),
         Name("torch._C._jit_get_schemas_for_operator", "lists='tensorflow' and 'paddle'", True),
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),
         Name("torch._C._dispatch_has_kernel_for_dispatch_key", "merging two dtypes", True),
@@ -121,6 +123,29 @@ def _owner(path: str) -> Any:
 # Looked up here, because Dynamo cannot trace the lookup.
 function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function_mode_stack")
 """The function modes of this thread, outermost first."""
+
+
+def push_function_mode(mode: Any) -> None:
+    """``mode.__enter__()``."""
+    lookup("_push_on_torch_function_stack")(mode)
+
+
+def pop_function_mode(mode: Any) -> None:
+    """``mode.__exit__``, where it is the innermost one of this thread."""
+    stack = function_mode_stack()
+    if stack and stack[-1] is mode:
+        lookup("_pop_torch_function_stack")()
+
+
+@cache
+def autocast_settings(
+    device_type: str, dtype: torch.dtype | None
+) -> tuple[bool, torch.dtype | None]:
+    """Whether ``torch.autocast`` of ``dtype`` turns it on for a type of device; None turns it off.
+
+    Raises: what its constructor does, for a device that cannot compute in ``dtype``.
+    """
+    return dtype is not None and torch.autocast(device_type, dtype=dtype)._enabled, dtype
 
 
 def trainable_parameters(model: torch.nn.Module) -> list[torch.Tensor]:

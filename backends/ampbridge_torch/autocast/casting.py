@@ -14,15 +14,15 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge.policies import function_ops
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast import merging
@@ -31,6 +31,8 @@ from ampbridge_torch.autocast.recomputing import checkpoints_follow
 from ampbridge_torch.autocast.rules import Rules, rules_for
 from ampbridge_torch.autocast.simulation import CASTABLE
 from ampbridge_torch.devices import DeviceType
+
+T = TypeVar("T")
 
 DTYPES = {
     "float16": torch.float16,
@@ -65,50 +67,130 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
             ``lists="native"``.
     """
     rules = rules_for(policy, types)
+    if not is_compiling():
+        return _opened(Region(policy, types, rules))
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_enabled(types):
         return nullcontext()
-    if is_compiling():
-        return _traced_region(policy, types, rules, outer)
-    return _region(policy, types, rules, outer)
+    return _traced_region(policy, types, rules, outer)
 
 
 @contextmanager
-def _region(
-    policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
-) -> Iterator[None]:
-    """``torch.autocast`` with the lists around it; errors about dtypes come with a hint.
-
-    One frame for all of it: each microsecond counts in a loop.
-    """
-    lists: AbstractContextManager[Any] = LAST_OF_SEVERAL
-    if outer is not None or rules.functions:
-        lists = listed(rules, outer)
-    elif rules.table:
-        lists = OpListMode(rules)
-        _private.leave_to_python(OpListMode.__torch_function__.__code__)
-    outside = merging.here.merges
-    if policy.level != "O0" and policy.lists != "native":
-        merging.register(types)
-        merging.here.merges = True
+def _opened(region: Region) -> Iterator[None]:
+    for step in (Region.open, Region.close):
+        _private.leave_to_python(step.__code__)
     try:
-        with (
-            _autocast(policy, types[0]),
-            _autocast(policy, types[1]) if len(types) > 1 else LAST_OF_SEVERAL,
-            checkpoints_follow() if rules.table else LAST_OF_SEVERAL,
-            lists,
-            LAST_OF_SEVERAL,
-        ):
-            yield
-        merging.here.merges = outside
+        region.open()
+        yield
+        region.close()
     except BaseException as error:
-        # No ``finally``: an interrupt of its first line would leave it undone.
-        merging.here.merges = outside
-        if isinstance(lists, OpListMode):
-            lists.rules = NOTHING  # one that an interrupt has left on torch's stack casts nothing
-        if policy.level != "O0":
-            _explain(error, policy, types)
+        region.close()
+        region.explain(error)
         raise
+
+
+class Region:
+    """``torch.autocast`` and the lists, for one block of code.
+
+    ``close`` puts back what ``open`` has found, as far as it has come; Ctrl-C may cut either short. To
+    close a region twice changes nothing. What ``torch.autocast`` sets is set directly, without its checks
+    at each step.
+    """
+
+    def __init__(self, policy: Policy, types: tuple[DeviceType, ...], rules: Rules) -> None:
+        self._policy, self._types, self._rules = policy, types, rules
+        self._before: list[tuple[DeviceType, bool, torch.dtype]] = []
+        self._is_nested = False
+        self._merged: bool | None = None
+        self._lists: AbstractContextManager[None] | None = None
+        self._checkpoints: AbstractContextManager[None] | None = None
+        self._mode: OpListMode | None = None
+
+    def run(self, loss_fn: Callable[..., T], *arguments: Any) -> T:
+        """``loss_fn`` of the arguments, in the region."""
+        try:
+            self.open()
+            result = loss_fn(*arguments)
+            self.close()
+        except BaseException as error:
+            self.close()
+            self.explain(error)
+            raise
+        return result
+
+    def open(self) -> None:
+        policy, rules, outer = self._policy, self._rules, active_mode()
+        if policy.level == "O0" and outer is None and not _autocast_enabled(self._types):
+            return  # plain float32 already
+        self._merged = merging.here.merges
+        for device_type in self._types:
+            enabled, dtype = _private.autocast_settings(
+                device_type, None if policy.level == "O0" else DTYPES[policy.dtype]
+            )
+            before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+            self._before.append((device_type, *before))
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, before[1] if dtype is None else dtype)
+        torch.autocast_increment_nesting()
+        self._is_nested = True
+        if policy.level != "O0" and policy.lists != "native":
+            merging.register(self._types)
+            merging.here.merges = True
+        if rules.table:
+            self._checkpoints = checkpoints_follow()
+            self._checkpoints.__enter__()
+        if outer is not None or rules.functions:
+            self._lists = listed(rules, outer)
+            self._lists.__enter__()
+        elif rules.table:
+            self._mode = OpListMode(rules)
+            _private.leave_to_python(OpListMode.__torch_function__.__code__)
+            _private.push_function_mode(self._mode)
+
+    def close(self) -> None:
+        if self._mode is not None:
+            self._mode.rules = NOTHING  # an interrupt may leave it on torch's stack
+            _private.pop_function_mode(self._mode)
+            self._mode = None
+        if self._lists is not None:
+            lists, self._lists = self._lists, None
+            lists.__exit__(None, None, None)
+        if self._checkpoints is not None:
+            self._checkpoints.__exit__(None, None, None)
+        if self._merged is not None:
+            merging.here.merges = self._merged
+        if self._is_nested:
+            self._is_nested = False
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        for device_type, enabled, dtype in self._before:
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, dtype)
+
+    def explain(self, error: BaseException) -> None:
+        """Add a hint to an error about dtypes."""
+        if self._policy.level != "O0":
+            _explain(error, self._policy, self._types)
+
+
+class RegionsOf:
+    """Regions of one policy, whose rules are looked up once for the devices of the last one."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._types: tuple[DeviceType, ...] = ()
+        self._changes = -1
+        self._rules: Rules = NOTHING
+
+    def on(self, types: tuple[DeviceType, ...]) -> Region:
+        """A region on devices of ``types``.
+
+        Raises: as ``region_on``.
+        """
+        if types != self._types or self._changes != function_ops.changes():
+            self._rules = rules_for(self._policy, types)
+            self._types, self._changes = types, function_ops.changes()
+        return Region(self._policy, types, self._rules)
 
 
 @contextmanager
@@ -121,6 +203,12 @@ def _traced_region(
         yield
 
 
+def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
+    if policy.level == "O0":
+        return torch.autocast(device_type, enabled=False)
+    return torch.autocast(device_type, dtype=DTYPES[policy.compute_dtype])
+
+
 def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
     """The device types of its parameters; those in use if it has none."""
     found = {parameter.device.type for parameter in model.parameters()}
@@ -130,27 +218,6 @@ def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
 
 def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
     return any(torch.is_autocast_enabled(device_type) for device_type in device_types)
-
-
-def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
-    if policy.level == "O0":
-        return torch.autocast(device_type, enabled=False)
-    # Dynamo knows torch's own class alone.
-    kind = torch.autocast if is_compiling() else _Autocast
-    return kind(device_type, dtype=DTYPES[policy.compute_dtype])
-
-
-class _Autocast(torch.autocast):
-    """``torch.autocast``, by its class one of ampbridge's.
-
-    It has no method of its own. An interrupt in Python code that runs ahead of torch's ``__exit__`` would
-    leave autocast on.
-    """
-
-
-def is_our_region(region: torch.autocast) -> bool:
-    """Whether ``region`` was opened by ampbridge."""
-    return isinstance(region, _Autocast)
 
 
 def _explain(error: BaseException, policy: Policy, types: tuple[DeviceType, ...]) -> None:

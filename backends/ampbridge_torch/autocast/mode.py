@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from ampbridge.errors import UnsupportedError
@@ -86,7 +86,7 @@ class OpListMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling():
             return self._trace(func, args, kwargs or {})
         rule = self.rules.table.get(func)
         if rule is None:

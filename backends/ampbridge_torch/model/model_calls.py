@@ -110,7 +110,7 @@ class Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         # An attribute is not told whose it is. The caller knows: nn.Module's call, or a method.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             caller = sys._getframe(1).f_locals.get("self")
             if caller is not module and isinstance(caller, nn.Module) and self in calls_of(caller):
                 module = caller
@@ -205,17 +205,19 @@ class ModelCall(Call):
         return self._module()
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        if self._opens_region:
-            policy, device_types = self.decoration.policy, self._device_types()
-            if not in_force(policy, device_types):
-                with region_on(device_types, policy):
-                    return self._called(module, args, kwargs)
-        elif not casts_here():
-            return self._forward(module, args, kwargs)
-        return self._called(module, args, kwargs)
+        if not self._opens_region:
+            output = self._forward(module, args, kwargs)
+            if not (torch.is_autocast_enabled("cpu") or casts_here()):
+                return output
+            return self._cast(output)
+        policy, device_types = self.decoration.policy, self._device_types()
+        if in_force(policy, device_types):
+            return self._cast(self._forward(module, args, kwargs))
+        with region_on(device_types, policy):
+            return self._cast(self._forward(module, args, kwargs))
 
-    def _called(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        result = cast_nested(self._forward(module, args, kwargs), self._output_dtype)
+    def _cast(self, output: Any) -> Any:
+        result = cast_nested(output, self._output_dtype)
         if not isinstance(result, Tensor) and not torch.compiler.is_compiling():
             output_dtype = self.decoration.policy.output_dtype
             warn_of_low_values_inside(result, output_dtype, _dtype_name)
@@ -320,9 +322,7 @@ def weights_in_use() -> list[LowWeights]:
 
 def casts_here() -> bool:
     """Whether a region of low precision is open in this thread."""
-    return torch.is_autocast_enabled("cpu") or any(
-        torch.is_autocast_enabled(device_type) for device_type in devices.in_use()
-    )
+    return any(torch.is_autocast_enabled(device_type) for device_type in devices.in_use())
 
 
 def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
@@ -344,6 +344,10 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
 
 def cast_nested(value: Any, dtype: torch.dtype) -> Any:
     """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
+
+    if type(value) is Tensor:  # as of most models
+        present = value.dtype
+        return value if present is dtype or present not in CASTABLE else value.to(dtype)
 
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, (Tensor, PackedSequence)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
@@ -25,9 +24,9 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.casting import cast, region_on
+from ampbridge_torch.autocast.casting import RegionsOf, cast
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
-from ampbridge_torch.devices import DeviceType, types_of
+from ampbridge_torch.devices import types_of
 from ampbridge_torch.step import ranks, reruns
 from ampbridge_torch.step.compiling import detached, present_graphs
 
@@ -89,47 +88,72 @@ def gradients(
     total: Sequence[Tensor | None] | None,
     optimizer: optim.Optimizer | None = None,
 ) -> tuple[Tensor, Any, list[Tensor | None]]:
-    """The loss, aux and gradients: see ``Backend.gradients``.
+    """The loss, aux and gradients: see ``Backend.gradients``, and ``BoundGradients``."""
+    return BoundGradients(loss_fn, model, policy, optimizer)(batch, factor, total)
+
+
+class BoundGradients:
+    """``gradients`` of one loss of one model under one policy.
 
     Runs ``backward``, so that hooks and DistributedDataParallel work, but for the wanted parameters
     alone: others that the loss depends on get no gradient, unless the model is sharded (and
     reentrant checkpoints, which torch refuses then, have to be non-reentrant ones). ``.grad`` is as
     before.
-
-    Raises:
-        ArgumentError: if there are no trainable parameters or the loss depends on none.
-        UnsupportedError: if the model is on a device that torch has no autocast for.
     """
-    wanted = parameters(model if optimizer is None else optimizer)
-    check_that_some_train(wanted, "layer.requires_grad_(True)")
-    device_types = _device_types(wanted)
-    inputs = _native_batch(batch, wanted[0])
-    graphs, together = present_graphs.get(), ranks.train_together()
-    if graphs is not None:
-        graphs.check(policy, wanted, device_types)
-    with region_on(device_types, policy), LAST_OF_SEVERAL:
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        model: nn.Module,
+        policy: Policy,
+        optimizer: optim.Optimizer | None = None,
+    ) -> None:
+        self._loss_fn, self._model, self._policy = loss_fn, model, policy
+        self._owner = model if optimizer is None else optimizer
+        self._regions = RegionsOf(policy)
+
+    def __call__(
+        self, batch: Sequence[Any], factor: Scalar, total: Sequence[Tensor | None] | None
+    ) -> tuple[Tensor, Any, list[Tensor | None]]:
+        """See ``Backend.gradients``.
+
+        Raises:
+            ArgumentError: if there are no trainable parameters or the loss depends on none.
+            UnsupportedError: if the model is on a device that torch has no autocast for.
+        """
+        model, policy = self._model, self._policy
+        wanted = parameters(self._owner)
+        check_that_some_train(wanted, "layer.requires_grad_(True)")
+        types = ("cpu",) if all(map(_is_cpu, wanted)) else types_of(wanted)
+        inputs = _native_batch(batch, wanted[0])
+        graphs, together = present_graphs.get(), ranks.train_together()
+        region = self._regions.on(types)
         if graphs is not None:
-            loss, aux, grads = graphs.gradients(loss_fn, model, inputs, wanted, factor)
+            graphs.check(policy, wanted, types)
+            loss, aux, grads = region.run(
+                graphs.gradients, self._loss_fn, model, inputs, wanted, factor
+            )
         else:
-            loss, aux = loss_fn(model, *inputs)
-    if graphs is None:
-        looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step alone
-        loss = cast(loss, "float32")
-        reached = _with_those_of(model, wanted) if together else wanted
-        with reruns.noticed(model, policy) if looks_at_reruns else nullcontext():
-            grads = _backward(loss, factor, wanted, reached)
-    if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
-        grads = [
-            g if g is None or p.dtype not in LOW_DTYPES else g.float()
-            for g, p in zip(grads, wanted, strict=True)
-        ]
-    recorded = torch.is_grad_enabled()
-    check_dependence(grads, None if recorded else "torch.no_grad() or torch.inference_mode()")
-    if together and _lends_gradients(model):
-        grads = [g if g is None else g.clone() for g in grads]
-    if total is not None:
-        grads = _with_total(grads, total)
-    return loss.detach(), map_leaves(detached, aux, leaf=Tensor), grads
+            loss, aux = region.run(self._loss_fn, model, *inputs)
+            looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step
+            loss = cast(loss, "float32")
+            reached = _with_those_of(model, wanted) if together else wanted
+            with reruns.noticed(model, policy) if looks_at_reruns else LAST_OF_SEVERAL:
+                grads = _backward(loss, factor, wanted, reached)
+        if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
+            grads = [
+                g if g is None or p.dtype not in LOW_DTYPES else g.float()
+                for g, p in zip(grads, wanted, strict=True)
+            ]
+        recorded = torch.is_grad_enabled()
+        check_dependence(grads, None if recorded else "torch.no_grad() or torch.inference_mode()")
+        if together and _lends_gradients(model):
+            grads = [g if g is None else g.clone() for g in grads]
+        if total is not None:
+            grads = _with_total(grads, total)
+        if aux is not None:
+            aux = map_leaves(detached, aux, leaf=Tensor)
+        return loss.detach(), aux, grads
 
 
 def _with_those_of(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -227,10 +251,6 @@ def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
             )
             raise UnsupportedError(msg)
         nodes.extend(parent for parent, _ in node.next_functions)
-
-
-def _device_types(trainable: Sequence[Tensor]) -> tuple[DeviceType, ...]:
-    return ("cpu",) if all(map(_is_cpu, trainable)) else types_of(trainable)
 
 
 def _native_batch(batch: Sequence[Any], like: Tensor) -> Sequence[Any]:

@@ -17,7 +17,7 @@ from ampbridge.adapters.interception import Interception, Site
 from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge_torch import _private
 from ampbridge_torch.autocast import merging
-from ampbridge_torch.autocast.casting import devices_of, is_our_region
+from ampbridge_torch.autocast.casting import devices_of
 from ampbridge_torch.devices import DeviceType
 
 
@@ -53,8 +53,7 @@ def _watched(enter: Any) -> Any:
 
     def watched_enter(self: torch.autocast) -> Any:
         watch = _entering.active.get()
-        is_own = self._enabled and not is_our_region(self)
-        if watch is not None and is_own and not _private.is_backward_pass():
+        if watch is not None and self._enabled and not _private.is_backward_pass():
             watch.tell(self.device, self.fast_dtype, counts=True)
         return enter(self)
 
