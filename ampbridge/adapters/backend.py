@@ -40,6 +40,15 @@ Optimizer: TypeAlias = Any
 LossFn: TypeAlias = Callable[..., Any]
 Program: TypeAlias = Callable[..., "StepOutput"]
 
+BoundGradients: TypeAlias = Callable[
+    [Sequence[Any], Scalar, "Sequence[Array] | None"],
+    tuple[Array, Any, list[Array], list[Array]],
+]
+"""Of ``batch``, ``factor`` and ``total``: the loss, aux, the parameters and their gradients.
+
+See ``Backend.gradients``.
+"""
+
 Kind: TypeAlias = Literal["model", "optimizer", "loss", "scheduler"]
 
 # The kind of an overflow, as a number so that it also travels through traced code.
@@ -465,17 +474,19 @@ class Backend(Protocol):
 
     def bind(
         self, loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer
-    ) -> Callable[[Sequence[Any], Scalar, Sequence[Array] | None], tuple[Array, Any, list[Array]]]:
-        """``gradients`` of many batches, as a function of ``batch``, ``factor`` and ``total``.
+    ) -> BoundGradients:
+        """``gradients`` of many batches: what cannot change between them may be settled here.
 
-        A step binds each of its policies once. What cannot change between batches may be settled here.
-        The default settles nothing.
+        A step binds each of its policies once. The default settles nothing.
         """
 
         def gradients(
             batch: Sequence[Any], factor: Scalar, total: Sequence[Array] | None
-        ) -> tuple[Array, Any, list[Array]]:
-            return self.gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+        ) -> tuple[Array, Any, list[Array], list[Array]]:
+            loss, aux, grads = self.gradients(
+                loss_fn, model, batch, policy, factor, total, optimizer
+            )
+            return loss, aux, self.parameters(optimizer), grads
 
         return gradients
 

@@ -155,7 +155,8 @@ class Region(Scope[T | None]):
     __slots__ = ("_interception",)
 
     def __init__(self, interception: Interception[T], state: T | None) -> None:
-        super().__init__(interception.active, state)
+        # As ``Scope`` does: a step opens regions, and each call counts.
+        self.variable, self.value, self.is_over = interception.active, state, False
         self._interception = interception
 
     def __enter__(self) -> None:

@@ -14,6 +14,7 @@ from ampbridge.adapters.backend import (
     FINITE,
     Array,
     Backend,
+    BoundGradients,
     LossFn,
     Model,
     Optimizer,
@@ -63,7 +64,7 @@ class StepProgram:
         whole_steps = self.recipe.on_overflow == "drop_step"
         clipping, share = self.recipe.clipping, self.recipe.accumulate
         look = LookAtGradients(backend, model, optimizer)
-        bound: dict[Policy, Any] = {}
+        bound: dict[Policy, BoundGradients] = {}
 
         def program(
             policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -72,13 +73,14 @@ class StepProgram:
             if gradients is None:
                 gradients = bound[policy] = backend.bind(loss_and_aux, model, policy, optimizer)
             counting = self.counting(policy)
-            scaling = counting is not self.unscaled
-            scale = factor = counting.store.read().scale if scaling else None
+            store, scaling = counting.store, counting is not self.unscaled
+            scale = factor = store.read().scale if scaling else None
             if share > 1:  # the micro-batches have equal parts in the step
                 factor = 1.0 / share if scale is None else scale / share
             with look.watching() if look.before is None else NOTHING:
-                loss, aux, grads = gradients(batch, factor, total if whole_steps else None)
-            parameters = backend.parameters(optimizer)
+                loss, aux, parameters, grads = gradients(
+                    batch, factor, total if whole_steps else None
+                )
             look(policy, parameters, grads, scaled=scaling)
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
@@ -90,8 +92,8 @@ class StepProgram:
                 grads = backend.add(total, grads)
             if not final:
                 hold_interrupts()
-                counting.store.update(overflow, counting.config)
-                after = counting.store.read()
+                store.update(overflow, counting.config)
+                after = store.read()
                 return StepOutput(loss, aux, grads, scale, after, overflow, kinds=kinds)
             norm = None
             if clipping is not None:
@@ -102,8 +104,8 @@ class StepProgram:
                 applied = backend.apply(optimizer, parameters, grads, overflow)
             except RaisedAfterStep as after:
                 applied, raised = overflow is None or overflow == FINITE, after.error
-            counting.store.update(overflow, counting.config)  # last: what raises moves no scale
-            state = counting.store.read()
+            store.update(overflow, counting.config)  # last: what raises moves no scale
+            state = store.read()
             return StepOutput(loss, aux, None, scale, state, overflow, applied, norm, kinds, raised)
 
         return program

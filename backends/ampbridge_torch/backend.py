@@ -46,7 +46,7 @@ class TorchBackend(Backend):
     parameters = staticmethod(gradients.parameters)
     stored_gradients = staticmethod(gradients.stored_gradients)
     add = staticmethod(gradients.add)
-    bind = staticmethod(gradients.BoundGradients)
+    bind = staticmethod(gradients.Bound)
     gradients = staticmethod(gradients.gradients)
 
     unscale = staticmethod(scaling.unscale)

@@ -255,7 +255,7 @@ def test_first_regions_of_several_threads_register_once(monkeypatch: pytest.Monk
         start.wait()
         merging.register(("cpu",))
 
-    monkeypatch.setattr(merging, "_registered", set())
+    monkeypatch.setattr(merging, "registered", set())
     monkeypatch.setattr(merging, "_register", register)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(first_region, range(4)))

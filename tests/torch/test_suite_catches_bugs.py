@@ -199,9 +199,14 @@ class IgnoresCompile(TorchBackend):
 
 @caught_by("test_another_decorated_model_makes_no_new_program")
 class CompilesForEachStep(TorchBackend):
-    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
-        torch.compiler.reset()
-        return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+    def bind(self, loss_fn, model, policy, optimizer):
+        gradients = super().bind(loss_fn, model, policy, optimizer)
+
+        def compiled_anew(batch, factor, total):
+            torch.compiler.reset()
+            return gradients(batch, factor, total)
+
+        return compiled_anew
 
 
 # -- decorated models

@@ -134,7 +134,8 @@ class Region:
         torch.autocast_increment_nesting()
         self._is_nested = True
         if policy.level != "O0" and policy.lists != "native":
-            merging.register(self._types)
+            if not merging.registered.issuperset(self._types):
+                merging.register(self._types)
             merging.here.merges = True
         if rules.table:
             self._checkpoints = checkpoints_follow()

@@ -48,18 +48,20 @@ class _Here(threading.local):
 
 here = _Here()
 
-_registered: set[str] = set()
+registered: set[DeviceType] = set()
+"""The types of devices that have the kernels."""
+
 _registering = threading.Lock()
 
 
 def register(types: tuple[DeviceType, ...]) -> None:
     """Register the kernels for devices of these types, once, for as long as the process lives."""
     for device_type in types:
-        if device_type not in _registered:
+        if device_type not in registered:
             with _registering:  # threads may open their first regions at the same time
-                if device_type not in _registered:
+                if device_type not in registered:
                     _register(device_type)
-                    _registered.add(device_type)
+                    registered.add(device_type)
 
 
 def _register(device_type: str) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch.utils import checkpoint as torch_checkpoint
 
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Interception, Region, Site
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.mode import active_mode, listed
 
@@ -67,9 +67,7 @@ def _sites() -> Sequence[Site]:
     return sites
 
 
-_interception: Interception[None] = Interception("torch checkpoints", _sites)
-
-
-def checkpoints_follow() -> AbstractContextManager[None]:
-    """A context in which torch's own ``checkpoint`` remembers the lists that it is called under."""
-    return _interception.region(None)
+checkpoints_follow: Callable[[], AbstractContextManager[None]] = partial(
+    Region, Interception("torch checkpoints", _sites), None
+)
+"""A context in which torch's own ``checkpoint`` remembers the lists that it is called under."""

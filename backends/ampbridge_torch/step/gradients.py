@@ -31,7 +31,7 @@ from ampbridge_torch.step import ranks, reruns
 from ampbridge_torch.step.compiling import detached, present_graphs
 
 # Read in C: a step asks each parameter a dozen things.
-_grad, _dtype = attrgetter("grad"), attrgetter("dtype")
+grad_of, _dtype = attrgetter("grad"), attrgetter("dtype")
 _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 _is_cpu, _of_group = attrgetter("is_cpu"), itemgetter("params")
 
@@ -65,12 +65,7 @@ def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
             parameter.grad = None
             _private.set_gradient_dtype(parameter, None)
             parameter.grad = grad.float()
-    return stored(owners)
-
-
-def stored(owners: Iterable[Tensor]) -> list[Tensor | None]:
-    """``.grad`` of each parameter."""
-    return list(map(_grad, owners))
+    return list(map(grad_of, owners))
 
 
 def store(owners: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
@@ -88,11 +83,13 @@ def gradients(
     total: Sequence[Tensor | None] | None,
     optimizer: optim.Optimizer | None = None,
 ) -> tuple[Tensor, Any, list[Tensor | None]]:
-    """The loss, aux and gradients: see ``Backend.gradients``, and ``BoundGradients``."""
-    return BoundGradients(loss_fn, model, policy, optimizer)(batch, factor, total)
+    """The loss, aux and gradients: see ``Backend.gradients``, and ``Bound``."""
+    bound = Bound(loss_fn, model, policy, optimizer)
+    loss, aux, _, grads = bound(batch, factor, total)
+    return loss, aux, grads
 
 
-class BoundGradients:
+class Bound:
     """``gradients`` of one loss of one model under one policy.
 
     Runs ``backward``, so that hooks and DistributedDataParallel work, but for the wanted parameters
@@ -114,8 +111,8 @@ class BoundGradients:
 
     def __call__(
         self, batch: Sequence[Any], factor: Scalar, total: Sequence[Tensor | None] | None
-    ) -> tuple[Tensor, Any, list[Tensor | None]]:
-        """See ``Backend.gradients``.
+    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor | None]]:
+        """See ``Backend.gradients``; with the parameters ahead of their gradients.
 
         Raises:
             ArgumentError: if there are no trainable parameters or the loss depends on none.
@@ -153,7 +150,7 @@ class BoundGradients:
             grads = _with_total(grads, total)
         if aux is not None:
             aux = map_leaves(detached, aux, leaf=Tensor)
-        return loss.detach(), aux, grads
+        return loss.detach(), aux, wanted, grads
 
 
 def _with_those_of(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -179,13 +176,13 @@ def _backward(
     """
     if not loss.requires_grad:
         return [None] * len(wanted)
-    before = stored(reached)
+    before = list(map(grad_of, reached))
     try:
         if not all(map(is_, before, repeat(None))):
             store(reached, repeat(None))
         # Sharded parameters are no leaves of the graph: their gradients come by hooks of FSDP's.
         _private.backward(loss, factor, None if _private.any_is_sharded(reached) else reached)
-        grads = stored(wanted)
+        grads = list(map(grad_of, wanted))
         store(reached, before)
     except BaseException as error:
         # No ``finally``: an interrupt of the line above would leave it half done.
@@ -255,17 +252,11 @@ def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
 
 def _native_batch(batch: Sequence[Any], like: Tensor) -> Sequence[Any]:
     """``batch`` with tensors for NumPy's arrays, at any depth."""
-    if _is_of_tensors(batch):
+    of_a_step = len(batch) == 2 and type(batch[0]) is tuple and type(batch[1]) is dict
+    if of_a_step and not batch[1] and all(map(is_, map(type, batch[0]), repeat(Tensor))):
         return batch
     native: Sequence[Any] = map_leaves(partial(native_array, like=like), batch, leaf=Tensor)
     return native
-
-
-def _is_of_tensors(batch: Sequence[Any]) -> bool:
-    """Whether it is a step's, positional and named part, of tensors alone: nothing to look for."""
-    if len(batch) != 2 or type(batch[0]) is not tuple or type(batch[1]) is not dict or batch[1]:
-        return False
-    return all(map(is_, map(type, batch[0]), repeat(Tensor)))
 
 
 def native_array(value: Any, like: Tensor) -> Any:

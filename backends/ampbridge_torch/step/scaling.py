@@ -29,7 +29,7 @@ from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.master_weights import master_of, updates_of
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.compiling import present_graphs
-from ampbridge_torch.step.gradients import parameters, store, stored
+from ampbridge_torch.step.gradients import grad_of, parameters, store
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _LARGE = 10_000  # elements, from which on a sum is faster than torch's kernel
@@ -49,19 +49,13 @@ def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor 
     In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
     widened to new float32 tensors first.
     """
-    return _unscale(grads, scale, None)
+    return unscale_for(None, grads, scale)
 
 
 def unscale_for(
-    optimizer: optim.Optimizer, grads: Sequence[Tensor | None], scale: Scalar
+    optimizer: optim.Optimizer | None, grads: Sequence[Tensor | None], scale: Scalar
 ) -> tuple[list[Tensor | None], Scalar]:
     """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
-    return _unscale(grads, scale, optimizer)
-
-
-def _unscale(
-    grads: Sequence[Tensor | None], scale: Scalar, optimizer: optim.Optimizer | None
-) -> tuple[list[Tensor | None], Scalar]:
     present = [grad for grad in grads if grad is not None]
     if set(map(_traits, present)) == _PLAIN:
         if scale is None and _are_surely_finite(present):
@@ -148,22 +142,22 @@ def _has_float64(device_type: str) -> bool:
     return True
 
 
-def _are_surely_finite(grads: Sequence[Tensor]) -> bool:
+def _are_surely_finite(grads: list[Tensor]) -> bool:
     """Whether all of these plain ones are finite for sure. A sum may overflow where none does.
 
     Torch's kernel checks many small gradients in one call, and a sum reads a large one faster: from
     some 10,000 elements on (measured by ``bench/check.py``).
     """
-    small = [grad for grad in grads if grad.numel() < _LARGE]
+    small, large = grads, []
+    if max(map(Tensor.numel, grads)) >= _LARGE:
+        small = [grad for grad in grads if grad.numel() < _LARGE]
+        large = [grad for grad in grads if grad.numel() >= _LARGE]
     if small:
         not_finite = _ZERO.clone()  # a third of the time of torch.zeros
         _check_and_unscale(small, not_finite, _ONE)
         if not_finite.item():
             return False
-    if len(small) == len(grads):
-        return True
-    large = (grad for grad in grads if grad.numel() >= _LARGE)
-    return all(math.isfinite(grad.sum().item()) for grad in large)
+    return not large or all(math.isfinite(grad.sum().item()) for grad in large)
 
 
 def _has_inf(grads: list[Tensor]) -> Tensor:
@@ -252,11 +246,10 @@ def _step(
         with_master = [owner for owner in owners if master_of(owner) is not None]
         given = {id(owner): of_each.pop(owner) for owner in with_master}
         owners, grads = list(of_each), list(of_each.values())
-    before = stored(owners)
-    lent = [
-        grad if grad is None or grad.dtype is owner.dtype else grad.to(owner.dtype)
-        for owner, grad in zip(owners, grads, strict=True)
-    ]
+    before, lent = list(map(grad_of, owners)), list(grads)
+    for place, (owner, grad) in enumerate(zip(owners, grads, strict=True)):
+        if grad is not None and grad.dtype is not owner.dtype:
+            lent[place] = grad.to(owner.dtype)
     try:
         store(owners, lent)
         if updates is not None:
