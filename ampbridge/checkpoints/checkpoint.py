@@ -25,7 +25,7 @@ from ampbridge.checkpoints import atomic_files, tensor_file
 from ampbridge.checkpoints.locking import locked
 from ampbridge.errors import StateError, UnsupportedError, WriteError
 
-FORMAT, VERSION = "ampbridge checkpoint", 2
+FORMAT, VERSION = "ampbridge checkpoint", 1
 STATE_FILE = "state.json"
 LOCK_FILE = ".ampbridge.lock"
 LARGEST_STATE_FILE = atomic_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
@@ -34,9 +34,8 @@ Array = npt.NDArray[Any]
 
 _DIGEST = "blake2b"
 
-# Version -> what state.json holds. The digest of the rest came with version 2.
-_PARTS = {"format", "version", "tensors", "state"}
-_KEYS = {1: _PARTS, VERSION: _PARTS | {_DIGEST}}
+# The digest is that of the rest.
+_KEYS = {"format", "version", "tensors", "state", _DIGEST}
 
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{32}\.safetensors")
 _HINT = "Hint: step.save(path) writes a checkpoint; pass the same path."
@@ -136,15 +135,15 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise StateError(f"{str(file)!r} was not written by ampbridge.\n{_HINT}")
     version = document.get("version")
-    if type(version) is not int or version not in _KEYS:
+    if type(version) is not int or version != VERSION:
         msg = (
-            f"{str(file)!r} is of version {version!r:.200}; this ampbridge reads versions 1 to "
-            f"{VERSION}.\nHint: pip install --upgrade ampbridge"
+            f"{str(file)!r} is of version {version!r:.200}; this ampbridge reads version {VERSION}.\n"
+            "Hint: pip install --upgrade ampbridge"
         )
         raise StateError(msg)
-    if document.keys() != _KEYS[version]:
+    if document.keys() != _KEYS:
         raise StateError(f"{str(file)!r} has missing or unexpected parts.\n{_HINT}")
-    if version > 1 and not _has_digest(document.pop(_DIGEST), document):
+    if not _has_digest(document.pop(_DIGEST), document):
         msg = f"{str(file)!r} is damaged: it is not the file that was saved.\n"
         raise StateError(msg + _HINT_IF_DAMAGED)
     return document

@@ -1,7 +1,7 @@
 """The scaler's state as plain data, and the dictionaries of other scalers.
 
-One versioned form of our own, of which older versions are read too; torch's (and so Accelerate's),
-Paddle's and Keras' are read by a table of key names.
+One form of our own; torch's (and so Accelerate's), Paddle's and Keras' are read by a table of key
+names.
 """
 
 from __future__ import annotations
@@ -16,32 +16,13 @@ from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import AmpBridgeError, StateError
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, checked_float
 
-VERSION = 3
+VERSION = 1
 
 _LARGEST_COUNT = 2**31 - 1  # of the counters on devices
 
 _COUNTERS = ("good_steps", "bad_steps", *ScaleState._fields[3:])
 _SETTINGS = tuple(asdict(ScalerConfig()))
 _KEYS = ("version", "enabled", "scale", *_COUNTERS, *_SETTINGS)
-
-# What a version did not have yet: settings, of which the scaler that loads it keeps its own, and
-# counters, which begin at 0.
-_SINCE_VERSION_2 = frozenset(
-    {
-        "growth_delay",
-        "backoff_count",
-        "at_max_scale",
-        "at_min_scale",
-        "warn_after_skips",
-        "max_consecutive_skips",
-    }
-)
-_SINCE_VERSION_3 = frozenset(ScaleState._fields[4:])
-_NOT_YET: Mapping[Any, frozenset[str]] = {
-    1: _SINCE_VERSION_2 | _SINCE_VERSION_3,
-    2: _SINCE_VERSION_3,
-    3: frozenset(),
-}
 
 # Format -> (the key that gives it away, its keys -> ours).
 FOREIGN: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -150,13 +131,13 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
     version = data["version"]
-    if isinstance(version, bool) or not isinstance(version, int) or version not in _NOT_YET:
+    if type(version) is not int or version != VERSION:
         msg = (
-            f"Scaler state of version {version!r}; this ampbridge reads versions 1 to {VERSION}.\n"
+            f"Scaler state of version {version!r}; this ampbridge reads version {VERSION}.\n"
             "Hint: pip install --upgrade ampbridge"
         )
         raise StateError(msg)
-    missing = sorted(set(_KEYS) - _NOT_YET[version] - set(data))
+    missing = sorted(set(_KEYS) - set(data))
     unknown = sorted(set(map(str, data)) - set(_KEYS))
     if missing or unknown:
         msg = (

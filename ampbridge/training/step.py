@@ -287,7 +287,7 @@ class TrainStep(ShownInNotebooks):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of ``state_dict()``, also that of an older version.
+        """Load the result of ``state_dict()``.
 
         Raises:
             StateError: if it does not fit this step; nothing is changed then.

@@ -11,10 +11,9 @@ from ampbridge.policies.schedule import Schedule, from_dict
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.scaling.scaler_state import LoadedState
 
-STATE_VERSION = 3
+STATE_VERSION = 1
 
-_KEYS = {"version", "step", "policy", "schedule", "scaler"}
-_KEYS_OF = {1: _KEYS, 2: _KEYS | {"unscaled_skips"}, STATE_VERSION: _KEYS | {"unscaled"}}
+_KEYS = {"version", "step", "policy", "schedule", "scaler", "unscaled"}
 
 
 class CheckedState(NamedTuple):
@@ -32,17 +31,17 @@ def checked_state(
     scaler: GradScaler | None,
     unscaled: GradScaler,
 ) -> CheckedState:
-    """All of ``state``, of this version or an older one, if it fits a step with these three.
+    """All of ``state``, if it fits a step with these three.
 
     Raises:
         StateError: if it does not.
     """
     version = state.get("version") if isinstance(state, Mapping) else None
-    if not isinstance(version, int) or set(state) != _KEYS_OF.get(version):
+    if type(version) is not int or version != STATE_VERSION or set(state) != _KEYS:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         msg = (
-            f"Not a train_step state of version 1 to {STATE_VERSION}: {found}.\n"
-            f"Hint: pass step.state_dict()'s result, keys {sorted(_KEYS_OF[STATE_VERSION])}."
+            f"Not a train_step state of version {STATE_VERSION}: {found}.\n"
+            f"Hint: pass step.state_dict()'s result, keys {sorted(_KEYS)}."
         )
         raise StateError(msg)
     _check_plan(state["policy"], plan)
@@ -58,12 +57,11 @@ def checked_state(
     step = state["step"]
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
         raise StateError(_impossible("step", step))
-    skips = {"consecutive_skips": state.get("unscaled_skips", 0)}
     return CheckedState(
         step,
         dict(schedule_state),
         None if scaler is None else scaler.checked_state(state["scaler"]),
-        unscaled.checked_state(state.get("unscaled", {**unscaled.state_dict(), **skips})),
+        unscaled.checked_state(state["unscaled"]),
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 from functools import partial
+from hashlib import blake2b
 from types import SimpleNamespace
 
 import numpy as np
@@ -266,25 +267,11 @@ def test_the_tensor_file_is_the_one_that_safetensors_would_write(folder):
 # -- state.json
 
 
-def as_version_1(folder):
-    """As it was written before it had a digest of itself."""
+def test_a_digest_cannot_be_left_out(folder):
     file = folder / "state.json"
     document = json.loads(file.read_text())
     del document["blake2b"]
-    file.write_text(json.dumps({**document, "version": 1}, indent=1))
-    return file
-
-
-def test_a_checkpoint_of_the_first_version_still_loads(folder):
-    as_version_1(folder)
-    assert checkpoint.read(folder).state == STATE
-    checkpoint.write(folder, Checkpoint({"step": 4}, {}))
-    assert json.loads((folder / "state.json").read_text())["version"] == 2
-
-
-def test_a_digest_cannot_be_left_out(folder):
-    file = as_version_1(folder)
-    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    file.write_text(json.dumps(document))
     with refuses(folder, "has missing or unexpected parts"):
         checkpoint.read(folder)
 
@@ -307,7 +294,7 @@ def test_it_may_be_spaced_in_another_way(folder):
     ids=["true", "1.0", "version twice", "step twice", "a key more"],
 )
 def test_what_json_lets_through_is_refused(folder, old, new, says):
-    file = as_version_1(folder)
+    file = folder / "state.json"
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
@@ -390,13 +377,16 @@ def test_a_damaged_state_file_is_refused(folder, text):
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "tensors-1.safetensors", 3, None])
 def test_a_tensor_file_has_a_name_of_ours(folder, name):
-    """In a file of the first version, which has no digest; what it names is there, and undamaged."""
-    file = as_version_1(folder)
+    """What it names is there, and undamaged."""
+    file = folder / "state.json"
     document = json.loads(file.read_text())
+    del document["blake2b"]
     here = folder / document["tensors"]["file"]
     for other in (folder.parent / "outside.safetensors", folder / "tensors-1.safetensors"):
         other.write_bytes(here.read_bytes())
     document["tensors"]["file"] = name
+    compact = json.dumps(document, separators=(",", ":")).encode()
+    document["blake2b"] = blake2b(compact, digest_size=16).hexdigest()
     file.write_text(json.dumps(document))
     with refuses(folder, "names no tensor file"):
         checkpoint.read(folder)

@@ -275,13 +275,13 @@ SCALER_MISTAKES = {
     "state of another version": (
         lambda: GradScaler().load_state_dict({"version": 99}),
         amp.StateError,
-        "Scaler state of version 99; this ampbridge reads versions 1 to 3.\n"
+        "Scaler state of version 99; this ampbridge reads version 1.\n"
         "Hint: pip install --upgrade ampbridge",
     ),
     "state with a key too many": (
         lambda: GradScaler().load_state_dict({**GradScaler().state_dict(), "hysteresis": 2}),
         amp.StateError,
-        "A scaler state of version 3 has other keys: missing [], unknown ['hysteresis'].\n"
+        "A scaler state of version 1 has other keys: missing [], unknown ['hysteresis'].\n"
         "Hint: pass GradScaler.state_dict()'s result unchanged.",
     ),
     "state of a collapsed scaler": (
@@ -543,7 +543,7 @@ def test_loading_something_else(parts):
     step = amp.train_step(loss_fn, parts.model, parts.optimizer)
     with reads(
         amp.StateError,
-        "Not a train_step state of version 1 to 3: ['weights'].\n"
+        "Not a train_step state of version 1: ['weights'].\n"
         "Hint: pass step.state_dict()'s result, keys ['policy', 'scaler', 'schedule', 'step', "
         "'unscaled', 'version'].",
     ):

@@ -279,28 +279,6 @@ def test_the_round_trip_keeps_every_field(make):
     assert {field.name for field in fields(ScalerConfig)} <= {*SETTINGS}
 
 
-def test_a_state_of_version_1_loads():
-    saved = {
-        "version": 1,
-        "enabled": True,
-        "scale": 512.0,
-        "good_steps": 3,
-        "bad_steps": 0,
-        "consecutive_skips": 0,
-        "growth_factor": 4.0,
-        "backoff_factor": 0.25,
-        "growth_interval": 7,
-        "backoff_interval": 3,
-        "min_scale": 0.5,
-        "max_scale": 4096.0,
-        "dynamic": True,
-    }
-    scaler = GradScaler(max_consecutive_skips=5)
-    scaler.load_state_dict(saved)
-    expected = {**scaler.state_dict(), **saved, "version": 3, "max_consecutive_skips": 5}
-    assert scaler.state_dict() == expected
-
-
 def test_a_loaded_scaler_goes_on_where_the_saved_one_stopped(make, scaling):
     def run(scaler, history):
         scales = []

@@ -226,23 +226,12 @@ def test_a_step_without_scaling_saves_no_scaler(make):
     saved = make(policy="O0").state_dict()
     assert saved.pop("policy") == amp.Policy("O0").to_dict()
     assert saved == {
-        "version": 3,
+        "version": 1,
         "step": 0,
         "schedule": {},
         "scaler": None,
         "unscaled": GradScaler(1.0, dynamic=False).state_dict(),
     }
-
-
-@pytest.mark.parametrize("older", [{"version": 1}, {"version": 2, "unscaled_skips": 4}])
-def test_a_state_of_an_older_version_loads(make, older):
-    saved = make(policy="O0").state_dict()
-    unscaled = saved.pop("unscaled")
-    step = make(policy="O0")
-    step.load_state_dict({**saved, **older, "step": 7})
-    skips = older.get("unscaled_skips", 0)
-    unscaled["consecutive_skips"] = skips
-    assert step.state_dict() == {**saved, "step": 7, "unscaled": unscaled}
 
 
 def test_a_state_cannot_change_what_steps_without_scaling_go_by(make):
@@ -265,7 +254,6 @@ def test_a_state_cannot_change_what_steps_without_scaling_go_by(make):
         {"unscaled": {}},
         {"unscaled": {**GradScaler().state_dict(), "consecutive_nans": -1}},
         {"unscaled": {**GradScaler().state_dict(), "consecutive_nans": 2**31}},
-        {"unscaled_skips": 3},
         {"schedule": {"step": 3}},
         {"schedule": None},
         {"policy": None},
@@ -274,7 +262,8 @@ def test_a_state_cannot_change_what_steps_without_scaling_go_by(make):
         {"policy": {"use": 5, "otherwise": 6}},
         {"scaler": {}},
         {"scaler": None},
-        {"version": 4},
+        {"version": 2},
+        {"version": True},
         {"version": [1]},
         {"extra": 1},
     ],
