@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import traced_graphs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -510,3 +511,39 @@ def test_a_schedule_of_learning_rates_is_not_compiled_each_step(
     for _ in range(12):
         step(x, torch.zeros(16, dtype=torch.int64, device=device))
     assert len(graphs) <= 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        ("SGD", {"momentum": 0.9}),
+        ("RMSprop", {"foreach": True}),
+        ("Adadelta", {}),
+        ("Adam", {"foreach": True}),
+        ("AdamW", {}),
+    ],
+    ids=str,
+)
+def test_a_schedule_makes_no_new_graph_of_the_update(
+    optimizer: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo would compile the update for each rate until its limit, and then run it as it is."""
+    monkeypatch.setattr(_private, "inductor", traced_graphs.aot_eager)
+    losses = {}
+    for compiled in (False, True):
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        made = getattr(torch.optim, optimizer)(model.parameters(), 0.01, **settings)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, 20)
+        step = amp.train_step(
+            lambda m, x: m(x).square().mean(), model, made, scheduler=schedule, compile=compiled,
+            policy=NATIVE,
+        )  # fmt: skip
+        losses[compiled] = [step(torch.ones(2, 8)).loss for _ in range(12)]
+        group = made.param_groups[0]
+        assert group["lr"] == schedule.get_last_lr()[0]
+        assert type(group["lr"]) is float
+        assert group["foreach"] is settings.get("foreach")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert losses[True] == pytest.approx(losses[False], rel=1e-6)

@@ -14,8 +14,8 @@ outside of autocast as it is in eager code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -59,6 +59,7 @@ class Graphs:
     def __init__(self) -> None:
         self._differentiate = _compiled(_differentiate)
         self._update = _compiled(optimizer_step)
+        self._rates: dict[int, Tensor] = {}  # by group
 
     def check(self, policy: Policy, wanted: Sequence[Tensor], types: Sequence[DeviceType]) -> None:
         """Look at what a graph could leave out.
@@ -89,10 +90,28 @@ class Graphs:
 
     def step(self, optimizer: optim.Optimizer) -> None:
         """``optimizer.step()``: eager where it makes its slots first, or is not torch's own."""
-        if _is_traceable(optimizer):
-            self._update(optimizer)
-        else:
+        if not _is_traceable(optimizer):
             optimizer.step()
+            return
+        with self._rates_in_tensors(optimizer):
+            self._update(optimizer)
+
+    @contextmanager
+    def _rates_in_tensors(self, optimizer: optim.Optimizer) -> Iterator[None]:
+        """Learning rates are tensors inside: numbers are constants of some graphs, one for each rate."""
+        groups = optimizer.param_groups
+        before = [{name: group.get(name) for name in ("lr", "foreach")} for group in groups]
+        try:
+            for place, group in enumerate(groups):
+                if isinstance(group["lr"], float):
+                    rate = self._rates.setdefault(place, group["params"][0].detach().new_zeros(()))
+                    group["lr"] = rate.fill_(group["lr"])
+                    if isinstance(optimizer, optim.Adam) and not group["capturable"]:
+                        group["foreach"] = False  # it refuses a tensor
+            yield
+        finally:
+            for group, held in zip(groups, before, strict=True):
+                group.update({name: value for name, value in held.items() if name in group})
 
 
 present_graphs: Scoped[Graphs | None] = Scoped("ampbridge_torch graphs of the step", None)

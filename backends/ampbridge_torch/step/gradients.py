@@ -31,9 +31,11 @@ from ampbridge_torch.step import ranks, reruns
 from ampbridge_torch.step.compiling import detached, present_graphs
 
 # Read in C: a step asks each parameter a dozen things.
-grad_of, _dtype = attrgetter("grad"), attrgetter("dtype")
+grad_of = attrgetter("grad")
 _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
-_is_cpu, _of_group = attrgetter("is_cpu"), itemgetter("params")
+_traits, _of_group = attrgetter("__class__", "dtype", "is_cpu"), itemgetter("params")
+_PLAIN = {(nn.Parameter, torch.float32, True)}
+"""Parameters of which nothing is to be looked at."""
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -120,8 +122,10 @@ class Bound:
         """
         model, policy = self._model, self._policy
         wanted = parameters(self._owner)
-        check_that_some_train(wanted, "layer.requires_grad_(True)")
-        types = ("cpu",) if all(map(_is_cpu, wanted)) else types_of(wanted)
+        is_plain = set(map(_traits, wanted)) == _PLAIN
+        if not is_plain:
+            check_that_some_train(wanted, "layer.requires_grad_(True)")
+        types = ("cpu",) if is_plain else types_of(wanted)
         inputs = _native_batch(batch, wanted[0])
         graphs, together = present_graphs.get(), ranks.train_together()
         region = self._regions.on(types)
@@ -137,7 +141,7 @@ class Bound:
             reached = _with_those_of(model, wanted) if together else wanted
             with reruns.noticed(model, policy) if looks_at_reruns else LAST_OF_SEVERAL:
                 grads = _backward(loss, factor, wanted, reached)
-        if not LOW_DTYPES.isdisjoint(map(_dtype, wanted)):
+        if not is_plain:
             grads = [
                 g if g is None or p.dtype not in LOW_DTYPES else g.float()
                 for g, p in zip(grads, wanted, strict=True)
