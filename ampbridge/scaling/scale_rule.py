@@ -49,6 +49,10 @@ Where = Callable[[Any, Any, Any], Any]
 """``where(condition, a, b)``: an if-expression on native scalars."""
 
 
+ALARMS = slice(5, None)
+"""Where a ``ScaleState`` has its counts of alarms."""
+
+
 class ScaleState(NamedTuple):
     """The state of the scaler between steps, as native scalars.
 
@@ -75,11 +79,6 @@ class ScaleState(NamedTuple):
     nan_warnings: Scalar = 0
     stuck_steps: Scalar = 0
     floor_steps: Scalar = 0
-
-    @property
-    def alarms(self) -> tuple[Scalar, ...]:
-        """The four counts of alarms."""
-        return self[5:]
 
     @property
     def is_on_host(self) -> bool:

@@ -26,6 +26,7 @@ from ampbridge.errors.foreign_names import OF_A_SCALER, no_attribute, told_of
 from ampbridge.scaling.native_scaler import NATIVE, to_native
 from ampbridge.scaling.presets import preset
 from ampbridge.scaling.scale_rule import (
+    ALARMS,
     AtMaxScale,
     AtMinScale,
     BackoffCount,
@@ -441,7 +442,7 @@ class GradScaler:
         if not self.enabled:
             return
         now = (self._store.read() if state is None else state).on_host()
-        if now.alarms != self._alarms:
+        if now[ALARMS] != self._alarms:
             given, self._alarms = self._alarms, self._alarms.with_all_of(Told.due_in(now))
             sound(given, now, self.config, in_own_loop=state is None)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import OverflowStuckError
-from ampbridge.scaling.scale_rule import NANS_BEFORE_WARNING, ScalerConfig, ScaleState
+from ampbridge.scaling.scale_rule import ALARMS, NANS_BEFORE_WARNING, ScalerConfig, ScaleState
 
 
 class Told(NamedTuple):
@@ -25,7 +25,7 @@ class Told(NamedTuple):
     @classmethod
     def due_in(cls, state: ScaleState) -> Told:
         """The numbers of alarms that are due in ``state``, on the host."""
-        return cls(*state.alarms)
+        return cls(*state[ALARMS])
 
     def with_all_of(self, due: Told) -> Told:
         """With all alarms of ``due``, which may be those of an older state."""

@@ -55,19 +55,15 @@ _dtype = attrgetter("dtype")
 
 
 class LookAtGradients:
-    """Looks at the gradients of a step where their parameters are not as they were in the last one.
-
-    Attributes:
-        before: what it saw in the last step; None if there was none.
-    """
+    """Looks at the gradients of a step where their parameters are not as they were in the last one."""
 
     def __init__(self, backend: Backend, model: Model, optimizer: Optimizer) -> None:
         self._backend, self._model, self._optimizer = backend, model, optimizer
-        self.before: object = None
+        self._before: object = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The block in which the first gradients are computed."""
+        """The block in which the first step is taken."""
         with scaled_by.during("train_step"), self._backend.noting_kept_calls() as self._called:
             yield
 
@@ -80,11 +76,11 @@ class LookAtGradients:
             ArgumentError: for float16 parameters without masters, if the loss is scaled.
         """
         now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None))), scaled
-        if now == self.before:
+        if now == self._before:
             return
         if scaled:
             check_masters(self._backend, self._optimizer, trained, grads)
-        is_first, self.before = self.before is None, now
+        is_first, self._before = self._before is None, now
         self._warn_of_what_is_left_out(trained, grads)
         if is_first:
             self._warn_of_what_keep_does_not_reach(trained, grads)

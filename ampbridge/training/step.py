@@ -229,7 +229,7 @@ class TrainStep(ShownInNotebooks):
         noticing = self._backend.noticing_own_precision(self.model, notice)
 
         def program(*arguments: Any) -> StepOutput:
-            with noticing:
+            with noticing, self._calculation.look.watching():
                 output = run(*arguments)
             self._has_looked = True
             return output

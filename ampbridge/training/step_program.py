@@ -6,8 +6,7 @@ It knows the parts of a step and not the step: a dropped step is freed at once, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ampbridge.adapters.backend import (
@@ -30,10 +29,8 @@ from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training.first_look import LookAtGradients
 from ampbridge.training.recipe import Recipe
 
-NOTHING = nullcontext()
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class StepProgram:
     """Model, optimizer and scalers, and the recipe that says what a step does with them.
 
@@ -49,6 +46,10 @@ class StepProgram:
     scaler: GradScaler | None
     unscaled: GradScaler
     name_overflows: bool
+    look: LookAtGradients = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.look = LookAtGradients(self.backend, self.model, self.optimizer)
 
     def build(self, loss_fn: LossFn) -> Program:
         """The step on every replica that this process holds."""
@@ -63,7 +64,6 @@ class StepProgram:
         loss_and_aux = taking_both(returning_aux(loss_fn))
         whole_steps = self.recipe.on_overflow == "drop_step"
         clipping, share = self.recipe.clipping, self.recipe.accumulate
-        look = LookAtGradients(backend, model, optimizer)
         bound: dict[Policy, BoundGradients] = {}
 
         def program(
@@ -77,11 +77,9 @@ class StepProgram:
             scale = factor = store.read().scale if scaling else None
             if share > 1:  # the micro-batches have equal parts in the step
                 factor = 1.0 / share if scale is None else scale / share
-            with look.watching() if look.before is None else NOTHING:
-                loss, aux, parameters, grads = gradients(
-                    batch, factor, total if whole_steps else None
-                )
-            look(policy, parameters, grads, scaled=scaling)
+            whole = total if whole_steps else None
+            loss, aux, parameters, grads = gradients(batch, factor, whole)
+            self.look(policy, parameters, grads, scaled=scaling)
             if whole_steps and not final:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads

@@ -19,7 +19,6 @@ from ampbridge.adapters.arguments import (
     differentiated_already,
 )
 from ampbridge.adapters.backend import LossFn, Scalar
-from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
@@ -139,7 +138,10 @@ class Bound:
             looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step
             loss = cast(loss, "float32")
             reached = _with_those_of(model, wanted) if together else wanted
-            with reruns.noticed(model, policy) if looks_at_reruns else LAST_OF_SEVERAL:
+            if looks_at_reruns:
+                with reruns.noticed(model, policy):
+                    grads = _backward(loss, factor, wanted, reached)
+            else:
                 grads = _backward(loss, factor, wanted, reached)
         if not is_plain:
             grads = [
