@@ -43,7 +43,8 @@ def answers(name: str) -> dict[str, str]:
     """What one backend does on this machine's CPU, row by row."""
     harness = getattr(importlib.import_module(f"ampbridge_{name}.testing"), BACKENDS[name][1])()
     backend = harness.backend
-    store = backend.scale_store(ScaleState(1.0, 0, 0, 0), harness.array([1.0]))
+    first = ScaleState(1.0, 0, 0, 0)
+    store = backend.scale_store(first, harness.array([1.0])) or HostStore(first)
     explained = amp.explain("O1", backend)
     return {
         "versions": versions(name),

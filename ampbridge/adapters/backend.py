@@ -20,24 +20,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.adapters.natives import Array as Array
+from ampbridge.adapters.natives import LossFn as LossFn
+from ampbridge.adapters.natives import Model as Model
+from ampbridge.adapters.natives import Optimizer as Optimizer
+from ampbridge.adapters.natives import Scalar as Scalar
+from ampbridge.adapters.roles import cannot
+from ampbridge.adapters.roles.native_objects import NativeObjects
+from ampbridge.adapters.roles.observing import Observing
+from ampbridge.adapters.roles.probing import Probing
+from ampbridge.adapters.roles.saving import Saving
+from ampbridge.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from ampbridge.adapters.observation import Observer
-    from ampbridge.checkpoints.weights import Weight
-    from ampbridge.policies.op_table import Category
     from ampbridge.policies.policy import Policy
     from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 
-    NumpyArray: TypeAlias = npt.NDArray[Any]
-
-Array: TypeAlias = Any
-Scalar: TypeAlias = Any
-Model: TypeAlias = Any
-Optimizer: TypeAlias = Any
-LossFn: TypeAlias = Callable[..., Any]
 Program: TypeAlias = Callable[..., "StepOutput"]
 
 BoundGradients: TypeAlias = Callable[
@@ -159,93 +157,6 @@ class Decoration(NamedTuple):
     master_grad: bool = False
 
 
-class OptimizerState(NamedTuple):
-    """The state of an optimizer: arrays by name, and plain JSON values."""
-
-    slots: Mapping[str, NumpyArray]
-    settings: Mapping[str, Any]
-
-
-class Device(NamedTuple):
-    """A device, as its framework names it: ``"cpu"``, ``"cuda:0"``, ``"gpu:0"``.
-
-    Attributes:
-        kind: "cpu", "gpu", "tpu", or the framework's own word for another kind.
-        model: the product name.
-        compute_capability: for NVIDIA's GPUs.
-        bfloat16_instructions: the instructions with which a CPU multiplies bfloat16, if the framework
-            uses them.
-    """
-
-    name: str
-    kind: str
-    model: str
-    compute_capability: tuple[int, int] | None = None
-    bfloat16_instructions: tuple[str, ...] = ()
-
-
-class Probe(NamedTuple):
-    """The result of a trial computation on a device.
-
-    Attributes:
-        failures: the framework's error for each dtype in which a small matrix product, or its
-            gradient, failed.
-        settings: settings of the device that change precision or speed ("TF32", "compiler"), in words.
-    """
-
-    failures: Mapping[str, str]
-    settings: Mapping[str, str]
-
-
-class Product(NamedTuple):
-    """A matrix product of a layer with its parameters.
-
-    ``inputs`` and ``outputs`` are numbers of features or channels; a convolution sums over ``window``
-    places.
-    """
-
-    layer: str
-    kind: str
-    inputs: int
-    outputs: int
-    window: int = 1
-
-
-class OpTreatment(NamedTuple):
-    """How a canonical op is treated under a policy.
-
-    Attributes:
-        by: "native": the framework casts its inputs, or leaves them alone; "ampbridge": ampbridge casts
-            its inputs; "simulated": a float32 kernel runs, and ampbridge rounds its values; "absent":
-            the framework has no such op, so the rule has no effect.
-        category: the rule that applies. It differs from the policy's rule if several ops share a
-            spelling. None for an absent op, and if the framework does not tell.
-        dtype: the dtype in which it computes; "inputs'" if it follows its inputs, "its parts'" if it
-            consists of ops with rules of their own.
-        why: an explanation, if the other fields need one.
-    """
-
-    by: Literal["native", "ampbridge", "simulated", "absent"]
-    category: Category | None
-    dtype: str
-    why: str = ""
-
-
-class FeatureTreatment(NamedTuple):
-    """How a feature is treated; "refused" raises an error, "absent": the framework has no such feature."""
-
-    by: Literal["native", "ampbridge", "simulated", "refused", "absent"]
-    why: str
-
-
-class Explanation(NamedTuple):
-    """How a backend treats a policy on one device: every canonical op, and other features."""
-
-    device: str
-    ops: Mapping[str, OpTreatment]
-    features: Mapping[str, FeatureTreatment]
-
-
 class ScaleStore(Protocol):
     """Where the scaler's state lives: on the host, in device tensors, in traced variables."""
 
@@ -262,7 +173,7 @@ class ScaleStore(Protocol):
         """State <- next_state(state, overflow). Does not wait for a device."""
 
 
-class Backend(Protocol):
+class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     """The interface between the core and a framework.
 
     ``name`` is the framework's root module. ``compiles_by_default`` is true if the framework's users
@@ -304,15 +215,18 @@ class Backend(Protocol):
         restores the state before it. A region does not affect other threads.
         """
 
-    @abstractmethod
     def execution(self, policy: Policy) -> Literal["native", "simulated"]:
         """How this device runs ``policy``: with 16-bit kernels, or simulated with float32 kernels.
 
-        If ``policy.execution`` is "auto", it is the faster one that gives the right numbers.
+        If ``policy.execution`` is "auto", it is the faster one that gives the right numbers. The default
+        is for an adapter that simulates nothing.
 
         Raises:
             UnsupportedError: if this device does not support ``policy.execution``.
         """
+        if policy.execution == "simulated":
+            raise cannot(self.name, "simulate low precision", "execution='auto'")
+        return "native"
 
     @abstractmethod
     def cast(self, x: Array, dtype: str) -> Array:
@@ -382,13 +296,15 @@ class Backend(Protocol):
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         """The decoration of the model together with that optimizer; None if it is not decorated."""
 
-    @abstractmethod
     def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
         """Of each float32 parameter of an undecorated model that O2 would cast, with ``kept`` kept.
 
         Each comes once, at the first layer that holds it; without those that have no values yet.
-        Waits for the device, once.
+        Waits for the device, once. The default looks at none: then nobody is warned of what float16
+        does not hold.
         """
+        del model, kept
+        return []
 
     def copied(
         self, model: Model, optimizer: Optimizer, memo: dict[int, Any]
@@ -427,17 +343,9 @@ class Backend(Protocol):
         low = {dtype for dtype in {p.dtype for p in parameters} if "float16" in str(dtype)}
         return [parameter for parameter in parameters if parameter.dtype in low] if low else []
 
-    def records(self, optimizer: Optimizer) -> Sequence[Any]:
-        """Objects in which the framework keeps records of the optimizer's slots, besides its attributes.
-
-        They are remembered with it, and put back if something fails. The default has none.
-        """
-        del optimizer
-        return ()
-
-    @abstractmethod
     def parameter_names(self, model: Model) -> list[str]:
-        """A dotted name for each of ``parameters(model)``, in their order."""
+        """A dotted name for each of ``parameters(model)``, in their order; by default their numbers."""
+        return [str(number) for number in range(len(self.parameters(model)))]
 
     @abstractmethod
     def gradients(
@@ -490,7 +398,6 @@ class Backend(Protocol):
 
         return gradients
 
-    @abstractmethod
     def stored_gradients(self, optimizer: Optimizer) -> list[Array]:
         """The gradients that the framework stores in the optimizer's parameters.
 
@@ -498,8 +405,15 @@ class Backend(Protocol):
         caller clips in place.
 
         Raises:
-            UnsupportedError: if this framework returns gradients as values.
+            UnsupportedError: if this framework returns gradients as values; this is the default.
         """
+        msg = (
+            f"{self.name} keeps no gradients beside the parameters of {type(optimizer).__name__}; they "
+            "are values.\n"
+            "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
+            "scaler.step(optimizer, grads)"
+        )
+        raise UnsupportedError(msg)
 
     # -- from gradients to parameters
 
@@ -552,9 +466,13 @@ class Backend(Protocol):
         del model
         return loss
 
-    @abstractmethod
     def add(self, total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
-        """The sums of two lists of gradients; a sum is None if both gradients are."""
+        """The sums of two lists of gradients; a sum is None if both gradients are.
+
+        The default adds with ``+``.
+        """
+        pairs = zip(total, grads, strict=True)
+        return [b if a is None else a if b is None else a + b for a, b in pairs]
 
     @abstractmethod
     def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:
@@ -568,6 +486,17 @@ class Backend(Protocol):
         """
 
     @abstractmethod
+    def step(
+        self, optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]
+    ) -> None:
+        """Step ``optimizer`` with ``grads``, which are those of ``parameters``.
+
+        If ``parameters`` are low-precision copies of masters, the step updates the masters.
+
+        Raises:
+            RaisedAfterStep: for an exception after the update.
+        """
+
     def apply(
         self,
         optimizer: Optimizer,
@@ -575,21 +504,23 @@ class Backend(Protocol):
         grads: Sequence[Array],
         found: Scalar,
     ) -> Scalar:
-        """Step ``optimizer`` unless ``found`` is INF or NAN; None means unchecked.
+        """``step`` unless ``found`` is INF or NAN; None means unchecked.
 
-        A skipped step changes no parameter, no slot and no counter of the optimizer. If ``parameters``
-        are low-precision copies of masters, the step updates the masters with ``grads``.
+        A skipped step changes no parameter, no slot and no counter of the optimizer. The default decides
+        on the host. Traced code, and optimizers whose own kernel decides on the device, override it.
 
         Returns:
             Whether the optimizer was stepped, as a native scalar.
 
-        Raises:
-            RaisedAfterStep: for an exception after the update.
+        Raises: as ``step``.
         """
+        if found is not None and int(found) != FINITE:
+            return False
+        self.step(optimizer, parameters, grads)
+        return True
 
     # -- compiled steps, and what a step remembers
 
-    @abstractmethod
     def compile(self, build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
         """``build(loss_fn)``, with the part compiled that this framework compiles: loss or whole step.
 
@@ -597,8 +528,15 @@ class Backend(Protocol):
         or None) and the batch as arguments: ``program(policy, final, total, batch)``.
 
         Raises:
-            UnsupportedError: if there is no compiler.
+            UnsupportedError: if there is no compiler; this is the default.
         """
+        del build
+        msg = (
+            f"compile=True with {getattr(loss_fn, '__name__', repr(loss_fn))}: {self.name} runs op by op "
+            "and has no compiler.\n"
+            "Hint: amp.train_step(..., compile='auto') compiles where the framework can."
+        )
+        raise UnsupportedError(msg)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
         """A function that runs ``program`` on each replica of ``model`` in this process.
@@ -613,167 +551,13 @@ class Backend(Protocol):
         """The index of the running replica in this process; 0 if there is only one."""
         return 0
 
-    @abstractmethod
-    def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
-        """A store for the scaler's state, on the device of ``like`` (a model, loss or gradient)."""
+    def scale_store(self, state: ScaleState, like: Any) -> ScaleStore | None:
+        """A store for the scaler's state, on the device of ``like`` (a model, loss or gradient).
 
-    # -- what there is to compute with, and what becomes of a policy there
-
-    @abstractmethod
-    def devices(self) -> list[Device]:
-        """The devices of this framework on this machine; the first is the default for training."""
-
-    @abstractmethod
-    def probe(self, device: Device) -> Probe:
-        """Compute a small product in float32, float16 and bfloat16 on ``device``, to see what works."""
-
-    @abstractmethod
-    def products(self, model: Model) -> list[Product]:
-        """The matrix products of the layers whose product is known, with the names of ``layers``."""
-
-    @abstractmethod
-    def explain(self, policy: Policy) -> Explanation:
-        """The effect of a region of ``policy`` on the first of ``devices``, from the rules it would use.
-
-        Raises:
-            UnsupportedError: for a policy that a region refuses.
+        None for the host, where it is at first; this is the default.
         """
-
-    # -- saving and loading
-
-    @abstractmethod
-    def weights(self, model: Model) -> list[Weight]:
-        """Descriptions of a model's parameters and buffers, in its order; names are unique."""
-
-    @abstractmethod
-    def read_weights(self, model: Model) -> dict[str, NumpyArray]:
-        """Copies of the values of ``weights(model)`` by name; masters for low-precision parameters."""
-
-    @abstractmethod
-    def write_weights(self, model: Model, values: Mapping[str, NumpyArray]) -> None:
-        """Set ``weights(model)`` in place: the masters and their low-precision copies."""
-
-    @abstractmethod
-    def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
-        """Copies of the slots and counters, and the settings that change during a run (learning rates).
-
-        Slots have the names of the model's weights. They also contain the values of the optimizer's
-        parameters that are outside of the model, named by ``outside.name_of`` and their index.
-
-        Raises:
-            UnsupportedError: for an optimizer with other kinds of state.
-        """
-
-    @abstractmethod
-    def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
-        """Restore exactly what ``read_optimizer`` read, also before the optimizer's first step.
-
-        Raises:
-            StateError: if the state does not fit: a slot is missing or has another shape. The optimizer
-                may then be changed in part.
-        """
-
-    def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
-        """Call ``action``, which writes files, on one of the ranks that train ``model`` together.
-
-        Every one of these ranks calls it and waits until ``action`` is done. The default is for a
-        single rank.
-
-        Raises:
-            StateError: on the other ranks, if ``action`` failed. Its own rank raises its own error.
-        """
-        del model
-        action()
-
-    # -- the framework's own scaler
-
-    @abstractmethod
-    def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
-        """The framework's own scaler, with the state from ``GradScaler.state_dict``.
-
-        Raises:
-            ArgumentError: if it wraps an optimizer, and ``optimizer`` is None.
-            UnsupportedError: if the framework has no scaler.
-        """
-
-    @abstractmethod
-    def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
-        """The state of the framework's own scaler, in a form that ``GradScaler.load_state_dict`` reads.
-
-        Raises:
-            ArgumentTypeError: if ``scaler`` is not one of the framework's.
-        """
-
-    # -- observing ops
-
-    def observe(
-        self, model: Model, observer: Observer, *, gradients: bool
-    ) -> AbstractContextManager[None]:
-        """Report each op inside to ``observer``, and its gradients when the backward pass computes them.
-
-        The caller wraps ``loss_fn`` in this context manager and passes it to ``gradients``, so it is
-        open in the forward pass, within its region. Inside, everything runs eagerly, also functions
-        that the user has compiled. The results are the same to the bit. Other threads are not
-        observed. After it closes, also by an exception, only the hooks of a later backward pass remain.
-
-        Args:
-            model: reports contain the names of its layers.
-            gradients: whether gradients are reported; if not, no hooks for them are installed.
-
-        Raises:
-            UnsupportedError: if ops cannot be observed; this is the default.
-        """
-        del model, observer, gradients
-        msg = f"{self.name}: this adapter cannot observe ops.\n"
-        raise UnsupportedError(msg + "Hint: amp.lens.census(...) with a model of another framework")
-
-    def to_numpy(self, x: Array) -> NumpyArray:
-        """The values on the host, as float32; float64 stays float64. Waits for the device.
-
-        Raises:
-            UnsupportedError: for a backend that cannot observe ops either; this is the default.
-        """
-        del x
-        msg = f"{self.name}: this adapter shows no values.\n"
-        raise UnsupportedError(msg + "Hint: amp.lens.ranges(...) with a model of another framework")
-
-    def restored(self, model: Model) -> AbstractContextManager[None]:
-        """Restore an undecorated model after the passes inside, also after an exception.
-
-        It restores, bit by bit, whatever has changed: parameters; buffers of every dtype, saved or
-        not; all other attributes of layers, each the same object; and random generators, the
-        framework's own and those of layers. The default restores only the weights. Waits for the device.
-        """
-        return _restored(self, model)
-
-    def peak_memory(self, action: Callable[[], None]) -> int | None:
-        """Run ``action``, and measure the most bytes of arrays that it allocated at any time.
-
-        None if the framework does not tell; this is the default.
-        """
-        action()
+        del state, like
         return None
-
-    # -- the framework's own words for a policy
-
-    def native_policy(self, policy: Policy) -> Any:
-        """The framework's own objects for ``policy``, whose fields they can all express.
-
-        Raises:
-            UnsupportedError: if the framework has no such objects; this is the default.
-        """
-        msg = f"{self.name} has no precision objects of its own.\nHint: amp.autocast({policy!r})"
-        raise UnsupportedError(msg)
-
-    def policy_of_native(self, native: Any) -> Policy:
-        """The policy that is equivalent to the framework's own object.
-
-        Raises:
-            ArgumentTypeError: if ``native`` is not such an object; this is the default.
-            UnsupportedError: if no policy is equivalent.
-        """
-        msg = f"{type(native).__name__} of {self.name} is not a precision object.\n"
-        raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
 
 
 def _nothing_seen() -> None:
@@ -790,12 +574,3 @@ def _undecorated(backend: Backend, model: Model, optimizer: Optimizer | None) ->
     finally:
         backend.undecorate(model, optimizer)  # what was decorated inside
         backend.decorate(model, optimizer, present)
-
-
-@contextmanager
-def _restored(backend: Backend, model: Model) -> Iterator[None]:
-    values = backend.read_weights(model)
-    try:
-        yield
-    finally:
-        backend.write_weights(model, values)

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Backend, Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Backend, Model, Optimizer
 from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.checkpoints.weights import Report, Weight, match_weights

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Backend, Device, Probe
+from ampbridge.adapters.backend import Backend
+from ampbridge.adapters.roles.probing import Device, Probe
 from ampbridge.errors import ArgumentError, BackendNotFoundError, listed
 from ampbridge.errors.foreign_text import shortened
 from ampbridge.policies.policy import EXECUTIONS, Policy

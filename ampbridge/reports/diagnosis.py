@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Array, Backend, Device, Layer, Model, Probe, Product
+from ampbridge.adapters.backend import Array, Backend, Layer, Model
+from ampbridge.adapters.roles.probing import Device, Probe, Product
 from ampbridge.errors import BackendLoadError
 from ampbridge.errors.foreign_text import shortened
 from ampbridge.policies.hardware import PROBED_DTYPES, Recommendation, recommendation

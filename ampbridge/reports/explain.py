@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Backend, FeatureTreatment, OpTreatment
+from ampbridge.adapters.backend import Backend
+from ampbridge.adapters.roles.probing import FeatureTreatment, OpTreatment
 from ampbridge.errors import ArgumentError, UnsupportedError, listed, slips
 from ampbridge.errors.slips import did_you_mean
 from ampbridge.policies import op_table

@@ -453,7 +453,7 @@ class GradScaler:
             ArgumentTypeError: if this scaler is bound to another backend already.
         """
         if self._backend is None:
-            self._store = backend.scale_store(self._store.read(), like)
+            self._store = backend.scale_store(self._store.read(), like) or self._store
             self._backend = backend
         elif self._backend.name != backend.name:
             msg = (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
-from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
+from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import Harness, NumpyArray, as_number
 from ampbridge.testing.reference import (
@@ -66,7 +66,7 @@ class Updating:
 
     def store(self, state: ScaleState) -> ScaleStore:
         h = self.harness
-        return h.backend.scale_store(state, h.model(example().weights))
+        return h.backend.scale_store(state, h.model(example().weights)) or HostStore(state)
 
     def found(self, what: str) -> Scalar:
         """What the backend says of a gradient that holds "finite", "inf", "-inf" or "nan"."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.backend import (
-    Backend,
-    Optimizer,
-    ScaleStore,
-)
-from ampbridge.scaling.scale_rule import HostStore, ScaleState
+from ampbridge.adapters.backend import Backend
 from ampbridge_numpy import arguments, probing, training_state
 from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.lens import observing, restoring
 from ampbridge_numpy.model import decorating
-from ampbridge_numpy.step import compiling, gradients, scaling
+from ampbridge_numpy.step import gradients, scaling
 
 
 @final
@@ -42,15 +36,13 @@ class NumpyBackend(Backend):
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)
 
     parameters = staticmethod(gradients.parameters)
-    stored_gradients = staticmethod(gradients.stored_gradients)
     add = staticmethod(gradients.add)
     gradients = staticmethod(gradients.gradients)
 
     unscale = staticmethod(scaling.unscale)
     clip = staticmethod(scaling.clip)
     clip_values = staticmethod(scaling.clip_values)
-    apply = staticmethod(scaling.apply)
-    compile = staticmethod(compiling.compile_step)
+    step = staticmethod(scaling.step)
 
     parameter_names = staticmethod(training_state.parameter_names)
     weights = staticmethod(training_state.weights)
@@ -68,12 +60,3 @@ class NumpyBackend(Backend):
     to_numpy = staticmethod(observing.to_numpy)
     peak_memory = staticmethod(observing.peak_memory)
     restored = staticmethod(restoring.restored)
-
-    def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
-        return HostStore(state)
-
-    def native_scaler(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> Any:
-        return scaling.native_scaler()
-
-    def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
-        return scaling.native_scaler()

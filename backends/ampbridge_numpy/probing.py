@@ -8,11 +8,11 @@ import autograd.numpy as anp
 import numpy as np
 from autograd import grad
 
-from ampbridge.adapters.backend import (
+from ampbridge.adapters.backend import Model
+from ampbridge.adapters.roles.probing import (
     Device,
     Explanation,
     FeatureTreatment,
-    Model,
     OpTreatment,
     Probe,
     Product,
@@ -25,7 +25,6 @@ from ampbridge_numpy import nn
 from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.autocast.casting import DTYPES, Rules
 from ampbridge_numpy.model import decorating
-from ampbridge_numpy.step import compiling
 
 # -- devices
 
@@ -130,14 +129,8 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
             lambda: execution.of(plain.replace(execution="simulated")),
             FeatureTreatment("ampbridge", "the same computation as 'native'"),
         ),
-        "compile=True": unless_refused(
-            lambda: compiling.compile_step(lambda loss_fn: loss_fn, _loss_fn), casts
-        ),
+        "compile=True": FeatureTreatment("refused", "NumPy runs op by op and has no compiler."),
     }
-
-
-def _loss_fn() -> None:
-    """Nothing to compile."""
 
 
 FEATURES: Mapping[str, FeatureTreatment] = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ampbridge.adapters.backend import Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Model, Optimizer
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError

@@ -51,7 +51,7 @@ class PaddleBackend(Backend):
     unscale = staticmethod(scaling.unscale)
     clip = staticmethod(scaling.clip)
     clip_values = staticmethod(scaling.clip_values)
-    apply = staticmethod(scaling.apply)
+    step = staticmethod(scaling.step)
     scale_store = staticmethod(scaling.scale_store)
     agree = staticmethod(ranks.agree)
     mean_loss = staticmethod(ranks.mean_loss)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import paddle
 
-from ampbridge.adapters.backend import (
+from ampbridge.adapters.roles.probing import (
     Device,
     Explanation,
     FeatureTreatment,

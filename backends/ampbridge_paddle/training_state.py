@@ -15,7 +15,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from ampbridge.adapters.backend import Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Model, Optimizer
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError

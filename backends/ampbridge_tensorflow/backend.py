@@ -47,7 +47,6 @@ class TensorflowBackend(Backend):
     cast = staticmethod(gradients.cast)
     parameters = staticmethod(gradients.parameters)
     records = staticmethod(gradients.records)
-    stored_gradients = staticmethod(gradients.stored_gradients)
     add = staticmethod(gradients.add)
     gradients = staticmethod(gradients.gradients)
 
@@ -55,6 +54,7 @@ class TensorflowBackend(Backend):
     worst = staticmethod(scaling.worst)
     clip = staticmethod(scaling.clip)
     clip_values = staticmethod(scaling.clip_values)
+    step = staticmethod(scaling.step)
     apply = staticmethod(scaling.apply)
     replica = staticmethod(ranks.replica)
     on_one_rank = staticmethod(ranks.on_one_rank)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from ampbridge.adapters.backend import (
+from ampbridge.adapters.roles.probing import (
     Device,
     Explanation,
     FeatureTreatment,

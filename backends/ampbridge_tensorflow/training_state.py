@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.adapters.backend import Model, Optimizer, OptimizerState
+from ampbridge.adapters.backend import Model, Optimizer
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError

@@ -8,10 +8,8 @@ from typing import final
 
 from torch import Tensor, nn, optim
 
-from ampbridge.adapters.backend import (
-    Backend,
-)
-from ampbridge_torch import arguments, probing, training_state
+from ampbridge.adapters.backend import Backend, Scalar
+from ampbridge_torch import _private, arguments, probing, training_state
 from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.lens import held_memory, observing, restoring
 from ampbridge_torch.model import decorating, model_calls
@@ -54,7 +52,7 @@ class TorchBackend(Backend):
     worst = staticmethod(scaling.worst)
     clip = staticmethod(scaling.clip)
     clip_values = staticmethod(scaling.clip_values)
-    apply = staticmethod(scaling.apply)
+    step = staticmethod(scaling.step)
     scale_store = staticmethod(scaling.scale_store)
     mean_loss = staticmethod(ranks.mean_loss)
     on_one_rank = staticmethod(ranks.on_one_rank)
@@ -89,6 +87,17 @@ class TorchBackend(Backend):
         if decorating.has_masters(model):
             return decorating.masters_in(model)
         return super().undecorated(model, optimizer)
+
+    def apply(
+        self,
+        optimizer: optim.Optimizer,
+        parameters: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        found: Scalar,
+    ) -> Scalar:
+        if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
+            return scaling.step_unless(optimizer, parameters, grads, found)
+        return super().apply(optimizer, parameters, grads, found)
 
     def low_parameters(
         self, parameters: Sequence[Tensor], optimizer: optim.Optimizer | None = None

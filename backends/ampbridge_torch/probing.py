@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ampbridge.adapters.backend import (
+from ampbridge.adapters.roles.probing import (
     Device,
     Explanation,
     FeatureTreatment,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from ampbridge.adapters.backend import OptimizerState
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError

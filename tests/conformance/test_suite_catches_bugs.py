@@ -30,9 +30,10 @@ from ampbridge import (
     train_step,
 )
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import FINITE, INF, NAN, Decoration, OptimizerState
+from ampbridge.adapters.backend import FINITE, INF, NAN, Decoration
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.observation import OpCall
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies import op_table
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState

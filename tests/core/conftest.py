@@ -10,22 +10,18 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import (
-    FINITE,
-    INF,
-    NAN,
+from ampbridge.adapters.backend import FINITE, INF, NAN, Layer
+from ampbridge.adapters.roles.probing import (
     Device,
     Explanation,
     FeatureTreatment,
-    Layer,
-    OptimizerState,
     OpTreatment,
     Probe,
     Product,
 )
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints.weights import Weight
 from ampbridge.policies import op_table
-from ampbridge.scaling.scale_rule import HostStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # for published_rules; pytest adds no paths
 
@@ -133,9 +129,6 @@ class ToyBackend(amp.Backend):
     def autocast(self, policy):
         return nullcontext()
 
-    def execution(self, policy):
-        return "native"
-
     def cast(self, x, dtype):
         return np.asarray(x, dtype)
 
@@ -144,9 +137,6 @@ class ToyBackend(amp.Backend):
             Layer("", "ToyModel", model, {"weight": (1,)}),
             *(Layer(name, "ToyLayer", part, {}) for name, part in model.parts.items()),
         ]
-
-    def largest_magnitudes(self, model, kept):
-        return []
 
     def decorate(self, model, optimizer, decoration):
         assert model.decorations[-1] is None
@@ -176,9 +166,6 @@ class ToyBackend(amp.Backend):
             optimizer.gradient = optimizer.gradient.astype(np.float32, copy=False)
         return [optimizer.gradient]
 
-    def add(self, total, grads):
-        return [a + b for a, b in zip(total, grads, strict=True)]
-
     def unscale(self, grads, scale):
         """In place, where they are in float32 already."""
         joined = np.concatenate(list(grads))
@@ -197,18 +184,12 @@ class ToyBackend(amp.Backend):
     def clip_values(self, grads, limit):
         return [g.clip(-limit, limit) for g in grads]
 
-    def apply(self, optimizer, parameters, grads, found):
-        if found:
-            return False
+    def step(self, optimizer, parameters, grads):
         parameters[0] -= grads[0]
         optimizer.steps += 1
-        return True
 
     def compile(self, build, loss_fn):
         return build(loss_fn)
-
-    def scale_store(self, state, like):
-        return HostStore(state)
 
     def weights(self, model):
         return [Weight("weight", "dense.kernel", "o", (1,))]

@@ -9,7 +9,8 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Device, Layer, Product
+from ampbridge.adapters.backend import Layer
+from ampbridge.adapters.roles.probing import Device, Product
 from ampbridge.reports.diagnosis import SMALL_PRODUCT, FrameworkReport
 
 

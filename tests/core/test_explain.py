@@ -5,7 +5,7 @@ import json
 import pytest
 
 import ampbridge as amp
-from ampbridge.adapters.backend import FeatureTreatment
+from ampbridge.adapters.roles.probing import FeatureTreatment
 from ampbridge.policies import op_table
 from ampbridge.reports.explain import FEATURES, dtype_of, sharing, unless_refused
 

@@ -6,7 +6,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Device
+from ampbridge.adapters.roles.probing import Device
 from ampbridge.policies import hardware
 
 CPU = Device("cpu", "cpu", "A CPU")

@@ -697,13 +697,13 @@ def test_incomplete_backend(toy):
         __module__ = "toybridge"
         name = "toyframework"
 
-    for method in amp.Backend.__abstractmethods__ - {"clip", "apply"}:
+    for method in amp.Backend.__abstractmethods__ - {"clip", "step"}:
         setattr(Half, method, print)
     amp.register_backend("toyframework", Half)
     with reads(
         amp.BackendLoadError,
         "Backend 'toyframework' (toybridge.test_incomplete_backend.<locals>.Half) lacks "
-        "['apply', 'clip'].\nHint: subclass ampbridge.Backend.",
+        "['clip', 'step'].\nHint: subclass ampbridge.Backend.",
     ):
         amp.backend("toyframework")
 

@@ -7,7 +7,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Device
+from ampbridge.adapters.roles.probing import Device
 
 
 def message(kind, call):

@@ -254,12 +254,12 @@ LINEAR = nn.Linear(4, 1)
             lambda: amp.train_step(
                 loss_of_ones, LINEAR, optim.SGD(LINEAR.parameters(), lr=0.1), compile=True
             ),
-            "compile=True with loss_of_ones: NumPy runs op by op and has no compiler.\n"
+            "compile=True with loss_of_ones: numpy runs op by op and has no compiler.\n"
             "Hint: amp.train_step(..., compile='auto') compiles where the framework can.",
         ),
         (
             lambda: amp.GradScaler().step(optim.SGD([X.copy()], lr=0.1)),
-            "NumPy keeps no gradients beside the parameters of SGD; they are values.\n"
+            "numpy keeps no gradients beside the parameters of SGD; they are values.\n"
             "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
             "scaler.step(optimizer, grads)",
         ),

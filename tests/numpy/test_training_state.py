@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge.adapters.backend import OptimizerState
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
 

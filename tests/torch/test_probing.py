@@ -12,7 +12,8 @@ from test_ops import CASES, inputs_of
 from torch import nn
 
 import ampbridge as amp
-from ampbridge.adapters.backend import Decoration, Device
+from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.roles.probing import Device
 from ampbridge.policies import hardware, op_table
 from ampbridge.reports.explain import FEATURES
 from ampbridge_torch import probing

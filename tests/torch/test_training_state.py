@@ -23,7 +23,7 @@ from torch import Tensor, nn, optim
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ampbridge as amp
-from ampbridge.adapters.backend import OptimizerState
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import checkpoint
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch.backend import TorchBackend

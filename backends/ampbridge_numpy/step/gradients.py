@@ -15,7 +15,7 @@ from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Scalar
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
-from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.errors import ArgumentTypeError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.autocast.casting import cast, region, value_of
@@ -137,17 +137,3 @@ def _sum(total: Array | None, grad: Array | None) -> Array | None:
     if total is None or grad is None:
         return grad if total is None else total
     return total + grad
-
-
-def stored_gradients(optimizer: Optimizer) -> list[Array]:
-    """NumPy arrays have no gradients beside them.
-
-    Raises:
-        UnsupportedError: always.
-    """
-    msg = (
-        f"NumPy keeps no gradients beside the parameters of {type(optimizer).__name__}; they are values.\n"
-        "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
-        "scaler.step(optimizer, grads)"
-    )
-    raise UnsupportedError(msg)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
-from ampbridge.errors import UnsupportedError
 from ampbridge_numpy.step.gradients import parameters as parameters_of
 
 
@@ -47,22 +45,7 @@ def clip_values(grads: Sequence[Array], limit: float) -> list[Array]:
     return [g if g is None else g.clip(-limit, limit) for g in grads]
 
 
-def apply(
-    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
-) -> bool:
-    """See ``Backend.apply``. A gradient goes to the parameter it was taken for, in any order."""
-    if found:
-        return False
+def step(optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]) -> None:
+    """See ``Backend.step``. A gradient goes to the parameter it was taken for, in any order."""
     by_parameter = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     optimizer.step([by_parameter.get(id(p)) for p in parameters_of(optimizer)])
-    return True
-
-
-def native_scaler() -> NoReturn:
-    """NumPy has no scaler.
-
-    Raises:
-        UnsupportedError: always.
-    """
-    msg = "NumPy has no loss scaler of its own.\nHint: amp.GradScaler() is one."
-    raise UnsupportedError(msg)

@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, worst_on_host
-from ampbridge.scaling.scale_rule import HostStore, ScaleState
+from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast.dtypes import FLOAT32, FLOAT64, is_float32
 from ampbridge_paddle.model.native_o2 import stepping_low
@@ -130,16 +130,8 @@ def clip_values(grads: Sequence[Tensor], limit: float) -> list[Tensor]:
     return whole
 
 
-def apply(
-    optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor], found: int | None
-) -> bool:
-    """Step ``optimizer`` on ``grads`` unless ``found`` says otherwise; whether it was stepped.
-
-    A skipped step does not reach the optimizer, so nothing of it can change. ``.grad`` is set for
-    the step alone.
-    """
-    if found is not None and int(found) != FINITE:
-        return False
+def step(optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """Step ``optimizer`` with ``grads``; ``.grad`` is set for the step alone."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     own = parameters_of(optimizer)
     with (
@@ -147,14 +139,13 @@ def apply(
         stepping_low(optimizer, own),
     ):
         optimizer.step()
-    return True
 
 
-def scale_store(state: ScaleState, like: Any) -> HostStore:
+def scale_store(state: ScaleState, like: Any) -> None:
     """On the host: whether to step is decided there, on each rank by what all of them found.
 
     Raises:
         UnsupportedError: for a model in an engine that steps by itself.
     """
+    del state
     hybrid_groups.check_model(like)
-    return HostStore(state)

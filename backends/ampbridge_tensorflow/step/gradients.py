@@ -304,17 +304,3 @@ def _sum(total: Array | None, new: Array | None) -> Array | None:
     if total is None or new is None:
         return new if total is None else total
     return tf.convert_to_tensor(total) + tf.convert_to_tensor(new)
-
-
-def stored_gradients(optimizer: Optimizer) -> list[Array]:
-    """Refused: TensorFlow hands gradients to the caller.
-
-    Raises:
-        UnsupportedError: always.
-    """
-    msg = (
-        f"TensorFlow keeps no gradients beside the parameters of {type(optimizer).__name__}.\n"
-        "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
-        "scaler.step(optimizer, grads)"
-    )
-    raise UnsupportedError(msg)

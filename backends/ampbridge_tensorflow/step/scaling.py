@@ -99,6 +99,11 @@ def _full(values: Array) -> Array:
     return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
 
 
+def step(optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]) -> None:
+    """See ``Backend.step``."""
+    apply(optimizer, parameters, grads, None)
+
+
 @outside_of_regions
 def apply(
     optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
@@ -116,7 +121,7 @@ def apply(
 
     @scaled
     @outside_of_regions
-    def step(grads: Sequence[Array]) -> None:
+    def update(grads: Sequence[Array]) -> None:
         with ranks.gradients_are_reduced():
             optimizer.apply(grads, trained)
 
@@ -125,9 +130,9 @@ def apply(
         # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
         # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
         with tf.control_dependencies([values_of(g) for g in present]):
-            step(present)
+            update(present)
         return tf.constant(True)
-    applied = ranks.step_if(tf.equal(found, FINITE), step, present)
+    applied = ranks.step_if(tf.equal(found, FINITE), update, present)
     return bool(applied) if tf.executing_eagerly() else applied
 
 

@@ -217,29 +217,14 @@ def clip_values(grads: Sequence[Tensor | None], limit: float) -> list[Tensor | N
 # -- step or skip
 
 
-def apply(
-    optimizer: optim.Optimizer,
-    parameters: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    found: Scalar,
-) -> Scalar:
-    """Step ``optimizer`` with ``grads`` unless ``found`` says INF or NAN; ``.grad`` is as before.
-
-    Waits for the device if ``found`` is there, unless torch's fused kernel takes the decision.
-    """
-    if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
-        return _step_unless(optimizer, parameters, grads, found)
-    if found is not None and int(found) != FINITE:
-        return False
-    _step(optimizer, parameters, grads)
-    return True
-
-
-def _step(
-    optimizer: optim.Optimizer, owners: Sequence[Tensor], grads: Sequence[Tensor | None]
+def step(
+    optimizer: optim.Optimizer, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> None:
-    """Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step."""
-    updates, graphs = updates_of(optimizer), present_graphs.get()
+    """See ``Backend.step``; ``.grad`` is as before.
+
+    Masters are handed their gradients; other parameters have theirs in ``.grad`` for the step.
+    """
+    owners, updates, graphs = parameters, updates_of(optimizer), present_graphs.get()
     given: dict[int, Tensor | None] = {}
     if updates is not None:
         of_each = dict(zip(owners, grads, strict=True))
@@ -283,13 +268,13 @@ def _of_second_order(optimizer: optim.Optimizer) -> UnsupportedError:
     )
 
 
-def _step_unless(
+def step_unless(
     optimizer: Any, owners: Sequence[Tensor], grads: Sequence[Tensor | None], overflow: Tensor
 ) -> Tensor:
     """Torch's contract with its fused optimizers: they read these attributes during ``step``."""
     optimizer.grad_scale, optimizer.found_inf = None, (overflow != FINITE).float()
     try:
-        _step(optimizer, owners, grads)
+        step(optimizer, owners, grads)
     finally:
         del optimizer.grad_scale, optimizer.found_inf
     return overflow == FINITE
