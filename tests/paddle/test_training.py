@@ -506,7 +506,7 @@ def averaged(train: Callable[[Any, Any], None], model: nn.Layer) -> np.ndarray:
     )
     for batch in range(4):
         train(paddle.to_tensor(normal(16, 12, seed=batch)), paddle.to_tensor(LABELS))
-        for parameter in model.parameters():  # as docs/design.md says
+        for parameter in model.parameters():  # as docs/limits.md says
             parameter.grad = paddle.zeros_like(parameter)
         average.step()
         average.clear_grad()
