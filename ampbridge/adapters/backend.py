@@ -268,7 +268,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
 
         * parameters are in ``policy.dtype``, or are read in it; those of kept layers and of
           normalizations (``is_normalization``) stay float32, and so do all buffers;
-        * a call of the model casts its floating-point inputs (except float64) to ``policy.dtype``;
+        * a call of the model leaves its inputs as they are: the ops that take them follow their rules;
         * ``optimizer`` updates float32 masters. With ``master_weights=False`` it updates the
           low-precision parameters, so that an update under half a unit in the last place is lost.
 

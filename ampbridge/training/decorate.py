@@ -69,8 +69,8 @@ def decorate(
     """Make ``model`` run under ``policy`` wherever it is called, and prepare ``optimizer`` for it.
 
     At O2 parameters are in low precision, or are read in it; the optimizer updates their float32
-    masters. Normalizations and kept layers stay float32, inputs are cast, and outputs have
-    ``policy.output_dtype``. At O1 parameters do not change, and each call opens a region.
+    masters. Normalizations and kept layers stay float32, and outputs have ``policy.output_dtype``. At O1
+    parameters do not change, and each call opens a region.
 
     Model and optimizer stay the same objects, whether or not they are built already. ``train_step``
     decorates by itself; hand-written loops and a framework's own ``fit`` need this function.
