@@ -26,6 +26,7 @@ from ampbridge import (
     value_and_grad,
 )
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer
+from ampbridge.adapters.roles.saving import Saving
 from ampbridge.testing.gradients import ERROR_BOUNDS, FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import Harness, NumpyArray, as_number, untransposed
 from ampbridge.testing.reference import (
@@ -41,6 +42,7 @@ from ampbridge.testing.reference import (
     rounded,
 )
 from ampbridge.testing.regions import low_array
+from ampbridge.testing.roles import needs
 from ampbridge.testing.updates import RATE
 
 PRODUCTS = ("linear", "matmul")
@@ -712,6 +714,7 @@ class UndecorateConformance(Layered):
         assert h.details(model, optimizer) == details
         assert [h.dtype_of(p) for p in h.parameters(model)] == ["float32"] * 4
 
+    @needs(Saving)
     def test_undecorated_for_a_block_a_model_has_its_masters_and_then_goes_on(self) -> None:
         h, (model, optimizer) = self.harness, self.trainable()
         step = self.step(model, optimizer, policy=o2("bfloat16"), compile=False)

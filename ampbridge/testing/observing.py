@@ -12,6 +12,8 @@ import pytest
 from ampbridge import Policy
 from ampbridge.adapters.backend import Backend, Model
 from ampbridge.adapters.observation import OpCall, Operand
+from ampbridge.adapters.roles import claims
+from ampbridge.adapters.roles.observing import Observing
 from ampbridge.lens.subject import Pass, Subject
 from ampbridge.testing.decorating import PRODUCTS, Layered
 from ampbridge.testing.gradients import ERROR_BOUNDS, same_bits
@@ -72,9 +74,9 @@ class ObservingConformance(Layered):
 
     @pytest.fixture(autouse=True)
     def _can_be_observed(self, request: pytest.FixtureRequest) -> None:
-        observes = type(self.harness.backend).observe is not Backend.observe
+        observes = claims(self.harness.backend, Observing)
         if request.function.__name__.startswith("test_observe") and not observes:
-            pytest.skip("this backend cannot be observed")
+            pytest.skip("not claimed: Observing")
 
     def observed(
         self, model: Model, policy: Policy, *, factor: float = 1.0, gradients: bool = True

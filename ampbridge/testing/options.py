@@ -31,8 +31,10 @@ from ampbridge import (
     value_and_grad,
 )
 from ampbridge.adapters.backend import Model
+from ampbridge.adapters.roles.probing import Probing
 from ampbridge.testing.decorating import Layered
 from ampbridge.testing.harness import Harness
+from ampbridge.testing.roles import needs
 
 LEVELS = ("O0", "O1", "O2")
 HISTORY = (1.0, 1.0, 1.0, math.inf, math.inf, math.nan, 1.0, math.inf, 1.0, 1.0, 1.0, 1.0)
@@ -153,6 +155,7 @@ def idle_by_explanation(harness: Harness, name: str, level: str) -> bool:
 class OptionsConformance(Layered):
     """No option of a public function is accepted and ignored."""
 
+    @needs(Probing)
     @pytest.mark.parametrize("level", LEVELS)
     @pytest.mark.parametrize("option", OF_POLICY, ids=str)
     def test_no_field_of_a_policy_is_ignored(self, option: Option, level: str) -> None:
@@ -162,6 +165,7 @@ class OptionsConformance(Layered):
 
         self.check_option(option, level, seen)
 
+    @needs(Probing)
     @pytest.mark.parametrize("option", OF_SCALER, ids=str)
     def test_no_argument_of_a_scaler_is_ignored(self, option: Option) -> None:
         def seen(settings: Settings) -> list[Any]:
@@ -170,6 +174,7 @@ class OptionsConformance(Layered):
 
         self.check_option(option, "O0", seen)
 
+    @needs(Probing)
     @pytest.mark.parametrize("level", LEVELS)
     @pytest.mark.parametrize("option", OF_STEP, ids=str)
     def test_no_argument_of_a_step_is_ignored(self, option: Option, level: str) -> None:
@@ -179,6 +184,7 @@ class OptionsConformance(Layered):
 
         self.check_option(option, level, seen)
 
+    @needs(Probing)
     @pytest.mark.parametrize("level", LEVELS)
     @pytest.mark.parametrize("option", OF_RECIPE, ids=str)
     def test_no_field_of_a_recipe_is_ignored(self, option: Option, level: str) -> None:
@@ -189,6 +195,7 @@ class OptionsConformance(Layered):
 
         self.check_option(option, level, seen)
 
+    @needs(Probing)
     @pytest.mark.parametrize("level", LEVELS)
     @pytest.mark.parametrize("option", OF_DECORATE, ids=str)
     def test_no_argument_of_decorate_is_ignored(self, option: Option, level: str) -> None:
@@ -199,6 +206,7 @@ class OptionsConformance(Layered):
 
         self.check_option(option, level, seen)
 
+    @needs(Probing)
     @pytest.mark.parametrize("level", ["O0", "O1"])
     def test_no_argument_of_value_and_grad_is_ignored(self, level: str) -> None:
         def seen(settings: Settings) -> list[Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from ampbridge import GradScaler, StateError, TrainStep, decorate, train_step, value_and_grad
 from ampbridge.adapters.backend import Array, Model, Optimizer
+from ampbridge.adapters.roles.saving import Saving
 from ampbridge.checkpoints import checkpoint
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits, squared_error
 from ampbridge.testing.harness import Harness, NumpyArray, untransposed
@@ -23,6 +24,7 @@ from ampbridge.testing.reference import (
     reference,
     relative_error,
 )
+from ampbridge.testing.roles import needs
 from ampbridge.testing.updates import RATE
 
 Pair = namedtuple("Pair", "x target")
@@ -144,6 +146,7 @@ class OutsideConformance:
         expected = [-RATE * g for g in reference(*given).gradients]
         assert relative_error(untransposed(moved, given.weights), expected) < 3e-2
 
+    @needs(Saving)
     @pytest.mark.parametrize("policy", ["O0", "O2:bfloat16"])
     def test_a_checkpoint_holds_them(self, tmp_path: Any, policy: str) -> None:
         """Fresh objects go on from it bit by bit; what the step has that loads is replaced."""
@@ -158,6 +161,7 @@ class OutsideConformance:
             assert losses[0] == losses[1]
         assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
 
+    @needs(Saving)
     @pytest.mark.parametrize("change", ["missing", "more", "of another shape", "of another dtype"])
     def test_a_checkpoint_with_others_is_refused(self, tmp_path: Any, change: str) -> None:
         step, outside = self.step_of_both("O1:bfloat16", 2)
@@ -177,6 +181,7 @@ class OutsideConformance:
             step.load(tmp_path)
         assert same_bits(self.all_trained(step, outside), before)
 
+    @needs(Saving)
     def test_of_a_checkpoint_that_is_adopted_they_are_told_as_not_used(self, tmp_path: Any) -> None:
         (step, _), (other, outside) = (self.step_of_both("O1:bfloat16", 1) for _ in range(2))
         step.save(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 from ampbridge import GradScaler, StateError, TrainStep
 from ampbridge.adapters.backend import FINITE
+from ampbridge.adapters.roles.saving import Saving
 from ampbridge.checkpoints import checkpoint
 from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import as_number
@@ -23,6 +24,7 @@ from ampbridge.testing.reference import (
     reference,
     relative_error,
 )
+from ampbridge.testing.roles import needs
 from ampbridge.testing.training import TrainStepConformance
 from ampbridge.testing.updates import FOUND, RATE, Training
 
@@ -149,6 +151,7 @@ class TrainingStateConformance(TrainStepConformance):
         other.load(folder)
         return steps[0], steps[1]
 
+    @needs(Saving)
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_loaded_step_goes_on_bit_by_bit(self, tmp_path: Path, policy: str, kind: str) -> None:
@@ -161,6 +164,7 @@ class TrainingStateConformance(TrainStepConformance):
         assert other.state_dict() == step.state_dict()
         assert same_bits(two.state(h), one.state(h))
 
+    @needs(Saving)
     def test_what_was_there_before_is_replaced(self, tmp_path: Path) -> None:
         h = self.harness
         (step, one), (other, two) = self.saved_and_loaded(tmp_path, "O1", "adam", used=True)
@@ -168,6 +172,7 @@ class TrainingStateConformance(TrainStepConformance):
         self.run(step), self.run(other)
         assert same_bits(two.state(h), one.state(h))
 
+    @needs(Saving)
     @pytest.mark.parametrize("policy", ["O1", "O2:bfloat16"])
     def test_a_load_that_fails_has_not_happened(self, tmp_path: Path, policy: str) -> None:
         """In what is set last, the scheduler; a twin has never tried to load."""
@@ -189,6 +194,7 @@ class TrainingStateConformance(TrainStepConformance):
             assert loading.state_dict() == twin.state_dict()
             self.run(loading), self.run(twin)
 
+    @needs(Saving)
     @pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
     @pytest.mark.parametrize("forged", _FORGERIES)
     @pytest.mark.parametrize("policy", ["O0", "O2:bfloat16"])
@@ -227,6 +233,7 @@ class TrainingStateConformance(TrainStepConformance):
         step.load_state_dict(state)
         assert [self.run(step).scale for _ in range(3)] == [2.0**4, 2.0**6, 2.0**8]
 
+    @needs(Saving)
     def test_weights_are_saved_as_their_masters(self, tmp_path: Path) -> None:
         """Of a step far under a unit in the last place of bfloat16."""
         training = self.new_training("sgd", rate=2.0**-20)
@@ -237,6 +244,7 @@ class TrainingStateConformance(TrainStepConformance):
         moved = max(np.abs(value - weight).max() for value, weight in pairs)
         assert 0.0 < moved < 2.0**-20 * joint_norm(reference(*example()).gradients)
 
+    @needs(Saving)
     def test_weights_written_are_those_that_train(self) -> None:
         h = self.harness
         training = self.new_training()
