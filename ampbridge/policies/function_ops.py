@@ -144,7 +144,8 @@ def _is_there(site: Site) -> bool:
 
 _MARK = "_ampbridge_op"
 _known: dict[str, FunctionOp] = {}
-_changes = 0
+changes = 0
+"""How often a function has become an op: what was made of ``rules_of`` holds until the next time."""
 _adapters: list[Adapter] = []
 _watch: Scoped[Watch | None] = Scoped("ampbridge function watch", None)
 _shown: Scoped[frozenset[str]] = Scoped("ampbridge functions shown", frozenset())
@@ -209,13 +210,13 @@ def rules_of(policy: Policy) -> Rules:
     Raises:
         PolicyError: for a function that does not exist.
     """
-    return _rules_of(policy, _changes)
+    return _rules_of(policy, changes)
 
 
 @lru_cache(maxsize=POLICIES_REMEMBERED)
-def _rules_of(policy: Policy, changes: int) -> Rules:
+def _rules_of(policy: Policy, present_changes: int) -> Rules:
     """See ``rules_of``; of a policy they may be others after each change."""
-    del changes
+    del present_changes
     for path in (*policy.allow, *policy.deny):
         if op_table.is_function(path):
             _find(path)
@@ -225,15 +226,10 @@ def _rules_of(policy: Policy, changes: int) -> Rules:
     return tuple((name, rule) for name, rule in found.items() if rule != "promote")
 
 
-def changes() -> int:
-    """How often a function has become an op: what was made of ``rules_of`` holds until the next time."""
-    return _changes
-
-
 def _count_change() -> None:
     """A function has become an op, or has another path."""
-    global _changes
-    _changes += 1
+    global changes
+    changes += 1
 
 
 def standing(names: Collection[str]) -> AbstractContextManager[Any]:

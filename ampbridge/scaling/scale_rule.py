@@ -80,11 +80,6 @@ class ScaleState(NamedTuple):
     stuck_steps: Scalar = 0
     floor_steps: Scalar = 0
 
-    @property
-    def is_on_host(self) -> bool:
-        """Whether reading it costs nothing."""
-        return isinstance(self.scale, float)
-
     def on_host(self) -> ScaleState:
         """As Python numbers. Waits for the device."""
         if isinstance(self.scale, float):

@@ -166,7 +166,8 @@ class GradScaler:
             max_consecutive_skips,
         )
         self.enabled = checked_flag("enabled", enabled)
-        self._store: ScaleStore = HostStore(self.config.first_state(init_scale))
+        self.store: ScaleStore = HostStore(self.config.first_state(init_scale))
+        """Where the state is; ``bind`` may move it to a device."""
         self._backend: Backend | None = None
         self._checked: defaultdict[int, dict[int, _Checked]] = defaultdict(dict)
         self._alarms = Told()
@@ -314,14 +315,14 @@ class GradScaler:
         self._records.clear()
         kinds = [record.overflow for record in records if record.overflow is not None]
         if self.enabled and kinds:
-            self._store.update(self._bound_to(records[0].optimizer).worst(kinds), self.config)
+            self.store.update(self._bound_to(records[0].optimizer).worst(kinds), self.config)
             if any(record.skipped_on_host for record in records):
                 self.sound_alarms()
 
     def _set_scale(self, scale: float) -> None:
         if self.enabled:
             checked = self.config.check_scale(scale, "new_scale")
-            self._store.write(self._store.read()._replace(scale=checked))
+            self.store.write(self.store.read()._replace(scale=checked))
         self._records.clear()
 
     @called_as_it_is
@@ -344,7 +345,7 @@ class GradScaler:
         return self._present_scale()
 
     def _present_scale(self) -> float:
-        return float(self._store.read().scale) if self.enabled else 1.0
+        return float(self.store.read().scale) if self.enabled else 1.0
 
     def found_inf(self, optimizer: Optimizer) -> bool:
         """Whether ``optimizer``'s gradients had inf or NaN since the last ``update``. Waits for the device.
@@ -370,7 +371,7 @@ class GradScaler:
         far), ``consecutive_skips`` and ``consecutive_nans``, the numbers of alarms that are due but
         not given yet (usually 0), and the settings under their argument names.
         """
-        state = self._alarms.pending(self._store.read().on_host())
+        state = self._alarms.pending(self.store.read().on_host())
         return write_state(state, self.config, self.enabled)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -392,7 +393,7 @@ class GradScaler:
     def take_state(self, loaded: LoadedState) -> None:
         """Load a state that ``checked_state`` returned."""
         state, self.config, self.enabled = loaded
-        self._store.write(state)
+        self.store.write(state)
         self._checked.clear()
         self._alarms = Told()
 
@@ -425,11 +426,6 @@ class GradScaler:
 
     # -- for train_step and value_and_grad
 
-    @property
-    def store(self) -> ScaleStore:
-        """The store of the state; ``bind`` may move it to a device."""
-        return self._store
-
     def sound_alarms(self, state: ScaleState | None = None) -> None:
         """Give the alarms about skipped steps that are due and were not given yet. Waits for the device.
 
@@ -441,7 +437,7 @@ class GradScaler:
         """
         if not self.enabled:
             return
-        now = (self._store.read() if state is None else state).on_host()
+        now = (self.store.read() if state is None else state).on_host()
         if now[ALARMS] != self._alarms:
             given, self._alarms = self._alarms, self._alarms.with_all_of(Told.due_in(now))
             sound(given, now, self.config, in_own_loop=state is None)
@@ -453,7 +449,7 @@ class GradScaler:
             ArgumentTypeError: if this scaler is bound to another backend already.
         """
         if self._backend is None:
-            self._store = backend.scale_store(self._store.read(), like) or self._store
+            self.store = backend.scale_store(self.store.read(), like) or self.store
             self._backend = backend
         elif self._backend.name != backend.name:
             msg = (
@@ -469,7 +465,7 @@ class GradScaler:
             return None
         self.bind(backend, like)
         self._has_scaled = True
-        return self._store.read().scale
+        return self.store.read().scale
 
     @property
     def _records(self) -> dict[int, _Checked]:
@@ -503,7 +499,7 @@ class GradScaler:
         backend = self._backend
         if backend is None or all(gradient is None for gradient in grads):
             raise CallOrderError(_NO_GRADIENTS)
-        scale = self._store.read().scale
+        scale = self.store.read().scale
         if optimizer is None:
             values, overflow = backend.unscale(grads.values, scale)
         else:

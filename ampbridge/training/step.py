@@ -175,7 +175,7 @@ class TrainStep(ShownInNotebooks):
         recipe, plan = self._recipe, self._plan
         with Whole():
             final = self._micro_steps + 1 == recipe.accumulate
-            policy = self.policy
+            policy = plan if isinstance(plan, Policy) else self.policy
             check_that_it_holds_examples(batch)
             if self._advance_scheduler is not None:
                 self._look_at_scheduler.before_a_step()
@@ -244,7 +244,7 @@ class TrainStep(ShownInNotebooks):
         calculation, after = self._calculation, output.after
         sound_alarms = calculation.counting(policy).sound_alarms
         names = self._parameter_names() if calculation.name_overflows else ()
-        costs_nothing = after is not None and after.is_on_host
+        costs_nothing = after is not None and isinstance(after.scale, float)
         if costs_nothing or (isinstance(output.overflow, int) and output.overflow != FINITE):
             sound_alarms(after)
             return StepResult(output, self._steps, names=names)

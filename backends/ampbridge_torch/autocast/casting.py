@@ -188,9 +188,9 @@ class RegionsOf:
 
         Raises: as ``region_on``.
         """
-        if types != self._types or self._changes != function_ops.changes():
+        if types != self._types or self._changes != function_ops.changes:
             self._rules = rules_for(self._policy, types)
-            self._types, self._changes = types, function_ops.changes()
+            self._types, self._changes = types, function_ops.changes
         return Region(self._policy, types, self._rules)
 
 

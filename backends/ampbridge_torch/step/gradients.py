@@ -136,7 +136,7 @@ class Bound:
         else:
             loss, aux = region.run(self._loss_fn, model, *inputs)
             looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step
-            loss = cast(loss, "float32")
+            loss = loss if loss.dtype is torch.float32 else cast(loss, "float32")
             reached = _with_those_of(model, wanted) if together else wanted
             if looks_at_reruns:
                 with reruns.noticed(model, policy):
