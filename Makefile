@@ -124,6 +124,7 @@ mutate: $(VENV)/.mutate ## change the code in many places; a test has to fail fo
 
 bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cost, as ratios within one run
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/calls.py
 	$(BIN)/python bench/simulated.py
 	$(BIN)/python bench/scaler.py
 	$(BIN)/python bench/lens.py
