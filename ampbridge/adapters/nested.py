@@ -34,15 +34,15 @@ def map_leaves(
     return value if all(map(is_, mapped, present)) else _copy_with(value, keys, mapped)
 
 
-def leaves(value: Any) -> list[Any]:
-    """The leaves of ``value``, in order."""
+def leaves(value: Any, leaf: type | tuple[type, ...] = ()) -> list[Any]:
+    """The leaves of ``value``, in order; ``leaf`` as in ``map_leaves``."""
     found: list[Any] = []
 
     def note(leaf: Any) -> Any:
         found.append(leaf)
         return leaf
 
-    map_leaves(note, value)
+    map_leaves(note, value, leaf)
     return found
 
 

@@ -19,7 +19,7 @@ imported by name (``from autograd.numpy import exp``) before the region was open
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache, wraps
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import autograd.numpy as anp
 import ml_dtypes
 import numpy as np
-from autograd.extend import VSpace, defvjp, primitive, vspace
+from autograd.extend import VJPNode, VSpace, defvjp, vspace
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
@@ -55,6 +55,10 @@ LOW = CASTABLE - {FLOAT32}
 FLOATING = CASTABLE | {FLOAT64}  # look dtypes up in sets: np.dtype(np.float64) == None is True
 
 ArrayBox = look_up("ArrayBox")
+_is_box, _new_box = look_up("isbox"), look_up("new_box")
+_add_outgrads = look_up("add_outgrads")
+_PLAIN = (np.ndarray, np.generic)
+_ARRAYS = (*_PLAIN, ArrayBox)
 value_of: Callable[[Any], Any] = look_up("getval")
 """The plain array behind a traced one; anything else as it is."""
 
@@ -63,45 +67,50 @@ ArrayBox.register(ml_dtypes.bfloat16)
 VSpace.register(ml_dtypes.bfloat16, lambda value: vspace(np.asarray(value)))
 
 
-@primitive
-def _as_dtype(x: Any, dtype: np.dtype[Any]) -> Any:
+def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> Any:
+    """``x`` in ``to``, rounded to ``through`` ahead of it; its gradient likewise, in ``x``'s dtype.
+
+    What ``primitive`` would make of a function, without its two calls for each traced array.
+    """
+    if not _is_box(x):
+        return _converted(x, to, through)
+    value = _cast(x._value, to, through)
+    node = type(x._node)(value, _cast, (x._value, to, through), {}, (0,), (x._node,))
+    return _new_box(value, x._trace, node)
+
+
+defvjp(
+    _cast,
+    lambda ans, x, to, through: lambda g: _cast(g, _dtype_of(x), through),  # type: ignore[arg-type]
+    argnums=(0,),
+)
+
+
+def _converted(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> Any:
+    if through is not None:
+        if type(x) is np.ndarray and through == FLOAT16 and x.dtype == to == FLOAT32:
+            return rounding.rounded_to_halves(x)
+        x = _converted(x, through)
     if type(x) is np.ndarray:
-        if x.dtype == FLOAT16 and dtype == FLOAT32:
+        if x.dtype == to:
+            return x
+        if x.dtype == FLOAT16 and to == FLOAT32:
             return rounding.widened(x)
-        if x.dtype == FLOAT32 and dtype == FLOAT16:
+        if x.dtype == FLOAT32 and to == FLOAT16:
             return rounding.halves(x)
     # Beyond the largest float16 lies inf: the scaler looks for it.
     with np.errstate(over="ignore"), LAST_OF_SEVERAL:
-        return np.asanyarray(x).astype(dtype, copy=False)
-
-
-@primitive
-def _rounded_through(x: Any, low: np.dtype[Any]) -> Any:
-    """``x``, which is float32, rounded to ``low`` and held in float32 all the time."""
-    if type(x) is np.ndarray and low == FLOAT16:
-        return rounding.rounded_to_halves(x)
-    return _as_dtype(_as_dtype(x, low), FLOAT32)
-
-
-def _gradient_through(g: Any, low: np.dtype[Any]) -> Any:
-    """The gradient of a value that was rounded: rounded likewise, from whatever dtype it comes in."""
-    if _dtype_of(g) == FLOAT32:
-        return _rounded_through(g, low)
-    return _as_dtype(_as_dtype(g, low), FLOAT32)
-
-
-defvjp(_as_dtype, lambda ans, x, dtype: lambda g: _as_dtype(g, x.dtype), argnums=(0,))
-defvjp(_rounded_through, lambda ans, x, low: lambda g: _gradient_through(g, low), argnums=(0,))
+        return np.asanyarray(x).astype(to, copy=False)
 
 
 def cast(x: Any, dtype: str) -> Any:
     """``x`` in ``dtype``, its gradient in its own; float64 and integers as they are."""
-    return _as_dtype(x, DTYPES[dtype]) if _dtype_of(x) in CASTABLE else x
+    return _cast(x, DTYPES[dtype]) if _dtype_of(x) in CASTABLE else x
 
 
 def _dtype_of(x: Any) -> np.dtype[Any] | None:
     value = value_of(x)
-    return value.dtype if isinstance(value, (np.ndarray, np.generic)) else None
+    return value.dtype if isinstance(value, _PLAIN) else None
 
 
 # -- rules
@@ -293,12 +302,17 @@ def op(
             held = target if moves_only or target == FLOAT64 else FLOAT32
             deciding = decided_by if rules.category(called) == "promote" else None
             inputs, others = args[:deciding], args[deciding:] if deciding else ()
+            width = held if deciding else target
+            casts: set[VJPNode] = set()
             with _interception.paused():
-                inputs = map_leaves(lambda x: _rounded(x, target, held), inputs)
-                width = held if deciding else target
-                others, kwargs = map_leaves(lambda x: _rounded(x, width, held), (others, kwargs))
+                inputs = map_leaves(lambda x: _taken(x, target, held, casts), inputs, _ARRAYS)
+                others, kwargs = map_leaves(
+                    lambda x: _taken(x, width, held, casts), (others, kwargs), _ARRAYS
+                )
                 result = _opened(function(*inputs, *others, **kwargs))
-            return map_leaves(lambda x: _rounded(x, target, target), result)
+            if _is_box(result):
+                return _joined(_rounded(result, target, target), casts)
+            return map_leaves(lambda x: _rounded(x, target, target), result, _ARRAYS)
 
         return entry  # type: ignore[return-value]
 
@@ -349,10 +363,12 @@ def _target(
     """
     if rules is UNTOUCHED or kwargs.get("dtype") is not None:
         return None
-    arrays = [x for x in leaves([*args, *kwargs.values()]) if _dtype_of(x) is not None]
-    if any(_dtype_of(x) == FLOAT64 and x.ndim for x in arrays):
+    values = map(value_of, leaves([*args, *kwargs.values()], _ARRAYS))
+    arrays = [x for x in values if isinstance(x, _PLAIN)]
+    dtypes = {x.dtype for x in arrays}
+    if FLOAT64 in dtypes and any(x.ndim for x in arrays if x.dtype == FLOAT64):
         return FLOAT64
-    if all(_dtype_of(x) not in CASTABLE for x in arrays):
+    if CASTABLE.isdisjoint(dtypes):
         return None
     category = rules.category(name)
     if category != "promote":
@@ -360,10 +376,10 @@ def _target(
     return _widest(arrays if decided_by is None else arrays[:decided_by])
 
 
-def _widest(arrays: Sequence[Any]) -> np.dtype[Any]:
+def _widest(arrays: Sequence[np.ndarray]) -> np.dtype[Any]:
     """The widest dtype among arrays; scalars count where there is nothing else, as in torch."""
-    dtypes = {_dtype_of(x) for x in arrays if x.ndim} & CASTABLE
-    dtypes = dtypes or {_dtype_of(x) for x in arrays} & CASTABLE
+    dtypes = {x.dtype for x in arrays if x.ndim} & CASTABLE
+    dtypes = dtypes or {x.dtype for x in arrays} & CASTABLE
     only = dtypes.pop() if len(dtypes) == 1 else None
     return only or FLOAT32  # also for float16 with bfloat16, neither of which holds the other
 
@@ -377,11 +393,47 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
     dtype = _dtype_of(x)
     if dtype not in FLOATING:
         return x
-    if dtype == held == FLOAT32 and target in LOW:
-        return _rounded_through(x, target)
-    if dtype != FLOAT64 and target not in (dtype, held):
-        x = _as_dtype(x, target)
-    return _as_dtype(x, held)
+    is_direct = dtype == FLOAT64 or target in (dtype, held)
+    return _cast(x, held, None if is_direct else target)
+
+
+def _taken(
+    x: Any, target: np.dtype[Any], held: np.dtype[Any], casts: set[VJPNode]
+) -> Any:
+    """``x`` rounded as an op takes it; the node of the cast, if there is one, is noted in ``casts``."""
+    rounded = _rounded(x, target, held)
+    if rounded is not x and _is_box(rounded):
+        casts.add(rounded._node)
+    return rounded
+
+
+def _joined(result: Any, casts: Set[VJPNode]) -> Any:
+    """The cast ``result`` of an op with one node for the op, this cast and those of its inputs.
+
+    Where the op is one of autograd's or made of several, the casts stay nodes. So do those of inputs
+    through whose own the gradient of a later one goes on: sums of gradients keep their order.
+    """
+    rounding = result._node
+    (op_node,) = rounding.parents
+    if not (casts.issuperset(op_node.parents) and len({*op_node.parents}) == len(op_node.parents)):
+        return result
+    apart, joined = [*op_node.parents], []
+    while apart:
+        joined.append(apart.pop())
+        if joined[-1].parents[0].parents:
+            break
+
+    def back(g: Any) -> list[Any]:
+        parts = [*op_node.vjp(*rounding.vjp(g))]
+        ends = zip(joined, reversed(parts), strict=False)
+        inner = [cast.vjp(_add_outgrads(None, part)[0])[0] for cast, part in ends]
+        return parts[: len(apart)] + inner
+
+    node = VJPNode.new_root()
+    node.parents = [*apart, *(cast.parents[0] for cast in joined)]
+    node.vjp = back
+    result._node = node
+    return result
 
 
 def _opened(result: Any) -> Any:
