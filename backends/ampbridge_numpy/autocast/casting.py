@@ -45,9 +45,10 @@ from ampbridge_numpy.autocast import rounding
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT16, FLOAT32, FLOAT64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # np.finfo and dtype.kind == "f" do not know it
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float16": FLOAT16,
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),  # np.finfo and dtype.kind == "f" do not know it
+    "bfloat16": BFLOAT16,
     "float32": FLOAT32,
 }
 CASTABLE = frozenset(DTYPES.values())
@@ -58,7 +59,7 @@ ArrayBox = look_up("ArrayBox")
 _is_box, _new_box = look_up("isbox"), look_up("new_box")
 _add_outgrads = look_up("add_outgrads")
 _PLAIN = (np.ndarray, np.generic)
-_ARRAYS = (*_PLAIN, ArrayBox)
+_ARRAYS = (ArrayBox, *_PLAIN)
 value_of: Callable[[Any], Any] = look_up("getval")
 """The plain array behind a traced one; anything else as it is."""
 
@@ -86,18 +87,27 @@ defvjp(
 )
 
 
+# Of arrays. The others may overflow, of which NumPy would warn.
+_CONVERSIONS: Mapping[Any, Callable[[np.ndarray], np.ndarray]] = {
+    (FLOAT16, FLOAT32): rounding.widened,
+    (FLOAT32, FLOAT16): rounding.halves,
+    (BFLOAT16, FLOAT32): lambda x: x.astype(FLOAT32),
+    (FLOAT32, BFLOAT16): lambda x: x.astype(BFLOAT16),
+}
+
+
 def _converted(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> Any:
+    is_plain = type(x) is np.ndarray
     if through is not None:
-        if type(x) is np.ndarray and through == FLOAT16 and x.dtype == to == FLOAT32:
+        if is_plain and through == FLOAT16 and x.dtype == to == FLOAT32:
             return rounding.rounded_to_halves(x)
         x = _converted(x, through)
-    if type(x) is np.ndarray:
+    if is_plain:
         if x.dtype == to:
             return x
-        if x.dtype == FLOAT16 and to == FLOAT32:
-            return rounding.widened(x)
-        if x.dtype == FLOAT32 and to == FLOAT16:
-            return rounding.halves(x)
+        conversion = _CONVERSIONS.get((x.dtype, to))
+        if conversion is not None:
+            return conversion(x)
     # Beyond the largest float16 lies inf: the scaler looks for it.
     with np.errstate(over="ignore"), LAST_OF_SEVERAL:
         return np.asanyarray(x).astype(to, copy=False)
@@ -301,15 +311,17 @@ def op(
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
             deciding = decided_by if rules.category(called) == "promote" else None
-            inputs, others = args[:deciding], args[deciding:] if deciding else ()
             width = held if deciding else target
             casts: set[VJPNode] = set()
+
+            def taken(tree: Any, width: np.dtype[Any]) -> Any:
+                return map_leaves(lambda x: _taken(x, width, held, casts), tree, _ARRAYS)
+
             with _interception.paused():
-                inputs = map_leaves(lambda x: _taken(x, target, held, casts), inputs, _ARRAYS)
-                others, kwargs = map_leaves(
-                    lambda x: _taken(x, width, held, casts), (others, kwargs), _ARRAYS
-                )
-                result = _opened(function(*inputs, *others, **kwargs))
+                inputs = [taken(x, target) for x in args[:deciding]]
+                others = [taken(x, held) for x in args[deciding:]] if deciding else ()
+                named = {key: taken(x, width) for key, x in kwargs.items()}
+                result = _opened(function(*inputs, *others, **named))
             if _is_box(result):
                 return _joined(_rounded(result, target, target), casts)
             return map_leaves(lambda x: _rounded(x, target, target), result, _ARRAYS)

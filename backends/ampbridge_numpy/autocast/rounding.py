@@ -27,12 +27,13 @@ _LEAST_NORMAL = np.float32(2.0**-14)
 _BEYOND = np.float32(2.0**15).view(np.uint32)
 _DROPS_13_BITS = np.float32(1.5 * 2**13)
 _TO_THE_EXPONENTS_OF_HALVES = np.float32(2.0**-112)
-_FEW = 4096  # numbers, up to which one call of NumPy is faster than several
+# Numbers, up to which the calls of NumPy are faster that convert number by number.
+_FEW_TO_CONVERT, _FEW_TO_ROUND = 4096, 1024
 
 
 def halves(x: Array) -> Array:
     """``x.astype(float16)``, of a float32 array; inf beyond the largest float16."""
-    rounded = _rounded(x)
+    rounded = _rounded(x) if x.size > _FEW_TO_CONVERT else None
     if rounded is None:
         with np.errstate(over="ignore"), LAST_OF_SEVERAL:
             return x.astype(np.float16)
@@ -55,7 +56,7 @@ def widened(x: Array) -> Array:
 
 def rounded_to_halves(x: Array) -> Array:
     """``x.astype(float16).astype(float32)``, of a float32 array."""
-    rounded = _rounded(x)
+    rounded = _rounded(x) if x.size > _FEW_TO_ROUND else None
     return widened(halves(x)) if rounded is None else np.copysign(rounded, x, out=rounded)
 
 
@@ -64,8 +65,6 @@ def _rounded(x: Array) -> Array | None:
 
     None where NumPy has to do it.
     """
-    if x.size <= _FEW:
-        return None
     anchor = np.bitwise_and(x.view(np.uint32), _EXPONENT)
     if anchor.max() >= _BEYOND:
         return None
