@@ -35,6 +35,7 @@ TABLE = {
             required=False,  # autograd 1.7 has none, and NumPy's functions do not come to it
         ),
         PrivateName("autograd.numpy", "numpy_wrapper", "operators (w * x) are not cast"),
+        PrivateName("autograd.numpy.numpy_vjps", "unbroadcast_f", "a bias has no gradient"),
         PrivateName("autograd.core", "primitive_vjps", "ops outside of the op table are not cast"),
         PrivateName("autograd.core", "add_outgrads", "no gradients"),
         PrivateName("autograd.tracer", "getval", "no op can be intercepted"),

@@ -18,7 +18,10 @@ from autograd.extend import defvjp, primitive
 
 from ampbridge.errors import ArgumentError
 from ampbridge.neutral.checks import check_labels, check_range
+from ampbridge_numpy._private import look_up
 from ampbridge_numpy.autocast.casting import composite, op
+
+_unbroadcast_f = look_up("unbroadcast_f")
 
 Array: TypeAlias = Any
 """A NumPy array, or one that is being traced for its gradient."""
@@ -30,11 +33,29 @@ Array: TypeAlias = Any
 @op("linear")
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x @ weight + bias``; ``x`` is (..., in), ``weight`` (in, out), ``bias`` (out,)."""
-    rows = anp.reshape(x, (-1, x.shape[-1]))
-    product = anp.matmul(rows, weight)
+    return _linear(x, weight, bias)
+
+
+@primitive
+def _linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> Array:
+    product = np.matmul(x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:
         product = product + bias
-    return anp.reshape(product, (*x.shape[:-1], weight.shape[1]))
+    return product.reshape(*x.shape[:-1], weight.shape[1])
+
+
+def _rows(x: Array) -> Array:
+    return anp.reshape(x, (-1, x.shape[-1]))
+
+
+defvjp(
+    _linear,
+    lambda ans, x, weight, bias: (
+        lambda g: anp.reshape(anp.matmul(_rows(g), anp.swapaxes(weight, 0, 1)), x.shape)
+    ),
+    lambda ans, x, weight, bias: lambda g: anp.matmul(anp.swapaxes(_rows(x), 0, 1), _rows(g)),
+    lambda ans, x, weight, bias: _unbroadcast_f(bias, _rows),
+)
 
 
 @op("conv2d")
@@ -154,11 +175,11 @@ def _split_heads(x: Array, heads: int) -> Array:
 @op("embedding", moves_only=True)
 def embedding(indices: np.ndarray, weight: Array) -> Array:
     """The rows of ``weight`` (count, width) at ``indices`` (integers of any shape)."""
-    return _rows(weight, indices)
+    return _looked_up(weight, indices)
 
 
 @primitive
-def _rows(weight: np.ndarray, indices: np.ndarray) -> Array:
+def _looked_up(weight: np.ndarray, indices: np.ndarray) -> Array:
     return weight[indices]
 
 
@@ -170,7 +191,7 @@ def _add_rows(g: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -> Arr
 
 
 defvjp(
-    _rows,
+    _looked_up,
     lambda ans, weight, indices: lambda g: _add_rows(g, indices, weight.shape),
     argnums=(0,),
 )
