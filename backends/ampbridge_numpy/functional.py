@@ -470,7 +470,7 @@ def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu" or labels.shape != logits.shape[:-1]:
         check_labels(labels, labels.dtype.kind in "iu", logits.shape, logits.ndim - 1)
-    logits, labels = anp.reshape(logits, (-1, logits.shape[-1])), labels.ravel()
+    labels = labels.ravel()
     counted = np.flatnonzero(labels >= 0)  # NumPy itself refuses those that are too large
     if counted.size < labels.size:
         check_range(labels, logits.shape[-1], ignore_index)
@@ -484,7 +484,8 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray) 
     """The mean over the rows ``counted``."""
     if not counted.size:
         return np.array(np.nan, logits.dtype)[()]
-    return -_log_softmax(logits, -1)[counted, labels[counted]].mean()
+    rows = logits.reshape(-1, logits.shape[-1])
+    return -_log_softmax(rows, -1)[counted, labels[counted]].mean()
 
 
 def _cross_entropy_to_logits(
@@ -494,7 +495,8 @@ def _cross_entropy_to_logits(
     one_hot = labels[:, None] == np.arange(logits.shape[-1])
     counts = np.zeros((len(labels), 1), logits.dtype)
     counts[counted] = 1
-    return (_softmax(logits, -1) - one_hot) * (counts * (g / max(counted.size, 1)))
+    rows = (_softmax(_rows(logits), -1) - one_hot) * (counts * (g / max(counted.size, 1)))
+    return anp.reshape(rows, logits.shape)
 
 
 defvjp(

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import autograd.numpy as anp
 import ml_dtypes
 import numpy as np
-from autograd.extend import VJPNode, VSpace, defvjp, vspace
+from autograd.extend import VJPNode, VSpace, vspace
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
@@ -56,35 +56,44 @@ LOW = CASTABLE - {FLOAT32}
 FLOATING = CASTABLE | {FLOAT64}  # look dtypes up in sets: np.dtype(np.float64) == None is True
 
 ArrayBox = look_up("ArrayBox")
-_is_box, _new_box = look_up("isbox"), look_up("new_box")
-_add_outgrads = look_up("add_outgrads")
+_BOXES, _new_box, _add_outgrads = look_up("box_types"), look_up("new_box"), look_up("add_outgrads")
 _PLAIN = (np.ndarray, np.generic)
 _ARRAYS = (ArrayBox, *_PLAIN)
-value_of: Callable[[Any], Any] = look_up("getval")
-"""The plain array behind a traced one; anything else as it is."""
 
 # Scalars that NumPy makes of zero-dimensional bfloat16 arrays; autograd knows NumPy's own only.
 ArrayBox.register(ml_dtypes.bfloat16)
 VSpace.register(ml_dtypes.bfloat16, lambda value: vspace(np.asarray(value)))
 
 
+def is_box(x: Any) -> bool:
+    """Whether ``x`` is being traced for its gradient."""
+    return type(x) in _BOXES
+
+
+def value_of(x: Any) -> Any:
+    """The plain array behind a traced one; anything else as it is."""
+    while type(x) in _BOXES:
+        x = x._value
+    return x
+
+
 def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> Any:
-    """``x`` in ``to``, rounded to ``through`` ahead of it; its gradient likewise, in ``x``'s dtype.
-
-    What ``primitive`` would make of a function, without its two calls for each traced array.
-    """
-    if not _is_box(x):
+    """``x`` in ``to``, rounded to ``through`` ahead of it; its gradient likewise, in ``x``'s dtype."""
+    if type(x) not in _BOXES:
         return _converted(x, to, through)
-    value = _cast(x._value, to, through)
-    node = type(x._node)(value, _cast, (x._value, to, through), {}, (0,), (x._node,))
-    return _new_box(value, x._trace, node)
+    if type(x._node) is not VJPNode:
+        msg = "Ops of a region have no derivative in forward mode.\nHint: autograd.grad"
+        raise UnsupportedError(msg)
+    dtype = value_of(x).dtype
+    node = _node([x._node], lambda g: (_cast(g, dtype, through),))
+    return _new_box(_cast(x._value, to, through), x._trace, node)
 
 
-defvjp(
-    _cast,
-    lambda ans, x, to, through: lambda g: _cast(g, _dtype_of(x), through),  # type: ignore[arg-type]
-    argnums=(0,),
-)
+def _node(parents: list[VJPNode], vjp: Callable[[Any], Sequence[Any]]) -> VJPNode:
+    """``vjp`` gives the gradient of each of ``parents``."""
+    node = VJPNode.new_root()
+    node.parents, node.vjp = parents, vjp
+    return node
 
 
 # Of arrays. The others may overflow, of which NumPy would warn.
@@ -314,16 +323,14 @@ def op(
             width = held if deciding else target
             casts: set[VJPNode] = set()
 
-            def taken(tree: Any, width: np.dtype[Any]) -> Any:
-                return map_leaves(lambda x: _taken(x, width, held, casts), tree, _ARRAYS)
-
+            take, take_wide = (partial(_taken, casts, held, each) for each in (target, width))
             with _interception.paused():
-                inputs = [taken(x, target) for x in args[:deciding]]
-                others = [taken(x, held) for x in args[deciding:]] if deciding else ()
-                named = {key: taken(x, width) for key, x in kwargs.items()}
+                inputs = [map_leaves(take, x, _ARRAYS) for x in args[:deciding]]
+                others = [map_leaves(take_wide, x, _ARRAYS) for x in args[deciding:]] if deciding else ()
+                named = {key: map_leaves(take_wide, x, _ARRAYS) for key, x in kwargs.items()}
                 result = _opened(function(*inputs, *others, **named))
-            if _is_box(result):
-                return _joined(_rounded(result, target, target), casts)
+            if is_box(result):
+                return _closed(result, target, casts)
             return map_leaves(lambda x: _rounded(x, target, target), result, _ARRAYS)
 
         return entry  # type: ignore[return-value]
@@ -410,42 +417,37 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
 
 
 def _taken(
-    x: Any, target: np.dtype[Any], held: np.dtype[Any], casts: set[VJPNode]
+    casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: Any
 ) -> Any:
     """``x`` rounded as an op takes it; the node of the cast, if there is one, is noted in ``casts``."""
     rounded = _rounded(x, target, held)
-    if rounded is not x and _is_box(rounded):
+    if rounded is not x and is_box(rounded):
         casts.add(rounded._node)
     return rounded
 
 
-def _joined(result: Any, casts: Set[VJPNode]) -> Any:
-    """The cast ``result`` of an op with one node for the op, this cast and those of its inputs.
+def _closed(result: Any, target: np.dtype[Any], casts: Set[VJPNode]) -> Any:
+    """``result`` of an op, rounded, with the casts of its inputs inside of the op's node.
 
-    Where the op is one of autograd's or made of several, the casts stay nodes. So do those of inputs
-    through whose own the gradient of a later one goes on: sums of gradients keep their order.
+    The casts stay nodes where the op is made of several. So do those of inputs which others follow
+    that were computed: gradients are summed in the order in which they would be without joining.
     """
-    rounding = result._node
-    (op_node,) = rounding.parents
-    if not (casts.issuperset(op_node.parents) and len({*op_node.parents}) == len(op_node.parents)):
-        return result
-    apart, joined = [*op_node.parents], []
-    while apart:
-        joined.append(apart.pop())
-        if joined[-1].parents[0].parents:
-            break
+    node, dtype = result._node, _dtype_of(result)
+    inputs = [*node.parents]
+    if dtype not in FLOATING or not casts.issuperset(inputs) or len({*inputs}) < len(inputs):
+        return _rounded(result, target, target)
+    joined: list[VJPNode] = []
+    while inputs and not (joined and joined[-1].parents[0].parents):
+        joined.append(inputs.pop())
 
     def back(g: Any) -> list[Any]:
-        parts = [*op_node.vjp(*rounding.vjp(g))]
-        ends = zip(joined, reversed(parts), strict=False)
-        inner = [cast.vjp(_add_outgrads(None, part)[0])[0] for cast, part in ends]
-        return parts[: len(apart)] + inner
+        parts = [*node.vjp(_cast(g, dtype))]
+        last = zip(joined, reversed(parts), strict=False)
+        inner = [cast.vjp(_add_outgrads(None, part)[0])[0] for cast, part in last]
+        return parts[: len(inputs)] + inner
 
-    node = VJPNode.new_root()
-    node.parents = [*apart, *(cast.parents[0] for cast in joined)]
-    node.vjp = back
-    result._node = node
-    return result
+    parents = [*inputs, *(cast.parents[0] for cast in joined)]
+    return _new_box(_cast(result._value, target), result._trace, _node(parents, back))
 
 
 def _opened(result: Any) -> Any:

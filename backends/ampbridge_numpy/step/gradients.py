@@ -18,12 +18,12 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentTypeError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy._private import look_up
-from ampbridge_numpy.autocast.casting import cast, region, value_of
+from ampbridge_numpy.autocast.casting import cast, is_box, region, value_of
 from ampbridge_numpy.model.decorating import decorated
 from ampbridge_numpy.nn import Module, substituted
 
-_isbox, _new_box = look_up("isbox"), look_up("new_box")
-_add_outgrads, _toposort = look_up("add_outgrads"), look_up("toposort")
+_new_box, _add_outgrads = look_up("new_box"), look_up("add_outgrads")
+_toposort = look_up("toposort")
 
 
 class _TraceNumbers:
@@ -74,7 +74,7 @@ def gradients(
         with region(policy), substituted(traced), decorated(model):
             loss, aux = _called(loss_fn, model, inputs)
         loss = cast(loss, "float32")
-        depends = _isbox(loss) and loss._trace == trace
+        depends = is_box(loss) and loss._trace == trace
         grads = _backward(loss, roots, factor) if depends else [None] * len(arrays)
     check_dependence(grads)
     grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
