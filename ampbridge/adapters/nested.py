@@ -36,14 +36,8 @@ def map_leaves(
 
 def leaves(value: Any, leaf: type | tuple[type, ...] = ()) -> list[Any]:
     """The leaves of ``value``, in order; ``leaf`` as in ``map_leaves``."""
-    found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(note, value, leaf)
-    return found
+    items = None if isinstance(value, leaf) else _items(value)
+    return [value] if items is None else [each for x in items[1] for each in leaves(x, leaf)]
 
 
 class Structure:

@@ -91,7 +91,7 @@ def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> An
 
 def _node(parents: list[VJPNode], vjp: Callable[[Any], Sequence[Any]]) -> VJPNode:
     """``vjp`` gives the gradient of each of ``parents``."""
-    node = VJPNode.new_root()
+    node = VJPNode.__new__(VJPNode)
     node.parents, node.vjp = parents, vjp
     return node
 
