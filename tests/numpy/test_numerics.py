@@ -221,6 +221,31 @@ def test_gradients_inside_of_a_region_have_their_inputs_dtype(dtype: str) -> Non
     assert autograd.grad(loss)(normal(4, 4)).dtype == np.float32
 
 
+@every_dtype
+def test_gradients_have_the_bits_of_casts_written_by_hand(dtype: str) -> None:
+    """``x`` is used five times: the order in which its gradients are summed shows in their last bits."""
+    low, factor = DTYPES[dtype], normal(40, 40, seed=1)
+
+    def in_a_region(x):
+        with NumpyBackend().autocast(Policy("O1", dtype)):
+            return anp.sum((x + anp.matmul(anp.matmul(x, x), x)) * factor * x)
+
+    def by_hand(x):
+        def wide(x):
+            return x.astype(np.float32)
+
+        def product(a, b):
+            return anp.matmul(wide(a.astype(low)), wide(b.astype(low))).astype(low)
+
+        cubed = product(product(x, x), x)
+        return anp.sum((wide(x) + wide(cubed)) * factor * wide(x))
+
+    x = normal(40, 40)
+    found, expected = (autograd.grad(each)(x) for each in (in_a_region, by_hand))
+    assert found.dtype == np.float32
+    assert found.tobytes() == expected.tobytes()
+
+
 def test_the_normal_distribution_is_accurate_to_float32() -> None:
     x = np.linspace(-6, 6, 2001)
     exact = np.array([(1 + erf(v / 2**0.5)) / 2 for v in x])

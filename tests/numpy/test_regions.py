@@ -271,6 +271,41 @@ def test_messages(call: Callable[[], Any], message: str) -> None:
     assert str(error.value) == message
 
 
+# -- the graph of derivatives
+
+LOW = X.astype(np.float16)
+LABELS = np.array([0, 1, 2, 3])
+ONE_NODE: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "matmul": (lambda x, w: x @ w, (X, X)),
+    "matmul of low inputs": (lambda x, w: x @ w, (LOW, LOW)),
+    "linear": (lambda x, w, b: nn.linear(x, w, b), (X, X, X[0])),
+    "linear of low inputs": (lambda x, w, b: nn.linear(x, w, b), (LOW, X, X[0])),
+    "relu": (lambda x: nn.relu(x), (LOW,)),
+    "exp": (lambda x: anp.exp(x), (LOW,)),
+    "index": (lambda x: x[1:], (LOW,)),
+    "cross_entropy": (lambda x: nn.cross_entropy(x, LABELS), (LOW,)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_NODE)
+def test_a_cast_is_part_of_its_op_s_node(name: str) -> None:
+    function, arrays = ONE_NODE[name]
+    roots = [autograd.extend.VJPNode.new_root() for _ in arrays]
+    traced = [tracer.new_box(a, 0, root) for a, root in zip(arrays, roots, strict=True)]
+    with NumpyBackend().autocast(Policy("O1")):
+        result = function(*traced)
+    assert set(result._node.parents) == set(roots)
+
+
+def test_forward_mode_is_refused_and_not_wrong() -> None:
+    node = autograd.core.JVPNode.new_root(X)
+    with (
+        NumpyBackend().autocast(Policy("O1")),
+        pytest.raises(UnsupportedError, match=r"no derivative in forward mode.*\n.*autograd\.grad"),
+    ):
+        anp.matmul(tracer.new_box(X, 0, node), X)
+
+
 # -- private names
 
 

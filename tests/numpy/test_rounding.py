@@ -55,6 +55,7 @@ ARRAYS = {
     "up to the largest": np.linspace(-70_000, 70_000, 50_000, dtype=np.float32),
     "zeros of both signs": np.array([0.0, -0.0] * 5_000, np.float32),
     "few": np.float32([1.0, -0.0, 1e-8, 70_000.0]),
+    "two thousand": around_halves()[:2_000],
     "none": np.zeros((0, 3), np.float32),
     "transposed": small_gradients().reshape(400, 500).T,
     "every second": small_gradients()[::2],

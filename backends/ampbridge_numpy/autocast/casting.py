@@ -322,11 +322,12 @@ def op(
             deciding = decided_by if rules.category(called) == "promote" else None
             width = held if deciding else target
             casts: set[VJPNode] = set()
-
             take, take_wide = (partial(_taken, casts, held, each) for each in (target, width))
             with _interception.paused():
                 inputs = [map_leaves(take, x, _ARRAYS) for x in args[:deciding]]
-                others = [map_leaves(take_wide, x, _ARRAYS) for x in args[deciding:]] if deciding else ()
+                others = (
+                    [map_leaves(take_wide, x, _ARRAYS) for x in args[deciding:]] if deciding else ()
+                )
                 named = {key: map_leaves(take_wide, x, _ARRAYS) for key, x in kwargs.items()}
                 result = _opened(function(*inputs, *others, **named))
             if is_box(result):
@@ -395,7 +396,7 @@ def _target(
     return _widest(arrays if decided_by is None else arrays[:decided_by])
 
 
-def _widest(arrays: Sequence[np.ndarray]) -> np.dtype[Any]:
+def _widest(arrays: Sequence[np.ndarray | np.generic]) -> np.dtype[Any]:
     """The widest dtype among arrays; scalars count where there is nothing else, as in torch."""
     dtypes = {x.dtype for x in arrays if x.ndim} & CASTABLE
     dtypes = dtypes or {x.dtype for x in arrays} & CASTABLE
@@ -416,9 +417,7 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
     return _cast(x, held, None if is_direct else target)
 
 
-def _taken(
-    casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: Any
-) -> Any:
+def _taken(casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: Any) -> Any:
     """``x`` rounded as an op takes it; the node of the cast, if there is one, is noted in ``casts``."""
     rounded = _rounded(x, target, held)
     if rounded is not x and is_box(rounded):
@@ -434,7 +433,8 @@ def _closed(result: Any, target: np.dtype[Any], casts: Set[VJPNode]) -> Any:
     """
     node, dtype = result._node, _dtype_of(result)
     inputs = [*node.parents]
-    if dtype not in FLOATING or not casts.issuperset(inputs) or len({*inputs}) < len(inputs):
+    is_one_node = casts >= {*inputs} and len({*inputs}) == len(inputs)
+    if dtype not in FLOATING or not is_one_node:
         return _rounded(result, target, target)
     joined: list[VJPNode] = []
     while inputs and not (joined and joined[-1].parents[0].parents):
