@@ -23,6 +23,7 @@ from autograd.numpy import numpy_boxes, numpy_wrapper
 import ampbridge as amp
 from ampbridge import Policy, UnsupportedError
 from ampbridge_numpy import _private, nn, optim
+from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.backend import NumpyBackend
 
 X = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -295,6 +296,14 @@ def test_a_cast_is_part_of_its_op_s_node(name: str) -> None:
     with NumpyBackend().autocast(Policy("O1")):
         result = function(*traced)
     assert set(result._node.parents) == set(roots)
+
+
+def test_an_op_may_return_an_array_that_it_was_not_given() -> None:
+    def loss(captured: Any) -> Any:
+        with NumpyBackend().autocast(Policy("O1")):
+            return anp.sum(casting.op("exp")(lambda x: captured)(X))
+
+    assert autograd.grad(loss)(X).tolist() == np.ones_like(X).tolist()
 
 
 def test_forward_mode_is_refused_and_not_wrong() -> None:

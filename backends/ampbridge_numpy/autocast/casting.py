@@ -19,7 +19,7 @@ imported by name (``from autograd.numpy import exp``) before the region was open
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache, partial, wraps
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -82,7 +82,9 @@ def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> An
     if type(x) not in _BOXES:
         return _converted(x, to, through)
     if type(x._node) is not VJPNode:
-        msg = "Ops of a region have no derivative in forward mode.\nHint: autograd.grad"
+        msg = (
+            "Ops of a region have no derivative in forward mode.\nHint: autograd.grad(function)(x)"
+        )
         raise UnsupportedError(msg)
     dtype = value_of(x).dtype
     node = _node([x._node], lambda g: (_cast(g, dtype, through),))
@@ -96,7 +98,7 @@ def _node(parents: list[VJPNode], vjp: Callable[[Any], Sequence[Any]]) -> VJPNod
     return node
 
 
-# Of arrays. The others may overflow, of which NumPy would warn.
+# Of arrays, where NumPy has no overflow to warn of.
 _CONVERSIONS: Mapping[Any, Callable[[np.ndarray], np.ndarray]] = {
     (FLOAT16, FLOAT32): rounding.widened,
     (FLOAT32, FLOAT16): rounding.halves,
@@ -322,14 +324,12 @@ def op(
             deciding = decided_by if rules.category(called) == "promote" else None
             width = held if deciding else target
             casts: set[VJPNode] = set()
-            take, take_wide = (partial(_taken, casts, held, each) for each in (target, width))
+            take, take_other = (partial(_taken, casts, held, each) for each in (target, width))
             with _interception.paused():
                 inputs = [map_leaves(take, x, _ARRAYS) for x in args[:deciding]]
-                others = (
-                    [map_leaves(take_wide, x, _ARRAYS) for x in args[deciding:]] if deciding else ()
-                )
-                named = {key: map_leaves(take_wide, x, _ARRAYS) for key, x in kwargs.items()}
-                result = _opened(function(*inputs, *others, **named))
+                inputs += [map_leaves(take_other, x, _ARRAYS) for x in args[len(inputs) :]]
+                named = {key: map_leaves(take_other, x, _ARRAYS) for key, x in kwargs.items()}
+                result = _opened(function(*inputs, **named))
             if is_box(result):
                 return _closed(result, target, casts)
             return map_leaves(lambda x: _rounded(x, target, target), result, _ARRAYS)
@@ -425,7 +425,7 @@ def _taken(casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: A
     return rounded
 
 
-def _closed(result: Any, target: np.dtype[Any], casts: Set[VJPNode]) -> Any:
+def _closed(result: Any, target: np.dtype[Any], casts: set[VJPNode]) -> Any:
     """``result`` of an op, rounded, with the casts of its inputs inside of the op's node.
 
     The casts stay nodes where the op is made of several. So do those of inputs which others follow
@@ -433,8 +433,8 @@ def _closed(result: Any, target: np.dtype[Any], casts: Set[VJPNode]) -> Any:
     """
     node, dtype = result._node, _dtype_of(result)
     inputs = [*node.parents]
-    is_one_node = casts >= {*inputs} and len({*inputs}) == len(inputs)
-    if dtype not in FLOATING or not is_one_node:
+    is_whole_op = inputs and casts >= {*inputs} and len({*inputs}) == len(inputs)
+    if dtype not in FLOATING or not is_whole_op:
         return _rounded(result, target, target)
     joined: list[VJPNode] = []
     while inputs and not (joined and joined[-1].parents[0].parents):
