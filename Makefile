@@ -17,6 +17,8 @@ NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_ops.py tests/
 ON_VIRTUAL_PADDLE := $(BIN)/python -W ignore tests/virtual_paddle/on_the_device.py
 # Of torch's tests those that a device tells most of; night-cuda runs all.
 ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
+SEARCHED := tensorflow torch paddle port numpy core lens devices
+SEARCHING := HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 $(BIN)/python -m pytest -q -m search --timeout=10800 -o faulthandler_timeout=0
 ZOO := torch tensorflow paddle o2
 # The folders of tests that run as one group each; in some of them a part is slow.
 FOLDERS := tensorflow torch paddle core port numpy docs examples compare lens
@@ -32,7 +34,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
+.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(SEARCHED:%=search-%) night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,8 +115,17 @@ $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 nightly: $(VENV)/.test ## long random searches, the whole zoo, all tests of frameworks as on older CPUs, mutations
 	+$(MAKE) --no-print-directory --keep-going night-search night-cuda zoo $(OLDER:%=night-%) mutate
 
-night-search: $(VENV)/.test
-	HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 PYTEST_ADDOPTS='--timeout=10800 -o faulthandler_timeout=0' $(MAKE) --keep-going test test-slow
+# Of `make test` and `make test-slow`, which each commit passes, what looks at more in the nightly profile.
+night-search: $(VENV)/.devices
+	+@$(PYTHON) scripts/run_groups.py $(SEARCHED:%=search-%)
+
+search-devices: $(VENV)/.devices
+	$(SEARCHING) -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda
+	$(SEARCHING) -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
+	$(SEARCHING) tests/virtual_paddle
+
+$(filter-out search-devices,$(SEARCHED:%=search-%)): search-%: $(VENV)/.test
+	$(SEARCHING) $(call tests_of,$*)
 
 $(OLDER:%=night-%): night-%: $(VENV)/.test
 	+$(BIN)/python scripts/as_older_cpu.py $* $(PYTHON) scripts/run_groups.py $(NIGHT_UNDER_$*:%=test-%) $(NIGHT_UNDER_$*:%=slow-%) test-native

@@ -33,10 +33,16 @@ settings.load_profile(PROFILE)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: `make test-slow` runs it, and `make test` does not")
     config.addinivalue_line("markers", "nightly: takes long; runs in the nightly profile alone")
+    config.addinivalue_line("markers", "search: looks at more in the nightly profile (``searches``)")
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as a shell starts what is in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if searches(item):
+        item.add_marker("search")
 
 
 @pytest.hookimpl(trylast=True)  # folders mark tests of the shared suite before
@@ -49,6 +55,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+SEARCHES_OF_THE_SUITE = ("InterruptionConformance", "GrowthConformance")
+WHAT_LOOKS_AT_MORE = {"NIGHTLY", "FLIPS", "left_by_interrupts", "bytecodes"}
+"""Names by which a module of tests goes by the profile."""
+
+
+def searches(item: pytest.Item) -> bool:
+    """Whether a test looks at more by night: random examples, an interrupt at each line, more steps."""
+    function = getattr(item, "function", None)
+    if item.get_closest_marker("nightly") or getattr(function, "is_hypothesis_test", False):
+        return True
+    suite = getattr(function, "__qualname__", "").partition(".")[0]
+    of_the_module = vars(getattr(item, "module", item)).keys()
+    return suite in SEARCHES_OF_THE_SUITE or not WHAT_LOOKS_AT_MORE.isdisjoint(of_the_module)
 
 
 def in_random_order(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
