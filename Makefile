@@ -23,8 +23,8 @@ ZOO := torch tensorflow paddle o2
 # The folders of tests that run as one group each; in some of them a part is slow.
 FOLDERS := tensorflow torch paddle core port numpy docs examples compare lens
 PARTLY_SLOW := tensorflow torch paddle docs examples core port compare numpy lens
-# The core is tested alone, with no framework loaded, and with it the suite that tests adapters.
-tests_of = tests/$(1) $(if $(filter core,$(1)),tests/conformance)
+# The core is tested alone, with no framework loaded, and with it the suite that tests adapters and the toy of the docs.
+tests_of = tests/$(1) $(if $(filter core,$(1)),tests/conformance tests/toy)
 # The longest groups go first.
 TESTS := test-tensorflow test-torch types test-core test-paddle test-port test-docs test-native test-examples test-numpy test-compare test-lens test-virtual lint
 SLOW_TESTS := slow-native-tensorflow slow-native-torch $(PARTLY_SLOW:%=slow-%) test-cuda test-virtual-paddle test-zoo $(OLDER:%=test-%) test-loops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,7 @@ class AdapterConformance:
         )
         result = subprocess.run(
             [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=False,
@@ -106,10 +108,11 @@ class AdapterConformance:
         return textwrap.dedent(
             f"""
             import tempfile
-            from ampbridge import lens, train_step
+            from ampbridge import lens, register_backend, train_step
             from ampbridge.testing.reference import example
             from {harness.__module__} import {harness.__qualname__}
             h, given = {harness.__qualname__}(), example()
+            register_backend(h.backend.name, type(h.backend))
             model = h.layered(given.weights)
             loss_fn = lambda model, x, y: h.mean_squared_error(model(x), y)
             policy = Policy('O2', 'bfloat16')

@@ -407,6 +407,7 @@ class O2Conformance(Layered):
 
     # -- weights that float16 does not hold
 
+    @needs("largest_magnitudes")
     @pytest.mark.parametrize("value, shown", [(-70000.0, "70000"), (65520.0, "65520")])
     @pytest.mark.parametrize("master_weights", [True, False])
     def test_a_weight_beyond_float16_is_named_and_the_layer_to_keep(
@@ -421,6 +422,7 @@ class O2Conformance(Layered):
         with pytest.warns(AmpBridgeWarning, match=expected):
             decorate(model, optimizer, policy)
 
+    @needs("largest_magnitudes")
     @pytest.mark.parametrize("value, shown", [(-(2.0**-25), "2.98023e-08"), (1e-10, "1e-10")])
     def test_weights_that_are_all_zero_in_float16_are_named(self, value: float, shown: str) -> None:
         expected = (
@@ -445,6 +447,7 @@ class O2Conformance(Layered):
         model = self.with_small_head(value)
         assert self.told_of_weights(lambda: decorate(model, policy=policy)) == []
 
+    @needs("largest_magnitudes")
     @pytest.mark.parametrize("decorated", [False, True])
     def test_steps_tell_once_of_a_weight_beyond_float16(self, decorated: bool) -> None:
         """Or not at all, if ``decorate`` has, also where it did not know of the optimizer."""

@@ -1,0 +1,9 @@
+"""The conformance suite on the toy of the docs, whose adapter claims no role."""
+
+from pebble_harness import PebbleHarness
+
+from ampbridge.testing import BackendConformance
+
+
+class TestPebbleBackend(BackendConformance):
+    harness = PebbleHarness()

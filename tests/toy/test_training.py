@@ -1,0 +1,65 @@
+"""The toy trains at each level, and to where float64 NumPy comes."""
+
+import numpy as np
+import pebble
+import pytest
+from ampbridge_pebble import PebbleBackend
+from pebble_harness import PebbleHarness
+
+import ampbridge as amp
+from ampbridge.adapters import registry
+from ampbridge.testing.reference import example, momentum_steps, reference
+
+STEPS, RATE = 5, 2.0**-6
+BOUNDS = {"O0": 1e-5, "O1:float16": 5e-3, "O2:float16": 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for each in ("_registered", "_loaded"):
+        monkeypatch.setattr(registry, each, dict(getattr(registry, each)))
+    amp.register_backend("pebble", PebbleBackend)
+
+
+@pytest.mark.parametrize("policy", BOUNDS)
+def test_it_trains_as_float64_does(policy):
+    given, harness = example(), PebbleHarness()
+    model = harness.layered(given.weights)
+    step = amp.train_step(
+        lambda model, x, y: pebble.run("mse_loss", model(x), y),
+        model,
+        pebble.Optimizer(model.parameters(), RATE, momentum=0.9),
+        policy=policy,
+        scaler=amp.GradScaler(2.0**8, growth_interval=2),
+    )
+    gradients, weights = [], given.weights
+    for number in range(STEPS):
+        expected = reference(weights, given.x, given.target)
+        result = step(given.x, given.target)
+        assert result.loss == pytest.approx(expected.loss, rel=BOUNDS[policy])
+        assert (result.applied, result.scale) == (True, 2.0 ** (8 + number // 2))
+        gradients.append(expected.gradients)
+        weights = momentum_steps(given.weights, gradients, RATE)
+    moved = [p.values - w for p, w in zip(model.parameters(), given.weights, strict=True)]
+    due = [new - old for new, old in zip(weights, given.weights, strict=True)]
+    for actual, wanted in zip(moved, due, strict=True):
+        assert np.linalg.norm(actual - wanted) < 2 * BOUNDS[policy] * np.linalg.norm(wanted)
+    assert {p.dtype for p in model.parameters()} == {pebble.FLOAT32}
+
+
+def test_an_overflow_skips_the_step_and_halves_the_scale():
+    given, harness = example(), PebbleHarness()
+    model = harness.layered(given.weights)
+    optimizer = pebble.Adam(model.parameters(), RATE)
+    step = amp.train_step(
+        lambda model, x, y: pebble.run("mse_loss", model(x), y),
+        model,
+        optimizer,
+        policy="O2:float16",
+        scaler=amp.GradScaler(2.0**24),
+    )
+    applied = [step(given.x, given.target).applied for _ in range(14)]
+    assert applied.index(True) > 0
+    first = applied.index(True)
+    assert applied == [False] * first + [True] * (14 - first)
+    assert step(given.x, given.target).scale == 2.0 ** (24 - first)
