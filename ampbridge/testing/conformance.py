@@ -164,6 +164,7 @@ class BackendConformance(
         class TestMyBackend(BackendConformance):
             harness = MyHarness()
 
+    Tests of roles and methods that the adapter leaves out are skipped as "not claimed".
     A test that cannot hold may be overridden, with ``@pytest.mark.xfail(reason=...)`` alone.
     """
 

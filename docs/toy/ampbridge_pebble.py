@@ -358,7 +358,7 @@ class PebbleBackend(Backend):
     def clip(self, grads: Sequence[Any], max_norm: float) -> tuple[list[Any], float]:
         squares = (np.square(g.values, dtype=np.float64).sum() for g in grads if g is not None)
         norm = float(np.sqrt(sum(squares)))
-        factor = np.float32(min(1.0, max_norm / (norm + 1e-6)) if norm > max_norm else 1.0)
+        factor = np.float32(max_norm / (norm + 1e-6) if norm > max_norm else 1.0)
         return [g if g is None else pebble.Tensor(g.values * factor) for g in grads], norm
 
     def clip_values(self, grads: Sequence[Any], limit: float) -> list[Any]:

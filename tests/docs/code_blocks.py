@@ -20,6 +20,10 @@ model, optimizer, loss_fn = digits.model, digits.optimizer, digits.loss_fn
 batches = digits.first(3)
 """
 CONTEXTS = {
+    ("docs/new_backend.md", "import ampbridge as amp"): f"""
+import sys
+sys.path.insert(0, {str(ROOT / "docs/toy")!r})
+""",
     ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
     ("docs/index.md", 'step = amp.train_step(loss_fn, model, optimizer, policy="O1")'): DIGITS,
     ("docs/examples.md", "model = MODELS[workload](backend, seed)"): """
