@@ -7,14 +7,14 @@ An adapter knows what its framework's objects are (``Backend.kind``), and how a 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampbridge.adapters import registry
-from ampbridge.adapters.backend import Array, Backend, LossFn, Model, Optimizer
+from ampbridge.adapters.backend import Array, Backend, Decoration, LossFn, Model, Optimizer
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     AmpBridgeError,
@@ -23,6 +23,9 @@ from ampbridge.errors import (
     CallOrderError,
     UnsupportedError,
 )
+
+if TYPE_CHECKING:
+    from ampbridge.policies.policy import Policy
 
 _Parts = Mapping[str, object]
 
@@ -108,6 +111,29 @@ def check_that_some_train(trained: Sequence[Array], unfreeze: str) -> None:
     if not trained:
         msg = "There is nothing to train: all parameters are frozen, or there are none.\n"
         raise ArgumentError(f"{msg}Hint: {unfreeze}, for what is to be trained.")
+
+
+def check_parts(
+    parts: Iterable[tuple[str, Model]],
+    decoration_of: Callable[[Model], Decoration | None],
+    policy: Policy,
+) -> None:
+    """That no part of a model, by its dotted name, is decorated by itself, where it would be cast twice.
+
+    At O2 it would. Below it, steps of a model and of its part may take turns.
+
+    Raises:
+        UnsupportedError: if one is.
+    """
+    for name, part in parts:
+        present = decoration_of(part)
+        if present is not None and "O2" in (policy.level, present.policy.level):
+            msg = (
+                f"{name!r} ({type(part).__name__}) is decorated already, by itself, for "
+                f"{present.policy!r}.\n"
+                "Hint: amp.undecorate(part), then amp.decorate(model)."
+            )
+            raise UnsupportedError(msg)
 
 
 def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:

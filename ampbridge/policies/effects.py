@@ -1,13 +1,28 @@
-"""Rules that cannot act: a listed op that a backend does not have, said once for a policy."""
+"""Rules that cannot act: those of a framework that has none, and of ops that it does not have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import UnsupportedError
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Op
 from ampbridge.policies.policy import Policy
+
+
+def refuse_native_lists(policy: Policy, framework: str) -> None:
+    """Refuse ``lists="native"`` for a framework that casts nothing by itself.
+
+    Raises:
+        UnsupportedError: if ``policy`` has it.
+    """
+    if policy.lists == "native":
+        msg = (
+            f"lists='native': {framework} has no autocast of its own.\n"
+            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='torch')"
+        )
+        raise UnsupportedError(msg)
 
 
 def warn_of_rules_without_effect(

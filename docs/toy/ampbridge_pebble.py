@@ -16,7 +16,7 @@ import numpy as np
 import pebble
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.arguments import check_dependence, check_that_some_train
+from ampbridge.adapters.arguments import check_dependence, check_parts, check_that_some_train
 from ampbridge.adapters.backend import (
     FINITE,
     INF,
@@ -29,9 +29,10 @@ from ampbridge.adapters.backend import (
 )
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
-from ampbridge.policies.effects import warn_of_rules_without_effect
+from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 
@@ -44,13 +45,14 @@ DTYPES: Mapping[str, Dtype] = {
     "float32": pebble.FLOAT32,
 }
 CASTABLE = frozenset(DTYPES.values())
+OPS = pebble.OPS.keys() - {"cast"}  # a cast goes where the caller says
 
 
 # -- the region: ops are cast by their rules
 
 
 class Rules(NamedTuple):
-    """What a policy says of each op of Pebble, and of the Python functions that it lists."""
+    """What a policy says of each op of Pebble, and of the Python functions that are ops."""
 
     low: Dtype
     ops: Mapping[str, Category]
@@ -64,17 +66,12 @@ def rules_of(policy: Policy) -> Rules:
 
 @lru_cache(POLICIES_REMEMBERED)
 def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
-    if policy.lists == "native" and policy.level != "O0":
-        msg = (
-            "lists='native': Pebble has no autocast of its own.\n"
-            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='torch')"
+    if policy.level != "O0":
+        refuse_native_lists(policy, "Pebble")
+        warn_of_rules_without_effect(
+            policy, "pebble", "Pebble", "pebble", lambda op: op.name in OPS
         )
-        raise UnsupportedError(msg)
-    warn_of_rules_without_effect(
-        policy, "pebble", "Pebble", "pebble", lambda op: op.name in pebble.OPS
-    )
-    ops = {op: policy.category(op) for op in pebble.OPS}
-    return Rules(DTYPES[policy.dtype], ops, dict(functions))
+    return Rules(DTYPES[policy.dtype], {op: policy.category(op) for op in OPS}, dict(functions))
 
 
 class Region:
@@ -115,7 +112,7 @@ def _target(rules: Rules, op: str, inputs: Sequence[Any]) -> Dtype | None:
     """The dtype to which the inputs of an op are cast; None where they stay as they are."""
     dtypes = {x.dtype for x in inputs if isinstance(x, pebble.Tensor)}
     floating = dtypes & CASTABLE
-    if op == "cast" or not floating or pebble.FLOAT64 in dtypes:
+    if op not in rules.ops or not floating or pebble.FLOAT64 in dtypes:
         return None
     if rules.ops[op] == "promote":
         return floating.pop() if len(floating) == 1 else pebble.FLOAT32
@@ -200,7 +197,9 @@ class ModelCall:
             return module.forward(*inputs)
         with self.in_effect():
             outputs = _forward(module, *inputs)
-        return map_leaves(lambda x: _cast(x, DTYPES[policy.output_dtype]), outputs)
+        outputs = map_leaves(lambda x: _cast(x, DTYPES[policy.output_dtype]), outputs)
+        warn_of_low_values_inside(outputs, policy.output_dtype, _dtype_name)
+        return outputs
 
     def in_effect(self) -> AbstractContextManager[Any]:
         """Parameters are read in low precision, and layers are kept."""
@@ -222,24 +221,17 @@ class ModelCall:
             parameter.values = low.values.astype(parameter.dtype)
 
 
+def _dtype_name(x: Any) -> str | None:
+    return x.dtype.name if isinstance(x, pebble.Tensor) else None
+
+
 def _call_of(model: pebble.Module) -> ModelCall | None:
     around = vars(model).get("around")
     return around if isinstance(around, ModelCall) else None
 
 
-def _check_decoration(
-    model: pebble.Module, optimizer: pebble.Optimizer | None, decoration: Decoration
-) -> None:
+def _check_decoration(decoration: Decoration, optimizer: pebble.Optimizer | None) -> None:
     policy = decoration.policy
-    for name, module in model.modules():
-        part = _call_of(module)
-        if part is not None and "O2" in (policy.level, part.decoration.policy.level):
-            msg = (
-                f"{name!r} ({type(module).__name__}) is decorated already, by itself, for "
-                f"{part.decoration.policy!r}.\n"
-                "Hint: amp.undecorate(part), then amp.decorate(model)."
-            )
-            raise UnsupportedError(msg)
     if decoration.save_dtype not in (None, "float32"):
         msg = f"save_dtype={decoration.save_dtype!r}: Pebble's modules have no state_dict.\n"
         raise UnsupportedError(msg + "Hint: save_dtype=None")
@@ -251,10 +243,6 @@ def _check_decoration(
 
 
 # -- the methods of the protocol
-
-
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, pebble.Tensor)
 
 
 @final
@@ -293,7 +281,8 @@ class PebbleBackend(Backend):
         policy = decoration.policy
         self.execution(policy)
         rules_of(policy)
-        _check_decoration(model, optimizer, decoration)
+        check_parts(model.modules(), lambda part: self.decoration(part, None), policy)
+        _check_decoration(decoration, optimizer)
         wide = {p for layer in decoration.kept for p in layer.parameters()}
         for layer in self.layers(model):
             if is_normalization(layer, (pebble.LayerNorm,)):

@@ -34,9 +34,8 @@ from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import constant_result
-from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops, op_table
-from ampbridge.policies.effects import warn_of_rules_without_effect
+from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.op_table import Category, no_such_op
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_numpy._private import look_up
@@ -190,12 +189,7 @@ def rules_of(policy: Policy) -> Rules:
 def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32
-    if policy.lists == "native":
-        msg = (
-            "lists='native': NumPy has no autocast of its own.\n"
-            f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='torch')"
-        )
-        raise UnsupportedError(msg)
+    refuse_native_lists(policy, "NumPy")
     own = {f"numpy.{name}": rule for name, rule in policy.own_rules("numpy").items()}
     for name in own.keys() - op_names().values():
         known = [each.removeprefix("numpy.") for each in op_names().values()]

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ampbridge.adapters.arguments import check_parts
 from ampbridge.adapters.backend import (
     Decoration,
     Layer,
@@ -143,7 +144,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     """
     policy, kept = decoration.policy, decoration.kept
     rules_of(policy)  # refuses what there are no rules for
-    _check_parts(model, policy)
+    check_parts(_checked(model).named_modules(), _decoration_of, policy)
     _check_save_dtype(decoration)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
@@ -183,6 +184,11 @@ def _call_of(model: Model) -> ModelCall | None:
     return around if isinstance(around, ModelCall) else None
 
 
+def _decoration_of(module: Module) -> Decoration | None:
+    call = _call_of(module)
+    return None if call is None else call.decoration
+
+
 def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
     """The parameters that neither a normalization nor a kept layer holds; ``cast`` passes float64."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
@@ -212,19 +218,6 @@ def _checked(model: Model) -> Module:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"
     raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
-
-
-def _check_parts(model: Model, policy: Policy) -> None:
-    """At O2 the parameters of a part would be rounded twice; below it, steps may take turns."""
-    for name, module in _checked(model).named_modules():
-        call = _call_of(module)
-        if call is not None and "O2" in (policy.level, call.decoration.policy.level):
-            msg = (
-                f"{name!r} ({type(module).__name__}) is decorated already, by itself, for "
-                f"{call.decoration.policy!r}.\n"
-                "Hint: amp.undecorate(part), then amp.decorate(model)."
-            )
-            raise UnsupportedError(msg)
 
 
 def _check_save_dtype(decoration: Decoration) -> None:
