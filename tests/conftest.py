@@ -33,7 +33,9 @@ settings.load_profile(PROFILE)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: `make test-slow` runs it, and `make test` does not")
     config.addinivalue_line("markers", "nightly: takes long; runs in the nightly profile alone")
-    config.addinivalue_line("markers", "search: looks at more in the nightly profile (``searches``)")
+    config.addinivalue_line(
+        "markers", "search: looks at more in the nightly profile (``searches``)"
+    )
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as a shell starts what is in the background

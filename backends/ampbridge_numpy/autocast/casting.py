@@ -34,6 +34,7 @@ from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import constant_result
+from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops, op_table
 from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.op_table import Category, no_such_op
