@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from ampbridge.errors import ArgumentTypeError, PolicyError, listed, slips
@@ -71,13 +71,14 @@ class Policy:
 
     level: Level = "O1"
     dtype: str = "float16"
-    lists: str = field(default="torch", kw_only=True)
-    allow: Sequence[str] = field(default=(), kw_only=True)  # lists as well; kept as tuples
-    deny: Sequence[str] = field(default=(), kw_only=True)
-    keep: Sequence[str] = field(default=(), kw_only=True)
-    master_weights: bool = field(default=True, kw_only=True)
-    output_dtype: str = field(default="float32", kw_only=True)
-    execution: Execution = field(default="auto", kw_only=True)
+    _: KW_ONLY
+    lists: str = "torch"
+    allow: Sequence[str] = ()  # lists as well; kept as tuples
+    deny: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    master_weights: bool = True
+    output_dtype: str = "float32"
+    execution: Execution = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, LEVELS, slips.LEVELS)

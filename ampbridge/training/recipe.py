@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from dataclasses import replace as replace_fields
 from os import PathLike
 from types import MappingProxyType
@@ -120,11 +120,12 @@ class Recipe:
     accumulate: int = 1
     clip_norm: float | None = None
     schedule: Schedule | None = None
-    on_overflow: OnOverflow = field(default="drop_step", kw_only=True)
-    clip_each_norm: float | None = field(default=None, kw_only=True)
-    clip_value: float | None = field(default=None, kw_only=True)
-    save_dtype: str | None = field(default=None, kw_only=True)
-    master_grad: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    on_overflow: OnOverflow = "drop_step"
+    clip_each_norm: float | None = None
+    clip_value: float | None = None
+    save_dtype: str | None = None
+    master_grad: bool = False
 
     def __post_init__(self) -> None:
         self._set("policy", self._first_policy())
