@@ -17,6 +17,7 @@ import pytest
 import ampbridge as amp
 from ampbridge import GradScaler
 from ampbridge.adapters.ranks import act_for_all
+from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import atomic_files, checkpoint, tensor_file
 from ampbridge.checkpoints.checkpoint import Checkpoint
 from ampbridge.checkpoints.weights import Weight
@@ -265,6 +266,15 @@ def test_the_tensor_file_is_the_one_that_safetensors_would_write(folder):
 
 
 # -- state.json
+
+
+def test_a_state_file_of_the_largest_size_is_read_and_no_larger_one(folder, monkeypatch):
+    size = (folder / "state.json").stat().st_size
+    monkeypatch.setattr(checkpoint, "LARGEST_STATE_FILE", size)
+    assert checkpoint.read(folder).state == STATE
+    monkeypatch.setattr(checkpoint, "LARGEST_STATE_FILE", size - 1)
+    with refuses(folder, r"is too large for a checkpoint's state\.json"):
+        checkpoint.read(folder)
 
 
 def test_a_digest_cannot_be_left_out(folder):
@@ -633,6 +643,35 @@ def test_what_does_not_fit_the_optimizer_changes_nothing(make, toy, tmp_path, mo
     assert facts(other) == before
 
 
+@pytest.mark.parametrize("part", ["slots", "settings"])
+def test_what_is_overwritten_in_place_is_written_back(make, toy, tmp_path, monkeypatch, part):
+    """Of an optimizer with buffers that none of its attributes show; writing makes an attribute."""
+    buffers = {"slots": np.array([7.0]), "settings": np.array([3.0])}
+
+    def read(self, optimizer, model):
+        slots, settings = {"weight/slot": buffers["slots"].copy()}, buffers["settings"].tolist()
+        return OptimizerState(slots, {"rates": settings})
+
+    def write(self, optimizer, model, state):
+        optimizer.slot = buffers["slots"][...] = state.slots["weight/slot"]
+        buffers["settings"][...] = state.settings["rates"]
+
+    def refusing(self, state):
+        raise ValueError
+
+    monkeypatch.setattr(toy.Backend, "read_optimizer", read)
+    monkeypatch.setattr(toy.Backend, "write_optimizer", write)
+    step = make()
+    step.save(tmp_path / "a")
+    buffers[part][...] = 5.0
+    attributes = dict(vars(step.optimizer))
+    monkeypatch.setattr(Scheduler, "load_state_dict", refusing)
+    with refuses(tmp_path, "does not fit this optimizer"):
+        step.load(tmp_path / "a")
+    assert buffers[part] == 5.0
+    assert vars(step.optimizer) == attributes
+
+
 @pytest.mark.parametrize(
     "raised", [IndexError, AttributeError, OSError, MemoryError, RecursionError, KeyboardInterrupt]
 )
@@ -664,6 +703,7 @@ def test_whatever_is_raised_while_loading_changes_nothing(
         optimizer.held.clear()
         optimizer.held = optimizer.more = 3
         write(*arguments)
+        del optimizer.steps  # it cannot be read any more
         raise raised
 
     monkeypatch.setattr(Scheduler, "load_state_dict", loading)

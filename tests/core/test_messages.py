@@ -465,6 +465,32 @@ class ForeignOptimizer:
     __module__ = "torch.optim.sgd"
 
 
+class ForeignArray:
+    __module__ = "torch"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step: step(np.ones(3), ForeignArray()),
+        lambda step: step({"x": [ForeignArray()]}),
+        lambda step: step(x=ForeignArray()),
+    ],
+    ids=["plain", "nested", "named"],
+)
+def test_a_batch_of_another_framework(call, parts):
+    def failing(model, *batch, **named):
+        raise TypeError
+
+    step = amp.train_step(failing, parts.model, parts.optimizer)
+    with reads(
+        amp.ArgumentTypeError,
+        "Passed an array (torch.ForeignArray) of torch with a model of toyframework.\n"
+        "Hint: pass it as a NumPy array, such as x.numpy()",
+    ):
+        call(step)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -664,6 +690,26 @@ def test_misspelt_backend():
         "Hint: did you mean 'torch'?",
     ):
         amp.backend("pytorch")
+
+
+class KerasModel:
+    """As Keras makes it on JAX: of no framework that has an adapter."""
+
+    __module__ = "keras.src.models"
+
+
+def test_a_library_on_a_framework_without_an_adapter(toy):
+    class OnToy(KerasModel, toy.Model):
+        """As Keras makes it on another one."""
+
+    for call in (amp.backend, amp.decorate):
+        with reads(
+            amp.BackendNotFoundError,
+            "keras.src.models.KerasModel runs here on a framework that has no adapter.\n"
+            "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`",
+        ):
+            call(KerasModel())
+    assert amp.backend(OnToy()).name == "toyframework"
 
 
 def test_framework_that_is_not_installed(toy):

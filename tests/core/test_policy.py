@@ -36,6 +36,21 @@ def test_float16_alone_needs_scaling(policy, scaling):
     assert Policy.parse(policy).needs_scaling is scaling
 
 
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [
+        (Policy("O0"), "float32"),
+        (Policy("O1"), "float32"),
+        (Policy("O2"), "float32"),
+        (Policy("O2", master_weights=False), "float16"),
+        (Policy("O2", "bfloat16", master_weights=False), "bfloat16"),
+    ],
+    ids=repr,
+)
+def test_parameters_are_low_where_there_are_no_masters(policy, dtype):
+    assert policy.variable_dtype == dtype
+
+
 def test_o0_is_one_policy_however_it_is_spelled():
     assert {Policy("O0"), Policy("O0", "float16"), Policy.parse("no"), Policy.parse("32-true")} == {
         Policy("O0", "bfloat16")

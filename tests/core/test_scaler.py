@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -189,6 +190,33 @@ def test_an_update_is_of_steps_since_the_last_one(make, scaling):
         scaler.update()
 
 
+BY_HAND = {
+    "unscale": lambda scaler, optimizer: scaler.unscale(optimizer),
+    "step": lambda scaler, optimizer: scaler.step(optimizer),
+    "step with values": lambda scaler, optimizer: scaler.step(optimizer, [optimizer.gradient]),
+}
+
+
+@pytest.mark.parametrize("call", BY_HAND)
+def test_float16_parameters_without_masters_are_refused(make, scaling, call):
+    scaler, optimizer = scaling(8.0), make(4.0)
+    optimizer.model.weight = np.zeros(1, np.float16)
+    with pytest.raises(amp.ArgumentError, match=r"1 of the 1 parameters .* are float16"):
+        BY_HAND[call](scaler, optimizer)
+    assert optimizer.steps == 0
+
+
+@pytest.mark.parametrize("call", BY_HAND)
+@pytest.mark.parametrize(
+    ("dtype", "enabled"), [(ml_dtypes.bfloat16, True), (np.float16, False)], ids=str
+)
+def test_other_low_parameters_are_not_refused(make, scaling, call, dtype, enabled):
+    """bfloat16 has float32's range; and what is not scaled is the framework's matter."""
+    scaler, optimizer = scaling(8.0, enabled=enabled), make(4.0)
+    optimizer.model.weight = np.zeros(1, dtype)
+    BY_HAND[call](scaler, optimizer)
+
+
 def test_what_is_no_mistake(make, toy):
     """Several losses before a step, none between unscale and step, a scale that was loaded."""
     scaler, optimizers = GradScaler(8.0), [make(8.0), make(8.0)]
@@ -344,6 +372,14 @@ def test_a_tracker_past_its_interval_grows_on_the_next_step(make, scaling):
     scaler.step(make(1.0))
     scaler.update()
     assert scaler.get_scale() == 2048.0
+
+
+def test_counts_past_their_intervals_are_one_before_them():
+    """Paddle compares with == as well, and would never back off again."""
+    scaler = GradScaler()
+    scaler.load_state_dict({**PADDLE, "incr_count": 100, "decr_count": 100})
+    counts = scaler.state_dict()
+    assert (counts["good_steps"], counts["bad_steps"]) == (9 - 1, 3 - 1)
 
 
 def test_a_count_is_one_that_devices_can_hold():

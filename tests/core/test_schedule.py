@@ -45,6 +45,13 @@ def test_by_loss_without_a_gap():
     assert given == ["O0", "O1:bfloat16", "O0", "O1:bfloat16"]
 
 
+def test_a_loss_at_a_bound_changes_nothing():
+    """It is not below the one, nor above the other."""
+    schedule = Schedule.when(loss_below=0.5, use="O1", otherwise="O0", back_above=0.75)
+    given = policies(schedule, [Seen(loss) for loss in [0.5, 0.25, 0.75, 1.0]])
+    assert given == ["O0", "O0", "O1:float16", "O1:float16"]
+
+
 def test_a_loss_that_is_no_number_leads_back_to_nothing_lower():
     schedule = Schedule.when(loss_below=0.5, use="O1", otherwise="O0")
     assert policies(schedule, [Seen(float("nan"))] * 2) == ["O0", "O0"]

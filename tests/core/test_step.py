@@ -9,6 +9,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import GradScaler
+from ampbridge.scaling.scale_rule import HostStore, ScaleState, next_state
 
 
 def loss_fn(model, *batch):
@@ -426,6 +427,36 @@ def test_an_overflow_at_the_floor_may_be_an_error(make):
         step()
 
 
+class DeviceStore(HostStore):
+    """Arrays, which the host has to wait for."""
+
+    def write(self, state):
+        self._state = ScaleState(*map(np.asarray, state))
+
+    def update(self, overflow, config):
+        self.write(next_state(self._state, overflow, config, np.where))
+
+
+@pytest.mark.parametrize("read", ["applied", "reason", "consecutive_skips"])
+def test_an_alarm_on_a_device_waits_for_who_reads_a_result_and_sounds_once(
+    make, toy, monkeypatch, read
+):
+    unscale = toy.Backend.unscale
+
+    def on_device(self, grads, scale):
+        wide, found = unscale(self, grads, scale)
+        return wide, np.asarray(found)
+
+    monkeypatch.setattr(toy.Backend, "unscale", on_device)
+    monkeypatch.setattr(toy.Backend, "scale_store", lambda self, state, like: DeviceStore(state))
+    step = make(np.inf, scaler=GradScaler(8.0, max_consecutive_skips=2))
+    step()
+    result = step()
+    with pytest.raises(amp.OverflowStuckError, match="2 steps in a row were skipped"):
+        getattr(result, read)
+    assert (result.applied, result.reason, result.consecutive_skips) == (False, "inf", 2)
+
+
 # -- a function of the loss alone
 
 
@@ -449,6 +480,15 @@ def test_a_copy_goes_on_counting_steps_that_are_not_scaled(toy):
     copied = copy.deepcopy(step)
     assert copied.state_dict() == step.state_dict()
     assert copied.state_dict()["unscaled"]["consecutive_skips"] == 1
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_loss_of_one_element_is_a_scalar(toy, shape):
+    model = toy.Model()
+    step = amp.train_step(
+        lambda model: np.full(shape, 3.0, np.float32), model, toy.Optimizer(model)
+    )
+    assert step().loss == 3.0
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3)])
