@@ -37,7 +37,7 @@ class Told(NamedTuple):
         return state._replace(**counts)
 
 
-def sound(given: Told, now: ScaleState, config: ScalerConfig, in_own_loop: bool = False) -> None:
+def sound(given: Told, now: ScaleState, config: ScalerConfig, in_own_loop: bool) -> None:
     """Give the alarms that are due in ``now``, on the host, and not among those ``given``.
 
     Args:

@@ -84,9 +84,9 @@ class StepResult:
     @property
     def consecutive_skips(self) -> int:
         """The number of skipped steps in a row, this one included."""
-        if self.reason not in ("inf", "nan") or self._output.after is None:
-            return 0
-        return int(self._output.after.consecutive_skips)
+        self._raise_alarm()
+        after = self._output.after
+        return 0 if after is None else int(after.consecutive_skips)
 
     @property
     def overflows(self) -> dict[str, Reason]:

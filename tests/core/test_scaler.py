@@ -246,6 +246,28 @@ def test_alarms_sound_in_a_loop_by_hand(make, scaling):
     iterate(1.0)
 
 
+def test_a_loop_by_hand_hears_that_nan_may_come_of_gradients_that_nobody_clears(make, scaling):
+    scaler = scaling(8.0)
+
+    def iterate():
+        scaler.step(make(np.nan))
+        scaler.update()
+
+    for _ in range(7):
+        iterate()
+    said = r"(?s)NaN in their gradients and no inf.*Hint: .*optimizer\.zero_grad\(\)"
+    with pytest.warns(amp.AmpBridgeWarning, match=said):
+        iterate()
+
+
+def test_who_asks_for_an_overflow_hears_the_alarms_of_the_steps_before(make, scaling):
+    scaler, optimizer = scaling(8.0, warn_after_skips=1), make(1.0)
+    scaler.store.update(INF, scaler.config)  # as on a device, where nobody looks
+    scaler.unscale(optimizer)
+    with pytest.warns(amp.AmpBridgeWarning, match="1 steps in a row were skipped"):
+        assert not scaler.found_inf(optimizer)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_what_was_told_and_what_is_yet_to_be_told_goes_through_a_state(told):
     scaler, loaded = GradScaler(8.0, warn_after_skips=1), GradScaler()

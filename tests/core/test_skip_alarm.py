@@ -36,7 +36,7 @@ class Watcher:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                sound(self.told, state, self.config)
+                sound(self.told, state, self.config, in_own_loop=False)
             except amp.OverflowStuckError as error:
                 caught.append(error)
         self.told = self.told.with_all_of(Told.due_in(state))
