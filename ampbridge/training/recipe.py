@@ -29,8 +29,8 @@ from ampbridge.training.decorate import check_parameter_settings
 from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.step_settings import (
     OnOverflow,
+    check_on_overflow,
     checked_accumulate,
-    checked_on_overflow,
 )
 
 
@@ -134,7 +134,7 @@ class Recipe:
         for name in CLIPPINGS:
             self._set(name, checked_limit(name, getattr(self, name)))
         clipping_of(vars(self))
-        checked_on_overflow(self.on_overflow, self.plan)
+        check_on_overflow(self.on_overflow, self.plan)
         self._set("master_grad", checked_flag("master_grad", self.master_grad))
         check_parameter_settings(self.policies, self.save_dtype, self.master_grad)
 

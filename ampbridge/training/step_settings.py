@@ -28,8 +28,8 @@ def checked_accumulate(value: Any) -> int:
     return checked_count("accumulate", value, "accumulate=4")
 
 
-def checked_on_overflow(value: Any, plan: Policy | Schedule) -> OnOverflow:
-    """What an overflow in a micro-batch drops.
+def check_on_overflow(value: Any, plan: Policy | Schedule) -> None:
+    """That ``value`` says what an overflow in a micro-batch drops.
 
     Raises:
         ArgumentError: for another word, or one that ``plan`` cannot go with.
@@ -43,8 +43,6 @@ def checked_on_overflow(value: Any, plan: Policy | Schedule) -> OnOverflow:
             "Hint: on_overflow='drop_step', or a schedule by steps or by the loss."
         )
         raise ArgumentError(msg)
-    chosen: OnOverflow = value
-    return chosen
 
 
 def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:

@@ -200,6 +200,34 @@ def test_a_scheduler_that_needs_a_metric(parts):
     )
 
 
+def test_a_scheduler_of_another_optimizer(parts, monkeypatch):
+    other = parts.Optimizer(parts.model)
+    parts.optimizer.param_groups, other.param_groups = [{"lr": 1.0}], [{"lr": 1.0}]
+    whose = "moves the learning rates of another optimizer than the step's.\n"
+    with pytest.raises(amp.ArgumentError) as error:
+        amp.train_step(loss_fn, parts.model, parts.optimizer, scheduler=parts.Rates(other))
+    assert str(error.value) == (
+        f"toyframework.rates.ToyRates {whose}"
+        "Hint: scheduler=ToyRates(optimizer, ...), with the step's optimizer"
+    )
+    # As in Paddle, where the optimizer holds the scheduler:
+    monkeypatch.setattr(parts.Backend, "moves_rates_of", lambda *_: False)
+    rates = parts.Rates(other)
+    del rates.optimizer
+    with pytest.raises(amp.ArgumentError) as error:
+        amp.train_step(loss_fn, parts.model, parts.optimizer, scheduler=rates)
+    assert str(error.value) == (
+        f"toyframework.rates.ToyRates {whose}"
+        "Hint: optimizer = ToyOptimizer(learning_rate=scheduler, ...)"
+    )
+
+
+def test_a_scheduler_of_the_step_s_own_optimizer(parts):
+    parts.optimizer.param_groups = [{"lr": 1.0}]
+    rates = parts.Rates(parts.optimizer)
+    assert amp.train_step(loss_fn, parts.model, parts.optimizer, scheduler=rates)
+
+
 def test_a_scheduler_that_is_a_class(parts):
     with pytest.raises(amp.ArgumentTypeError, match=r"not the class .*Plateau"):
         amp.train_step(loss_fn, parts.model, parts.optimizer, scheduler=Plateau)

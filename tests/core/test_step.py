@@ -484,6 +484,25 @@ def test_a_copy_goes_on_counting_steps_that_are_not_scaled(toy):
     assert copied.state_dict()["unscaled"]["consecutive_skips"] == 1
 
 
+@pytest.mark.parametrize(
+    ("compile", "by_default", "compiled"),
+    [(True, False, True), (False, True, False), ("auto", True, True), ("auto", False, False)],
+)
+def test_a_step_is_compiled_if_asked_for_or_usual(
+    make, toy, monkeypatch, compile, by_default, compiled
+):
+    calls = []
+
+    def noting(self, build, loss_fn):
+        calls.append(loss_fn)
+        return build(loss_fn)
+
+    monkeypatch.setattr(toy.Backend, "compile", noting)
+    monkeypatch.setattr(toy.Backend, "compiles_by_default", by_default)
+    assert make(compile=compile)().applied
+    assert calls == [loss_fn] * compiled
+
+
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_a_loss_of_one_element_is_a_scalar(toy, shape):
     model = toy.Model()
