@@ -93,6 +93,20 @@ def test_parts_of_another_kind(mistake, parts):
     assert parts.model.decorations == [None]
 
 
+@pytest.mark.parametrize(
+    ("in_use", "kind", "text"),
+    [
+        (["toyframework"], amp.ArgumentTypeError, "model is a model of toyframework, not 3.\n"),
+        (["numpy", "toyframework"], amp.BackendNotFoundError, "No registered framework knows"),
+    ],
+)
+def test_what_is_of_no_framework_is_told_of_the_one_in_use(parts, monkeypatch, in_use, kind, text):
+    monkeypatch.setattr(registry, "names_in_use", lambda: in_use)
+    with pytest.raises(kind) as error:
+        amp.decorate(3)
+    assert str(error.value).startswith(text)
+
+
 NO_OPTIMIZER = (
     "optimizer is an optimizer of toyframework, not a scheduler (toyframework.rates.ToyRates)"
 )

@@ -698,7 +698,9 @@ class KerasModel:
     __module__ = "keras.src.models"
 
 
-def test_a_library_on_a_framework_without_an_adapter(toy):
+def test_a_library_on_a_framework_without_an_adapter(toy, monkeypatch):
+    monkeypatch.setattr(registry, "names_in_use", lambda: ["toyframework"])
+
     class OnToy(KerasModel, toy.Model):
         """As Keras makes it on another one."""
 

@@ -85,6 +85,7 @@ def test_round_trip(schedule):
     assert hash(again) == hash(schedule)
     assert eval(repr(schedule)) == schedule  # an error's hint prints it as code to write
     assert len({*EXAMPLES}) == len(EXAMPLES)
+    assert schedule != Policy("O0")
 
 
 # -- in train_step
@@ -138,6 +139,13 @@ def test_the_policy_stays_for_all_micro_batches_of_a_step(make):
 def test_a_scaler_is_made_if_any_policy_needs_one(make):
     assert make(policy=Schedule([(0, "O0"), (1, "O1")]))[0].scaler is not None
     assert make(policy=Schedule([(0, "O0"), (1, "O1:bfloat16")]))[0].scaler is None
+
+
+def test_the_loss_that_a_schedule_goes_by_is_the_mean_of_the_ranks(make, toy, monkeypatch):
+    monkeypatch.setattr(toy.Backend, "mean_loss", lambda self, loss, model: loss / 4)
+    step, spy = make(policy=Schedule.when(loss_below=0.5, use="O1:bfloat16", otherwise="O0"))
+    step(), step()
+    assert [policy for policy, _ in spy.seen] == ["O0", "O1:bfloat16"]
 
 
 def test_a_resumed_run_goes_on_in_the_same_policy(make):
