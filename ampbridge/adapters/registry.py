@@ -259,8 +259,9 @@ def _is_backend(obj: object) -> TypeGuard[Backend]:
 
 
 def _missing_methods(obj: Any) -> Iterator[str]:
-    methods: frozenset[str] = Backend.__abstractmethods__
-    return (m for m in methods if not callable(getattr(obj, m, None)))
+    """Of the protocol's, those with a default as well: who subclasses it has them."""
+    methods = (name for name in dir(Backend) if name[0] != "_" and callable(getattr(Backend, name)))
+    return (name for name in methods if not callable(getattr(obj, name, None)))
 
 
 def adapter_packages() -> set[str]:
