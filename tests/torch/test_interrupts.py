@@ -12,6 +12,8 @@ from ampbridge.testing import import_or_skip, interruption
 
 torch = import_or_skip("torch")
 
+from ampbridge_torch.autocast import merging  # noqa: E402
+from ampbridge_torch.autocast.casting import Region  # noqa: E402
 from ampbridge_torch.step import gradients  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -28,21 +30,27 @@ def test_an_interrupt_leaves_no_more_than_torch_autocast_does(left, region):
     assert left[region] <= left["natively"]
 
 
+@pytest.mark.parametrize("lists", ["native", "torch"])
 @pytest.mark.parametrize("time", [1, 2])
-def test_ctrl_c_at_each_line_of_the_forward_pass_leaves_no_region(time):
-    """With torch's own lists the region is torch.autocast alone, which closes by its ``__exit__``."""
+def test_ctrl_c_at_each_line_of_the_forward_pass_leaves_no_region(time, lists):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    policy = amp.Policy("O1", "bfloat16", lists="native")
+    policy = amp.Policy("O1", "bfloat16", lists=lists, execution="native")
     step = amp.train_step(lambda m, x: m(x).sum(), model, optimizer, policy=policy)
-    code, interrupted = gradients.gradients.__code__, 0
-    for line in sorted({line for *_, line in code.co_lines() if line}):
-        point = interruption._Point(code, line, time)
-        with interruption._ctrl_c_at(point) as came, suppress(KeyboardInterrupt):
-            step(torch.ones(1, 2))
-        interrupted += len(came)
-        assert not torch.is_autocast_enabled("cpu"), line
-    assert interrupted > (10 if time == 1 else 0)
+    step(torch.ones(1, 2))
+    interrupted = 0
+    for function in (gradients.Bound.__call__, Region.run, Region.open, Region.close):
+        code = function.__code__
+        for line in sorted({line for *_, line in code.co_lines() if line}):
+            point = interruption._Point(code, line, time)
+            with interruption._ctrl_c_at(point) as came, suppress(KeyboardInterrupt):
+                step(torch.ones(1, 2))
+            interrupted += len(came)
+            assert not torch.is_autocast_enabled("cpu"), (function, line)
+            assert not torch.overrides._get_current_function_mode_stack(), (function, line)
+            assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+            assert not merging.here.merges
+    assert interrupted > (40 if time == 1 else 0)
 
 
 def test_tasks_of_a_thread_share_their_region_as_natively(left):

@@ -77,7 +77,7 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
 
 @contextmanager
 def _opened(region: Region) -> Iterator[None]:
-    for step in (Region.open, Region.close):
+    for step in (Region.open, Region.close):  # which Dynamo would compile at a break of its graph
         _private.leave_to_python(step.__code__)
     try:
         region.open()
