@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 SEARCHES_OF_THE_SUITE = ("InterruptionConformance", "GrowthConformance")
-WHAT_LOOKS_AT_MORE = {"NIGHTLY", "FLIPS", "left_by_interrupts", "bytecodes"}
+WHAT_LOOKS_AT_MORE = {"NIGHTLY", "FLIPS", "left_by_interrupts", "bytecodes", "killed_and_unbroken"}
 """Names by which a module of tests goes by the profile."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.search]  # by night torch compiles with Inductor
 
 Measured = Callable[[str, str], Any]
 
