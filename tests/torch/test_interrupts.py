@@ -50,6 +50,8 @@ def test_ctrl_c_at_each_line_of_the_forward_pass_leaves_no_region(time, lists):
             assert not torch.overrides._get_current_function_mode_stack(), (function, line)
             assert torch.get_autocast_dtype("cpu") is torch.bfloat16
             assert not merging.here.merges
+            assert torch.autocast_increment_nesting() == 1  # else its cache of weights stays
+            torch.autocast_decrement_nesting()
     assert interrupted > (40 if time == 1 else 0)
 
 

@@ -100,7 +100,7 @@ class Region:
     def __init__(self, policy: Policy, types: tuple[DeviceType, ...], rules: Rules) -> None:
         self._policy, self._types, self._rules = policy, types, rules
         self._before: list[tuple[DeviceType, bool, torch.dtype]] = []
-        self._is_nested = False
+        self._nesting: int | None = None  # of torch's regions around
         self._merged: bool | None = None
         self._lists: AbstractContextManager[None] | None = None
         self._checkpoints: AbstractContextManager[None] | None = None
@@ -131,8 +131,7 @@ class Region:
             self._before.append((device_type, *before))
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, before[1] if dtype is None else dtype)
-        torch.autocast_increment_nesting()
-        self._is_nested = True
+        self._nesting = torch.autocast_increment_nesting() - 1
         if policy.level != "O0" and policy.lists != "native":
             if not merging.registered.issuperset(self._types):
                 merging.register(self._types)
@@ -160,10 +159,11 @@ class Region:
             self._checkpoints.__exit__(None, None, None)
         if self._merged is not None:
             merging.here.merges = self._merged
-        if self._is_nested:
-            self._is_nested = False
-            if torch.autocast_decrement_nesting() == 0:
-                torch.clear_autocast_cache()
+        if self._nesting is not None:
+            while _nesting() > self._nesting:
+                torch.autocast_decrement_nesting()
+            if self._nesting == 0:
+                torch.clear_autocast_cache()  # of weights, which the optimizer is about to change
         for device_type, enabled, dtype in self._before:
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, dtype)
@@ -172,6 +172,11 @@ class Region:
         """Add a hint to an error about dtypes."""
         if self._policy.level != "O0":
             _explain(error, self._policy, self._types)
+
+
+def _nesting() -> int:
+    """How many of torch's regions are open; else its cache of cast weights outlives them."""
+    return torch.autocast_increment_nesting() and torch.autocast_decrement_nesting()
 
 
 class RegionsOf:
