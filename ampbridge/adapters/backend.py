@@ -59,6 +59,12 @@ def worst_on_host(kinds: Iterable[int]) -> int:
     return min((kind for kind in kinds if kind != FINITE), default=FINITE)
 
 
+def sums(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
+    """See ``Backend.add``, of arrays that ``+`` adds."""
+    pairs = zip(total, grads, strict=True)
+    return [b if a is None else a if b is None else a + b for a, b in pairs]
+
+
 class StepOutput(NamedTuple):
     """The native results of one traced or eager step.
 
@@ -471,8 +477,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
 
         The default adds with ``+``.
         """
-        pairs = zip(total, grads, strict=True)
-        return [b if a is None else a if b is None else a + b for a, b in pairs]
+        return sums(total, grads)
 
     @abstractmethod
     def clip(self, grads: Sequence[Array], max_norm: float) -> tuple[list[Array], Scalar]:

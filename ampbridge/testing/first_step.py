@@ -23,12 +23,12 @@ from ampbridge import (
     undecorate,
     value_and_grad,
 )
-from ampbridge.adapters.backend import Array, Model, Optimizer
+from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
+from ampbridge.adapters.roles import overrides
 from ampbridge.testing.decorating import Layered, levels
 from ampbridge.testing.gradients import FLOAT32_ERROR
 from ampbridge.testing.harness import untransposed
 from ampbridge.testing.reference import example, reference, relative_error
-from ampbridge.testing.roles import overrides
 from ampbridge.testing.updates import RATE
 from ampbridge.training.decorate import policy_by_hand
 
@@ -227,7 +227,7 @@ class FirstStepConformance(Layered):
 
     def parameter_of_head(self) -> str:
         """A pattern for the name of the head's weight: its number, where an adapter gives no names."""
-        named = overrides(self.harness.backend, "parameter_names")
+        named = overrides(self.harness.backend, Backend, "parameter_names")
         return r"head\.(weight|kernel)" if named else "2"
 
     @levels

@@ -74,13 +74,13 @@ class Harness(Protocol):
     def model(self, weights: Sequence[NumpyArray]) -> Model:
         """The perceptron with a copy of ``[w1, b1, w2, b2]``."""
 
-    @abstractmethod
     def hidden(self, model: Model, x: Array) -> Array:
-        """``relu(x @ w1 + b1)``, which does not use ``w2`` and ``b2``."""
+        """``relu(x @ w1 + b1)``, which does not use ``w2`` and ``b2``; by default ``model.hidden(x)``."""
+        return model.hidden(x)
 
-    @abstractmethod
     def forward(self, model: Model, x: Array) -> Array:
-        """``hidden(model, x) @ w2 + b2``."""
+        """``hidden(model, x) @ w2 + b2``; by default ``model(x)``."""
+        return model(x)
 
     @abstractmethod
     def layered(
@@ -128,9 +128,9 @@ class Harness(Protocol):
         ``contents`` lists the attributes of one object.
         """
 
-    @abstractmethod
     def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
-        """``loss_fn``, and a function that returns how often a compiler has traced it."""
+        """``loss_fn``, and a function that returns how often a compiler has traced it; by default never."""
+        return loss_fn, lambda: 0
 
     @abstractmethod
     def mean_squared_error(self, prediction: Array, target: Array) -> Array:
@@ -175,9 +175,9 @@ class Harness(Protocol):
     def is_differentiable(self, x: Array) -> bool:
         """Whether ``x`` is not detached."""
 
-    @abstractmethod
     def is_tracing(self) -> bool:
-        """Whether the framework is tracing now."""
+        """Whether the framework is tracing now; by default it never does."""
+        return False
 
     @abstractmethod
     def ambient(self) -> Mapping[str, object]:

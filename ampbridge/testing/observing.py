@@ -12,13 +12,13 @@ import pytest
 from ampbridge import Policy
 from ampbridge.adapters.backend import Backend, Model
 from ampbridge.adapters.observation import OpCall, Operand
-from ampbridge.adapters.roles import claims
 from ampbridge.adapters.roles.observing import Observing
 from ampbridge.lens.subject import Pass, Subject
 from ampbridge.testing.decorating import PRODUCTS, Layered
 from ampbridge.testing.gradients import ERROR_BOUNDS, same_bits
 from ampbridge.testing.harness import NumpyArray
 from ampbridge.testing.reference import LOW_DTYPES, example, joint_norm, reference
+from ampbridge.testing.roles import skip_unless_claimed
 
 SCALE = 2.0**10
 
@@ -74,9 +74,8 @@ class ObservingConformance(Layered):
 
     @pytest.fixture(autouse=True)
     def _can_be_observed(self, request: pytest.FixtureRequest) -> None:
-        observes = claims(self.harness.backend, Observing)
-        if request.function.__name__.startswith("test_observe") and not observes:
-            pytest.skip("not claimed: Observing")
+        if request.function.__name__.startswith("test_observe"):
+            skip_unless_claimed(Observing, self.harness.backend)
 
     def observed(
         self, model: Model, policy: Policy, *, factor: float = 1.0, gradients: bool = True

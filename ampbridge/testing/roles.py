@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.roles import claims
+from ampbridge.adapters.roles import claims, overrides
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -26,12 +26,15 @@ def needs(what: type | str) -> Callable[[Test], Test]:
 def skip_if_not_claimed(test: Callable[..., Any], backend: object) -> None:
     """Skip a test of what the class of ``backend`` does not claim."""
     needed = vars(test).get("needs")
-    if isinstance(needed, str) and not overrides(backend, needed):
-        pytest.skip(f"not claimed: {needed}")
-    if isinstance(needed, type) and not claims(backend, needed):
-        pytest.skip(f"not claimed: {needed.__name__}")
+    if needed is not None:
+        skip_unless_claimed(needed, backend)
 
 
-def overrides(backend: object, method: str) -> bool:
-    """Whether the class of ``backend`` has a method of its own in place of the protocol's default."""
-    return getattr(type(backend), method) is not getattr(Backend, method)
+def skip_unless_claimed(what: type | str, backend: object) -> None:
+    """Skip the present test unless the class of ``backend`` claims a role, or has a method of its own."""
+    if isinstance(what, str):
+        claimed, name = overrides(backend, Backend, what), what
+    else:
+        claimed, name = claims(backend, what), what.__name__
+    if not claimed:
+        pytest.skip(f"not claimed: {name}")

@@ -36,7 +36,6 @@ class NumpyBackend(Backend):
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)
 
     parameters = staticmethod(gradients.parameters)
-    add = staticmethod(gradients.add)
     gradients = staticmethod(gradients.gradients)
 
     unscale = staticmethod(scaling.unscale)

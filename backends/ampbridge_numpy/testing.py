@@ -12,7 +12,7 @@ import numpy as np
 from autograd.extend import defvjp, primitive
 
 from ampbridge import Backend
-from ampbridge.adapters.backend import Array, LossFn
+from ampbridge.adapters.backend import Array
 from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
@@ -86,12 +86,6 @@ class NumpyHarness(Harness):
     def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
         return Perceptron(weights)
 
-    def hidden(self, model: Perceptron, x: Array) -> Array:
-        return model.hidden(x)
-
-    def forward(self, model: Perceptron, x: Array) -> Array:
-        return model(x)
-
     def layered(
         self,
         weights: Sequence[np.ndarray],
@@ -105,9 +99,6 @@ class NumpyHarness(Harness):
         for name, module in model.named_modules():
             found |= contents(name, module)
         return found | {name: array.dtype.name for name, array in model.named_parameters()}
-
-    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
-        return loss_fn, lambda: 0
 
     def mean_squared_error(self, prediction: Array, target: Array) -> Array:
         return nn.mse_loss(prediction, target)
@@ -155,9 +146,6 @@ class NumpyHarness(Harness):
 
     def is_differentiable(self, x: np.ndarray) -> bool:
         return not isinstance(x, (np.ndarray, np.generic))
-
-    def is_tracing(self) -> bool:
-        return False
 
     def ambient(self) -> Mapping[str, object]:
         boxes = anp.numpy_boxes

@@ -82,9 +82,6 @@ class PaddleHarness(Harness):
     def hidden(self, model: paddle.nn.Sequential, x: paddle.Tensor) -> paddle.Tensor:
         return model[1](model[0](x))
 
-    def forward(self, model: paddle.nn.Sequential, x: paddle.Tensor) -> paddle.Tensor:
-        return model(x)
-
     def layered(
         self,
         weights: Sequence[np.ndarray],

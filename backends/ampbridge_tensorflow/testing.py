@@ -82,9 +82,6 @@ class TensorFlowHarness(Harness):
     def hidden(self, model: keras.Sequential, x: tf.Tensor) -> tf.Tensor:
         return model.layers[0](x)
 
-    def forward(self, model: keras.Sequential, x: tf.Tensor) -> tf.Tensor:
-        return model(x)
-
     def layered(
         self,
         weights: Sequence[np.ndarray],

@@ -98,13 +98,6 @@ class TorchHarness(Harness):
     def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
         return Perceptron(weights, self.device)
 
-    def hidden(self, model: Perceptron, x: torch.Tensor) -> torch.Tensor:
-        return model.hidden(x)
-
-    def forward(self, model: Perceptron, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = model(x)
-        return result
-
     def layered(
         self,
         weights: Sequence[np.ndarray],

@@ -77,12 +77,6 @@ class PebbleHarness(Harness):
     def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
         return Perceptron(weights)
 
-    def hidden(self, model: Perceptron, x: Any) -> Any:
-        return model.hidden(x)
-
-    def forward(self, model: Perceptron, x: Any) -> Any:
-        return model(x)
-
     def layered(
         self,
         weights: Sequence[np.ndarray],
@@ -96,9 +90,6 @@ class PebbleHarness(Harness):
         for name, module in model.modules():
             found |= contents(name, module)
         return found | {str(i): p.dtype.name for i, p in enumerate(model.parameters())}
-
-    def counting_traces(self, loss_fn: Any) -> tuple[Any, Callable[[], int]]:
-        return loss_fn, lambda: 0
 
     def mean_squared_error(self, prediction: Any, target: Any) -> Any:
         return pebble.run("mse_loss", prediction, target)
@@ -134,9 +125,6 @@ class PebbleHarness(Harness):
 
     def is_differentiable(self, x: Any) -> bool:
         return bool(x.parents) or isinstance(x, pebble.Parameter)
-
-    def is_tracing(self) -> bool:
-        return False
 
     def ambient(self) -> Mapping[str, object]:
         owners = pebble, pebble.Module, pebble.Tensor, pebble.Optimizer

@@ -14,7 +14,12 @@ def claims(backend: object, role: type) -> bool:
     methods = [
         name for name in vars(role) if not name.startswith("_") and callable(vars(role)[name])
     ]
-    return any(getattr(type(backend), name) is not getattr(role, name) for name in methods)
+    return any(overrides(backend, role, name) for name in methods)
+
+
+def overrides(backend: object, protocol: type, method: str) -> bool:
+    """Whether the class of ``backend`` has a method of its own in place of the protocol's default."""
+    return getattr(type(backend), method) is not getattr(protocol, method)
 
 
 def cannot(name: str, what: str, hint: str) -> UnsupportedError:

@@ -11,7 +11,7 @@ import numpy as np
 from autograd.extend import VJPNode
 
 from ampbridge.adapters.arguments import check_dependence, check_that_some_train
-from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Scalar
+from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Scalar, sums
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
@@ -79,7 +79,7 @@ def gradients(
     check_dependence(grads)
     grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
     if total is not None:
-        grads = add(total, grads)
+        grads = sums(total, grads)
     return np.asarray(value_of(loss), np.float32), map_leaves(value_of, aux), grads
 
 
@@ -126,14 +126,3 @@ def _in_model_precision(batch: Sequence[Any], arrays: Sequence[np.ndarray]) -> A
         return np.asarray(x, np.float32) if is_double else x
 
     return map_leaves(narrowed, batch)
-
-
-def add(total: Sequence[Array], grads: Sequence[Array]) -> list[Array]:
-    """See ``Backend.add``."""
-    return [_sum(*pair) for pair in zip(total, grads, strict=True)]
-
-
-def _sum(total: Array | None, grad: Array | None) -> Array | None:
-    if total is None or grad is None:
-        return grad if total is None else total
-    return total + grad

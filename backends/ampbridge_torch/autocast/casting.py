@@ -175,7 +175,7 @@ class Region:
 
 
 def _nesting() -> int:
-    """How many of torch's regions are open; else its cache of cast weights outlives them."""
+    """How many regions of ``torch.autocast`` this thread is in. Torch has no function that reads it."""
     return torch.autocast_increment_nesting() and torch.autocast_decrement_nesting()
 
 
