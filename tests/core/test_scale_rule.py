@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampbridge.adapters.backend import FINITE, INF
 from ampbridge.scaling.scale_rule import (
     HostStore,
     ScalerConfig,
@@ -57,6 +58,14 @@ def test_backs_off_at_once_and_starts_counting_anew():
 def test_backoff_interval_counts_consecutive_overflows():
     config = ScalerConfig(backoff_interval=2)
     assert trajectory(8.0, config, [1, 0, 1, 1, 1, 1]) == [8, 8, 8, 4, 4, 2]
+
+
+def test_an_overflow_that_a_loaded_state_has_counted_ends_with_a_finite_step():
+    """Paddle's state has ``decr_count``, and no count of skips in a row."""
+    store, config = HostStore(ScaleState(8.0, 0, 1, 0)), ScalerConfig(backoff_interval=2)
+    for overflow in (FINITE, INF):
+        store.update(overflow, config)
+    assert store.read().scale == 8.0
 
 
 def test_stays_between_floor_and_ceiling():

@@ -236,3 +236,15 @@ def test_an_error_of_layers_that_run_again_names_them(monkeypatch: pytest.Monkey
     for policy in (amp.Policy("O1", "bfloat16"), amp.Policy("O2", "bfloat16")):
         monkeypatch.setattr(_RunAgain, "region", amp.autocast(str(policy), backend="torch"))
         assert step_of_reversible(policy)(torch.ones(4, 8)).applied
+
+
+@pytest.mark.parametrize("lists", ["native", "torch"])
+def test_each_region_casts_the_weights_as_they_are(lists: str) -> None:
+    """Torch keeps the casts of a region; those of the last one would be computed with again."""
+    layer, x = nn.Linear(4, 4), torch.ones(2, 4)
+    policy = amp.Policy("O1", "bfloat16", lists=lists, execution="native")
+    for value in (1.0, 2.0, 3.0):
+        nn.init.constant_(layer.weight, value)
+        nn.init.zeros_(layer.bias)
+        with amp.autocast(policy, "torch"):
+            assert layer(x).tolist() == [[4 * value] * 4] * 2
