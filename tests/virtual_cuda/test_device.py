@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import ampbridge as amp
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import virtual_cuda
 from ampbridge_torch.virtual_cuda import building
@@ -577,6 +578,24 @@ def test_compiled_attention_has_the_layout_that_was_traced(options: dict[str, An
     attended.float().square().sum().backward()
     assert x.grad is not None
     assert bool(x.grad.isfinite().all())
+
+
+def test_a_step_follows_its_model_to_another_device() -> None:
+    """CUDA's autocast computes a softmax in float32; on a CPU the lists have to see to it."""
+    layer, seen = nn.Linear(4, 4), []
+
+    def loss_fn(model: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        product = x @ model.weight
+        seen.append((product.device.type, product.dtype, product.softmax(-1).dtype))
+        return product.float().square().mean()
+
+    policy = amp.Policy("O1", "bfloat16", execution="native")
+    step = amp.train_step(loss_fn, layer, torch.optim.SGD(layer.parameters(), 0.1), policy=policy)
+    devices = ("cuda", "cpu", "cuda")
+    for device in devices:
+        layer.to(device)
+        step(torch.ones(2, 4, device=device))
+    assert seen == [(device, torch.bfloat16, torch.float32) for device in devices]
 
 
 def test_data_parallel_is_of_one_device() -> None:
