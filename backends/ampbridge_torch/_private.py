@@ -50,6 +50,7 @@ NAMES = {
         Name("torch.Tensor._values", "GradScaler.unscale of sparse gradients", True),
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
         Name("torch._C._push_on_torch_function_stack", "op lists", True),
+        Name("torch._C._is_any_autocast_enabled", "steps within other regions", True),
         Name("torch._C._pop_torch_function_stack", "op lists", True),
         Name("torch._C._jit_get_schemas_for_operator", "lists='tensorflow' and 'paddle'", True),
         Name("torch._C._dispatch_get_registrations_for_dispatch_key", "older native lists", False),

@@ -174,6 +174,13 @@ class Region:
             _explain(error, self._policy, self._types)
 
 
+def run_outside(function: Callable[..., T], *arguments: Any) -> T:
+    """``function`` of the arguments in no region, whatever low one the caller stands in."""
+    if not _private.lookup("_is_any_autocast_enabled")():
+        return function(*arguments)
+    return Region(Policy("O0"), devices.in_use(), NOTHING).run(function, *arguments)
+
+
 def _nesting() -> int:
     """How many regions of ``torch.autocast`` this thread is in. Torch has no function that reads it."""
     return torch.autocast_increment_nesting() and torch.autocast_decrement_nesting()

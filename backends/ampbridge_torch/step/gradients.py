@@ -23,7 +23,7 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.casting import RegionsOf, cast
+from ampbridge_torch.autocast.casting import RegionsOf, cast, run_outside
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import types_of
 from ampbridge_torch.step import ranks, reruns
@@ -140,9 +140,9 @@ class Bound:
             reached = _with_those_of(model, wanted) if together else wanted
             if looks_at_reruns:
                 with reruns.noticed(model, policy):
-                    grads = _backward(loss, factor, wanted, reached)
+                    grads = run_outside(_backward, loss, factor, wanted, reached)
             else:
-                grads = _backward(loss, factor, wanted, reached)
+                grads = run_outside(_backward, loss, factor, wanted, reached)
         if not is_plain:
             grads = [
                 g if g is None or p.dtype not in LOW_DTYPES else g.float()

@@ -25,6 +25,7 @@ from ampbridge.adapters.backend import (
 from ampbridge.errors import UnsupportedError
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
+from ampbridge_torch.autocast.casting import run_outside
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.master_weights import master_of, updates_of
 from ampbridge_torch.step import ranks
@@ -238,11 +239,11 @@ def step(
     try:
         store(owners, lent)
         if updates is not None:
-            updates.step(optimizer, given)
+            run_outside(updates.step, optimizer, given)
         elif graphs is not None:
-            graphs.step(optimizer)
+            run_outside(graphs.step, optimizer)
         else:
-            optimizer.step()
+            run_outside(optimizer.step)
     except Exception as error:
         if _private.has_stepped(error):
             raise RaisedAfterStep(error) from None
@@ -251,6 +252,7 @@ def step(
         raise
     finally:
         store(owners, before)
+        torch.clear_autocast_cache()  # of the weights of before, if a region around goes on
 
 
 _ABOUT_SECOND_ORDER = re.compile(
