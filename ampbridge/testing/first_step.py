@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ampbridge import (
     Schedule,
     SimulationWarning,
     TrainStep,
+    autocast,
     decorate,
     train_step,
     undecorate,
@@ -26,7 +28,7 @@ from ampbridge import (
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
 from ampbridge.adapters.roles import overrides
 from ampbridge.testing.decorating import Layered, levels
-from ampbridge.testing.gradients import FLOAT32_ERROR
+from ampbridge.testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge.testing.harness import untransposed
 from ampbridge.testing.reference import example, reference, relative_error
 from ampbridge.testing.updates import RATE
@@ -183,6 +185,23 @@ class FirstStepConformance(Layered):
         for _ in range(2):
             with pytest.raises(ArgumentError, match="There is nothing to train"):
                 step(*self.batch())
+
+    # -- a region around
+
+    @pytest.mark.parametrize("outer", ["O1:bfloat16", "O1:float16"])
+    @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16", "O2:bfloat16"])
+    def test_steps_within_a_region_are_those_outside_of_it(
+        self, policy: str, outer: str, compiled: bool
+    ) -> None:
+        """A loop in one region: its gradients, updates and weights are the step's own."""
+        trained = []
+        for region in (nullcontext(), autocast(outer, self.harness.backend.name)):
+            model, optimizer = self.trainable("adam")
+            step = self.step(model, optimizer, policy=policy, compile=compiled)
+            with region:
+                losses = [np.float64(step(*self.batch()).loss) for _ in range(4)]
+            trained.append([*losses, *self.values(model)])
+        assert same_bits(*trained)
 
     # -- a precision of the framework's own
 

@@ -211,6 +211,11 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     )
 
 
+def outside_of_regions() -> AbstractContextManager[Any]:
+    """A block in no region, whatever the caller stands in."""
+    return _interception.paused()
+
+
 @contextmanager
 def region(policy: Policy) -> Iterator[None]:
     """Ops run as ``policy`` says. O0 intercepts nothing, except inside of another region."""

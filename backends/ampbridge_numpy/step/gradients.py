@@ -18,7 +18,7 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import ArgumentTypeError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy._private import look_up
-from ampbridge_numpy.autocast.casting import cast, is_box, region, value_of
+from ampbridge_numpy.autocast.casting import cast, is_box, outside_of_regions, region, value_of
 from ampbridge_numpy.model.decorating import decorated
 from ampbridge_numpy.nn import Module, substituted
 
@@ -106,7 +106,7 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
     quiet = np.errstate(over="ignore", invalid="ignore")
     pending = {loss._node: (np.asarray(seed), False)}
     found: dict[Any, Array] = dict.fromkeys(roots)
-    with quiet, LAST_OF_SEVERAL:
+    with outside_of_regions(), quiet, LAST_OF_SEVERAL:
         for node in _toposort(loss._node):
             gradient, _ = pending.pop(node)
             if node in found:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge_numpy.autocast.casting import outside_of_regions
 from ampbridge_numpy.step.gradients import parameters as parameters_of
 
 
@@ -48,4 +49,5 @@ def clip_values(grads: Sequence[Array], limit: float) -> list[Array]:
 def step(optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]) -> None:
     """See ``Backend.step``. A gradient goes to the parameter it was taken for, in any order."""
     by_parameter = {id(p): g for p, g in zip(parameters, grads, strict=True)}
-    optimizer.step([by_parameter.get(id(p)) for p in parameters_of(optimizer)])
+    with outside_of_regions():
+        optimizer.step([by_parameter.get(id(p)) for p in parameters_of(optimizer)])
