@@ -45,6 +45,7 @@ from ampbridge_numpy.autocast.casting import anp
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.lens.observing import Watch
 from ampbridge_numpy.model.decorating import ModelCall, Rounding
+from ampbridge_numpy.step import gradients
 from ampbridge_numpy.testing import NumpyHarness
 
 SABOTAGE = BrokenBackends()
@@ -438,6 +439,15 @@ class ChangesGradients(NumpyBackend):
         return self.changed(loss, aux, grads, factor, total)
 
 
+@caught_by("test_steps_within_a_region_are_those_outside_of_it")
+class FollowsTheRegionAround(NumpyBackend):
+    """The backward pass casts as the region does that the loop stands in."""
+
+    def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
+        with replaced(gradients, outside_of_regions=nullcontext):
+            return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+
+
 @caught_by("test_a_loss_that_depends_on_no_parameter_is_an_error")
 class TrainsNothing(NumpyBackend):
     def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
@@ -712,7 +722,7 @@ class DeniesNothingInTraining(NumpyBackend):
 @caught_by("test_the_backward_pass_runs_outside_of_the_region")
 class BackwardInsideTheRegion(NumpyBackend):
     def gradients(self, loss_fn, model, batch, policy, factor, total, optimizer=None):
-        with self.autocast(policy):
+        with replaced(gradients, outside_of_regions=lambda: self.autocast(policy)):
             return super().gradients(loss_fn, model, batch, policy, factor, total, optimizer)
 
 
