@@ -75,16 +75,16 @@ test-loops: $(VENV)/.test ## the training loops of Lightning, Accelerate and Hug
 	$(BIN)/python -m pytest -q tests/loops
 
 test-virtual: $(VENV)/.devices ## the virtual devices of torch and Paddle: that they work
-	$(BIN)/python -m pytest -q -m 'not slow' -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda
-	$(BIN)/python -m pytest -q -m 'not slow' -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
+	$(BIN)/python -m pytest -q -m 'not slow' -p ampbridge_rehearse.virtual_cuda.plugin tests/virtual_cuda
+	$(BIN)/python -m pytest -q -m 'not slow' -p ampbridge_rehearse.virtual_cuda.extension_plugin tests/virtual_accelerator
 	$(BIN)/python -m pytest -q -m 'not slow' tests/virtual_paddle
 
 test-cuda: $(VENV)/.devices ## what torch does on CUDA, and on the device of an extension: devices whose memory and arithmetic are the CPU's
-	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda $(ON_CUDA:%=tests/torch/test_%.py)
-	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
+	$(BIN)/python -m pytest -q -p ampbridge_rehearse.virtual_cuda.plugin tests/virtual_cuda $(ON_CUDA:%=tests/torch/test_%.py)
+	$(BIN)/python -m pytest -q -p ampbridge_rehearse.virtual_cuda.extension_plugin tests/virtual_accelerator
 
 night-cuda: $(VENV)/.devices ## all of torch's tests on that device; which do not apply, and why
-	$(BIN)/python -m pytest -q -p ampbridge_torch.virtual_cuda.plugin --junitxml build/night-cuda.xml tests/torch; \
+	$(BIN)/python -m pytest -q -p ampbridge_rehearse.virtual_cuda.plugin --junitxml build/night-cuda.xml tests/torch; \
 	status=$$?; $(BIN)/python scripts/skipped_tests.py build/night-cuda.xml; exit $$status
 
 # In the environment that is active: the pinned frameworks are builds for the CPU. docs/gpu.md.
@@ -120,8 +120,8 @@ night-search: $(VENV)/.devices
 	+@$(PYTHON) scripts/run_groups.py $(SEARCHED:%=search-%)
 
 search-devices: $(VENV)/.devices
-	$(SEARCHING) -p ampbridge_torch.virtual_cuda.plugin tests/virtual_cuda
-	$(SEARCHING) -p ampbridge_torch.virtual_cuda.extension_plugin tests/virtual_accelerator
+	$(SEARCHING) -p ampbridge_rehearse.virtual_cuda.plugin tests/virtual_cuda
+	$(SEARCHING) -p ampbridge_rehearse.virtual_cuda.extension_plugin tests/virtual_accelerator
 	$(SEARCHING) tests/virtual_paddle
 
 $(filter-out search-devices,$(SEARCHED:%=search-%)): search-%: $(VENV)/.test
@@ -176,7 +176,7 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 # Without a compiler there are none; the tests that need them say so.
 $(VENV)/.devices: $(VENV)/.test
 	@echo "compiling the virtual devices (two minutes the first time)"
-	-$(BIN)/python -c "from ampbridge_torch import virtual_cuda; virtual_cuda.install()"
+	-$(BIN)/python -c "from ampbridge_rehearse import virtual_cuda; virtual_cuda.install()"
 	-$(BIN)/python -W ignore tests/virtual_paddle/building.py
 	@touch $@
 

@@ -39,11 +39,18 @@ from ampbridge.training.step import TrainStep, train_step
 from ampbridge.version import __version__ as __version__
 
 if TYPE_CHECKING:  # loaded when they are used
-    from ampbridge import lens as lens
+    import ampbridge_compare
+    import ampbridge_lens
+    import ampbridge_port
+    import ampbridge_testing
     from ampbridge import neutral as neutral
-    from ampbridge import port as port
-    from ampbridge.lens.explained import explain as explain
     from ampbridge.reports.step_log import StepLog as StepLog
+    from ampbridge_lens.explained import explain as explain
+
+    compare = ampbridge_compare
+    lens = ampbridge_lens
+    port = ampbridge_port
+    testing = ampbridge_testing
 
 __all__ = [
     "AmpBridgeError",
@@ -89,17 +96,23 @@ __all__ = [
 
 
 # A program that needs none of these does not load them.
-_ON_FIRST_USE = ("lens", "neutral", "port")
-_FROM = {"StepLog": "reports.step_log", "explain": "lens.explained"}
+_ON_FIRST_USE = {
+    "compare": "ampbridge_compare",
+    "lens": "ampbridge_lens",
+    "neutral": "ampbridge.neutral",
+    "port": "ampbridge_port",
+    "testing": "ampbridge_testing",
+}
+_FROM = {"StepLog": "ampbridge.reports.step_log", "explain": "ampbridge_lens.explained"}
 
 
 if not TYPE_CHECKING:  # type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         if name in _ON_FIRST_USE:
-            return import_module(f"ampbridge.{name}")
+            return import_module(_ON_FIRST_USE[name])
         if name in _FROM:
-            return getattr(import_module(f"ampbridge.{_FROM[name]}"), name)
+            return getattr(import_module(_FROM[name]), name)
         raise no_name(__name__, name)
 
 

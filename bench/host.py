@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ampbridge_torch import virtual_cuda
+from ampbridge_rehearse import virtual_cuda
 
 if not virtual_cuda.is_installed():
     virtual_cuda.install()  # before torch is imported

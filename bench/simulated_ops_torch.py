@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE))
 def runs(gpu: bool, ops: list[str] | None) -> dict[tuple[str, str], Any]:
     """Each list set and dtype; of all ops, or of some."""
     if not gpu:
-        from ampbridge_torch import virtual_cuda
+        from ampbridge_rehearse import virtual_cuda
 
         virtual_cuda.install()
     import compared

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "paddle_simplenet"
-PATHS = [str(ROOT), str(ROOT / "backends")]
+PATHS = [str(ROOT), str(ROOT / "backends"), str(ROOT / "tools")]
 sys.path[:0] = [*PATHS, str(ROOT / "bench"), str(EXAMPLE)]
 
 import page  # noqa: E402
@@ -41,7 +41,7 @@ FRAMEWORKS = ("torch", "paddle")
 
 # What runs a script, or -m and a module, on a framework's virtual device.
 ON_VIRTUAL = {
-    "torch": ("-m", "ampbridge_torch.virtual_cuda"),
+    "torch": ("-m", "ampbridge_rehearse.virtual_cuda"),
     "paddle": ("tests/virtual_paddle/on_the_device.py",),
 }
 

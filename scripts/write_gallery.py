@@ -30,9 +30,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ampbridge.compare.figures import Drawing, Look, power_of_two
-from ampbridge.compare.palette import COLOURS, DASHES, MUTED
 from ampbridge.policies.policy import Policy
+from ampbridge_compare.figures import Drawing, Look, power_of_two
+from ampbridge_compare.palette import COLOURS, DASHES, MUTED
 
 sys.path.append(str(gallery.ROOT / "bench"))
 

@@ -12,8 +12,8 @@ import io
 from pathlib import Path
 
 from ampbridge import workloads
-from ampbridge.compare import compare
-from ampbridge.compare.figures import NARROW, WIDE, drawings
+from ampbridge_compare import compare
+from ampbridge_compare.figures import NARROW, WIDE, drawings
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -29,12 +29,12 @@ from typing import Any
 from ampbridge import cli
 from ampbridge.checkpoints import atomic_files
 from ampbridge.policies.policy import Policy
-from ampbridge.port.dialect import Argument, Call, Dialect, Draft, Name, Object
-from ampbridge.port.readers import paddle, tensorflow, torch
-from ampbridge.port.reading import Place
-from ampbridge.port.writers import losses
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import schema
+from ampbridge_port.dialect import Argument, Call, Dialect, Draft, Name, Object
+from ampbridge_port.readers import paddle, tensorflow, torch
+from ampbridge_port.reading import Place
+from ampbridge_port.writers import losses
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "docs" / "recipe.schema.json"
@@ -360,7 +360,7 @@ def _our_parameter(key: str) -> str:
 
 def _cell(key: str, framework: str, recipe: Recipe, known: Mapping[str, str]) -> str:
     """The framework's own argument; else whether the code that is written for it does the same."""
-    if find_spec(f"ampbridge.port.writers.{framework}") is None:  # nothing is written for it yet
+    if find_spec(f"ampbridge_port.writers.{framework}") is None:  # nothing is written for it yet
         return known.get(key, "")
     found = [loss for loss in losses(recipe, framework) if loss.key == key]
     if found:

@@ -15,7 +15,7 @@ SAMPLED = 4  # of so many, one is not slow
 
 def suite_is_being_changed() -> bool:
     """Whether files of the suite differ from what was committed last."""
-    status = ["git", "status", "--porcelain", "ampbridge/testing"]
+    status = ["git", "status", "--porcelain", "tools/ampbridge_testing"]
     try:
         return subprocess.run(status, cwd=ROOT, capture_output=True, check=True).stdout != b""
     except (OSError, subprocess.CalledProcessError):  # no repository

@@ -10,8 +10,8 @@ from nightly import NIGHTLY
 
 import ampbridge as amp
 from ampbridge.adapters.interception import Interception
-from ampbridge.testing.interruption import without_locks
-from ampbridge.testing.regions import matmul_dtype
+from ampbridge_testing.interruption import without_locks
+from ampbridge_testing.regions import matmul_dtype
 
 OWN_CODE = re.compile(
     r"/ampbridge(_[a-z]+)?/(\w+/)?\w+\.py$|/contextlib\.py$|interrupts\.py$|/autocast_mode\.py$"

@@ -15,7 +15,7 @@ def why_not(device_type: Literal["cuda", "virtual"]) -> str | None:
     """Why the process does not have the device, which is compiled if it has not been."""
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
-    from ampbridge_torch import virtual_cuda
+    from ampbridge_rehearse import virtual_cuda
 
     try:
         virtual_cuda.install(device_type)
@@ -34,7 +34,7 @@ def as_new() -> Iterator[None]:
     """Around each test: one thread, the same random numbers, nothing noted."""
     import torch
 
-    from ampbridge_torch import virtual_cuda
+    from ampbridge_rehearse import virtual_cuda
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

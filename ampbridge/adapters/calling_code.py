@@ -10,7 +10,7 @@ from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import AmpBridgeWarning
 
 # Who may lie between, beside the frameworks and their adapters: what calls on somebody's behalf.
-BETWEEN = frozenset({"ampbridge", "autograd", "contextlib", "copy", "keras"})
+BETWEEN = frozenset({"autograd", "contextlib", "copy", "keras"})
 
 
 @called_as_it_is
@@ -22,7 +22,7 @@ def warn(message: str, category: type[AmpBridgeWarning] = AmpBridgeWarning) -> N
     """
     between = BETWEEN.union(registry.backend_names(), registry.adapter_packages())
     frame = sys._getframe(1)
-    while frame.f_back is not None and _package(frame.f_globals) in between:
+    while frame.f_back is not None and _lies_between(frame.f_globals, between):
         frame = frame.f_back
     module = frame.f_globals
     warnings.warn_explicit(
@@ -35,5 +35,6 @@ def warn(message: str, category: type[AmpBridgeWarning] = AmpBridgeWarning) -> N
     )
 
 
-def _package(module: dict[str, object]) -> str:
-    return str(module.get("__name__")).partition(".")[0]
+def _lies_between(module: dict[str, object], between: frozenset[str]) -> bool:
+    package = str(module.get("__name__")).partition(".")[0]
+    return package in between or package == "ampbridge" or package.startswith("ampbridge_")

@@ -1,4 +1,4 @@
-"""What an adapter reports of a forward and a backward pass, op by op: the eyes of ``ampbridge.lens``.
+"""What an adapter reports of a forward and a backward pass, op by op: the eyes of ``ampbridge_lens``.
 
 An op is reported once, however many kernels it is made of, with what was handed to it (before any
 cast of the region's) and what it returned. Its gradients are reported as they arrive at its outputs

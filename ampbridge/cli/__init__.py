@@ -1,5 +1,6 @@
-"""The command line: ``ampbridge demo``, ``doctor``, ``explain``, ``lists``, ``port``, ``lens``,
-``compare``.
+"""The command line: ``ampbridge doctor``, ``lists`` and ``completion``, and the commands of the tools.
+
+A tool names its commands in the entry points ``ampbridge.commands``, each with a function that adds it.
 
 Results go to standard output, as a table or with ``--json`` as data. Progress, findings and warnings
 go to standard error, unless ``--quiet``. The exit code is 0 for success, 1 for an error or a failure,
@@ -16,32 +17,26 @@ import sys
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 import ampbridge
-from ampbridge import workloads
 from ampbridge.adapters import registry
-from ampbridge.cli import compare as compare_command
 from ampbridge.cli import completion as completion_command
-from ampbridge.cli import demo as demo_command
-from ampbridge.cli import lens as lens_command
 from ampbridge.cli import lists as lists_command
-from ampbridge.cli import port as port_command
-from ampbridge.cli.options import EXIT_CODES, add_output
+from ampbridge.cli.options import EXIT_CODES, Commands, add_output
 from ampbridge.errors import AmpBridgeError
 from ampbridge.errors.foreign_text import printable
-from ampbridge.policies.policy import Policy
 from ampbridge.reports.diagnosis import FrameworkReport, Report, inspect, not_probed
-from ampbridge.reports.explain import ExplanationTable, explain
-from ampbridge.workloads import NAMES
+from ampbridge.reports.progress import reported
 
-if TYPE_CHECKING:
-    from ampbridge.lens.explained import ModelExplanation
+COMMANDS = "ampbridge.commands"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(*arguments[:1]).parse_args(arguments)
     try:
         with warnings.catch_warnings():
             if getattr(options, "quiet", False):
@@ -57,14 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(first: str | None = None) -> argparse.ArgumentParser:
+    """Of all commands; without those of tools, if the first argument is another one."""
     parser = argparse.ArgumentParser(
         prog="ampbridge", description=ampbridge.__doc__, epilog=EXIT_CODES
     )
     parser.add_argument("--version", action="version", version=f"ampbridge {ampbridge.__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
-
-    demo_command.add_to(commands)
 
     doctor = commands.add_parser(
         "doctor", help="frameworks, devices, and which 16-bit dtypes work on them"
@@ -73,25 +67,25 @@ def _parser() -> argparse.ArgumentParser:
     add_output(doctor)
     doctor.set_defaults(run=_doctor)
 
-    explained = commands.add_parser("explain", help="what a backend does with a policy, op by op")
-    explained.add_argument("policy", help="O1, O2:bfloat16, or a framework's own spelling")
-    explained.add_argument("backend", help="torch, tensorflow, paddle or numpy")
-    explained.add_argument(
-        "workload",
-        nargs="?",
-        metavar="FILE.py|NAME",
-        help=f"only the ops of this model: a file with build(backend, seed), or {', '.join(NAMES)}",
-    )
-    explained.add_argument("--ops", help="only these: softmax,matmul")
-    add_output(explained)
-    explained.set_defaults(run=_explain)
-
     lists_command.add_to(commands)
-    port_command.add_to(commands)
-    lens_command.add_to(commands)
-    compare_command.add_to(commands)
+    if first not in commands.choices:
+        _add_tools(commands, first)
     completion_command.add_to(commands, parser)
     return parser
+
+
+def _add_tools(commands: Commands, first: str | None) -> None:
+    """The commands of the tools, or only the one that is asked for: each loads its tool.
+
+    A tool that was deleted from a checkout has none.
+    """
+    points = {
+        point.name: point
+        for point in entry_points(group=COMMANDS)
+        if find_spec(point.module.partition(".")[0]) is not None
+    }
+    for name in [first] if first in points else sorted(points):
+        points[name].load()(commands)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -108,8 +102,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _inspect_all(names: Sequence[str], quiet: bool) -> list[FrameworkReport]:
-    from ampbridge.lens.progress import reported  # by who waits, not by every command
-
     reports = {}
     with (
         reported(not quiet) as progress,
@@ -135,24 +127,3 @@ def _inspect_in_another_process(name: str) -> FrameworkReport:
         return not_probed(name, "failed", f"exit code {done.returncode}: {last}")
     (report,) = json.loads(done.stdout.splitlines()[-1])["frameworks"]
     return FrameworkReport.from_dict(report)
-
-
-def _explained(options: argparse.Namespace) -> ExplanationTable | ModelExplanation:
-    if options.workload is None:
-        return explain(options.policy, options.backend)
-    from ampbridge.lens.explained import of_pass  # by who asks for a model's ops
-
-    workload = workloads.find(options.workload)(options.backend, 0)
-    policy = Policy.parse(options.policy)
-    return of_pass(policy, workload.loss_fn, workload.model, *workload.batches[0])
-
-
-def _explain(options: argparse.Namespace) -> int:
-    table = _explained(options)
-    if options.ops is not None:
-        table = table.only(options.ops.split(","))
-    if options.json:
-        print(json.dumps(table.to_dict()))
-    else:
-        table.print(sys.stdout)
-    return 0

@@ -16,7 +16,6 @@ from typing import Any
 from ampbridge.adapters import registry
 from ampbridge.cli.options import Commands
 from ampbridge.errors import BackendLoadError
-from ampbridge.port.writers import TARGETS
 from ampbridge.reports.lists import FRAMEWORKS
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -55,8 +54,8 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _describe(action: argparse.Action, shtab: Any) -> None:
-    """What may stand where ``action`` takes a value: known words, or a path."""
-    words = _words().get(action.dest)
+    """What may stand where ``action`` takes a value: words that its command names, known ones, or a path."""
+    words = getattr(action, "words", None) or _words().get(action.dest)
     if action.choices is None and words:
         action.choices = words
     elif isinstance(action.metavar, str):
@@ -75,5 +74,4 @@ def _words() -> dict[str, list[str]]:
         "policy": list(POLICIES),
         "source": list(FRAMEWORKS),
         "target": list(FRAMEWORKS),
-        "to": list(TARGETS),
     }

@@ -13,9 +13,9 @@ from autograd.extend import defvjp, primitive
 
 from ampbridge import Backend
 from ampbridge.adapters.backend import Array
-from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
+from ampbridge_testing import Harness, attributes_of, contents
 
 
 class Perceptron(nn.Module):

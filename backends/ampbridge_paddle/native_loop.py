@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ampbridge.compare.native import NativeStep, left_out
 from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
+from ampbridge_compare.native import NativeStep, left_out
 
 HONOURED = {
     "policy.level",

@@ -11,8 +11,8 @@ import paddle
 
 from ampbridge import Backend
 from ampbridge.adapters.backend import LossFn
-from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_paddle.backend import PaddleBackend
+from ampbridge_testing import Harness, attributes_of, contents
 
 
 class Layered(paddle.nn.Layer):

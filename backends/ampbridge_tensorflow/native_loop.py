@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ampbridge.compare.native import NativeStep, left_out
 from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
+from ampbridge_compare.native import NativeStep, left_out
 
 HONOURED = {
     "policy.level",

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from ampbridge import Backend
 from ampbridge.adapters.backend import LossFn
-from ampbridge.testing import Harness, attributes_of, contents
 from ampbridge_tensorflow.backend import TensorflowBackend
+from ampbridge_testing import Harness, attributes_of, contents
 
 
 class Layered(keras.Model):

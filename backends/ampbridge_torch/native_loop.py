@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ampbridge.compare.native import NativeStep, left_out
 from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
+from ampbridge_compare.native import NativeStep, left_out
 
 HONOURED = {
     "policy.level",

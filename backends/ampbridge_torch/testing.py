@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ampbridge import Backend
 from ampbridge.adapters.backend import LossFn
-from ampbridge.testing import Harness, attributes_of, contents
+from ampbridge_testing import Harness, attributes_of, contents
 from ampbridge_torch.backend import TorchBackend
 
 

@@ -3,7 +3,7 @@
 #
 # `O1` and `O2` are the two usual ways to mix precisions. The names come from NVIDIA's apex, and Paddle
 # still uses them; other frameworks use other names, or none. This page shows what each of them does to one
-# small transformer, op by op, with `ampbridge.lens`.
+# small transformer, op by op, with `ampbridge_lens`.
 #
 # | | O1 | O2 |
 # |---|---|---|

@@ -15,7 +15,7 @@ import ampbridge as amp
 from ampbridge import workloads
 from ampbridge.adapters import registry
 from ampbridge.cli import _parser, main
-from ampbridge.cli import compare as compare_command
+from ampbridge_compare import command as compare_command
 
 RECIPE = str(workloads.RECIPES["digits"])
 SHORT = ["compare", "digits", "--backends", "numpy", "--steps", "2"]
@@ -108,7 +108,7 @@ def test_the_installed_frameworks_are_compared_by_default(monkeypatch, capsys):
     monkeypatch.setattr(registry, "backends", lambda: {
         "numpy": "loaded", "torch": "not installed", "paddle": "available", "tensorflow": "not installed",
     })  # fmt: skip
-    monkeypatch.setattr("ampbridge.compare.run_all", lambda jobs, tell: asked.extend(jobs) or end())
+    monkeypatch.setattr("ampbridge_compare.run_all", lambda jobs, tell: asked.extend(jobs) or end())
     with pytest.raises(SystemExit):
         main(["compare", "digits", "--json"])
     assert [job.label for job in asked] == ["float32 (numpy)", "numpy", "paddle"]
@@ -173,7 +173,7 @@ def test_what_cannot_be_compared_is_told_before_anything_runs(
     mistake, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ampbridge.compare.run_all", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr("ampbridge_compare.run_all", lambda *_: pytest.fail("something ran"))
     arguments, begins, ends = MISTAKES[mistake]
     assert main(arguments) == 1
     out, err = capsys.readouterr()
@@ -185,7 +185,7 @@ def test_what_cannot_be_compared_is_told_before_anything_runs(
 
 def test_without_matplotlib_nothing_runs(monkeypatch, capsys):
     monkeypatch.setattr(compare_command, "find_spec", lambda name: None)
-    monkeypatch.setattr("ampbridge.compare.run_all", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr("ampbridge_compare.run_all", lambda *_: pytest.fail("something ran"))
     assert main(["compare", RECIPE, "--html", "page.html"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("BackendLoadError: Figures ('--html') are drawn by matplotlib")
@@ -256,7 +256,7 @@ def test_quiet_keeps_warnings_back(monkeypatch, capsys):
         warnings.warn("a warning", amp.AmpBridgeWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr("ampbridge.cli._explain", warn)
+    monkeypatch.setattr("ampbridge_lens.explain_command._explain", warn)
     with pytest.warns(amp.AmpBridgeWarning):
         main(["explain", "O1", "numpy"])
     assert main(["explain", "O1", "numpy", "--quiet"]) == 0

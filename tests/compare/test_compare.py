@@ -14,10 +14,10 @@ from processes import run_python, wait_until
 
 import ampbridge as amp
 from ampbridge.adapters import registry
-from ampbridge.compare import compare, processes
-from ampbridge.compare.op_lists import OpLists
-from ampbridge.compare.op_matrix import OpMatrix, shown
-from ampbridge.compare.runs import Job, Run
+from ampbridge_compare import compare, processes
+from ampbridge_compare.op_lists import OpLists
+from ampbridge_compare.op_matrix import OpMatrix, shown
+from ampbridge_compare.runs import Job, Run
 
 RECIPE = amp.Recipe(amp.Policy("O1"), amp.Scaling(init_scale=2.0**24, growth_interval=60))
 
@@ -209,7 +209,7 @@ def _first():
 """
     file.write_text(text)
     monkeypatch.setenv("HIDE", "yes")
-    monkeypatch.setattr("ampbridge.compare.processes.AT_ONCE", 1)  # the reference comes first
+    monkeypatch.setattr("ampbridge_compare.processes.AT_ONCE", 1)  # the reference comes first
     comparison = compare(RECIPE, ["numpy"], workload=str(file), steps=3)
     assert comparison.exact is None
     (parameter, *_) = comparison.errors["numpy"].parameters
@@ -223,7 +223,7 @@ def _first():
 def test_the_parent_loads_no_framework():
     code = (
         "import sys, ampbridge as amp\n"
-        "from ampbridge.compare import compare\n"
+        "from ampbridge_compare import compare\n"
         "compare(amp.Recipe(), ['numpy'], steps=1, native=True)\n"
         "print(sorted({'torch', 'tensorflow', 'paddle', 'keras', 'autograd'} & set(sys.modules)))"
     )
@@ -233,7 +233,7 @@ def test_the_parent_loads_no_framework():
 def test_importing_the_command_line_loads_neither_lens_nor_figures():
     code = (
         "import sys, ampbridge.cli\n"
-        "print([m for m in ('ampbridge.lens', 'ampbridge.compare', 'matplotlib', 'rich', 'sklearn')"
+        "print([m for m in ('ampbridge_lens', 'ampbridge_compare', 'matplotlib', 'rich', 'sklearn')"
         " if m in sys.modules])"
     )
     assert run_python("-c", code) == "[]\n"
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_the_processes(tmp_path):
     # A shell's job in the background ignores interrupts, and so does what it starts.
     code = (
         "import signal, sys, ampbridge as amp\n"
-        "from ampbridge.compare import compare\n"
+        "from ampbridge_compare import compare\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.executable = {str(python)!r}\n"
         "compare(amp.Recipe(), ['numpy'], steps=1)"

@@ -13,9 +13,9 @@ from processes import check_installed
 import ampbridge as amp
 from ampbridge import workloads
 from ampbridge.cli import main
-from ampbridge.compare import Comparison, Run
-from ampbridge.compare.demo import Demo
-from ampbridge.compare.runs import Steps
+from ampbridge_compare import Comparison, Run
+from ampbridge_compare.demo import Demo
+from ampbridge_compare.runs import Steps
 
 
 def run(folder, *options):
@@ -61,7 +61,7 @@ def test_on_another_framework_without_a_scale(tmp_path):
 
 
 def test_a_framework_that_is_not_installed(monkeypatch, capsys):
-    monkeypatch.setattr("ampbridge.compare.run_all", lambda jobs, tell: list(map(failed, jobs)))
+    monkeypatch.setattr("ampbridge_compare.run_all", lambda jobs, tell: list(map(failed, jobs)))
     assert main(["demo", "--backend", "torch"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -141,7 +141,7 @@ def test_the_recipe_is_the_digits_with_another_policy(monkeypatch):
         asked.append((recipe, backends))
         raise amp.ArgumentError("that is all")
 
-    monkeypatch.setattr("ampbridge.compare.demo.compare", note)
+    monkeypatch.setattr("ampbridge_compare.demo.compare", note)
     for policy in ("O1", "O2", "O2:bfloat16"):
         main(["demo", "--policy", policy])
     (plain, backends), (low, _), (unscaled, _) = asked

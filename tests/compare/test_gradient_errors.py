@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ampbridge.checkpoints.weights import Weight
-from ampbridge.compare.gradients import error_of, exponents_of
-from ampbridge.compare.runs import Run
+from ampbridge_compare.gradients import error_of, exponents_of
+from ampbridge_compare.runs import Run
 
 RNG = np.random.default_rng(7)
 

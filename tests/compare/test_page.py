@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import ampbridge as amp
-from ampbridge.compare import compare
-from ampbridge.compare.comparison import Comparison
-from ampbridge.compare.page import page
-from ampbridge.compare.pictures import png
-from ampbridge.compare.runs import Job, Run
+from ampbridge_compare import compare
+from ampbridge_compare.comparison import Comparison
+from ampbridge_compare.page import page
+from ampbridge_compare.pictures import png
+from ampbridge_compare.runs import Job, Run
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge.compare import compare
-from ampbridge.compare.comparison import Comparison
-from ampbridge.compare.page import page
-from ampbridge.compare.result import sentences
-from ampbridge.compare.runs import Run, Steps
+from ampbridge_compare import compare
+from ampbridge_compare.comparison import Comparison
+from ampbridge_compare.page import page
+from ampbridge_compare.result import sentences
+from ampbridge_compare.runs import Run, Steps
 
 STEPS = 40
 

@@ -10,10 +10,10 @@ from ampbridge.adapters.roles.native_objects import NativeObjects
 from ampbridge.adapters.roles.observing import Observing
 from ampbridge.adapters.roles.probing import Probing
 from ampbridge.adapters.roles.saving import Saving
-from ampbridge.testing.reference import example
-from ampbridge.testing.runner import outcomes
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.testing import NumpyHarness
+from ampbridge_testing.reference import example
+from ampbridge_testing.runner import outcomes
 
 ROLES = (Saving, Observing, Probing, NativeObjects)
 OF_ROLES = {name for role in ROLES for name in vars(role) if name[0] != "_" and name != "name"}

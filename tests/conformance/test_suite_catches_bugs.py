@@ -37,8 +37,6 @@ from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies import op_table
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
-from ampbridge.testing import BackendConformance, growth, names_of_tests, options, outcomes, scaler
-from ampbridge.testing.updates import RATE
 from ampbridge_numpy import nn, training_state
 from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.autocast.casting import anp
@@ -47,6 +45,8 @@ from ampbridge_numpy.lens.observing import Watch
 from ampbridge_numpy.model.decorating import ModelCall, Rounding
 from ampbridge_numpy.step import gradients
 from ampbridge_numpy.testing import NumpyHarness
+from ampbridge_testing import BackendConformance, growth, names_of_tests, options, outcomes, scaler
+from ampbridge_testing.updates import RATE
 
 SABOTAGE = BrokenBackends()
 caught_by = SABOTAGE.caught_by

@@ -17,7 +17,7 @@ from full_disks import files_up_to
 import ampbridge as amp
 from ampbridge import cli
 from ampbridge.checkpoints import atomic_files
-from ampbridge.port import rewrite
+from ampbridge_port import rewrite
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, pipes and limits of POSIX")
 
@@ -226,7 +226,7 @@ def test_a_recipe_is_not_read_from_a_device():
 
 SOURCES = [
     path
-    for part in ("ampbridge", "backends")
+    for part in ("ampbridge", "backends", "tools")
     for path in (Path(__file__).parents[2] / part).rglob("*.py")
 ]
 

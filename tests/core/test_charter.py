@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ampbridge.testing import BackendConformance
+from ampbridge_testing import BackendConformance
 
 ROOT = Path(__file__).parents[2]
 CHARTER = (ROOT / "docs/charter.md").read_text()

@@ -164,7 +164,7 @@ WITH_A_CLOCK = {
 
 def test_no_test_depends_on_a_clock():
     """A machine may be busy. What never ends is ended by the suite's watchdog (pyproject.toml)."""
-    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "ampbridge" / "testing").glob("*.py")]
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools" / "ampbridge_testing").glob("*.py")]
     foreign = ROOT / "tests" / "port"  # scripts in the manner of others, which nobody runs
     found = {
         str(file.relative_to(ROOT / "tests")) if "tests" in file.parts else file.name

@@ -13,11 +13,11 @@ import pytest
 FILE = Path(__file__).with_name("public_names.json")
 MODULES = (
     "ampbridge",
-    "ampbridge.lens",
+    "ampbridge_lens",
     "ampbridge.neutral",
-    "ampbridge.port",
-    "ampbridge.testing",
-    "ampbridge.compare",
+    "ampbridge_port",
+    "ampbridge_testing",
+    "ampbridge_compare",
 )
 
 

@@ -20,7 +20,7 @@ def section(number: int) -> str:
 
 
 def test_the_layout_has_every_module_of_the_core() -> None:
-    layout, _, _ = section(2).partition("    backends/")
+    layout, _, _ = section(2).partition("    backends/\n")
     named = re.findall(r"[\w*]+\.py", layout)
     folders = (".", "adapters", "checkpoints", "policies", "scaling", "training")
     files = [path for folder in folders for path in (ROOT / "ampbridge" / folder).glob("*.py")]
@@ -33,8 +33,10 @@ def test_the_layout_has_every_module_of_the_core() -> None:
 def test_the_layers_are_those_that_are_checked() -> None:
     """``make lint`` holds the code to those in pyproject.toml."""
     settings = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8")).unwrap()
-    (contract,) = settings["tool"]["importlinter"]["contracts"]
-    checked = [layer.replace(" | ", ", ") for layer in contract["layers"] if layer != "__main__"]
+    core, tools = (each["layers"] for each in settings["tool"]["importlinter"]["contracts"])
+    layers = [*(layer.replace("ampbridge_", "") for layer in tools[:-1]), *core[1:]]
+    assert (tools[-1], core[0]) == ("ampbridge", "__main__")
+    checked = [layer.replace(" | ", ", ") for layer in layers]
     _, _, below = section(2).partition("imports only from the folders below it")
     assert re.findall(r"^    (.+)$", below.partition("\nThe order")[0], re.M) == checked
 

@@ -22,7 +22,7 @@ from code_blocks import BLOCKS, CONTEXTS, ROOT
 from processes import run_python
 
 TUTORIALS = ROOT / "docs" / "tutorials"
-OURS = (ROOT, ROOT / "backends")
+OURS = (ROOT, ROOT / "backends", ROOT / "tools")
 UNTYPED = ("torch", "tensorflow", "keras", "paddle", "autograd", "autograd/numpy", "sklearn")
 
 # The block with a line for each of several frameworks; its ... stands for the arguments above it.

@@ -6,8 +6,8 @@ Each ``type: ignore`` stands where a checker has to complain: one that is not ne
 from typing_extensions import assert_type
 
 import ampbridge as amp
-from ampbridge.lens.explained import ModelExplanation
 from ampbridge.reports.explain import ExplanationTable
+from ampbridge_lens.explained import ModelExplanation
 
 
 class Model:

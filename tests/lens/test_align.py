@@ -7,7 +7,7 @@ from autograd.extend import defvjp, primitive
 
 from ampbridge import lens
 from ampbridge.errors import AmpBridgeError, StateError, WriteError
-from ampbridge.lens.closeness import AS_IT_IS, apart, arrangement_of, is_reordered
+from ampbridge_lens.closeness import AS_IT_IS, apart, arrangement_of, is_reordered
 from ampbridge_numpy import functional, nn
 
 X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)

@@ -16,9 +16,9 @@ from sixty_ops import ALL_LOW, BATCHES, OPS, SCALE, SixtyOps
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge.lens.bisect import Kept, Search, candidates
-from ampbridge.lens.search import culprits, without_spare
-from ampbridge.lens.trials import Errors, Trial
+from ampbridge_lens.bisect import Kept, Search, candidates
+from ampbridge_lens.search import culprits, without_spare
+from ampbridge_lens.trials import Errors, Trial
 from ampbridge_numpy import functional, nn
 
 FEWER_THAN = 3 * log2(60) + 10

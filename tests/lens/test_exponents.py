@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampbridge.lens import Exponents
+from ampbridge_lens import Exponents
 
 BORDERS = [
     0.0, -0.0, 2.0**-26, 2.0**-25, np.nextafter(np.float32(2.0**-25), np.float32(1)), 2.0**-24,

@@ -117,7 +117,7 @@ def test_a_census_of_one_pass_says_so():
 
 def test_without_times_one_pass_is_enough(monkeypatch):
     """As on a device that computes while the caller goes on."""
-    calls = sys.modules["ampbridge.lens.census"].Calls
+    calls = sys.modules["ampbridge_lens.census"].Calls
     monkeypatch.setattr(
         calls, "op_ran", lambda self, call, *_: self.seen.append(call._replace(seconds=None))
     )

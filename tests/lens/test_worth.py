@@ -13,8 +13,8 @@ from autograd.extend import defvjp, primitive
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge.lens import worth
-from ampbridge.lens.worth import Times
+from ampbridge_lens import worth
+from ampbridge_lens.worth import Times
 from ampbridge_numpy import nn, optim
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import ampbridge as amp
-from ampbridge.port import read
-from ampbridge.port.rewriting import rewrite
+from ampbridge_port import read
+from ampbridge_port.rewriting import rewrite
 
 ACCELERATE = """
 from accelerate import Accelerator

@@ -1,6 +1,6 @@
 """The conformance suite on NumPy."""
 
-from ampbridge.testing import BackendConformance, import_or_skip
+from ampbridge_testing import BackendConformance, import_or_skip
 
 import_or_skip("numpy")
 from ampbridge_numpy.testing import NumpyHarness  # noqa: E402

@@ -8,8 +8,8 @@ from autograd.extend import defvjp, primitive
 
 import ampbridge as amp
 from ampbridge import Policy, lens
-from ampbridge.lens.census import Calls
 from ampbridge.policies.function_ops import shown_whole
+from ampbridge_lens.census import Calls
 from ampbridge_numpy import nn
 
 X = np.random.default_rng(0).uniform(-0.5, 0.5, (4, 4)).astype(np.float32)

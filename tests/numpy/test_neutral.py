@@ -1,6 +1,6 @@
 """``ampbridge.neutral`` on NumPy."""
 
-from ampbridge.testing import NeutralConformance, import_or_skip
+from ampbridge_testing import NeutralConformance, import_or_skip
 
 import_or_skip("numpy")
 from ampbridge_numpy.testing import NumpyHarness  # noqa: E402

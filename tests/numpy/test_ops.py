@@ -21,9 +21,9 @@ from autograd.tracer import getval, new_box
 
 import ampbridge as amp
 from ampbridge import Policy
-from ampbridge.lens.census import Calls
 from ampbridge.policies import op_table
 from ampbridge.reports.explain import ExplanationTable
+from ampbridge_lens.census import Calls
 from ampbridge_numpy import functional, nn
 from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.backend import NumpyBackend

@@ -1,6 +1,6 @@
 """The conformance suite on PaddlePaddle."""
 
-from ampbridge.testing import BackendConformance, import_or_skip
+from ampbridge_testing import BackendConformance, import_or_skip
 
 import_or_skip("paddle")
 from ampbridge_paddle.testing import PaddleHarness  # noqa: E402

@@ -17,7 +17,7 @@ from paddle.distributed.fleet.utils import recompute
 import ampbridge as amp
 import ampbridge_paddle
 from ampbridge import lens
-from ampbridge.testing.growth import BOUND, Call, Growth, growth
+from ampbridge_testing.growth import BOUND, Call, Growth, growth
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 from interrupts import dtypes_of_tasks, left_by_interrupts
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("paddle")
 from ampbridge_paddle.testing import PaddleHarness  # noqa: E402

@@ -26,8 +26,8 @@ from recorder import Recorder, counted
 import ampbridge as amp
 from ampbridge import lens
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
-from ampbridge.lens.subject import Pass, Subject
 from ampbridge.workloads import digits, of_backend, weights
+from ampbridge_lens.subject import Pass, Subject
 from ampbridge_paddle import recompute
 from ampbridge_paddle.autocast import casting, execution, rounding
 from ampbridge_paddle.backend import PaddleBackend

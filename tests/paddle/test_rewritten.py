@@ -15,8 +15,8 @@ import pytest
 from paddle import nn
 
 import ampbridge as amp
-from ampbridge.port import read
-from ampbridge.port.rewriting import rewrite
+from ampbridge_port import read
+from ampbridge_port.rewriting import rewrite
 
 pytestmark = pytest.mark.slow
 

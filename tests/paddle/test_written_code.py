@@ -29,8 +29,8 @@ from written_programs import (
 )
 
 import ampbridge as amp
-from ampbridge.port.writers import losses, write
 from ampbridge_paddle.native.native_policy import policy_of_native
+from ampbridge_port.writers import losses, write
 
 SCALINGS = {
     **written_programs.SCALINGS,

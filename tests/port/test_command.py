@@ -13,8 +13,8 @@ import tomlkit
 
 import ampbridge as amp
 from ampbridge.cli import main
-from ampbridge.port.ported import UNKNOWN as UNKNOWN_VALUE
 from ampbridge.training.recipe_file import SECTIONS
+from ampbridge_port.ported import UNKNOWN as UNKNOWN_VALUE
 
 PADDLE = """\
 import paddle
@@ -362,15 +362,15 @@ def test_a_place_that_cannot_be_written(file, port):
 
 def test_the_package_is_loaded_when_it_is_asked_for():
     code = (
-        "import sys, ampbridge as amp; assert 'ampbridge.port' not in sys.modules; "
-        "import ampbridge.cli.port; "  # submodules take no function's place
+        "import sys, ampbridge as amp; assert 'ampbridge_port' not in sys.modules; "
+        "import ampbridge_port.command; "  # submodules take no function's place
         "assert all(map(callable, (amp.port.read, amp.port.write, amp.port.fidelity))); "
         "assert 'libcst' not in sys.modules and 'yaml' not in sys.modules; "
         "amp.port.nothing"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
-        "AttributeError: module 'ampbridge.port' has no attribute 'nothing'"
+        "AttributeError: module 'ampbridge_port' has no attribute 'nothing'"
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ampbridge.errors import SourceError
-from ampbridge.port.configs import document, read_config
+from ampbridge_port.configs import document, read_config
 
 DEEPSPEED = """{
   "fp16": {

@@ -20,7 +20,7 @@ from ampbridge import port
 from ampbridge.policies import native_lists
 from ampbridge.policies import paddle_names as names
 from ampbridge.policies.op_table import ops
-from ampbridge.port.writers import losses, write
+from ampbridge_port.writers import losses, write
 
 TARGETS = ("paddle", "torch")
 LOW = ("float16", "bfloat16")

@@ -5,10 +5,10 @@ import json
 import pytest
 
 import ampbridge as amp
-from ampbridge.port import fidelity_report as module
-from ampbridge.port.fidelity_report import OpRow, fidelity
-from ampbridge.port.writers import Loss
 from ampbridge.training.recipe import Recipe, Scaling
+from ampbridge_port import fidelity_report as module
+from ampbridge_port.fidelity_report import OpRow, fidelity
+from ampbridge_port.writers import Loss
 
 PADDLE = Recipe(
     amp.Policy("O1", lists="paddle", allow=["add"], deny=["sum", "cross_entropy"]),

@@ -12,8 +12,8 @@ from foreign_scripts import FIRST_CALL, TRAININGS, reading_of
 
 import ampbridge as amp
 from ampbridge.cli import main
-from ampbridge.port.choosing import choose
-from ampbridge.port.ported import Wish, port
+from ampbridge_port.choosing import choose
+from ampbridge_port.ported import Wish, port
 
 ANSWERS = {
     "clas_epoch": "true",  # its scaler is made in another file

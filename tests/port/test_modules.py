@@ -5,7 +5,7 @@ import os
 import pytest
 
 import ampbridge as amp
-from ampbridge.port import modules, source
+from ampbridge_port import modules, source
 
 SCRIPT = """\
 import torch

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import ampbridge as amp
-from ampbridge.port import notebooks
+from ampbridge_port import notebooks
 
 
 def notebook(*cells, **metadata):

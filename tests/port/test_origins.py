@@ -8,7 +8,7 @@ import pytest
 
 from ampbridge import port
 from ampbridge.cli import main
-from ampbridge.port.writers import write
+from ampbridge_port.writers import write
 
 TRAINER = """\
 import paddle

@@ -8,9 +8,9 @@ import pytest
 import ampbridge
 from ampbridge import GradScaler, Policy
 from ampbridge.policies.paddle_names import paddle_list
-from ampbridge.port.dialect import Argument, Call
-from ampbridge.port.reading import Place
-from ampbridge.port.rewriters import REPLACEMENTS, NoReplacement
+from ampbridge_port.dialect import Argument, Call
+from ampbridge_port.reading import Place
+from ampbridge_port.rewriters import REPLACEMENTS, NoReplacement
 
 # As the installed versions have them: tests/torch and tests/paddle hold them against the real ones.
 SIGNATURES = {

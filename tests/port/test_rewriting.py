@@ -6,10 +6,10 @@ import re
 import pytest
 from foreign_scripts import CORPUS, SCRIPTS, rewriting_of
 
-from ampbridge.port import rewriting as rewriting_module
-from ampbridge.port.readers import DIALECTS
-from ampbridge.port.rewriters import REPLACEMENTS, STAYS, keras
-from ampbridge.port.rewriting import rewrite
+from ampbridge_port import rewriting as rewriting_module
+from ampbridge_port.readers import DIALECTS
+from ampbridge_port.rewriters import REPLACEMENTS, STAYS, keras
+from ampbridge_port.rewriting import rewrite
 
 IMPORTS = tuple(rewriting_module.IMPORTS.values())
 BY_CALLS = [path for path in SCRIPTS if not path.stem.startswith(("keras", "tf"))]

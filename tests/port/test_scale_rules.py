@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampbridge import Recipe
-from ampbridge.port.dialect import Argument, Call, Draft
-from ampbridge.port.readers import apex, deepspeed
-from ampbridge.port.reading import Place
-from ampbridge.port.table import Table
 from ampbridge.scaling.scale_rule import HostStore
+from ampbridge_port.dialect import Argument, Call, Draft
+from ampbridge_port.readers import apex, deepspeed
+from ampbridge_port.reading import Place
+from ampbridge_port.table import Table
 
 HERE = Place("train.py", 1, 0, "")
 OVERFLOWS = st.lists(st.booleans(), max_size=60)

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ampbridge import SourceError, port
-from ampbridge.port import source
-from ampbridge.port.interpreter import following
+from ampbridge_port import source
+from ampbridge_port.interpreter import following
 
 USES_AMP = "from paddle.amp import auto_cast\nwith auto_cast():\n    pass\n"
 

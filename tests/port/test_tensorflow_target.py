@@ -23,7 +23,7 @@ from written_programs import GUIDE
 
 import ampbridge as amp
 from ampbridge import port
-from ampbridge.port.writers import losses, write
+from ampbridge_port.writers import losses, write
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

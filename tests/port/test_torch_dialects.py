@@ -3,9 +3,9 @@
 import pytest
 
 from ampbridge import Recipe
-from ampbridge.port.dialect import Argument, Call, Draft, Name, NotKnown, Object
-from ampbridge.port.readers import accelerate, apex, deepspeed, lightning, mmengine, torch
-from ampbridge.port.reading import Place
+from ampbridge_port.dialect import Argument, Call, Draft, Name, NotKnown, Object
+from ampbridge_port.readers import accelerate, apex, deepspeed, lightning, mmengine, torch
+from ampbridge_port.reading import Place
 
 DIALECTS = (torch, apex, deepspeed, lightning, accelerate, mmengine)
 HERE = Place("train.py", 7, 4, "the call")

@@ -4,7 +4,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.policies import op_table
-from ampbridge.port.used_ops import used_ops
+from ampbridge_port.used_ops import used_ops
 
 MODEL = """
 import paddle

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge.port.writers import write
+from ampbridge_port.writers import write
 
 POWERS_OF_TWO = st.integers(-10, 20).map(lambda exponent: 2.0**exponent)
 

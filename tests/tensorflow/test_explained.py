@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge.testing.growth import BOUND, Call, growth
 from ampbridge_tensorflow import LossScaleOptimizer
+from ampbridge_testing.growth import BOUND, Call, growth
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from killed_training import killed_and_unbroken
 from nightly import NIGHTLY
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 from interrupted_run import run  # noqa: E402

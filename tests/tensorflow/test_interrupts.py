@@ -6,7 +6,7 @@ import pytest
 from interrupts import dtypes_of_tasks, left_by_interrupts
 
 import ampbridge as amp
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import tensorflow as tf  # noqa: E402

@@ -25,7 +25,7 @@ from planted_faults import (
     assert_swallowed_is_located,
 )
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402

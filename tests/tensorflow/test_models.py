@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402
@@ -18,8 +18,8 @@ from keras import layers  # noqa: E402
 from recorder import traced  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
-from ampbridge.testing.gradients import ERROR_BOUNDS  # noqa: E402
 from ampbridge_tensorflow.backend import TensorflowBackend  # noqa: E402
+from ampbridge_testing.gradients import ERROR_BOUNDS  # noqa: E402
 
 BACKEND = TensorflowBackend()
 SCALE = 1024.0  # as a scaler would: unscaled, the smallest gradients of float16 are lost

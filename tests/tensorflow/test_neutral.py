@@ -5,8 +5,8 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import neutral
-from ampbridge.testing import NeutralConformance, import_or_skip
-from ampbridge.testing import neutral as suite
+from ampbridge_testing import NeutralConformance, import_or_skip
+from ampbridge_testing import neutral as suite
 
 tf = import_or_skip("tensorflow")
 import keras  # noqa: E402

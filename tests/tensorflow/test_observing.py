@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from processes import run_python
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402
@@ -23,10 +23,10 @@ from recorder import below_the_adapter  # noqa: E402
 
 import ampbridge as amp  # noqa: E402
 from ampbridge import Policy, lens, workloads  # noqa: E402
-from ampbridge.lens.subject import Pass, Subject  # noqa: E402
-from ampbridge.testing.gradients import same_bits  # noqa: E402
-from ampbridge.testing.observing import Seen  # noqa: E402
+from ampbridge_lens.subject import Pass, Subject  # noqa: E402
 from ampbridge_tensorflow import _private  # noqa: E402
+from ampbridge_testing.gradients import same_bits  # noqa: E402
+from ampbridge_testing.observing import Seen  # noqa: E402
 
 BACKEND = amp.backend("tensorflow")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ampbridge as amp
-from ampbridge.port.rewriting import rewrite
+from ampbridge_port.rewriting import rewrite
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ampbridge.testing import import_or_skip
+from ampbridge_testing import import_or_skip
 
 import_or_skip("tensorflow")
 import keras  # noqa: E402

@@ -26,8 +26,8 @@ from written_programs import (
 )
 
 import ampbridge as amp
-from ampbridge.port.writers import losses, write
 from ampbridge_numpy import nn, optim
+from ampbridge_port.writers import losses, write
 
 pytestmark = pytest.mark.slow
 

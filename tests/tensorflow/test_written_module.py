@@ -20,8 +20,8 @@ import pytest
 import tensorflow as tf
 
 import ampbridge as amp
-from ampbridge.port import fidelity
-from ampbridge.port.writers import losses, write
+from ampbridge_port import fidelity
+from ampbridge_port.writers import losses, write
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

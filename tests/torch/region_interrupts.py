@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from interrupts import bytecodes, dtypes_of_tasks, interrupt, region
 
 import ampbridge as amp
-from ampbridge.testing.interruption import without_locks
+from ampbridge_testing.interruption import without_locks
 from ampbridge_torch.autocast.casting import region_on
 from ampbridge_torch.testing import TorchHarness
 

@@ -4,7 +4,7 @@ import pytest
 import traced_graphs
 from nightly import NIGHTLY
 
-from ampbridge.testing import BackendConformance, import_or_skip
+from ampbridge_testing import BackendConformance, import_or_skip
 
 torch = import_or_skip("torch")
 from ampbridge_torch import _private  # noqa: E402

@@ -10,7 +10,7 @@ from torch import nn
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge.testing.growth import BOUND, Call, growth
+from ampbridge_testing.growth import BOUND, Call, growth
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 from processes import run_python
 
 import ampbridge as amp
-from ampbridge.testing import import_or_skip, interruption
+from ampbridge_testing import import_or_skip, interruption
 
 torch = import_or_skip("torch")
 

@@ -7,8 +7,8 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import neutral
-from ampbridge.testing import NeutralConformance, import_or_skip
-from ampbridge.testing import neutral as suite
+from ampbridge_testing import NeutralConformance, import_or_skip
+from ampbridge_testing import neutral as suite
 
 torch = import_or_skip("torch")
 import traced_graphs  # noqa: E402

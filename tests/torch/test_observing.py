@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import ampbridge as amp
 from ampbridge import lens
 from ampbridge.adapters.observation import OpCall, Operand
-from ampbridge.lens.subject import Subject
 from ampbridge.workloads import of_backend
 from ampbridge.workloads import weights as workload_weights
+from ampbridge_lens.subject import Subject
 from ampbridge_torch.backend import TorchBackend
 
 BACKEND = TorchBackend()

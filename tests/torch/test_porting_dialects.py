@@ -7,10 +7,10 @@ from importlib import import_module
 import pytest
 import torch
 
-from ampbridge.port.readers import accelerate as accelerate_dialect
-from ampbridge.port.readers import lightning as lightning_dialect
-from ampbridge.port.readers import torch as dialect
 from ampbridge.scaling.presets import preset
+from ampbridge_port.readers import accelerate as accelerate_dialect
+from ampbridge_port.readers import lightning as lightning_dialect
+from ampbridge_port.readers import torch as dialect
 
 SIGNATURES = dialect.DIALECT.signatures
 FUNCTIONS = [

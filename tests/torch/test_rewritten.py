@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampbridge.port.rewriting import rewrite
+from ampbridge_port.rewriting import rewrite
 
 GUIDE = """
 import torch

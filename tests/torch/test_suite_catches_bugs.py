@@ -10,7 +10,7 @@ import pytest
 from broken_backends import BrokenBackends
 
 from ampbridge.adapters.backend import INF, Backend
-from ampbridge.testing import import_or_skip, outcomes
+from ampbridge_testing import import_or_skip, outcomes
 
 torch = import_or_skip("torch")
 from ampbridge_torch.backend import TorchBackend  # noqa: E402

@@ -26,7 +26,7 @@ from written_programs import (
 
 import ampbridge as amp
 from ampbridge.policies import op_table
-from ampbridge.port.writers import losses, write
+from ampbridge_port.writers import losses, write
 
 SCALINGS = {
     **written_programs.SCALINGS,

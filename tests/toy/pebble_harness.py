@@ -10,7 +10,7 @@ import numpy as np
 import pebble
 from ampbridge_pebble import PebbleBackend
 
-from ampbridge.testing import Harness, attributes_of, contents
+from ampbridge_testing import Harness, attributes_of, contents
 
 
 class Perceptron(pebble.Module):

@@ -2,7 +2,7 @@
 
 from pebble_harness import PebbleHarness
 
-from ampbridge.testing import BackendConformance
+from ampbridge_testing import BackendConformance
 
 
 class TestPebbleBackend(BackendConformance):

@@ -7,7 +7,7 @@ from pebble_harness import PebbleHarness
 
 import ampbridge as amp
 from ampbridge.adapters import registry
-from ampbridge.testing.reference import example, momentum_steps, reference, relative_error
+from ampbridge_testing.reference import example, momentum_steps, reference, relative_error
 
 STEPS, RATE = 5, 2.0**-6
 FLOAT32_ERROR = 1e-5

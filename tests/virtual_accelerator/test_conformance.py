@@ -7,12 +7,12 @@ import torch
 import traced_graphs
 from nightly import NIGHTLY
 
-from ampbridge.testing import BackendConformance
-from ampbridge.testing.decorating import KeepConformance
-from ampbridge.testing.gradients import GradientConformance
-from ampbridge.testing.regions import CastConformance, RegionConformance
-from ampbridge.testing.scaler import GradScalerConformance, StoredGradientsConformance
-from ampbridge.testing.updates import (
+from ampbridge_testing import BackendConformance
+from ampbridge_testing.decorating import KeepConformance
+from ampbridge_testing.gradients import GradientConformance
+from ampbridge_testing.regions import CastConformance, RegionConformance
+from ampbridge_testing.scaler import GradScalerConformance, StoredGradientsConformance
+from ampbridge_testing.updates import (
     ApplyConformance,
     ClipConformance,
     ScaleStoreConformance,

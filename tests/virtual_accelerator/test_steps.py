@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 from torch.library import Library
 
 import ampbridge as amp
-from ampbridge_torch import virtual_cuda
+from ampbridge_rehearse import virtual_cuda
 from ampbridge_torch.step import scaling
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

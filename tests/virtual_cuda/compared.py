@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import ampbridge as amp
-from ampbridge_torch import virtual_cuda
+from ampbridge_rehearse import virtual_cuda
 
 RUNS = (
     *(("torch", "float16"), ("torch", "bfloat16")),

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
-from ampbridge_torch import virtual_cuda
-from ampbridge_torch.virtual_cuda import building
+from ampbridge_rehearse import virtual_cuda
+from ampbridge_rehearse.virtual_cuda import building
 
 # -- torch finds it
 

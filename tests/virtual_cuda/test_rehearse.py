@@ -21,10 +21,10 @@ from processes import QUIET, check_installed
 from torch import nn
 
 from ampbridge.errors import UnsupportedError
-from ampbridge_torch.rehearse import limits
-from ampbridge_torch.rehearse.lines import Line
-from ampbridge_torch.rehearse.report import Report
-from ampbridge_torch.rehearse.watching import Product, Step, Wait, Watch, Window
+from ampbridge_rehearse import limits
+from ampbridge_rehearse.lines import Line
+from ampbridge_rehearse.report import Report
+from ampbridge_rehearse.watching import Product, Step, Wait, Watch, Window
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +34,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 WITH_TORCHVISION = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
-from ampbridge_torch import virtual_cuda
+from ampbridge_rehearse import virtual_cuda
 virtual_cuda.install()
 import torchvision_ops
 declared = torchvision_ops.declare()
-from ampbridge_torch.rehearse.command import main
+from ampbridge_rehearse.command import main
 sys.exit(main())
 """
 
@@ -78,7 +78,7 @@ class Rehearsed(NamedTuple):
 
 def rehearse(*arguments: object, command: tuple[str, ...] = (), **environment: str) -> Rehearsed:
     done = subprocess.run(
-        [sys.executable, *(command or ("-m", "ampbridge_torch.rehearse")), *map(str, arguments)],
+        [sys.executable, *(command or ("-m", "ampbridge_rehearse")), *map(str, arguments)],
         env={**os.environ, **QUIET, "HF_HUB_OFFLINE": "1", **environment},
         capture_output=True,
         encoding="utf-8",

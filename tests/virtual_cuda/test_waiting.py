@@ -10,7 +10,7 @@ from torch import nn
 from waiting import CASES, Case, by_warnings, count, count_by_hand, on_the_page, table
 
 import ampbridge as amp
-from ampbridge_torch import virtual_cuda
+from ampbridge_rehearse import virtual_cuda
 
 # By hand. Fused optimizers decide on the device; others need one answer of it.
 WAITS = {

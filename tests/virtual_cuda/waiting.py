@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__" and "--gpu" not in sys.argv:
-    from ampbridge_torch import virtual_cuda
+    from ampbridge_rehearse import virtual_cuda
 
     virtual_cuda.install()
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import ampbridge as amp
-from ampbridge_torch import virtual_cuda
+from ampbridge_rehearse import virtual_cuda
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 BEGIN, END = "<!-- counted: waits -->", "<!-- end of waits -->"

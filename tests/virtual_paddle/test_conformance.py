@@ -5,8 +5,8 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from ampbridge.testing import BackendConformance
 from ampbridge_paddle.testing import PaddleHarness
+from ampbridge_testing import BackendConformance
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from paddle_native_scaler import without_print
 
-from ampbridge.port.rewriting import rewrite
+from ampbridge_port.rewriting import rewrite
 
 pytestmark = pytest.mark.slow
 

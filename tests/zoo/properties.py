@@ -10,7 +10,7 @@ from zoo import Subject
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge.testing.growth import BOUND, Growth, growth
+from ampbridge_testing.growth import BOUND, Growth, growth
 
 LOW = ("bfloat16", "float16")
 LEVELS = ("O1", "O2")

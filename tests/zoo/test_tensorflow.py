@@ -9,7 +9,7 @@ from in_tensorflow import Tensorflow
 from properties import Properties
 from zoo import Subject, parameters
 
-from ampbridge.testing.growth import Growth
+from ampbridge_testing.growth import Growth
 
 QUICK = {"resnet"}
 

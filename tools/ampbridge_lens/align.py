@@ -1,0 +1,750 @@
+"""Align: the first op whose value or gradient differs in two passes beyond its rounding.
+
+for the passes in float32, then for those under the policies:
+    for each pair of ops, in forward order:      compare their outputs
+    for each pair of gradients, as they came:    compare them
+
+    error     max |a - b| over the largest magnitude of both
+    expected  the largest noise so far, of either side; at least a rounding to the lowest dtype so far
+    differs   if error > tolerance * expected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import isfinite
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ampbridge.adapters.backend import LossFn, Model
+from ampbridge.checkpoints.weights import Match, match_weights
+from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.policies.policy import Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
+from ampbridge_lens.closeness import (
+    AS_IT_IS,
+    EPSILON,
+    Arrangement,
+    NumpyArray,
+    arranged,
+    arrangement_of,
+    error,
+    is_reordered,
+    largest,
+    nearest,
+    rounding,
+)
+from ampbridge_lens.pairing import computes, paired_ops
+from ampbridge_lens.recording import RecordedOp, Recording, Values, fitting, record
+from ampbridge_lens.subject import Subject, ended
+
+Side: TypeAlias = Recording | Sequence[Any]
+"""A recording, or ``(loss_fn, model)``, or ``(loss_fn, model, policy)``."""
+
+Weights = Literal["restored", "kept", "own"]
+WEIGHTS: tuple[Weights, ...] = ("restored", "kept", "own")
+
+TOLERANCE = 16.0
+"""How often the expected rounding is allowed, by default."""
+
+IN_FLOAT32 = 4 * EPSILON["float32"]
+"""The least that is expected: sums of many terms are summed in another order everywhere."""
+
+MOST = 0.1
+"""The largest error at which values count as transposed or reordered, and inputs as equal."""
+
+SHOWN = 6
+"""How many names of one kind a report prints; the attributes have all."""
+
+
+class Place(NamedTuple):
+    """An op of one side, with the dtype that it computed in."""
+
+    op: str
+    layer: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op}, {self.layer or 'the model itself'}, {self.dtype}"
+
+
+class Difference(NamedTuple):
+    """The first difference in one direction.
+
+    Attributes:
+        what: "output", "gradient of an output", "gradient of an input", "loss" or "parameter".
+        name: of a parameter, that of ``a``; else empty.
+        a, b: the ops.
+        error: the largest difference over the largest magnitude; infinite for inf and NaN that only
+            one side has.
+        expected: what rounding explains of it.
+        in_float32: whether the passes in float32 differ there as well: then it is no matter of
+            precision, but another computation.
+        how: how the values are related: "they differ", "equal after transposing axes 0 and 1", "the
+            same values in another order", or the two shapes.
+        cause: what is known of the op's inputs.
+        between: ops without a partner since the last pair, "b: transpose, permute".
+    """
+
+    what: str
+    name: str
+    a: Place
+    b: Place
+    error: float
+    expected: float
+    in_float32: bool
+    how: str
+    cause: str
+    between: tuple[str, ...]
+
+    @property
+    def times(self) -> float:
+        """How often the expected rounding the error is."""
+        return self.error / self.expected
+
+
+class OtherDtype(NamedTuple):
+    """A pair of ops that computed in other dtypes, or returned them."""
+
+    a: Place
+    b: Place
+    returned: tuple[str, str]
+
+
+class OtherWeight(NamedTuple):
+    """A pair of weights whose values are not the same."""
+
+    a: str
+    b: str
+    error: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Alignment(TabularReport):
+    """Where two passes differ; prints as a report. It is false if they do not.
+
+    Attributes:
+        a, b: the backends.
+        policies: those of both sides.
+        tolerance: how often the expected rounding was allowed.
+        pairs: the number of paired ops.
+        forward: the first output that differs.
+        backward: the first gradient that differs. After a difference in the forward pass it may be
+            that one's consequence.
+        dtypes: paired ops that ran in other dtypes; expected under two policies, a difference under
+            one.
+        weights: paired weights with other values.
+        unpaired: what found no partner and was not compared, as "a: einsum, attention".
+        unpaired_weights: weights without a partner, as "a: attention.in_proj_weight".
+        turned: outputs that are equal with their axes in another order, as channels last and channels
+            first, and behind which the outputs are equal as they are.
+        unjudged: arrays of which rounding may explain any difference.
+        largest: the largest error that was found equal, in expected roundings.
+        raised: the exceptions that ended the passes under the policies of both; empty if none did. Then
+            what came before them is compared.
+    """
+
+    a: str
+    b: str
+    policies: tuple[Policy, Policy]
+    tolerance: float
+    pairs: int
+    forward: Difference | None
+    backward: Difference | None
+    dtypes: tuple[OtherDtype, ...]
+    weights: tuple[OtherWeight, ...]
+    unpaired: tuple[str, ...]
+    unpaired_weights: tuple[str, ...]
+    turned: tuple[str, ...]
+    unjudged: int
+    largest: float
+    raised: tuple[str, str] = ("", "")
+
+    def __bool__(self) -> bool:
+        other_dtypes = bool(self.dtypes) and self.policies[0] == self.policies[1]
+        differs = self.forward or self.backward or self.weights
+        return bool(differs or other_dtypes or self.raised[0] != self.raised[1])
+
+    def table(self) -> Table:
+        """As it is printed: what differs first; the rest is counted, and is in the attributes."""
+        rows = [
+            *_rows_of("forward", self.forward),
+            *_rows_of("backward", self.backward),
+            *_rows_of_dtypes(self.dtypes, self.policies),
+            *(("weight", f"{w.a}: {w.how}") for w in self.weights[:SHOWN]),
+        ]
+        return Table(
+            f"a: {self.a}, {self.policies[0]!r}\nb: {self.b}, {self.policies[1]!r}\n"
+            + ("They differ." if self else "They agree up to rounding."),
+            ("", "found"),
+            tuple(rows),
+            tuple(self._remarks()),
+        )
+
+    def _remarks(self) -> Iterator[str]:
+        for side, raised in zip("ab", self.raised, strict=True):
+            if raised:
+                yield f"{side}: {ended(raised)}"
+        yield (
+            f"{self.pairs} ops paired; equal ones differ by up to {self.largest:.2g} of the expected "
+            f"rounding, {self.tolerance:g} allowed."
+        )
+        for kind, names in (("Ops", self.unpaired), ("Weights", self.unpaired_weights)):
+            if names:
+                yield f"{kind} without a partner, not compared: {_first(names)}."
+        if self.turned:
+            yield f"Equal with axes in another order, and as they are behind it: {_first(self.turned)}."
+        if self.unjudged:
+            yield f"Arrays of which rounding may explain any difference: {self.unjudged}."
+
+
+def align(
+    a: Side,
+    b: Side,
+    *batch: Any,
+    weights: Weights = "restored",
+    mapping: Mapping[str, str] | None = None,
+    tolerance: float = TOLERANCE,
+) -> Alignment:
+    """Find the first op whose value or gradient differs on two sides beyond its rounding.
+
+        print(lens.align((loss_fn, model, "O1"), (loss_fn, model, "O2"), x, y))
+        print(lens.align(Recording.load("torch.npz"), (loss_fn, keras_model, "O1"), x, y))
+
+    A side is ``(loss_fn, model)``, ``(loss_fn, model, policy)`` (O1 by default), or a recording by
+    ``lens.record``, which may come from another process: TensorFlow and Paddle cannot share one.
+
+    Ops are paired by canonical name, size of the outputs, layer and order. An op without a partner is
+    named and not compared. Outputs with their axes in another order (channels last, channels first)
+    are equal if the next ones are equal as they are. The passes in float32 are compared first, then
+    those under the policies. The report says in both directions where the first difference is, how
+    large against the rounding that is expected there, and whether axes are transposed.
+
+    Args:
+        weights: "restored": ``b``, unless it is a recording, has the weights of ``a`` during the
+            passes, and its own afterwards; "kept": it keeps those of ``a``; "own": both have their
+            own, and weights with other values are reported.
+        mapping: pairs of weights that names and order do not tell, names in ``b`` -> names in ``a``.
+        tolerance: how often the expected rounding is allowed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: for something else than these.
+        CallOrderError: if a model is decorated already.
+        StateError: if a weight has no partner, unless each side has its own.
+        UnsupportedError: for a policy that a backend refuses, or a backend that cannot observe ops.
+    """
+    _check(a, b, batch, weights, tolerance)
+    first = a if isinstance(a, Recording) else _recorded(a, batch)
+    second = b if isinstance(b, Recording) else _recorded_as(b, batch, first, weights, mapping)
+    report = match_weights(first.weights, second.weights, mapping, all_needed=False)
+    return _Comparison(first, second, list(report), tolerance).alignment(
+        tuple(
+            f"{side}: {weight.name}"
+            for side, left in (("a", report.unused), ("b", report.kept))
+            for weight in left
+        )
+    )
+
+
+def _check(a: Any, b: Any, batch: Sequence[Any], weights: str, tolerance: float) -> None:
+    for name, side in (("a", a), ("b", b)):
+        live = isinstance(side, (tuple, list)) and len(side) in (2, 3)
+        if not live and not isinstance(side, Recording):
+            msg = f"{name} is a recording or (loss_fn, model, policy), not {side!r:.80}.\n"
+            raise ArgumentTypeError(msg + "Hint: lens.align((loss_fn, model), recording, x, y)")
+    if isinstance(a, Recording) and isinstance(b, Recording) and batch:
+        msg = f"Passed two recordings and {len(batch)} inputs; each recording has its own.\n"
+        raise ArgumentError(msg + "Hint: lens.align(recording_a, recording_b)")
+    if weights not in WEIGHTS:
+        msg = f"Passed weights={weights!r}; allowed are {listed(WEIGHTS)}.\n"
+        raise ArgumentError(msg + "Hint: weights='restored'")
+    if not tolerance > 0 or not isfinite(tolerance):
+        msg = f"Passed tolerance={tolerance!r}; allowed are numbers above 0.\n"
+        raise ArgumentError(msg + f"Hint: tolerance={TOLERANCE}")
+
+
+def _side(side: Sequence[Any]) -> tuple[LossFn, Model, Policy]:
+    loss_fn, model, *policy = side
+    return loss_fn, model, single(*policy) if policy else Policy("O1")
+
+
+def _recorded(side: Sequence[Any], batch: Sequence[Any], of: Recording | None = None) -> Recording:
+    loss_fn, model, policy = _side(side)
+    return record(loss_fn, model, *batch, policy=policy, weights=of)
+
+
+def _recorded_as(
+    side: Sequence[Any],
+    batch: Sequence[Any],
+    first: Recording,
+    weights: Weights,
+    mapping: Mapping[str, str] | None,
+) -> Recording:
+    loss_fn, model, policy = _side(side)
+    if weights == "own":
+        return record(loss_fn, model, *batch, policy=policy)
+    subject = Subject(loss_fn, model)
+    lent = fitting(first, subject, mapping)
+    with subject.with_weights(lent):
+        found = record(loss_fn, model, *batch, policy=policy)
+    if weights == "kept":
+        backend = subject.backend
+        backend.write_weights(model, {**backend.read_weights(model), **lent})
+    return found
+
+
+# -- comparing
+
+Take: TypeAlias = Callable[[Values], NumpyArray | None]
+
+
+class _Stage(NamedTuple):
+    """The passes that are compared, and the errors that are expected so far on each side."""
+
+    in_float32: bool
+    take: Take
+    forward: tuple[list[float], list[float]]
+    backward: tuple[dict[tuple[int, str, int], float], dict[tuple[int, str, int], float]]
+
+    def expected(self, i: int, j: int) -> float:
+        """Of the outputs of a pair of ops."""
+        return max(self.forward[0][i], self.forward[1][j])
+
+    @property
+    def expected_at_the_end(self) -> float:
+        """Of the loss."""
+        return max((each for forward in self.forward for each in forward[-1:]), default=IN_FLOAT32)
+
+
+class _Found(NamedTuple):
+    """Two arrays that are not the same. ``how`` is their arrangement if only that differs."""
+
+    error: float
+    expected: float
+    how: Arrangement | None
+    related: str
+
+
+@dataclass
+class _Comparison:
+    a: Recording
+    b: Recording
+    weights: Sequence[Match]
+    tolerance: float
+    pairs: list[tuple[int, int]] = field(init=False)
+    largest: float = field(default=0.0, init=False)
+    unjudged: int = field(default=0, init=False)
+    turned: dict[int, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.pairs = paired_ops(self.a.ops, self.b.ops, self.weights)
+
+    def alignment(self, unpaired_weights: tuple[str, ...]) -> Alignment:
+        low = any(side.policy.level != "O0" for side in (self.a, self.b))
+        stages = [_stage(True, self.a, self.b), *([_stage(False, self.a, self.b)] if low else [])]
+        forward = next(filter(None, map(self.forward, stages)), None)
+        backward = next(filter(None, map(self.backward, stages)), None)
+        paired_a, paired_b = {i for i, _ in self.pairs}, {j for _, j in self.pairs}
+        return Alignment(
+            self.a.backend,
+            self.b.backend,
+            (self.a.policy, self.b.policy),
+            self.tolerance,
+            len(self.pairs),
+            forward,
+            backward,
+            tuple(self._other_dtypes()),
+            tuple(self._other_weights()),
+            (*_unpaired("a", self.a.ops, paired_a), *_unpaired("b", self.b.ops, paired_b)),
+            unpaired_weights,
+            tuple(self.turned.values()),
+            self.unjudged,
+            self.largest,
+            (self.a.raised, self.b.raised),
+        )
+
+    # forward
+
+    def forward(self, stage: _Stage) -> Difference | None:
+        """The first output that differs, or the loss.
+
+        Outputs whose axes are turned are no difference if the next ones are as they are. If the next
+        difference comes before that, it began with them, unless only the channels are moved.
+        """
+        turned: dict[int, tuple[str, _Found]] = {}
+        for number, what, found in self._outputs(stage):
+            if found is None:
+                self.turned |= {n: self._turned(n, each) for n, (_, each) in turned.items()}
+                turned = {}
+            elif found.how is not None:
+                turned[number] = what, found
+            else:
+                began = [n for n, (_, each) in turned.items() if not _moves_channels(each)]
+                cause = self._cause(number, stage, number - 1 in turned)
+                if began:
+                    number, (what, found) = began[0], turned[began[0]]
+                    cause = self._cause(number, stage, False)
+                return self._difference(what, number, found, stage, cause)
+        return None
+
+    def _outputs(self, stage: _Stage) -> Iterator[tuple[int, str, _Found | None]]:
+        """What is found at each output, the loss at last."""
+        for number, (i, j) in enumerate(self.pairs):
+            outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
+            found = [self._compared(x, y, stage.expected(i, j), stage) for x, y in outputs]
+            yield number, "output", next(filter(None, found), None)
+        if self.a.raised or self.b.raised:
+            return
+        found_loss = self._compared(self.a.loss, self.b.loss, stage.expected_at_the_end, stage)
+        yield len(self.pairs), "loss", found_loss
+
+    def _turned(self, number: int, found: _Found) -> str:
+        op = self.a.ops[self.pairs[number][0]]
+        how = "channels moved" if _moves_channels(found) else found.related
+        return f"{op.op}, {op.layer or 'the model itself'} ({how})"
+
+    def _compared(
+        self,
+        x: Values,
+        y: Values,
+        expected: float,
+        stage: _Stage,
+        usual: Arrangement = AS_IT_IS,
+    ) -> _Found | None:
+        """What is found of two arrays; None if they are equal, or there are no two."""
+        one, other = stage.take(x), stage.take(y)
+        if one is None or other is None:
+            return None
+        limit = self.tolerance * expected
+        if limit >= 1:
+            self.unjudged += 1
+        wrong = error(one, other, usual)
+        if wrong <= limit:
+            self.largest = max(self.largest, wrong / expected)
+            return None
+        limit = min(limit, MOST)
+        how = arrangement_of(one, other, limit)
+        if how is None:
+            wrong = min(wrong, nearest(one, other))
+            return _Found(wrong, expected, None, _related(one, other, limit))
+        return _Found(wrong, expected, how, str(how))
+
+    def _cause(self, number: int, stage: _Stage, moved_before: bool) -> str:
+        """What is known of the inputs of a pair, those aside that are weights.
+
+        ``moved_before``: whether the channels of what came before it are moved.
+        """
+        if number == len(self.pairs):
+            return "All paired outputs are equal."
+        i, j = self.pairs[number]
+        one, other = self.a.ops[i], self.b.ops[j]
+        for x, y in zip(one.inputs, other.inputs, strict=False):
+            for side, op, ours, theirs in (("a", one, x, y), ("b", other, y, x)):
+                if _is_finite(stage.take(theirs)) and not _is_finite(stage.take(ours)):
+                    where = f"{op.op}, {op.layer or 'the model itself'}"
+                    return (
+                        f"A cast to {op.dtype} makes inf of an input on side {side}, for {where}; "
+                        f"its largest value was {_largest(ours, theirs):.3g}."
+                    )
+        usual = moved_before or any(word in one.op for word in ("conv", "pool"))
+        found = {place: how for place, _, how in self._inputs(i, j, stage)}
+        given = {
+            p: how for p, how in found.items() if id(one.inputs[p].full) not in self._weights_of_a
+        }
+        for place, how in given.items():
+            moved = how.moves_channels and (usual or len(how.of) > 3)
+            if how.axes is not None and not moved:
+                return f"Input {place} is {how}."
+        if len(found) < min(len(one.inputs), len(other.inputs)):
+            return "An input differs already: what made it has no partner, or is not seen as an op."
+        where = ", with the channels moved" if any(how.axes for how in given.values()) else ""
+        return f"Its inputs are equal{where}: the op itself computes something else."
+
+    @cached_property
+    def _weights_of_a(self) -> set[int]:
+        """The arrays of ``a`` that are its weights: a recording has each array once."""
+        return {id(values) for values in self.a.values.values()}
+
+    def _inputs(self, i: int, j: int, stage: _Stage) -> Iterator[tuple[int, int, Arrangement]]:
+        """Places of equal inputs, and how they are arranged; those with gradients first."""
+        one, other = self.a.ops[i], self.b.ops[j]
+        left = sorted(range(len(other.inputs)), key=lambda place: place not in other.left)
+        for place in sorted(range(len(one.inputs)), key=lambda place: place not in one.left):
+            for partner in left:
+                pair = one.inputs[place], other.inputs[partner]
+                how = self._arrangement(*pair, stage.expected(i, j), stage)
+                if how is not None:
+                    left.remove(partner)
+                    yield place, partner, how
+                    break
+
+    def _arrangement(
+        self, x: Values, y: Values, expected: float, stage: _Stage
+    ) -> Arrangement | None:
+        one, other = stage.take(x), stage.take(y)
+        if one is None or other is None or one.size != other.size:
+            return None
+        return arrangement_of(one, other, min(self.tolerance * expected, MOST))
+
+    # backward
+
+    def backward(self, stage: _Stage) -> Difference | None:
+        """The first gradient that differs, as they came in ``a``; or a parameter's.
+
+        A gradient has the arrangement of the array that it is of, if that is equal in both.
+        """
+        numbers = {i: number for number, (i, _) in enumerate(self.pairs)}
+        arrangements: dict[tuple[int, str], dict[int, tuple[int, Arrangement]]] = {}
+        for i, side, place in self.a.backward:
+            if i not in numbers:
+                continue
+            j = self.pairs[numbers[i]][1]
+            if (i, side) not in arrangements:
+                of = self._inputs(i, j, stage) if side == "left" else self._equal(i, j, stage)
+                arrangements[i, side] = {x: (y, how) for x, y, how in of}
+            partner, how = arrangements[i, side].get(place, (None, AS_IT_IS))
+            theirs = None if partner is None else getattr(self.b.ops[j], side).get(partner)
+            if theirs is None:
+                continue
+            expected = max(
+                stage.backward[0].get((i, side, place), 0.0),
+                stage.backward[1].get((j, side, partner or 0), 0.0),
+            )
+            own = getattr(self.a.ops[i], side)[place]
+            found = self._compared(own, theirs, expected, stage, how)
+            if found is not None:
+                cause = _CAUSES[side] if self._inputs_are_equal(i, j, stage) else _CONSEQUENCE
+                return self._difference(_SIDES[side], numbers[i], found, stage, cause)
+        return self._parameters(stage)
+
+    def _inputs_are_equal(self, i: int, j: int, stage: _Stage) -> bool:
+        inputs = min(len(self.a.ops[i].inputs), len(self.b.ops[j].inputs))
+        return sum(1 for _ in self._inputs(i, j, stage)) == inputs
+
+    def _equal(self, i: int, j: int, stage: _Stage) -> Iterator[tuple[int, int, Arrangement]]:
+        """Places of equal outputs, as ``_inputs`` has them."""
+        outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
+        for place, (x, y) in enumerate(outputs):
+            how = self._arrangement(x, y, stage.expected(i, j), stage)
+            if how is not None:
+                yield place, place, how
+
+    def _parameters(self, stage: _Stage) -> Difference | None:
+        expected = max(
+            (each for way in stage.backward for key, each in way.items() if key[1] == "arrived"),
+            default=IN_FLOAT32,
+        )
+        for match in reversed(self.weights):
+            x = self.a.gradients.get(match.source.name)
+            y = self.b.gradients.get(match.target.name)
+            if x is None or y is None:
+                continue
+            full = None if x.full is None else match.converted(x.full)
+            turned = x._replace(low=match.converted(x.low), full=full)
+            own = max(_noise(each, stage.in_float32) for each in (x, y))
+            found = self._compared(turned, y, max(expected, own), stage)
+            if found is not None:
+                cause = "All paired gradients of ops are equal."
+                place, name = len(self.pairs), match.source.name
+                return self._difference("parameter", place, found, stage, cause, name)
+        return None
+
+    # what is reported
+
+    def _difference(
+        self, what: str, number: int, found: _Found, stage: _Stage, cause: str, name: str = ""
+    ) -> Difference:
+        if number < len(self.pairs):
+            i, j = self.pairs[number]
+            places = _place(self.a.ops[i]), _place(self.b.ops[j])
+        else:
+            i, j = len(self.a.ops), len(self.b.ops)
+            places = Place(what, "", "float32"), Place(what, "", "float32")
+        before = self.pairs[number - 1] if number else (-1, -1)
+        between = {
+            "a": self.a.ops[before[0] + 1 : i],
+            "b": self.b.ops[before[1] + 1 : j],
+        }
+        forward = what in ("output", "loss")
+        return Difference(
+            what,
+            name,
+            *places,
+            found.error,
+            found.expected,
+            stage.in_float32,
+            found.related,
+            cause,
+            tuple(
+                f"{side}: {op.op}, {op.layer or 'the model itself'}"
+                for side, ops in between.items()
+                for op in ops
+                if forward
+            ),
+        )
+
+    def _other_dtypes(self) -> Iterator[OtherDtype]:
+        for i, j in self.pairs:
+            one, other = self.a.ops[i], self.b.ops[j]
+            returned = one.outputs[0].dtype, other.outputs[0].dtype
+            if one.dtype != other.dtype or returned[0] != returned[1]:
+                yield OtherDtype(_place(one), _place(other), returned)
+
+    def _other_weights(self) -> Iterator[OtherWeight]:
+        for match in self.weights:
+            own, other = self.a.values[match.source.name], self.b.values[match.target.name]
+            turned = match.converted(own)
+            limit = max(
+                float(np.finfo(v.dtype).eps) if v.dtype.kind == "f" else 0.0 for v in (own, other)
+            )
+            wrong = error(turned, other)
+            if wrong <= limit:
+                continue
+            found = arrangement_of(turned, other, limit)
+            how = _related(turned, other, limit) if found is None else str(found)
+            yield OtherWeight(match.source.name, match.target.name, wrong, how)
+
+
+_SIDES = {"arrived": "gradient of an output", "left": "gradient of an input"}
+_CAUSES = {
+    "arrived": "No paired op's backward pass is seen to make it: an op without a partner does.",
+    "left": "What arrived at the op is equal: its backward pass computes something else.",
+}
+_CONSEQUENCE = "The op's inputs differ in the forward pass already."
+
+
+def _is_finite(values: NumpyArray | None) -> bool:
+    return values is None or bool(np.isfinite(values).all())
+
+
+def _largest(*values: Values) -> float:
+    """In float32; without that pass, of the sides that are finite."""
+    return max(largest(v.low if v.full is None else v.full) for v in values)
+
+
+def _moves_channels(found: _Found) -> bool:
+    return found.how is not None and found.how.moves_channels
+
+
+def _place(op: RecordedOp) -> Place:
+    return Place(op.op, op.layer, op.dtype)
+
+
+def _unpaired(side: str, ops: Sequence[RecordedOp], paired: set[int]) -> Iterator[str]:
+    for i, op in enumerate(ops):
+        if i not in paired and computes(op):
+            yield f"{side}: {op.op}, {op.layer or 'the model itself'}"
+
+
+def _related(one: NumpyArray, other: NumpyArray, limit: float) -> str:
+    if is_reordered(one, other, limit):
+        return "the same values in another order"
+    if arranged(one, other, AS_IT_IS) is None:
+        return f"shapes {one.shape} and {other.shape}"
+    return "they differ"
+
+
+# -- the passes
+
+
+def _noise(values: Values, in_float32: bool) -> float:
+    return values.full_noise if in_float32 else values.low_noise
+
+
+def _cancellation(op: RecordedOp, take: Take) -> float:
+    """How much larger the inputs of a sum are than the sum, which has their roundings.
+
+    A disturbance of a small number that is added to a large one is not seen.
+    """
+    if op.op not in ("add", "subtract"):
+        return 1.0
+    inputs, outputs = (
+        max((largest(each) for v in values if (each := take(v)) is not None), default=0.0)
+        for values in (op.inputs, op.outputs)
+    )
+    return max(inputs / outputs, 1.0) if outputs else 1.0
+
+
+def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
+    def take(values: Values) -> NumpyArray | None:
+        return values.full if in_float32 else values.low
+
+    def expected(values: Values, scale: float, *dtypes: str) -> float:
+        """The noise, or the rounding to the lowest dtype."""
+        found = take(values)
+        if found is None:
+            return 0.0
+        lower = ("float32",) if in_float32 else dtypes
+        roundings = (rounding(found, dtype, scale) for dtype in lower)
+        return max(_noise(values, in_float32), IN_FLOAT32, *roundings)
+
+    def forward(side: Recording) -> list[float]:
+        own = (
+            max((expected(v, 1.0, op.dtype, v.dtype) for v in op.outputs), default=0.0)
+            * _cancellation(op, take)
+            for op in side.ops
+        )
+        return list(accumulate(own, max))
+
+    def backward(side: Recording, start: float) -> dict[tuple[int, str, int], float]:
+        """What leaves an op is a part of what arrives at the next, or ends there."""
+        found: dict[tuple[int, str, int], float] = {}
+        so_far = start
+        for i, which, place in side.backward:
+            values = getattr(side.ops[i], which)[place]
+            found[i, which, place] = max(
+                so_far, expected(values, side.scale, values.dtype, side.ops[i].dtype)
+            )
+            if which == "arrived":
+                so_far = found[i, which, place]
+        return found
+
+    forwards = forward(a), forward(b)
+    starts = [max(each, default=IN_FLOAT32) for each in forwards]
+    return _Stage(in_float32, take, forwards, (backward(a, starts[0]), backward(b, starts[1])))
+
+
+# -- printing
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f"; {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return "; ".join(names[:SHOWN]) + more
+
+
+def _rows_of(direction: str, found: Difference | None) -> list[tuple[str, str]]:
+    if found is None:
+        return [(direction, "equal up to rounding")]
+    what = f"{found.what} {found.name}".rstrip()
+    also = "in float32 as well" if found.in_float32 else "only under the policies"
+    rows = [(direction, f"{what}: {found.how}, {also}")]
+    if found.what not in ("loss", "parameter"):
+        rows += [("  a", str(found.a)), ("  b", str(found.b))]
+    rows += [
+        (
+            "  error",
+            f"{found.error:.2g} of the largest value, {found.times:.2g} times the rounding",
+        ),
+        ("  cause", found.cause),
+    ]
+    return rows + ([("  between", _first(found.between))] if found.between else [])
+
+
+def _rows_of_dtypes(
+    found: Sequence[OtherDtype], policies: tuple[Policy, Policy]
+) -> list[tuple[str, str]]:
+    if not found:
+        return []
+    first = found[0]
+    expected = "" if policies[0] == policies[1] else ", as is usual under two policies"
+    return [
+        ("dtypes", f"other ones in {len(found)} ops{expected}; the first:"),
+        ("  a", f"{first.a} -> {first.returned[0]}"),
+        ("  b", f"{first.b} -> {first.returned[1]}"),
+    ]

@@ -1,0 +1,815 @@
+"""Locate: find the op and the layer where inf or NaN begins, or values are lost, and a tested cure.
+
+reference <- a pass in float32, unscaled        infinities here, such as masks, are intended
+trial     <- a pass under the policy, scaled
+the problem begins at the first event that is bad in trial and good in reference
+    also where later ops swallow it: x / inf is zero, and the loss is finite and wrong
+    where zeros made it (0/0, log 0): at the op that lost the values
+for each possible cure, the likeliest first:
+    if a pass with it is sound, it is the patch
+    if the problem begins later with it, keep it and continue from there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ampbridge.adapters.backend import Backend, LossFn, Model
+from ampbridge.adapters.observation import OpCall, Operand
+from ampbridge.policies import op_table
+from ampbridge.policies.policy import LOW_DTYPES, Policy
+from ampbridge.policies.schedule import single
+from ampbridge.reports.printing import Table, TabularReport
+from ampbridge_lens.census import is_within
+from ampbridge_lens.closeness import EPSILON, apart, rounded
+from ampbridge_lens.exponents import Bin, Exponents
+from ampbridge_lens.ranges import is_cast_down, power_of_two, safe_scale
+from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale
+
+Kind = Literal["overflow", "nan", "underflow", "inexact", "raised", "scale"]
+Direction = Literal["forward", "backward"]
+
+SELECTING = ("where", "masked_fill")
+"""Ops that typically introduce masks of -inf."""
+
+MOST_TRIALS = 24
+"""The most passes to look for a cure; after them the finding has no patch."""
+
+STARVED = 0.5
+"""A gradient underflows if more than this fraction of its elements, nonzero in float32, is zero."""
+
+ROUNDINGS = 16.0
+"""A loss that differs from float32's by more than these roundings to the policy's dtype is a problem."""
+
+SCALED_ALIKE = 1e-3
+"""Gradients at two loss scales differ if their error, or the part of other exponents, is larger."""
+
+SHOWN = 6
+"""How many other values a report prints; the attribute has all."""
+
+COUNTS = 1e-6
+"""A fraction of the largest gradient's root mean square. Parameters below it are not checked for
+underflow: the gradient of a bias before a normalization, for example, is only rounding noise."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change of the recipe: ops to deny, layers to keep, another loss scale."""
+
+    deny: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    scale: float | None = None
+
+    def applied_to(self, policy: Policy) -> Policy:
+        """``policy`` with the ops and layers added."""
+        return policy.replace(
+            allow=[op for op in policy.allow if op not in self.deny],
+            deny=[*policy.deny, *(op for op in self.deny if op not in policy.deny)],
+            keep=[*policy.keep, *self.keep],
+        )
+
+    def __add__(self, other: Patch) -> Patch:
+        scale = self.scale if other.scale is None else other.scale
+        return Patch(self.deny + other.deny, self.keep + other.keep, scale)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} += {{{', '.join(map(repr, entries))}}}"
+            for name, entries in (("deny", self.deny), ("keep", self.keep))
+            if entries
+        ]
+        if self.scale is not None:
+            parts.append(f"init_scale = {power_of_two(self.scale)}")
+        return ", ".join(parts) or "nothing"
+
+
+class Other(NamedTuple):
+    """An op whose values are inf, NaN or zero under the policy alone, though its inputs are not.
+
+    Attributes:
+        what: "inf", "NaN" or "zero".
+        number, total: how many of its values are, and how many it has.
+    """
+
+    what: str
+    op: str
+    layer: str
+    direction: Direction
+    number: int
+    total: int
+
+    def __str__(self) -> str:
+        where = f"{self.op}, {self.layer or 'the model itself'}, {self.direction}"
+        return f"{where}: {self.number} of {self.total} {self.what}"
+
+
+@dataclass(frozen=True)
+class Finding(TabularReport):
+    """Where the problem begins; prints as a report. It is false if there is no problem.
+
+    Attributes:
+        kind: "overflow" (inf), "nan", "underflow" (values that are zero under the policy but not in
+            float32), "inexact" (a loss that is off by more than its rounding, though nothing is inf or
+            lost), "raised" (an exception that float32 does not raise), "scale" (gradients that depend
+            on the loss scale); None if there is no problem.
+        direction: "forward" or "backward".
+        op, layer, dtype: those of the call; ``op`` is empty if no observed op caused the problem, and
+            "cast" where the cast of an op's input, or of the model's, did.
+        operands: the inputs of the op in the forward pass, or the gradients of its outputs in the
+            backward pass.
+        in_float32: whether the problem also occurs in float32, so that no policy avoids it.
+        patch: a tested change that cures the problem; None if none was found.
+        advice: a recommendation in words.
+        loss_error: how far the loss is from float32's, over the larger one; infinite for inf and NaN.
+        others: the other values that are inf, NaN or lost under the policy alone.
+        raised: the exception that ended the pass under the policy; empty if none did.
+    """
+
+    policy: Policy
+    backend: str
+    scale: float
+    kind: Kind | None = None
+    direction: Direction = "forward"
+    op: str = ""
+    layer: str = ""
+    dtype: str = ""
+    operands: tuple[Exponents, ...] = ()
+    in_float32: bool = False
+    patch: Patch | None = None
+    advice: str = "Loss and gradients are finite, and none is lost."
+    loss_error: float = 0.0
+    others: tuple[Other, ...] = ()
+    raised: str = ""
+
+    def __bool__(self) -> bool:
+        return self.kind is not None
+
+    @property
+    def cured_policy(self) -> Policy:
+        """The policy with the patch."""
+        return self.policy if self.patch is None else self.patch.applied_to(self.policy)
+
+    @property
+    def cured_scale(self) -> float:
+        """The loss scale with the patch."""
+        changed = None if self.patch is None else self.patch.scale
+        return self.scale if changed is None else changed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return super().to_dict() | {"direction": self.direction if self else None}
+
+    def table(self) -> Table:
+        """As it is printed."""
+        under = f"{self.policy!r} on {self.backend}, loss scale {power_of_two(self.scale)}"
+        others = [("also", str(other)) for other in self.others[:SHOWN]]
+        if len(self.others) > SHOWN:
+            others.append(("also", f"{len(self.others) - SHOWN} more"))
+        if not self:
+            header = ("", "found") if others else ()
+            return Table(f"{under}: no problem", header, tuple(others), (self.advice,))
+        operands = "inputs" if self.direction == "forward" else "gradient of its outputs"
+        rows = (
+            ("what", f"{self.kind}, {self.direction}"),
+            *((("exception", self.raised),) if self.raised else ()),
+            ("op", self.op or "not observed"),
+            ("layer", self.layer or "the model itself"),
+            ("dtype", self.dtype),
+            *((operands, _range(operand)) for operand in self.operands),
+            ("patch", "none found" if self.patch is None else f"{self.patch}  (tested: it cures)"),
+            *others,
+        )
+        return Table(under, ("", "found"), rows, (self.advice,))
+
+
+def _range(values: Exponents) -> str:
+    lost = [
+        f"{count} {name}"
+        for count, name in (
+            (values.infinities, "inf"),
+            (values.nans, "NaN"),
+            (values.zeros, "zero"),
+        )
+        if count
+    ]
+    headroom = "" if values.headroom is None else f", headroom {values.headroom:+d}"
+    return f"max |x| {values.largest:.3g}{headroom}" + "".join(f", {part}" for part in lost)
+
+
+def locate(
+    loss_fn: LossFn,
+    model: Model,
+    *batch: Any,
+    policy: str | Policy = "O1",
+    scale: float = 2.0**16,
+) -> Finding:
+    """Find the first op that returns inf or NaN under ``policy``, or loses values, and a cure.
+
+        found = lens.locate(loss_fn, model, x, y, policy="O1", scale=scaler.get_scale())
+        if found:
+            print(found)
+            policy = found.cured_policy
+
+    Compares a pass under the policy with one in float32. A value that is inf or NaN under the policy
+    alone is a problem also where later ops swallow it, so that the loss is finite; and so is a loss that
+    is off by more than 16 roundings. Where values became zero and made inf or NaN later, it names the op
+    that lost them. If there is none, a pass in float32 with the loss scale shows whether gradients depend
+    on it (a hook or a backward function that has an absolute threshold). If there is a problem, up to 24
+    more passes look for a patch. An exception that only the policy brings about is in the report.
+
+    Raises:
+        ArgumentError: for a scale that is not a power of two.
+        CallOrderError: if the model is decorated already.
+        UnsupportedError: for a policy that this backend refuses, or a backend that cannot observe ops.
+    """
+    parsed, subject = single(policy), Subject(loss_fn, model)
+    checked_scale(scale)
+    search = Search(subject, batch, parsed)
+    trial = search.trial(Patch(scale=scale))
+    if trial.sound:
+        return _scale_finding(search, scale, trial) or _finding(search, scale, trial)
+    beginning, in_float32 = search.beginning(trial)
+    patch = None if in_float32 else search.cure(trial, beginning)
+    return _finding(search, scale, trial, beginning, in_float32, patch)
+
+
+# -- one pass
+
+
+Side = Literal["input", "output", "arrived", "left"]
+
+
+class Key(NamedTuple):
+    """Identifies an event in every pass: the n-th call of an op in a layer, and which of its arrays."""
+
+    op: str
+    layer: str
+    occurrence: int
+    side: Side
+    place: int
+
+
+class Event(NamedTuple):
+    """The values of one observed array; those of an input are as the op casts them.
+
+    ``operands``: the inputs of its op, or the gradients of the op's outputs; of an input, what was cast.
+    """
+
+    key: Key
+    call: OpCall
+    values: Exponents
+    operands: tuple[Exponents, ...]
+
+    @property
+    def is_finite(self) -> bool:
+        return not self.values.infinities and not self.values.nans
+
+    @property
+    def operands_had_it(self) -> bool:
+        """Whether an operand was inf or NaN already."""
+        return any(operand.infinities or operand.nans for operand in self.operands)
+
+    @property
+    def is_forward(self) -> bool:
+        return self.key.side in ("input", "output")
+
+    def loses(self, expected: Event) -> bool:
+        """Whether more than ``STARVED`` of its values are zero, and are not in float32."""
+        most = max(self.values.total, 1)
+        return (self.values.zeros - expected.values.zeros) / most > STARVED
+
+
+class Events:
+    """An observer that records the exponents of all arrays, in order."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._counts: dict[tuple[str, str], int] = {}
+        self._occurrences: dict[int, int] = {}
+        self._arrived: dict[int, list[Exponents]] = {}
+        self.events: list[Event] = []
+
+    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
+        occurrence = self._counts.get((call.op, call.layer), 0)
+        self._counts[call.op, call.layer] = occurrence + 1
+        self._occurrences[call.number] = occurrence
+        operands = []
+        for place, handed in enumerate(inputs):
+            values = self._backend.to_numpy(handed.values)
+            found = cast = Exponents.of(values)
+            if is_cast_down(call, handed):
+                cast = Exponents.of(rounded(values, call.dtype))
+            self._note(call, "input", place, cast, (found,))
+            operands.append(cast)
+        for place, output in enumerate(outputs):
+            self._note(call, "output", place, self._exponents(output), tuple(operands))
+
+    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
+        values = self._exponents(gradient)
+        self._arrived.setdefault(call.number, []).append(values)
+        self._note(call, "arrived", output, values, (values,))
+
+    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
+        operands = tuple(self._arrived.get(call.number, ()))
+        self._note(call, "left", input, self._exponents(gradient), operands)
+
+    def _exponents(self, operand: Operand) -> Exponents:
+        return Exponents.of(self._backend.to_numpy(operand.values))
+
+    def _note(
+        self,
+        call: OpCall,
+        side: Side,
+        place: int,
+        values: Exponents,
+        operands: tuple[Exponents, ...],
+    ) -> None:
+        key = Key(call.op, call.layer, self._occurrences[call.number], side, place)
+        self.events.append(Event(key, call, values, operands))
+
+
+class Beginning(NamedTuple):
+    """Where the problem begins: the event, or None if no observed op caused it.
+
+    ``led_to``: the event that became inf or NaN because values were lost in ``event``.
+    """
+
+    kind: Kind
+    direction: Direction
+    event: Event | None
+    led_to: Event | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pass under the policy with a patch.
+
+    Attributes:
+        starved: gradients underflow.
+        loss_error: how far the loss is from float32's.
+        sound: it ended, all is finite that is so in float32, no gradient underflows, and the loss is off
+            by no more than its rounding.
+    """
+
+    patch: Patch
+    passed: Pass
+    events: Sequence[Event]
+    starved: bool
+    loss_error: float
+    sound: bool
+
+
+@dataclass
+class Search:
+    """Passes of one subject on one batch, compared with its pass in float32."""
+
+    subject: Subject
+    batch: Sequence[Any]
+    policy: Policy
+    trials: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        recorded = Events(self.subject.backend)
+        self.reference = self.subject.run(
+            self.batch, FLOAT32, observer=recorded, shown_as_under=self.policy
+        )
+        self.expected = {event.key: event for event in recorded.events}
+        self.reference_events = recorded.events
+
+    def trial(self, patch: Patch) -> Trial:
+        """A pass with ``patch``, and the loss scale in it."""
+        self.trials += 1
+        recorded = Events(self.subject.backend)
+        scale = 1.0 if patch.scale is None else patch.scale
+        policy = patch.applied_to(self.policy)
+        passed = self.subject.run(self.batch, policy, scale, recorded)
+        starved = policy.needs_scaling and _is_starved(passed, self.reference)
+        loss_error = apart(np.asarray(passed.loss), np.asarray(self.reference.loss))
+        sound = (
+            _is_finite(passed)
+            and not starved
+            and loss_error <= self.rounding
+            and not any(map(self._is_bad, recorded.events))
+        )
+        return Trial(patch, passed, recorded.events, starved, loss_error, sound)
+
+    @property
+    def rounding(self) -> float:
+        """How far rounding may bring the loss from float32's."""
+        return ROUNDINGS * EPSILON[self.policy.dtype if self.policy.level != "O0" else "float32"]
+
+    def _is_bad(self, event: Event) -> bool:
+        """Whether it is inf or NaN, and is not in float32."""
+        expected = self.expected.get(event.key)
+        return not event.is_finite and (expected is None or expected.is_finite)
+
+    def beginning(self, trial: Trial) -> tuple[Beginning, bool]:
+        """Where the problem of an unsound trial begins, and whether it also occurs in float32."""
+        bad = next(filter(self._is_bad, trial.events), None)
+        if bad is not None:
+            origin = self._lost_before(bad, trial)
+            if origin is not None:
+                return Beginning("underflow", "forward", origin, bad), False
+            return _beginning(bad), False
+        if trial.passed.raised:
+            last = trial.events[-1] if trial.events else None
+            direction: Direction = "forward" if last is None or last.is_forward else "backward"
+            return Beginning("raised", direction, last), False
+        finite = _is_finite(trial.passed)
+        if finite and trial.loss_error > self.rounding:
+            lost = self._first_lost(trial, forward=True)
+            return Beginning("inexact" if lost is None else "underflow", "forward", lost), False
+        if trial.starved:
+            lost = self._first_lost(trial, forward=False)
+            return Beginning("underflow", "backward", lost), False
+        if _is_finite(self.reference):
+            direction = "backward" if np.isfinite(trial.passed.loss) else "forward"
+            return Beginning(_kind_of(trial.passed), direction, None), False
+        return self._beginning_in_float32(), True
+
+    def _first_lost(self, trial: Trial, *, forward: bool) -> Event | None:
+        """The first array in one direction that is zero where float32's is not."""
+        for event in trial.events:
+            expected = self.expected.get(event.key)
+            if event.is_forward is forward and expected is not None and event.loses(expected):
+                return event
+        return None
+
+    def _lost_before(self, bad: Event, trial: Trial) -> Event | None:
+        """The event that lost the values of which zeros made ``bad``; None if no zero did.
+
+        A quotient or a logarithm is inf, although float32's fits into the dtype, because an operand is
+        zero. From there back to the op, or the cast, that made a zero of operands that were none.
+        """
+        expected = self.expected.get(bad.key)
+        in_float16 = bad.call.dtype == "float16"
+        if bad.key.side != "output" or expected is None or bad.operands_had_it:
+            return None
+        if in_float16 and expected.values.overflowing:
+            return None
+        outputs = [e for e in trial.events if e.key.side == "output"]
+        origin, number = None, bad.call.number
+        while True:
+            inputs = [e for e in trial.events if e.key.side == "input" and e.call.number == number]
+            lost = next(filter(self._has_lost, inputs), None)
+            if lost is None:
+                return origin
+            if lost.operands[0].zeros < lost.values.zeros:
+                return lost
+            earlier = [e for e in outputs if e.call.number < number and self._has_lost(e)]
+            same = [e for e in earlier if e.values == lost.operands[0]]
+            if not earlier:
+                return origin
+            origin = (same or earlier)[-1]
+            number = origin.call.number
+
+    def _has_lost(self, event: Event) -> bool:
+        """Whether it has more zeros than in float32."""
+        expected = self.expected.get(event.key)
+        return expected is not None and event.values.zeros > expected.values.zeros
+
+    def others(self, trial: Trial, beginning: Event | None) -> tuple[Other, ...]:
+        """What else is inf, NaN or lost under the policy alone, though the op's inputs are not."""
+        found: dict[tuple[str, str, str, str], Other] = {}
+        losing: set[int] = set()
+        for event in trial.events:
+            values, expected = event.values, self.expected.get(event.key)
+            if self._is_bad(event) and not event.operands_had_it:
+                what, count = (
+                    ("inf", values.infinities) if values.infinities else ("NaN", values.nans)
+                )
+            elif expected is not None and event.is_forward and event.loses(expected):
+                is_first = event.call.number not in losing and (
+                    event.key.side == "output" or event.operands[0].zeros < values.zeros
+                )
+                losing.add(event.call.number)
+                if not is_first:
+                    continue
+                what, count = "zero", values.zeros - expected.values.zeros
+            else:
+                continue
+            op = "cast" if event.key.side == "input" else event.call.op
+            direction: Direction = "forward" if event.is_forward else "backward"
+            other = Other(what, op, event.call.layer, direction, count, values.total)
+            if event is not beginning:
+                found.setdefault(other[:4], other)
+        return tuple(found.values())
+
+    def cast_before(self, event: Event, trial: Trial) -> tuple[str, Exponents] | None:
+        """The layer, and the values, whose cast is what an op was handed as inf.
+
+        They are an input of the model's, or an earlier output in a wider dtype, with as many values that
+        float16 does not hold. None if there are no such values: then an op made it that is not observed.
+        """
+        handed = event.operands[0]
+        inputs = (("", Exponents.of(each)) for each in self.subject.float_inputs(self.batch))
+        outputs = ((e.call.layer, e.values) for e in trial.events if e.key.side == "output")
+        for layer, values in (*inputs, *outputs):
+            overflowing = round(values.overflowing * values.total)
+            fits = values.total == handed.total and not values.infinities and not values.nans
+            if fits and overflowing and overflowing == handed.infinities:
+                return layer, values
+        return None
+
+    def depends_on_scale(self, scale: float) -> tuple[list[str], str, Event | None] | None:
+        """Parameters to whose gradients, in float32, the loss scale does more than multiply them.
+
+        With the layer, and the event, at which that begins; without an event if no op's gradient is so.
+        """
+        recorded = Events(self.subject.backend)
+        scaled = self.subject.run(self.batch, FLOAT32, scale, recorded, shown_as_under=self.policy)
+        names = [
+            name
+            for name, expected in self.reference.gradients.items()
+            if np.isfinite(found := scaled.gradients.get(name, expected)).all()
+            and apart(found / found.dtype.type(scale), expected) > SCALED_ALIKE
+        ]
+        if not names:
+            return None
+        powers = int(np.log2(scale))
+        for event in recorded.events:
+            expected = self.expected.get(event.key)
+            if expected is None or event.is_forward:
+                continue
+            if _mass_apart(expected.values.shifted(powers), event.values) > SCALED_ALIKE:
+                return names, event.call.layer, event
+        return names, names[-1].rpartition(".")[0], None
+
+    def _beginning_in_float32(self) -> Beginning:
+        """The likeliest origin: an op with finite operands; NaN before inf, which may be intended."""
+        bad = [event for event in self.reference_events if not event.is_finite]
+        origins = [event for event in bad if not event.operands_had_it]
+        likely = [
+            *(event for event in origins if event.values.nans),
+            *(event for event in origins if event.call.op not in SELECTING),
+            *bad,
+        ]
+        return (
+            _beginning(likely[0])
+            if likely
+            else Beginning(_kind_of(self.reference), "forward", None)
+        )
+
+    # -- cures
+
+    def cure(self, trial: Trial, beginning: Beginning) -> Patch | None:
+        """A patch with which a pass is sound; None if there is none after ``MOST_TRIALS`` passes."""
+        start = trial.patch
+        untried = self._cures(trial, beginning)
+        while self.trials < MOST_TRIALS:
+            change = next(untried, None)
+            if change is None:
+                return None
+            changed = self.trial(trial.patch + change)
+            if changed.sound:
+                return self._minimal(changed.patch, start)
+            reached, in_float32 = self.beginning(changed)
+            if not in_float32 and _is_further(reached, beginning, changed, trial):
+                trial, beginning = changed, reached
+                untried = self._cures(trial, beginning)
+        return None
+
+    def _cures(self, trial: Trial, beginning: Beginning) -> Iterator[Patch]:
+        """Possible cures, the likeliest first."""
+        if beginning.kind == "underflow" and beginning.direction == "backward":
+            yield from self._higher_scale(trial)
+        overflows_backward = beginning.direction == "backward" and beginning.kind in (
+            "overflow",
+            "nan",
+        )
+        if overflows_backward and _is_finite(trial.passed):  # what overflows is swallowed
+            yield from self._lower_scales(trial)
+            return
+        scale = self._safe_scale(trial) if overflows_backward else None
+        if scale is not None and scale >= 1:
+            yield Patch(scale=scale)
+            return
+        yield from self._wider(trial, beginning.event)
+        if scale is not None:  # below 1 it is the last resort
+            yield Patch(scale=scale)
+
+    def _higher_scale(self, trial: Trial) -> Iterator[Patch]:
+        """A quarter of the largest safe scale, because other batches may have larger gradients."""
+        safe = self._safe_scale(trial)
+        if safe is not None and safe / 4 > (trial.patch.scale or 1.0):
+            yield Patch(scale=safe / 4)
+
+    @staticmethod
+    def _lower_scales(trial: Trial) -> Iterator[Patch]:
+        scale = trial.patch.scale or 1.0
+        while scale > 1.0:
+            scale = max(scale / 16, 1.0)
+            yield Patch(scale=scale)
+
+    def _safe_scale(self, trial: Trial) -> float | None:
+        gradients = Exponents.merged(map(Exponents.of, self.reference.gradients.values()))
+        policy = trial.patch.applied_to(self.policy)
+        return safe_scale(self.subject, self.batch, policy, gradients)
+
+    def _wider(self, trial: Trial, event: Event | None) -> Iterator[Patch]:
+        """Ops and layers to run in float32: first where the problem begins, then those before it."""
+        calls = list({e.call.number: e.call for e in trial.events}.values())
+        last = max((call.number for call in calls), default=0)
+        number = last if event is None else event.call.number
+        low = [call for call in calls if call.dtype in LOW_DTYPES]
+        leading = [call for call in reversed(low) if call.number <= number]
+        policy = trial.patch.applied_to(self.policy)
+        yield from dict.fromkeys(c for call in leading for c in _in_float32(call, low, policy))
+
+    def _minimal(self, patch: Patch, start: Patch) -> Patch:
+        """``patch`` without the entries that are not needed."""
+        for smaller in _one_entry_less(patch, start):
+            if self.trial(smaller).sound:
+                return self._minimal(smaller, start)
+        return Patch(patch.deny, patch.keep, None if patch.scale == start.scale else patch.scale)
+
+
+def _one_entry_less(patch: Patch, start: Patch) -> Iterator[Patch]:
+    if len(patch.deny) + len(patch.keep) + (patch.scale != start.scale) < 2:
+        return
+    for op in patch.deny:
+        yield Patch(tuple(o for o in patch.deny if o != op), patch.keep, patch.scale)
+    for layer in patch.keep:
+        yield Patch(patch.deny, tuple(k for k in patch.keep if k != layer), patch.scale)
+    if patch.scale != start.scale:
+        yield Patch(patch.deny, patch.keep, start.scale)
+
+
+def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Patch]:
+    """Ways to run one call in float32; first the one that changes the fewest of the ``low`` calls."""
+    ways: list[tuple[int, Patch]] = []
+    if call.op in op_table.ops() and call.op not in policy.deny:
+        ways.append((sum(c.op == call.op for c in low), Patch(deny=(call.op,))))
+    if call.layer and call.layer not in policy.keep:
+        inside = sum(is_within(c.layer, call.layer) for c in low)
+        ways.append((inside, Patch(keep=(call.layer,))))
+    return [patch for _, patch in sorted(ways, key=lambda way: way[0])]
+
+
+def _is_further(reached: Beginning, before: Beginning, now: Trial, then: Trial) -> bool:
+    """Whether the problem begins later in the pass than before."""
+    if reached.event is None or before.event is None:
+        return False
+    return _place(reached.event, now) > _place(before.event, then)
+
+
+def _place(event: Event, trial: Trial) -> tuple[bool, int]:
+    """A sort key: the forward pass in the order of calls, then the backward pass in reverse."""
+    forward = event.is_forward
+    return (not forward, event.call.number if forward else -event.call.number)
+
+
+def _beginning(event: Event) -> Beginning:
+    kind: Kind = "nan" if event.values.nans and not event.values.infinities else "overflow"
+    return Beginning(kind, "forward" if event.is_forward else "backward", event)
+
+
+def _mass_apart(a: Exponents, b: Exponents) -> float:
+    """The fraction of values that two histograms have in other bins."""
+    bins = a.bins.keys() | b.bins.keys()
+    none = Bin(0, 0, 0)
+    moved = sum(abs(a.bins.get(e, none).values - b.bins.get(e, none).values) for e in bins)
+    return (moved + abs(a.zeros - b.zeros)) / max(a.total, 1)
+
+
+def _kind_of(passed: Pass) -> Kind:
+    return "overflow" if any(bool(np.isinf(a).any()) for a in passed.arrays) else "nan"
+
+
+def _is_finite(passed: Pass) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in passed.arrays)
+
+
+def _is_starved(passed: Pass, reference: Pass) -> bool:
+    """Whether a checked parameter has lost more than ``STARVED`` of its gradient's elements."""
+    sizes = {name: _root_mean_square(g) for name, g in reference.gradients.items()}
+    counting = COUNTS * max(sizes.values(), default=0.0)
+    return any(
+        _lost_fraction(passed.gradients[name], expected) > STARVED
+        for name, expected in reference.gradients.items()
+        if sizes[name] > counting and name in passed.gradients
+    )
+
+
+def _root_mean_square(values: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
+
+def _lost_fraction(values: Any, expected: Any) -> float:
+    there = expected != 0
+    return float(np.mean(values[there] == 0)) if there.any() else 0.0
+
+
+# -- in words
+
+
+def _finding(
+    search: Search,
+    scale: float,
+    trial: Trial,
+    beginning: Beginning | None = None,
+    in_float32: bool = False,
+    patch: Patch | None = None,
+) -> Finding:
+    event = None if beginning is None else beginning.event
+    found = Finding(
+        search.policy,
+        search.subject.backend.name,
+        scale,
+        in_float32=in_float32,
+        patch=patch,
+        loss_error=trial.loss_error,
+        others=search.others(trial, event),
+        raised=trial.passed.raised,
+    )
+    if beginning is None:
+        return found
+    found = replace(
+        found,
+        kind=beginning.kind,
+        direction=beginning.direction,
+        advice=" ".join(_advice(search, trial, beginning, in_float32, patch)),
+    )
+    if event is None:
+        return found
+    op, layer, operands = event.call.op, event.call.layer, event.operands
+    if event.key.side == "input" and beginning.kind != "raised":
+        before = search.cast_before(event, trial)
+        if not event.operands_had_it:
+            op = "cast"
+        elif before is not None:
+            op, layer, operands = "cast", before[0], (before[1],)
+    return replace(found, op=op, layer=layer, dtype=event.call.dtype, operands=operands)
+
+
+def _scale_finding(search: Search, scale: float, trial: Trial) -> Finding | None:
+    """What is found where the policy changes nothing, and the loss scale alone does."""
+    if not search.policy.needs_scaling or scale == 1.0:
+        return None
+    found = search.depends_on_scale(scale)
+    if found is None:
+        return None
+    names, layer, event = found
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    advice = (
+        f"The gradients of {', '.join(names[:SHOWN])}{more} depend on the loss scale, in float32 as well: "
+        "a hook or a backward function of your own does something else with gradients that are scaled, "
+        "as one with a threshold. Multiply its constants by scaler.get_scale(), call it after the "
+        "gradients are unscaled, or take bfloat16, which needs no scale."
+    )
+    finding = replace(
+        _finding(search, scale, trial),
+        kind="scale",
+        direction="backward",
+        layer=layer,
+        advice=advice,
+    )
+    if event is None:
+        return finding
+    return replace(finding, op=event.call.op, dtype=event.call.dtype, operands=event.operands)
+
+
+def _advice(
+    search: Search, trial: Trial, beginning: Beginning, in_float32: bool, patch: Patch | None
+) -> Iterator[str]:
+    event, led_to = beginning.event, beginning.led_to
+    if event is not None and event.key.side == "input" and beginning.kind != "raised":
+        if not event.operands_had_it or search.cast_before(event, trial) is not None:
+            yield f"A cast to {event.call.dtype} makes it, of what {event.call.op} takes."
+        else:
+            yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
+    elif event is not None and event.key.side == "output" and event.operands_had_it:
+        yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
+    if led_to is not None:
+        made = "inf" if led_to.values.infinities else "NaN"
+        where = f"{led_to.call.op}, {led_to.call.layer or 'the model itself'}"
+        yield f"The values that are lost there make {made} in {where}."
+    if event is not None and beginning.kind == "raised":
+        yield "It is the last op that was seen before the exception."
+    if np.isfinite(trial.loss_error) and trial.loss_error > search.rounding:
+        loss, expected = trial.passed.loss, search.reference.loss
+        roundings = trial.loss_error / search.rounding * ROUNDINGS
+        level = str(search.policy)
+        yield (
+            f"The loss is {loss:.6g}, in float32 {expected:.6g}: off by {trial.loss_error:.2g} of it, "
+            f"{roundings:.0f} roundings. lens.ranges(loss_fn, model, *batch) shows how large each value "
+            f"is, lens.align((loss_fn, model, 'O0'), (loss_fn, model, {level!r}), *batch) where they "
+            "differ first."
+        )
+    yield _advice_on_patch(beginning, in_float32, patch)
+
+
+def _advice_on_patch(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
+    if in_float32:
+        return "It also occurs in float32, so no policy cures it. Fix the model, or the batch."
+    if patch is None:
+        return "No patch cured it. lens.bisect looks for a set of ops and layers."
+    if patch.scale is not None and not patch.deny and not patch.keep:
+        if beginning.kind == "underflow":
+            return "Raise the loss scale: the gradients are too small for float16."
+        return "Lower the loss scale; a dynamic scaler does so by itself."
+    return "Keep the ops and layers of the patch in float32."
