@@ -44,7 +44,9 @@ BoundGradients: TypeAlias = Callable[
 ]
 """Of ``batch``, ``factor`` and ``total``: the loss, aux, the parameters and their gradients.
 
-See ``Backend.gradients``.
+See ``Backend.gradients``. It may have an attribute ``at_once``, a function of ``batch`` and ``scale``
+that computes all of a step where nothing stands between the gradients and the update. It returns loss,
+aux, the parameters, which all had gradients, and the overflow, or None if it has done nothing.
 """
 
 Kind: TypeAlias = Literal["model", "optimizer", "loss", "scheduler"]

@@ -42,6 +42,10 @@ NAMES = {
         Name("torch._foreach_add_", "accumulate", True),
         Name("torch._foreach_copy_", "O2's master weights", True),
         Name("torch.optim.Optimizer.profile_hook_step", "O2 under steps that call others", True),
+        Name("torch.optim.optimizer._global_optimizer_pre_hooks", "compile=True, one graph", False),
+        Name(
+            "torch.optim.optimizer._global_optimizer_post_hooks", "compile=True, one graph", False
+        ),
         Name("torch.Tensor.grad_dtype", "float32 gradients of low-precision parameters", False),
         Name("torch._foreach_abs", "telling inf from NaN on a GPU", True),
         Name("torch._foreach_sub_", "telling inf from NaN on a GPU", True),
@@ -240,6 +244,29 @@ _OPTIMIZER_HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
+
+
+def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], None] | None:
+    """What ``optimizer.step()`` computes, without what torch wraps around it; None if hooks are there.
+
+    Wrapped around are hooks and the profiler, whether gradients are recorded, and by a scheduler that
+    the optimizer has stepped, which is noted here.
+    """
+    around = vars(optimizer).get("step")
+    hooks = (*map(lookup, _HOOKS_OF_ALL), *map(vars(optimizer).get, _OPTIMIZER_HOOKS[:2]))
+    if any(hooks) or None in hooks:
+        return None
+    if around is not None:
+        if not hasattr(around, "_wrapped_by_lr_sched"):
+            return None
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    step: Any = type(optimizer).step
+    while hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return cast(Callable[[Any], None], step)
+
+
+_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def steps_under_way(optimizer: torch.optim.Optimizer) -> int:

@@ -463,6 +463,76 @@ def test_forward_and_backward_pass_are_one_graph(
     trained(WHOLE[name], device, True)
 
 
+def warm_step(
+    monkeypatch: pytest.MonkeyPatch, device: str, prepare: Any = None, **settings: Any
+) -> tuple[Any, Any, Any, list[Any]]:
+    """A compiled step that has its graphs, what it trains, a batch, and the graphs that ran since."""
+    ran: list[Any] = []
+
+    def noted(graph: Any, *_: Any) -> Any:
+        return lambda *inputs: ran.append(graph) or graph(*inputs)
+
+    monkeypatch.setattr(_private, "inductor", noted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = mlp().to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if prepare is not None:
+        prepare(optimizer)
+    step = amp.train_step(
+        lambda *given: 8 * plain(*given), model, optimizer, policy=NATIVE, compile=True, **settings
+    )
+    batch = torch.rand(16, 8, device=device), torch.zeros(16, dtype=torch.int64, device=device)
+    for _ in range(3):
+        step(*batch)
+    ran.clear()
+    return step, (model, optimizer), batch, ran
+
+
+@pytest.mark.filterwarnings(*BY_DYNAMO)
+@pytest.mark.parametrize("init_scale", [None, 3.0 * 2**9], ids=str)
+def test_one_graph_steps_or_skips(
+    init_scale: float | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaler = (
+        None if init_scale is None else amp.GradScaler(init_scale=init_scale, max_scale=2.0**127)
+    )
+    step, (model, optimizer), (x, y), ran = warm_step(monkeypatch, device, scaler=scaler)
+    held = [*model.parameters(), *(v for each in optimizer.state.values() for v in each.values())]
+    before = [value.detach().clone() for value in held]
+    expected = ["nan"]
+    reasons = [step(torch.full_like(x, torch.nan), y).reason]
+    if scaler is not None:
+        expected.append("inf")
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
+        reasons.append(step(x, y).reason)
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0})
+    assert reasons == expected
+    assert all(map(torch.equal, held, before))
+    assert step(x, y).applied
+    assert len(ran) == len(reasons) + 1
+    assert not any(map(torch.equal, held, before))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings(*BY_DYNAMO)
+@pytest.mark.parametrize("between", ["clipping", "a hook of the optimizer"])
+def test_what_stands_between_gradients_and_update_divides_the_graph(
+    between: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Any] = []
+
+    def hook(optimizer: torch.optim.Optimizer) -> None:
+        if between != "clipping":
+            optimizer.register_step_pre_hook(lambda *_: steps.append(optimizer))
+
+    settings = {"clip_norm": 1.0} if between == "clipping" else {}
+    step, _, batch, ran = warm_step(monkeypatch, device, hook, **settings)
+    assert step(*batch).applied
+    assert len(ran) == 2
+    assert len(steps) == (0 if between == "clipping" else 4)
+
+
 @pytest.mark.usefixtures("graphs_as_they_are")
 @pytest.mark.slow
 def test_a_torch_that_traces_no_gradients_compiles_the_loss(
