@@ -79,16 +79,14 @@ def check_dependence(gradients: Sequence[Array | None], switched_off_by: str | N
     """
     if all(map(is_, gradients, repeat(None))):
         if switched_off_by is not None:
-            msg = (
+            raise ArgumentError(
                 f"Nothing can be differentiated inside of {switched_off_by}.\n"
                 "Hint: end that block, for evaluation, ahead of the call that trains."
             )
-            raise ArgumentError(msg)
-        msg = (
+        raise ArgumentError(
             "The loss does not depend on any trainable parameter, or was detached.\n"
             "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
         )
-        raise ArgumentError(msg)
 
 
 def differentiated_already() -> CallOrderError:
@@ -128,12 +126,11 @@ def check_parts(
     for name, part in parts:
         present = decoration_of(part)
         if present is not None and "O2" in (policy.level, present.policy.level):
-            msg = (
+            raise UnsupportedError(
                 f"{name!r} ({type(part).__name__}) is decorated already, by itself, for "
                 f"{present.policy!r}.\n"
                 "Hint: amp.undecorate(part), then amp.decorate(model)."
             )
-            raise UnsupportedError(msg)
 
 
 def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
@@ -194,11 +191,10 @@ def check_that_it_holds_some(
     except CallOrderError:
         return
     if parameters and held and {id(p) for p in parameters}.isdisjoint(map(id, held)):
-        msg = (
+        raise ArgumentError(
             f"The optimizer ({_name_of(type(optimizer))}) holds none of the model's parameters.\n"
             f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"
         )
-        raise ArgumentError(msg)
 
 
 def check_masters(
@@ -217,14 +213,13 @@ def check_masters(
     trained = [p for p, grad in zip(parameters, grads, strict=False) if grad is not None]
     low = [p for p in backend.low_parameters(trained, optimizer) if "bfloat16" not in str(p.dtype)]
     if low:
-        msg = (
+        raise ArgumentError(
             f"{len(low)} of the {len(trained)} parameters that are trained with a loss scale are float16, "
             "without float32 masters: in their step gradients under 2e-8 are zero, and so are the squares "
             "that Adam takes of those under 1e-4.\n"
             f"Hint: {backend.examples['float32 model']}: the policy then casts. For float16 weights with "
             "float32 masters, after that: model, optimizer = amp.decorate(model, optimizer, 'O2')"
         )
-        raise ArgumentError(msg)
 
 
 def check_that_it_holds_examples(batch: Sequence[object]) -> None:
@@ -241,11 +236,10 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
                 return  # the first one, of almost each batch
             shapes.append(tuple(shape))
     if shapes:
-        msg = (
+        raise ArgumentError(
             f"The batch is empty: its arrays have the shapes {', '.join(map(str, shapes))}. The loss "
             "would be NaN, and nothing would be learnt.\nHint: if len(x): step(x, y)"
         )
-        raise ArgumentError(msg)
 
 
 def check_that_a_batch_is_spread(
@@ -261,11 +255,10 @@ def check_that_a_batch_is_spread(
         return
     needed = [name for name in required_arguments(loss_fn) if name not in named]
     if len(needed) == 1 + len(one) > 2:
-        msg = (
+        raise ArgumentTypeError(
             f"loss_fn takes {', '.join(needed)}; passed was a {type(one).__name__} of {len(one)} in one "
             "argument.\nHint: step(*batch)"
-        )
-        raise ArgumentTypeError(msg) from error
+        ) from error
 
 
 def check_batch(backend: Backend, batch: object, error: Exception) -> None:
@@ -347,12 +340,11 @@ def _backend_of(*parts: object) -> Backend:
 def _check_same_framework(model: Model, optimizer: Optimizer) -> None:
     name, other = map(registry.framework_if_known, (model, optimizer))
     if other is not None and name is not None and other != name:
-        msg = (
+        raise ArgumentTypeError(
             f"The model {_name_of(type(model))} belongs to {name}, the optimizer "
             f"{_name_of(type(optimizer))} to {other}.\n"
             f"Hint: make the optimizer with {name}, over the model's own parameters."
         )
-        raise ArgumentTypeError(msg)
 
 
 # -- what it is
@@ -387,12 +379,11 @@ def _hint(role: str, parts: _Parts, backend: Backend) -> str:
 def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:
     kind: type = type(optimizer)
     if _needs_a_closure(kind):
-        msg = (
+        raise UnsupportedError(
             f"{kind.__name__} evaluates the loss several times a step; a training step does "
             "so once.\n"
             f"Hint: {_by_hand(optimizer)}"
         )
-        raise UnsupportedError(msg)
 
 
 def _by_hand(optimizer: Optimizer) -> str:

@@ -413,13 +413,12 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         Raises:
             UnsupportedError: if this framework returns gradients as values; this is the default.
         """
-        msg = (
+        raise UnsupportedError(
             f"{self.name} keeps no gradients beside the parameters of {type(optimizer).__name__}; they "
             "are values.\n"
             "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
             "scaler.step(optimizer, grads)"
         )
-        raise UnsupportedError(msg)
 
     # -- from gradients to parameters
 
@@ -536,12 +535,11 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
             UnsupportedError: if there is no compiler; this is the default.
         """
         del build
-        msg = (
+        raise UnsupportedError(
             f"compile=True with {getattr(loss_fn, '__name__', repr(loss_fn))}: {self.name} runs op by op "
             "and has no compiler.\n"
             "Hint: amp.train_step(..., compile='auto') compiles where the framework can."
         )
-        raise UnsupportedError(msg)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
         """A function that runs ``program`` on each replica of ``model`` in this process.

@@ -66,11 +66,10 @@ def register_backend(name: str, factory: Factory) -> None:
         ArgumentTypeError: if the name is not an identifier, or the factory is not callable.
     """
     if not (isinstance(name, str) and name.isidentifier() and callable(factory)):
-        msg = (
+        raise ArgumentTypeError(
             f"A backend is registered by its framework's root module and a factory, not by {name!r} "
             f"and {factory!r}.\nHint: amp.register_backend('jax', JaxBackend)"
         )
-        raise ArgumentTypeError(msg)
     _registered[name] = factory
     _loaded.pop(name, None)
 
@@ -123,11 +122,10 @@ def active_backend() -> Backend:
         return _load(names[0])
     what = f"several ({listed(names)})" if names else "none"
     example = names[0] if names else "torch"
-    msg = (
+    raise BackendNotFoundError(
         f"Which backend? Of the registered frameworks {backend_names()}, this process has imported "
         f"{what}.\nHint: amp.autocast('O1', backend={example!r})"
     )
-    raise BackendNotFoundError(msg)
 
 
 def names_in_use() -> list[str]:
@@ -159,18 +157,16 @@ def framework_of(*objects: object) -> str:
         return next(iter(found))
     if found:
         kinds = " and ".join(f"{_kind(obj)} ({name})" for name, obj in found.items())
-        msg = (
+        raise BackendNotFoundError(
             f"The objects belong to several frameworks: {kinds}.\n"
             "Hint: give a model and an optimizer of one framework."
         )
-        raise BackendNotFoundError(msg)
     refuse_without_adapter(objects)
     kinds = ", ".join(_kind(obj) for obj in objects)
-    msg = (
+    raise BackendNotFoundError(
         f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
         "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
     )
-    raise BackendNotFoundError(msg)
 
 
 def refuse_without_adapter(objects: Iterable[object]) -> None:

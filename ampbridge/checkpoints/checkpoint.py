@@ -136,11 +136,10 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
         raise StateError(f"{str(file)!r} was not written by ampbridge.\n{_HINT}")
     version = document.get("version")
     if type(version) is not int or version != VERSION:
-        msg = (
+        raise StateError(
             f"{str(file)!r} is of version {version!r:.200}; this ampbridge reads version {VERSION}.\n"
             "Hint: pip install --upgrade ampbridge"
         )
-        raise StateError(msg)
     if document.keys() != _KEYS:
         raise StateError(f"{str(file)!r} has missing or unexpected parts.\n{_HINT}")
     if not _has_digest(document.pop(_DIGEST), document):

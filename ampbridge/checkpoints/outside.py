@@ -41,18 +41,16 @@ def taken_from(
     """
     saved = {name: slots.pop(name) for name in list(slots) if _NAME.fullmatch(name)}
     if saved.keys() != present.keys():
-        msg = (
+        raise StateError(
             f"It was saved of an optimizer that trains {_listed(saved)} outside of the model, this one "
             f"trains {_listed(present)}.\n{_HINT}"
         )
-        raise StateError(msg)
     for name, value in present.items():
         if (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
-            msg = (
+            raise StateError(
                 f"{name} is {saved[name].dtype}{saved[name].shape}, the optimizer's is "
                 f"{value.dtype}{value.shape}.\n{_HINT}"
             )
-            raise StateError(msg)
     return saved
 
 

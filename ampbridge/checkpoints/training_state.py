@@ -205,24 +205,22 @@ def _scheduler_state(scheduler: Any) -> Any:
         return None
     if not hasattr(scheduler, "state_dict") or _state_setter(scheduler) is None:
         kind = type(scheduler).__name__
-        msg = (
+        raise UnsupportedError(
             f"A checkpoint cannot contain the state of {kind}: it has no state_dict() and "
             f"load_state_dict().\nHint: give {kind} both; or, if it has no state or you save it "
             "yourself, train_step(..., scheduler=scheduler.step)."
         )
-        raise UnsupportedError(msg)
     import json
 
     state = scheduler.state_dict()
     try:
         return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
     except (TypeError, ValueError) as error:
-        msg = (
+        raise UnsupportedError(
             f"The state of {type(scheduler).__name__} is not plain data ({error!s:.100}), and "
             "checkpoints hold no pickle.\n"
             "Hint: train_step(..., scheduler=scheduler.step), and save scheduler.state_dict() yourself."
-        )
-        raise UnsupportedError(msg) from error
+        ) from error
 
 
 _PAIRS = "keys and values"

@@ -17,8 +17,7 @@ def checked_flag(name: str, value: object) -> bool:
     """
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    msg = f"{name} is True or False, not {value!r:.80}.\nHint: {name}=True"
-    raise ArgumentTypeError(msg)
+    raise ArgumentTypeError(f"{name} is True or False, not {value!r:.80}.\nHint: {name}=True")
 
 
 def checked_count(name: str, value: Any, hint: str, least: int = 1) -> int:

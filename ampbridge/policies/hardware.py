@@ -146,11 +146,10 @@ def asked_execution() -> Literal["native", "simulated", "auto"]:
     asked = os.environ.get(CPU_EXECUTION, "auto")
     if asked in ("native", "simulated", "auto"):
         return asked  # type: ignore[return-value]  # narrowed by the line above
-    msg = (
+    raise ArgumentError(
         f"Passed {CPU_EXECUTION}={asked!r} in the environment; allowed are {listed(EXECUTIONS)}.\n"
         f"Hint: export {CPU_EXECUTION}=simulated"
     )
-    raise ArgumentError(msg)
 
 
 def asked_setting() -> dict[str, str]:

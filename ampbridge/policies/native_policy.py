@@ -41,12 +41,11 @@ def to_native(policy: Policy, framework: str, drop: Sequence[str]) -> Any:
     beyond = [name for name in _beyond(policy, framework) if name not in drop]
     if beyond:
         shown = ", ".join(f"{name}={_shown(getattr(policy, name))}" for name in beyond)
-        msg = (
+        raise UnsupportedError(
             f"What {framework} has for a policy cannot follow {shown}.\n"
             f"Hint: policy.to_native({framework!r}, drop={sorted({*drop, *beyond})!r}) gives these up; "
             f"amp.port.write(amp.Recipe(policy), {framework!r}) writes code that follows more."
         )
-        raise UnsupportedError(msg)
     return registry.backend(framework).native_policy(_without(policy, framework, drop))
 
 

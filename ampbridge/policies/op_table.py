@@ -233,13 +233,12 @@ def _unknown(name: str) -> PolicyError:
     if colon and prefix in PREFIXES:
         return no_such_op(name, "the op table", _spellings(prefix))
     close = nearest(name, [*ops(), *_aliases()]) or _owners_of_bare(name)
-    msg = (
+    return PolicyError(
         f"Unknown op {name!r}; allowed are the canonical names, framework names with a prefix "
         f"({', '.join(f'{p}:' for p in PREFIXES)}), and functions with their module "
         "(package.module:function).\n"
         f"Hint: {_did_you_mean(close)}"
     )
-    return PolicyError(msg)
 
 
 def _owners_of_bare(name: str) -> list[str]:
@@ -273,8 +272,7 @@ def op_list(list_set: str, level: str, dtype: str) -> OpList:
         if level in entry["levels"] and dtype in entry["dtypes"]:
             allow, deny, promote = (frozenset(entry[k]) for k in ("allow", "deny", "promote"))
             return OpList(allow, deny, promote, entry["unlisted"])
-    msg = (
+    raise PolicyError(
         f"The list set {list_set!r} has no lists for level {level!r} and dtype {dtype!r}.\n"
         f"Hint: Policy({level!r}, {dtype!r}, lists='torch')"
     )
-    raise PolicyError(msg)

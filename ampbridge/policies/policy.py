@@ -102,34 +102,30 @@ class Policy:
     def _check_lists(self) -> None:
         both = sorted(set(self.allow) & set(self.deny))
         if both:
-            msg = (
+            raise PolicyError(
                 f"{', '.join(map(repr, both))} is in both allow and deny; an op has one rule.\n"
                 f"Hint: leave it in one list, for example deny={both!r}."
             )
-            raise PolicyError(msg)
         if self.lists == "native" and (self.allow or self.deny):
-            msg = (
+            raise PolicyError(
                 "lists='native' intercepts nothing, so allow and deny cannot be honoured "
                 f"(allow={list(self.allow)!r}, deny={list(self.deny)!r}).\n"
                 "Hint: start from a list set, lists='torch', and keep allow and deny."
             )
-            raise PolicyError(msg)
 
     def _check_level(self) -> None:
         """Refuse settings of low precision that would have no effect at this level."""
         if self.level == "O0" and self.output_dtype != "float32":
-            msg = (
+            raise PolicyError(
                 f"output_dtype={self.output_dtype!r} at O0, where a model returns "
                 "float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
             )
-            raise PolicyError(msg)
         if self.level != "O2" and not self.master_weights:
-            msg = (
+            raise PolicyError(
                 f"master_weights=False at {self.level}, where parameters are float32 and need no "
                 "masters.\nHint: Policy('O2', master_weights=False)"
             )
-            raise PolicyError(msg)
 
     @property
     def compute_dtype(self) -> str:
@@ -150,11 +146,10 @@ class Policy:
     def op_list(self) -> OpList:
         """The list set of this level and dtype, with the changes by ``allow`` and ``deny``."""
         if self.lists == "native":
-            msg = (
+            raise PolicyError(
                 "With lists='native' the framework decides op by op; there is no list to look at.\n"
                 "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend."
             )
-            raise PolicyError(msg)
         base = op_table.op_list(self.lists, self.level, self.dtype)
         allow, deny = frozenset(self.allow), frozenset(self.deny)
         # O2 is low precision everywhere except where the lists say otherwise.
@@ -214,11 +209,10 @@ class Policy:
         if isinstance(text, Policy):
             return text
         if not isinstance(text, str):
-            msg = (
+            raise ArgumentTypeError(
                 f"A policy is a Policy or a string, not {type(text).__name__} ({text!r}).\n"
                 "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')"
             )
-            raise ArgumentTypeError(msg)
         if text in _SHORT_FORMS:
             return _SHORT_FORMS[text]
         level, _, dtype = text.partition(":")
@@ -329,8 +323,7 @@ def _check_choice(
         return
     found = meant(value, allowed, slips)
     hint = _other_words(str(value)) if found is None else f"{name}={found!r}"
-    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}"
-    raise PolicyError(msg)
+    raise PolicyError(f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}")
 
 
 def _other_words(text: str) -> str:

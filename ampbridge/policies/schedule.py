@@ -93,11 +93,10 @@ class Schedule:
             back_count = None if back_after is None else _count("back_after", back_after)
             schedule._rule = _BySkips(*policies, _count("skips", skips), back_count)
         else:
-            msg = (
+            raise ArgumentError(
                 "Schedule.when takes loss_below (and back_above), or skips (and back_after).\n"
                 "Hint: Schedule.when(loss_below=0.5, use='O1', otherwise='O0', back_above=0.6)"
             )
-            raise ArgumentError(msg)
         return schedule
 
     @property
@@ -127,11 +126,10 @@ class Schedule:
         fits = isinstance(state, dict) and state.keys() == first.keys()
         if fits and all(_is_like(state[name], value) for name, value in first.items()):
             return
-        msg = (
+        raise StateError(
             f"{state!r:.200} is no state of {self!r}.\n"
             f"Hint: it has the form of {first!r}; pass step.state_dict()'s result unchanged."
         )
-        raise StateError(msg)
 
     @property
     def counts_skips(self) -> bool:
@@ -190,11 +188,10 @@ class _ByLoss:
 
     def __post_init__(self) -> None:
         if self.back_above < self.below:
-            msg = (
+            raise ArgumentError(
                 f"Passed loss_below={self.below!r} and back_above={self.back_above!r}; allowed is "
                 f"back_above from loss_below.\nHint: back_above={1.2 * self.below!r}"
             )
-            raise ArgumentError(msg)
 
     @property
     def policies(self) -> Sequence[Policy]:
@@ -281,18 +278,16 @@ def _checked_entries(
     except (TypeError, ValueError) as error:
         if isinstance(error, (ArgumentError, ArgumentTypeError, PolicyError)):
             raise
-        msg = (
+        raise ArgumentTypeError(
             f"A schedule is a list of (step, policy), not {entries!r}.\n"
             "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
-        )
-        raise ArgumentTypeError(msg) from error
+        ) from error
     firsts = [first for first, _ in pairs]
     if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
-        msg = (
+        raise ArgumentError(
             f"The steps of a schedule start at 0 and rise; passed {firsts!r}.\n"
             "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
         )
-        raise ArgumentError(msg)
     return tuple(pairs)
 
 
@@ -319,11 +314,10 @@ def single(policy: str | Policy) -> Policy:
         ArgumentTypeError: for a schedule.
     """
     if isinstance(policy, Schedule):
-        msg = (
+        raise ArgumentTypeError(
             f"{policy!r} chooses a policy for each step, and this call has no steps.\n"
             "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop."
         )
-        raise ArgumentTypeError(msg)
     return Policy.parse(policy)
 
 

@@ -40,12 +40,11 @@ def to_native(state: Mapping[str, Any], framework: str, optimizer: Any, drop: Se
     beyond = {name: value for name, value in _beyond(state, framework).items() if name not in drop}
     if beyond:
         shown = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
-        msg = (
+        raise UnsupportedError(
             f"The scaler of {framework} cannot follow {shown}.\n"
             f"Hint: scaler.to_native({framework!r}, drop={sorted(beyond)!r}) gives these up, or begin "
             f"with GradScaler.like({NATIVE[framework][0]!r})."
         )
-        raise UnsupportedError(msg)
     return registry.backend(framework).native_scaler(state, optimizer)
 
 

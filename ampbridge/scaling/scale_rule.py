@@ -152,11 +152,10 @@ class ScalerConfig:
         bound = "max_scale" if scale > self.max_scale else "min_scale"
         possible = SMALLEST_SCALE <= scale <= LARGEST_SCALE
         hint = f"GradScaler({scale!r}, {bound}={scale!r})" if possible else f"{name}=2.0**16"
-        msg = (
+        raise ArgumentError(
             f"Passed {name}={scale!r}; allowed is min_scale ({self.min_scale!r}) to "
             f"max_scale ({self.max_scale!r}).\nHint: {hint}"
         )
-        raise ArgumentError(msg)
 
 
 def next_state(

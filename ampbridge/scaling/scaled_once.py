@@ -19,9 +19,8 @@ def check_that_nobody_else_scales() -> None:
     """
     caller = scaled_by.get()
     if caller is not None:
-        msg = (
+        raise CallOrderError(
             f"scaler.scale(loss) inside of the loss_fn of {caller}, which scales and unscales by itself: "
             "gradients would be too large by the scale.\n"
             f"Hint: def loss_fn(model, x, y): return loss  # unscaled; {caller}(..., scaler=scaler)"
         )
-        raise CallOrderError(msg)

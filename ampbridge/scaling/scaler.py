@@ -233,12 +233,11 @@ class GradScaler:
         record = self._records.get(id(owner))
         if record is not None:
             what = "unscale()" if record.stage is _Stage.UNSCALED else "step()"
-            msg = (
+            raise CallOrderError(
                 f"unscale() of this optimizer after {what}, since the last update().\n"
                 "Hint: call unscale() once an iteration, before step(), and update() at its end; after an "
                 "iteration that was cut short, update() alone."
             )
-            raise CallOrderError(msg)
         backend = self._bound_to(owner)
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
         self._check_masters(backend, owner, stored)
@@ -267,11 +266,10 @@ class GradScaler:
         check_optimizer(optimizer, self._backend)
         record = self._records.get(id(optimizer))
         if record is not None and record.stage is _Stage.STEPPED:
-            msg = (
+            raise CallOrderError(
                 "step() of this optimizer has been called already since the last update().\n"
                 "Hint: scaler.step(optimizer); scaler.update()"
             )
-            raise CallOrderError(msg)
         gradients = self._gradients_for(optimizer, grads, record)
         backend = self._bound_to(optimizer)
         check_that_it_holds_some(backend, optimizer, gradients.parameters)
@@ -307,11 +305,10 @@ class GradScaler:
             return
         records = list(self._records.values())
         if not records:
-            msg = (
+            raise CallOrderError(
                 "update() without a step() or unscale() since the last one: nothing was checked.\n"
                 "Hint: scaler.step(optimizer); scaler.update()"
             )
-            raise CallOrderError(msg)
         self._records.clear()
         kinds = [record.overflow for record in records if record.overflow is not None]
         if self.enabled and kinds:
@@ -357,11 +354,10 @@ class GradScaler:
         self.sound_alarms()
         record = self._records.get(id(optimizer))
         if record is None:
-            msg = (
+            raise CallOrderError(
                 "found_inf() of an optimizer whose gradients were not checked since update().\n"
                 "Hint: scaler.unscale(optimizer) checks them."
             )
-            raise CallOrderError(msg)
         return record.overflow is not None and int(record.overflow) > 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -452,12 +448,11 @@ class GradScaler:
             self.store = backend.scale_store(self.store.read(), like) or self.store
             self._backend = backend
         elif self._backend.name != backend.name:
-            msg = (
+            raise ArgumentTypeError(
                 f"This GradScaler works for {self._backend.name} and was given something of "
                 f"{backend.name}.\nHint: other = GradScaler(); "
                 "other.load_state_dict(scaler.state_dict())"
             )
-            raise ArgumentTypeError(msg)
 
     def factor(self, backend: Backend, like: Any) -> Scalar:
         """The factor for a loss, None if disabled; moves the state to the device of ``like``."""
@@ -487,11 +482,10 @@ class GradScaler:
         if not isinstance(grads, Gradients):
             grads = Gradients(grads, ())
         if grads.found is not None:
-            msg = (
+            raise CallOrderError(
                 "These gradients have been unscaled already.\n"
                 "Hint: grads = scaler.unscale(grads), once; then scaler.step(optimizer, grads)."
             )
-            raise CallOrderError(msg)
         if not self.enabled:
             return grads
         if not self._has_scaled:
@@ -536,11 +530,10 @@ class GradScaler:
             CallOrderError: between ``unscale`` or ``step`` and ``update``.
         """
         if any(self._checked.values()):
-            msg = (
+            raise CallOrderError(
                 "A GradScaler can be copied or pickled only between iterations: gradients checked since "
                 "the last update() belong to an optimizer.\nHint: scaler.update(), then copy.deepcopy(scaler)"
             )
-            raise CallOrderError(msg)
         return {**vars(self), "_checked": defaultdict(dict)}
 
     def __getattr__(self, name: str) -> Any:

@@ -103,12 +103,11 @@ class AutocastRegion:
         """Models and classes can be called too."""
         is_function = isinstance(thing, partial) or (callable(thing) and hasattr(thing, "__name__"))
         if not is_function or inspect.isclass(thing) or self._backend.kind(thing) is not None:
-            msg = (
+            raise ArgumentTypeError(
                 "A region decorates a function, a generator or a coroutine, not "
                 f"{described(thing, self._backend)}.\n"
                 f"Hint: with amp.autocast({self._policy!r}): y = model(x)"
             )
-            raise ArgumentTypeError(msg)
 
 
 @contextmanager
@@ -204,9 +203,8 @@ def _loaded(name: str | None) -> str:
 def _refuse_kept_layers(policy: Policy) -> None:
     """A region has no model, so it cannot tell which layers to keep in float32."""
     if policy.keep:
-        msg = (
+        raise UnsupportedError(
             f"{policy!r}: a region has no model, so it cannot keep layers in float32.\n"
             "Hint: amp.decorate(model, policy=policy), then call the model; or "
             "policy.replace(keep=()) for the region."
         )
-        raise UnsupportedError(msg)

@@ -37,10 +37,9 @@ def clipping_of(settings: Mapping[str, float | None]) -> Clipping | None:
     chosen = [Clipping(name, limit) for name in CLIPPINGS if (limit := settings[name]) is not None]
     if len(chosen) > 1:
         passed = " and ".join(f"{name}={limit:g}" for name, limit in chosen)
-        msg = (
+        raise ArgumentError(
             f"Passed {passed}; a step clips in one way.\nHint: {chosen[0].name}={chosen[0].limit:g}"
         )
-        raise ArgumentError(msg)
     return chosen[0] if chosen else None
 
 

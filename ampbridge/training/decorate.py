@@ -125,17 +125,15 @@ def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master
         raise ArgumentError(msg + "Hint: save_dtype='float32'")
     levels = {policy.level for policy in policies}
     if save_dtype is not None and levels == {"O0"}:
-        msg = (
+        raise ArgumentError(
             f"save_dtype={save_dtype!r} at O0, which decorates nothing: a model saves its parameters "
             "as they are.\nHint: save_dtype=None, or a policy of O1 or O2."
         )
-        raise ArgumentError(msg)
     if checked_flag("master_grad", master_grad) and "O2" not in levels:
-        msg = (
+        raise ArgumentError(
             f"master_grad=True at {max(levels)}, where parameters and their gradients are float32.\n"
             "Hint: master_grad=False, or policy='O2'."
         )
-        raise ArgumentError(msg)
 
 
 @overload
@@ -193,11 +191,10 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         yield
         return
     if optimizer is None and not present.policy.master_weights:
-        msg = (
+        raise ArgumentError(
             f"The model is decorated with {present.policy!r}: without masters it is decorated "
             "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
         )
-        raise ArgumentError(msg)
     outside = ExitStack()
     try:
         with uninterrupted():
@@ -287,13 +284,12 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
     if low:
         pairs = zip(own, backend.parameter_names(model), strict=True)
         names = [name for parameter, name in pairs if id(parameter) in low]
-        msg = (
+        warn(
             "Parameters of the undecorated model are in 16 bits: "
             f"{first_of(names)}. {policy!r} has no float32 "
             "masters of them, so that updates under half a unit in the last place are lost.\n"
             f"Hint: {backend.examples['float32 model']}: the policy then casts the parameters."
         )
-        warn(msg)
 
 
 def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
@@ -327,13 +323,12 @@ def _warn_of_weights(named: Sequence[Magnitude], policy: Policy, reason: str) ->
     ]
     layers = dict.fromkeys(each.layer.name or each.layer.kind for each in named)
     keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
-    msg = (
+    warn(
         f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
         f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. {reason}\n"
         f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
         "float32."
     )
-    warn(msg)
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:

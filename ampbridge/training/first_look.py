@@ -104,13 +104,12 @@ class LookAtGradients:
         pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
         names = [name for p, name in pairs if id(p) in inside & used] if inside & used else []
         if names:
-            msg = (
+            warn(
                 f"keep={list(decoration.policy.keep)!r} does not reach where these parameters are used: "
                 f"{first_of(names)}. A kept layer is float32 where "
                 "it is called, and their layers were not called: a function or another method read them.\n"
                 "Hint: def forward(self, x): ...  # of the kept layer, with all that reads them"
             )
-            warn(msg)
 
     def _warn_of_what_is_left_out(self, trained: Sequence[Array], grads: Sequence[Array]) -> None:
         """Where a layer was replaced, the optimizer has the old one's parameters, and no loss does.
@@ -125,13 +124,12 @@ class LookAtGradients:
             return
         pairs = zip(own, backend.parameter_names(model), strict=True)
         names = [name for p, name in pairs if id(p) not in held]
-        msg = (
+        warn(
             f"{stale} of the optimizer's parameters are neither in the model nor in the loss, and these "
             f"of the model are not trained: {first_of(names)}. "
             "So it is where a layer was replaced after the optimizer was made.\n"
             f"Hint: {backend.examples['optimizer']}; then amp.train_step(loss_fn, model, optimizer)"
         )
-        warn(msg)
 
 
 class LookAtScheduler:
@@ -153,12 +151,11 @@ class LookAtScheduler:
         if left is not None and _count(self._scheduler) == left + 1:
             self._moves_by_hand += 1
             if self._moves_by_hand == 2:
-                msg = (
+                warn(
                     f"The {type(self._scheduler).__name__} that train_step has moves twice: each applied "
                     "step advances it, and so does the loop, between steps.\n"
                     "Hint: leave scheduler.step() out of the loop; or scheduler=None in train_step"
                 )
-                warn(msg)
         self.note()
 
     def note(self) -> None:

@@ -76,10 +76,9 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
     if decorated is not None:
         raise under_another_policy(caller, policy, decorated)
     if policy.level == "O2":
-        msg = (
+        raise CallOrderError(
             f"{caller} under {policy!r} of a model that is not decorated.\n"
             f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
         )
-        raise CallOrderError(msg)
     if fit_to(backend, model, None, for_steps(backend, model, policy)):
         warn_of_low_parameters(backend, model, policy)

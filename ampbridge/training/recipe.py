@@ -149,11 +149,10 @@ class Recipe:
             raise ArgumentTypeError(msg + "Hint: schedule=amp.Schedule([(0, 'O0'), (200, 'O1')])")
         first = self.schedule.policy(self.schedule.start())
         if Policy.parse(self.policy) not in (Policy(), first):
-            msg = (
+            raise RecipeError(
                 f"The schedule begins with {first!r}; policy={self.policy!r} would never be used.\n"
                 "Hint: leave policy out if there is a schedule."
             )
-            raise RecipeError(msg)
         return first
 
     def _checked_scaler(self) -> Scaling | None:

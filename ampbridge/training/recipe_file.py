@@ -146,10 +146,9 @@ def check_keys(data: Mapping[str, Any]) -> None:
         if section not in known:
             raise RecipeError(unknown("A recipe", section, known, _under_a_section(section)))
         if not isinstance(values, Mapping):
-            msg = (
+            raise RecipeError(
                 f"[{section}] is a table, not {values!r:.100}.\nHint: write [{section}] on a line."
             )
-            raise RecipeError(msg)
         for key in values:
             if key not in known[section]:
                 hint = _under_a_section(key)

@@ -96,11 +96,10 @@ class StepResult:
             CallOrderError: unless the step was made with ``name_overflows=True``.
         """
         if self._output.kinds is None:
-            msg = (
+            raise CallOrderError(
                 "Overflowing parameters were not recorded for this step.\n"
                 "Hint: amp.train_step(..., name_overflows=True)"
             )
-            raise CallOrderError(msg)
         kinds = zip(self._names, self._output.kinds, strict=True)
         return {name: reason for name, kind in kinds if (reason := REASONS[int(kind)])}
 

@@ -271,12 +271,11 @@ class TrainStep(ShownInNotebooks):
             StateError: between micro-batches.
         """
         if self._micro_steps:
-            msg = (
+            raise StateError(
                 f"state_dict() after {self._micro_steps} of {self.accumulate} micro-batches would "
                 "lose their gradients.\nHint: save when result.reason != 'accumulating'; or "
                 "step.reset(), which drops them."
             )
-            raise StateError(msg)
         return {
             "version": STATE_VERSION,
             "step": self._steps,
@@ -393,11 +392,10 @@ class TrainStep(ShownInNotebooks):
         except AmpBridgeError:
             raise
         except Exception as error:  # whatever classes of others raise
-            msg = (
+            raise UnsupportedError(
                 f"{described(self.model)} and {described(self.optimizer)} cannot be copied: "
                 f"{type(error).__name__}: {str(error).strip():.200}.\n{_ANEW}"
-            )
-            raise UnsupportedError(msg) from error
+            ) from error
         copied = memo[id(self)] = TrainStep(
             loss_fn,
             model,
@@ -415,11 +413,10 @@ class TrainStep(ShownInNotebooks):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        msg = (
+        raise UnsupportedError(
             "A TrainStep cannot be pickled, nor copied without its model: it contains functions and "
             f"compiled programs.\n{_ANEW}"
         )
-        raise UnsupportedError(msg)
 
 
 _ANEW = "Hint: step.save(path); then step.load(path) in a new step of a new model and optimizer"
@@ -530,8 +527,7 @@ def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any
         msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
         raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
     if scaler != "auto" or policy is not None or passed:
-        msg = (
+        raise ArgumentError(
             "A recipe replaces policy, scaler, accumulate, clipping and on_overflow; "
             "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
         )
-        raise ArgumentError(msg)

@@ -136,19 +136,17 @@ def returning_aux(loss_fn: LossFn) -> LossFn:
         loss, aux = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
         dimensions = getattr(loss, "ndim", loss)
         if dimensions is loss:
-            msg = (
+            raise ArgumentTypeError(
                 f"loss_fn returned {type(loss).__name__}, not a tensor.\n"
                 "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)"
             )
-            raise ArgumentTypeError(msg)
         if dimensions and hasattr(loss, "sum") and set(loss.shape) == {1}:
             loss = loss.sum()  # one number, which torch's and Paddle's backward() takes
         elif dimensions:
-            msg = (
+            raise ArgumentError(
                 f"loss_fn returned a loss of shape {tuple(loss.shape)}; a scalar is needed.\n"
                 "Hint: return loss.mean()"
             )
-            raise ArgumentError(msg)
         return loss, aux
 
     return loss_and_aux

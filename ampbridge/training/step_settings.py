@@ -38,11 +38,10 @@ def check_on_overflow(value: Any, plan: Policy | Schedule) -> None:
         msg = f"Passed on_overflow={value!r}; allowed are {listed(ON_OVERFLOW)}.\n"
         raise ArgumentError(msg + "Hint: on_overflow='drop_step'")
     if value == "drop_microbatch" and isinstance(plan, Schedule) and plan.counts_skips:
-        msg = (
+        raise ArgumentError(
             f"on_overflow='drop_microbatch' skips no step, which {plan!r} waits for.\n"
             "Hint: on_overflow='drop_step', or a schedule by steps or by the loss."
         )
-        raise ArgumentError(msg)
 
 
 def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
@@ -58,11 +57,10 @@ def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> G
         return GradScaler() if in_need else None
     chosen = checked_scaler(scaler, "an ampbridge.GradScaler, 'auto' or None")
     if in_need and (chosen is None or not chosen.enabled):
-        msg = (
+        warn(
             f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
             "Hint: scaler='auto', or a bfloat16 policy, which needs none."
         )
-        warn(msg)
     return chosen
 
 
@@ -75,11 +73,10 @@ def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
     if scaler is None or isinstance(scaler, GradScaler):
         return scaler
     kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
-    msg = (
+    raise ArgumentTypeError(
         f"scaler is {allowed}, not {scaler!r} ({kind}).\n"
         "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
     )
-    raise ArgumentTypeError(msg)
 
 
 def checked_scheduler(
@@ -95,20 +92,18 @@ def checked_scheduler(
         return None
     advance = getattr(scheduler, "step", scheduler)
     if not callable(advance) or isinstance(scheduler, type) or _is_rate_schedule(scheduler):
-        msg = (
+        raise ArgumentTypeError(
             f"scheduler is an object with step() or a function, not {described(scheduler)}.\n"
             "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
             "follows optimizer.iterations, which does not advance on skipped steps."
         )
-        raise ArgumentTypeError(msg)
     needed = required_arguments(advance)
     if needed:
-        msg = (
+        raise ArgumentTypeError(
             f"scheduler is advanced by each applied step, without arguments; that of "
             f"{described(scheduler)} needs {', '.join(needed)}.\n"
             "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
         )
-        raise ArgumentTypeError(msg)
     _check_whose_rates_it_moves(backend, scheduler, optimizer)
     step: Callable[[], Any] = advance
     return step

@@ -39,11 +39,10 @@ def checked_state(
     version = state.get("version") if isinstance(state, Mapping) else None
     if type(version) is not int or version != STATE_VERSION or set(state) != _KEYS:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        msg = (
+        raise StateError(
             f"Not a train_step state of version {STATE_VERSION}: {found}.\n"
             f"Hint: pass step.state_dict()'s result, keys {sorted(_KEYS)}."
         )
-        raise StateError(msg)
     _check_plan(state["policy"], plan)
     if (state["scaler"] is None) != (scaler is None):
         has, wants = ("no", "a") if state["scaler"] is None else ("a", "no")
@@ -72,11 +71,10 @@ def _check_plan(saved: Any, plan: Policy | Schedule) -> None:
         msg = f"The state's policy cannot be read. {_impossible('policy', saved)}"
         raise StateError(msg) from error
     if saved_plan != plan:
-        msg = (
+        raise StateError(
             f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
             f"Hint: amp.train_step(..., policy={saved_plan!r})"
         )
-        raise StateError(msg)
 
 
 def _impossible(name: str, value: Any) -> str:
