@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_decorated
-from ampbridge.adapters.backend import Backend, Decoration, Layer, Magnitude, Model, Optimizer
+from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, first_of, listed, nearest
@@ -211,9 +211,11 @@ def for_steps(
     policy: Policy,
     save_dtype: str | None = None,
     master_grad: bool = False,
-) -> Decoration:
+) -> Decoration | None:
     """What steps under ``policy`` need. Below O2 the model stays as it is outside of their regions."""
     kept = kept_layers(backend, model, policy)
+    if policy.level == "O0":
+        return None
     return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
 
 
@@ -223,12 +225,12 @@ def policy_by_hand(backend: Backend, model: Model) -> Policy | None:
     return present.policy if isinstance(present, _ByHand) else None
 
 
-def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> bool:
-    """Decorate for steps under a policy, unless it is done already; whether it was not."""
+def fit_to(
+    backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
+) -> bool:
+    """Decorate for steps, or undecorate for None; whether the model was not decorated so before."""
     present = backend.decoration(model, optimizer)
-    if present is wanted:
-        return False  # as ahead of almost each step
-    if wanted.policy.level == "O0":
+    if wanted is None:
         if present is not None:
             with uninterrupted():
                 backend.undecorate(model, optimizer)
@@ -277,13 +279,17 @@ def _replace(
         raise
 
 
+def names_by_id(backend: Backend, model: Model) -> dict[int, str]:
+    """The names of a model's parameters, by the parameters' ids."""
+    parameters, names = backend.parameters(model), backend.parameter_names(model)
+    return dict(zip(map(id, parameters), names, strict=True))
+
+
 def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
     """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
-    own = backend.parameters(model)
-    low = set(map(id, backend.low_parameters(own)))
+    low = set(map(id, backend.low_parameters(backend.parameters(model))))
     if low:
-        pairs = zip(own, backend.parameter_names(model), strict=True)
-        names = [name for parameter, name in pairs if id(parameter) in low]
+        names = [name for key, name in names_by_id(backend, model).items() if key in low]
         warn(
             "Parameters of the undecorated model are in 16 bits: "
             f"{first_of(names)}. {policy!r} has no float32 "
@@ -293,42 +299,36 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
 
 
 def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
-    """What is inf or zero in every forward pass is nothing that another loss scale could mend."""
+    """Warn of weights that float16 makes inf or zero: no loss scale mends what each forward pass has."""
     policy = wanted.policy
     if (policy.level, policy.dtype) != ("O2", "float16"):
         return
     magnitudes = backend.largest_magnitudes(model, wanted.kept)
     beyond = [each for each in magnitudes if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf]
-    if beyond:
-        _warn_of_weights(
-            beyond,
-            policy,
-            "Its largest number is 65504, and magnitudes of 65520 and above become inf: with such a "
-            "weight in use every step is skipped.",
-        )
     below = [each for each in magnitudes if 0 < each.largest <= _FLOAT16_ROUNDS_TO_ZERO]
-    if below:
-        _warn_of_weights(
-            below,
-            policy,
-            "Its smallest number is 6e-8, and magnitudes of 3e-8 and below become zero: the largest "
-            "magnitude of each of these weights does.",
-        )
-
-
-def _warn_of_weights(named: Sequence[Magnitude], policy: Policy, reason: str) -> None:
-    names = [
-        f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
-        for each in named
-    ]
-    layers = dict.fromkeys(each.layer.name or each.layer.kind for each in named)
-    keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
-    warn(
-        f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
-        f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. {reason}\n"
-        f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
-        "float32."
+    why_beyond = (
+        "Its largest number is 65504, and magnitudes of 65520 and above become inf: with such a "
+        "weight in use every step is skipped."
     )
+    why_below = (
+        "Its smallest number is 6e-8, and magnitudes of 3e-8 and below become zero: the largest "
+        "magnitude of each of these weights does."
+    )
+    for weights, why in ((beyond, why_beyond), (below, why_below)):
+        if not weights:
+            continue
+        names = [
+            f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
+            for each in weights
+        ]
+        layers = dict.fromkeys(each.layer.name or each.layer.kind for each in weights)
+        keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
+        warn(
+            f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
+            f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. {why}\n"
+            f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
+            "float32."
+        )
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:

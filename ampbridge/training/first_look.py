@@ -13,42 +13,26 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ampbridge.adapters.arguments import check_masters
-from ampbridge.adapters.backend import Array, Backend, Model, Optimizer, OwnPrecisionNotice
+from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import first_of
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaled_once import scaled_by
-from ampbridge.training.decorate import policy_by_hand, under_another_policy, warn_of_low_parameters
-from ampbridge.training.recipe import Recipe
+from ampbridge.training.decorate import names_by_id, policy_by_hand, warn_of_low_parameters
 
 
-def look(backend: Backend, model: Model, recipe: Recipe) -> None:
-    """Look at what a step under ``recipe`` is about to train; nothing has been changed yet.
-
-    Raises:
-        CallOrderError: if the user has decorated the model with a policy that is none of the recipe's.
-    """
-    decorated = policy_by_hand(backend, model)
-    if decorated is not None and decorated not in recipe.policies:
-        raise under_another_policy("train_step", recipe.plan, decorated)
-
-
-def own_precision_notice(policy: Policy) -> OwnPrecisionNotice:
-    """What warns of a framework's own mixed precision beside a step under ``policy``."""
-
-    def notice(what: str, dtype: str, counts: bool) -> None:
-        if dtype == policy.compute_dtype:
-            return
-        effect = (
-            f"comes before the step's {policy!r}: what it covers follows it"
-            if counts
-            else f"does not reach into the step, which runs under {policy!r}"
-        )
-        level = "O1" if policy.level == "O0" else policy.level
-        hint = f"leave it out; or leave it to train_step(..., policy='{level}:{dtype}')"
-        warn(f"{what} {effect}.\nHint: {hint}")
-
-    return notice
+def warn_of_own_precision(policy: Policy, what: str, dtype: str, counts: bool) -> None:
+    """Warn of a framework's own mixed precision beside a step under ``policy``: an ``OwnPrecisionNotice``."""
+    if dtype == policy.compute_dtype:
+        return
+    effect = (
+        f"comes before the step's {policy!r}: what it covers follows it"
+        if counts
+        else f"does not reach into the step, which runs under {policy!r}"
+    )
+    level = "O1" if policy.level == "O0" else policy.level
+    hint = f"leave it out; or leave it to train_step(..., policy='{level}:{dtype}')"
+    warn(f"{what} {effect}.\nHint: {hint}")
 
 
 _dtype = attrgetter("dtype")
@@ -101,9 +85,10 @@ class LookAtGradients:
             if id(layer.layer) in called:
                 inside.difference_update(map(id, backend.parameters(layer.layer)))
         used = {id(p) for p, g in zip(trained, grads, strict=True) if g is not None}
-        pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
-        names = [name for p, name in pairs if id(p) in inside & used] if inside & used else []
-        if names:
+        if inside & used:
+            names = [
+                name for key, name in names_by_id(backend, model).items() if key in inside & used
+            ]
             warn(
                 f"keep={list(decoration.policy.keep)!r} does not reach where these parameters are used: "
                 f"{first_of(names)}. A kept layer is float32 where "
@@ -117,13 +102,11 @@ class LookAtGradients:
         Parameters that no optimizer has, and those that are not in the model, are common by themselves.
         """
         backend, model = self._backend, self._model
-        own, held = backend.parameters(model), set(map(id, trained))
-        inside = set(map(id, own))
+        inside, held = set(map(id, backend.parameters(model))), set(map(id, trained))
         stale = sum(g is None and id(p) not in inside for p, g in zip(trained, grads, strict=True))
         if not stale or held >= inside:
             return
-        pairs = zip(own, backend.parameter_names(model), strict=True)
-        names = [name for p, name in pairs if id(p) not in held]
+        names = [name for key, name in names_by_id(backend, model).items() if key not in held]
         warn(
             f"{stale} of the optimizer's parameters are neither in the model nor in the loss, and these "
             f"of the model are not trained: {first_of(names)}. "

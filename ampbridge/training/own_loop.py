@@ -18,7 +18,7 @@ from ampbridge.training.decorate import (
     under_another_policy,
     warn_of_low_parameters,
 )
-from ampbridge.training.step_program import returning_aux, taking_both
+from ampbridge.training.step_program import returning_aux
 from ampbridge.training.step_settings import checked_scaler
 
 
@@ -55,7 +55,7 @@ def value_and_grad(
     scaler = checked_scaler(scaler, "an ampbridge.GradScaler or None")
     factor = None if scaler is None else scaler.factor(backend, model)
     fit_for_own_loop(backend, model, parsed, "value_and_grad")
-    paired = taking_both(returning_aux(loss_fn))
+    paired = returning_aux(loss_fn)
     with scaled_by.during(None if factor is None else "value_and_grad"):
         loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))

@@ -121,7 +121,7 @@ class LoopPrecision:
         self._models.add(model)
         save_dtype = "float32" if self.policy.level == "O2" else None
         wanted = for_steps(self._backend, model, self.policy, save_dtype)
-        if calls_open_regions:
+        if calls_open_regions and wanted is not None:
             wanted = wanted._replace(standalone=True)
         fit_to(self._backend, model, None, wanted)
 
