@@ -114,7 +114,20 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
         msg = f"A scaler's state is a dict, not {type(data).__name__}.\nHint: scaler.state_dict()"
         raise StateError(msg)
     if "version" in data:
-        return _ours(data)
+        version = data["version"]
+        if type(version) is not int or version != VERSION:
+            raise StateError(
+                f"Scaler state of version {version!r}; this ampbridge reads version {VERSION}.\n"
+                "Hint: pip install --upgrade ampbridge"
+            )
+        missing = sorted(set(_KEYS) - set(data))
+        unknown = sorted(set(map(str, data)) - set(_KEYS))
+        if missing or unknown:
+            raise StateError(
+                f"A scaler state of version {version} has other keys: missing {missing}, unknown {unknown}.\n"
+                "Hint: pass GradScaler.state_dict()'s result unchanged."
+            )
+        return dict(data)
     for signature, names in FOREIGN.values():
         if signature in data:
             values = {ours: data[theirs] for theirs, ours in names.items() if theirs in data}
@@ -124,23 +137,6 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
         f"No known scaler state: its keys are {sorted(map(str, data))}.\n"
         f"Hint: accepted are GradScaler.state_dict() of ampbridge, {', '.join(FOREIGN)}."
     )
-
-
-def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
-    version = data["version"]
-    if type(version) is not int or version != VERSION:
-        raise StateError(
-            f"Scaler state of version {version!r}; this ampbridge reads version {VERSION}.\n"
-            "Hint: pip install --upgrade ampbridge"
-        )
-    missing = sorted(set(_KEYS) - set(data))
-    unknown = sorted(set(map(str, data)) - set(_KEYS))
-    if missing or unknown:
-        raise StateError(
-            f"A scaler state of version {version} has other keys: missing {missing}, unknown {unknown}.\n"
-            "Hint: pass GradScaler.state_dict()'s result unchanged."
-        )
-    return dict(data)
 
 
 def _setting(name: str, value: Any) -> Any:

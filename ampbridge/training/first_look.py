@@ -1,6 +1,6 @@
 """One look at what a step trains, for what would go wrong in silence: at its first call and after a change.
 
-Not at each call: a look takes longer than a small step. (A scheduler's count is read at each one.)
+Not at each call: a look takes longer than a small step.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from ampbridge.adapters.arguments import check_masters
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
@@ -113,42 +111,3 @@ class LookAtGradients:
             "So it is where a layer was replaced after the optimizer was made.\n"
             f"Hint: {backend.examples['optimizer']}; then amp.train_step(loss_fn, model, optimizer)"
         )
-
-
-class LookAtScheduler:
-    """Sees whether a loop moves the scheduler that a step moves, and warns of it once.
-
-    By the count of torch's and Paddle's. A loaded one differs too: so two moves of one are awaited.
-    """
-
-    def __init__(self, backend: Backend, scheduler: Any) -> None:
-        is_native = scheduler is not None and backend.kind(scheduler) == "scheduler"
-        self._scheduler = scheduler if is_native else None
-        self._moves_by_hand = 0
-
-    def before_a_step(self) -> None:
-        """Compare with what the last step, of this ``TrainStep`` or of another, has left."""
-        if self._scheduler is None:
-            return
-        left = _left_at.get(self._scheduler)
-        if left is not None and _count(self._scheduler) == left + 1:
-            self._moves_by_hand += 1
-            if self._moves_by_hand == 2:
-                warn(
-                    f"The {type(self._scheduler).__name__} that train_step has moves twice: each applied "
-                    "step advances it, and so does the loop, between steps.\n"
-                    "Hint: leave scheduler.step() out of the loop; or scheduler=None in train_step"
-                )
-        self.note()
-
-    def note(self) -> None:
-        """Note where the scheduler is."""
-        if self._scheduler is not None:
-            _left_at[self._scheduler] = _count(self._scheduler)
-
-
-_left_at: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
-
-
-def _count(scheduler: Any) -> int | None:
-    return getattr(scheduler, "last_epoch", None)

@@ -11,7 +11,7 @@ from ampbridge.errors import CallOrderError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
-from ampbridge.scaling.scaler import Gradients, GradScaler
+from ampbridge.scaling.scaler import Gradients, GradScaler, checked_scaler
 from ampbridge.training.decorate import (
     fit_to,
     for_steps,
@@ -19,7 +19,6 @@ from ampbridge.training.decorate import (
     warn_of_low_parameters,
 )
 from ampbridge.training.step_program import returning_aux
-from ampbridge.training.step_settings import checked_scaler
 
 
 def value_and_grad(

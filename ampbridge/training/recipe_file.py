@@ -27,7 +27,8 @@ from ampbridge.policies import op_table
 from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.scaling.scale_rule import AT_MAX_SCALE, AT_MIN_SCALE, BACKOFF_COUNTS
-from ampbridge.training.step_settings import ON_OVERFLOW
+
+ON_OVERFLOW = ("drop_step", "drop_microbatch")
 
 JsonType = dict[str, Any]
 

@@ -45,8 +45,8 @@ from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute, told_of
 from ampbridge.errors.foreign_text import ShownInNotebooks
 from ampbridge.policies.policy import Policy
-from ampbridge.policies.schedule import Schedule, parse
-from ampbridge.scaling.scaler import GradScaler
+from ampbridge.policies.schedule import Schedule
+from ampbridge.scaling.scaler import GradScaler, scaler_for
 from ampbridge.training.decorate import (
     fit_to,
     for_steps,
@@ -54,21 +54,12 @@ from ampbridge.training.decorate import (
     policy_by_hand,
     under_another_policy,
 )
-from ampbridge.training.first_look import (
-    LookAtGradients,
-    LookAtScheduler,
-    warn_of_own_precision,
-)
-from ampbridge.training.recipe import Recipe
+from ampbridge.training.first_look import LookAtGradients, warn_of_own_precision
+from ampbridge.training.recipe import OnOverflow, Recipe
 from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.result import StepResult
+from ampbridge.training.scheduler import StepScheduler
 from ampbridge.training.step_program import StepProgram
-from ampbridge.training.step_settings import (
-    OnOverflow,
-    checked_compile,
-    checked_scheduler,
-    scaler_for,
-)
 from ampbridge.training.step_state import STATE_VERSION, CheckedState, checked_state
 
 
@@ -106,8 +97,9 @@ class TrainStep(ShownInNotebooks):
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
             for policy in recipe.policies
         }
-        self._advance_scheduler = checked_scheduler(backend, scheduler, optimizer)
-        self._look_at_scheduler = LookAtScheduler(backend, scheduler)
+        self._scheduler = (
+            None if scheduler is None else StepScheduler(backend, scheduler, optimizer)
+        )
         self._look_at_gradients = LookAtGradients(backend, model, optimizer)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps without loss scaling are also checked and counted.
@@ -206,8 +198,8 @@ class TrainStep(ShownInNotebooks):
             final = self._micro_steps + 1 == recipe.accumulate
             policy = plan if isinstance(plan, Policy) else self.policy
             check_that_it_holds_examples(batch)
-            if self._advance_scheduler is not None:
-                self._look_at_scheduler.before_a_step()
+            if self._scheduler is not None:
+                self._scheduler.before_a_step()
             if scaler is not None and (scaler.config, scaler.enabled) != self._built_for:
                 self._build()
             run = self._program if self._has_looked else self._first_program(policy)
@@ -232,9 +224,8 @@ class TrainStep(ShownInNotebooks):
                     output = output._replace(loss=backend.mean_loss(output.loss, self.model))
                 counted = StepResult(output, self._steps)  # without alarms, which may raise
                 self._schedule_state = plan.next_state(self._schedule_state, counted)
-            if self._advance_scheduler is not None and bool(output.applied):
-                self._advance_scheduler()
-                self._look_at_scheduler.note()
+            if self._scheduler is not None and bool(output.applied):
+                self._scheduler.advance()
             if output.raised is not None:
                 raise output.raised
             return self._result(output, policy)
@@ -523,12 +514,26 @@ def train_step(
     }
     passed: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if recipe is None:
-        plan = parse(policy_by_hand(backend, model) or "O1" if policy is None else policy)
-        kind = "schedule" if isinstance(plan, Schedule) else "policy"
-        recipe = Recipe(**{kind: plan, **passed}, scaler=None)
+        if policy is None:
+            policy = policy_by_hand(backend, model) or "O1"
+        if isinstance(policy, Schedule):
+            recipe = Recipe(schedule=policy, **passed, scaler=None)
+        else:
+            recipe = Recipe(Policy.parse(policy), **passed, scaler=None)
     else:
-        _check_it_stands_alone(recipe, scaler, policy, passed)
+        if not isinstance(recipe, Recipe):
+            msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
+            raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
+        if scaler != "auto" or policy is not None or passed:
+            raise ArgumentError(
+                "A recipe replaces policy, scaler, accumulate, clipping and on_overflow; "
+                "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
+            )
         scaler = None if recipe.scaler is None else recipe.scaler.make()
+    if compile != "auto" and not isinstance(compile, bool):
+        raise ArgumentError(
+            f"Passed compile={compile!r}; allowed are True, False and 'auto'.\nHint: compile='auto'"
+        )
     return TrainStep(
         loss_fn,
         model,
@@ -538,22 +543,5 @@ def train_step(
         scaler=scaler_for(recipe.policies, scaler),
         scheduler=scheduler,
         name_overflows=checked_flag("name_overflows", name_overflows),
-        compiled=backend.compiles_by_default if compile == "auto" else checked_compile(compile),
+        compiled=backend.compiles_by_default if compile == "auto" else compile,
     )
-
-
-def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any) -> None:
-    """Check that no setting is passed together with a recipe.
-
-    Raises:
-        ArgumentTypeError: if ``recipe`` is not a Recipe.
-        ArgumentError: if another setting was passed.
-    """
-    if not isinstance(recipe, Recipe):
-        msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
-        raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
-    if scaler != "auto" or policy is not None or passed:
-        raise ArgumentError(
-            "A recipe replaces policy, scaler, accumulate, clipping and on_overflow; "
-            "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
-        )

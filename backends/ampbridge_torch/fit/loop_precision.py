@@ -21,9 +21,9 @@ from ampbridge.adapters.backend import FINITE, Scalar
 from ampbridge.errors import CallOrderError, StateError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
+from ampbridge.scaling.scaler import scaler_for
 from ampbridge.training.decorate import fit_to, for_steps
 from ampbridge.training.result import REASONS, Reason
-from ampbridge.training.step_settings import scaler_for
 from ampbridge_torch import devices
 from ampbridge_torch.autocast.casting import devices_of, region_on
 from ampbridge_torch.model.decorating import has_low_slots, update_masters_by
