@@ -27,8 +27,6 @@ from ampbridge.errors import (
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
 
-_Parts = Mapping[str, object]
-
 _WANTED = {
     "loss_fn": "a function of (model, *batch)",
     "model": "a model of {}",
@@ -39,13 +37,7 @@ _ARTICLES = {"model": "a", "optimizer": "an", "loss": "a", "scheduler": "a"}
 
 
 def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> Backend:
-    """The backend of what ``train_step`` is given.
-
-    Raises:
-        ArgumentTypeError: if one of them is something else, or of another framework.
-        ArgumentError: if the optimizer holds none of the model's parameters.
-        UnsupportedError: for an optimizer that evaluates the loss itself.
-    """
+    """The backend of what ``train_step`` is given; refuses what cannot be trained by a step."""
     parts = {"loss_fn": loss_fn, "model": model, "optimizer": optimizer}
     backend = _backend_of(model, optimizer, loss_fn)
     _check_kind("model", parts, backend)
@@ -58,14 +50,37 @@ def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> 
 
 
 def backend_of_model(model: Model) -> Backend:
-    """The backend of a model.
-
-    Raises:
-        ArgumentTypeError: if it is something else.
-    """
+    """The backend of a model; refuses what is none."""
     backend = _backend_of(model)
     _check_kind("model", {"model": model}, backend)
     return backend
+
+
+def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
+    """The backend of a model whose loss is to be differentiated; refuses what is neither."""
+    backend = _backend_of(model)
+    parts = {"model": model, "loss_fn": loss_fn}
+    for role in parts:
+        _check_kind(role, parts, backend)
+    return backend
+
+
+def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
+    """The backend of a model, and of an optimizer of it if there is one; refuses what is neither."""
+    backend = backend_of_model(model)
+    if optimizer is not None:
+        _check_same_framework(model, optimizer)
+        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
+        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
+    return backend
+
+
+def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
+    """Refuse what is no optimizer that steps without a closure; of an unknown framework ``backend`` tells."""
+    if backend is None or registry.framework_if_known(optimizer) is not None:
+        backend = _backend_of(optimizer)
+    _check_kind("optimizer", {"optimizer": optimizer}, backend)
+    _check_that_it_needs_no_closure(optimizer)
 
 
 def check_dependence(gradients: Sequence[Array | None], switched_off_by: str | None = None) -> None:
@@ -133,59 +148,11 @@ def check_parts(
             )
 
 
-def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
-    """The backend of a model whose loss is to be differentiated.
-
-    Raises:
-        ArgumentTypeError: if one of them is something else.
-    """
-    backend = _backend_of(model)
-    parts = {"model": model, "loss_fn": loss_fn}
-    for role in parts:
-        _check_kind(role, parts, backend)
-    return backend
-
-
-def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
-    """The backend of a model, and of an optimizer if there is one.
-
-    Raises:
-        ArgumentTypeError: if one of them is something else, or of another framework.
-        ArgumentError: if the optimizer holds none of the model's parameters.
-    """
-    backend = backend_of_model(model)
-    if optimizer is not None:
-        _check_same_framework(model, optimizer)
-        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
-        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
-    return backend
-
-
-def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
-    """That it is one, and may be stepped without a closure.
-
-    Args:
-        backend: for what is of no framework that is known.
-
-    Raises:
-        ArgumentTypeError, UnsupportedError: if not.
-    """
-    name = registry.framework_if_known(optimizer)
-    if name is not None or backend is None:
-        backend = _backend_of(optimizer)
-    _check_kind("optimizer", {"optimizer": optimizer}, backend)
-    _check_that_it_needs_no_closure(optimizer)
-
-
 @called_as_it_is
 def check_that_it_holds_some(
     backend: Backend, optimizer: Optimizer, parameters: Sequence[Array]
 ) -> None:
-    """That ``optimizer`` holds some of a model's parameters, unless all of its own are frozen, or still come.
-
-    Raises:
-        ArgumentError: if it trains others alone.
-    """
+    """Refuse an optimizer of others' parameters alone, unless all of its own are frozen, or still come."""
     try:
         held = backend.parameters(optimizer)
     except CallOrderError:
@@ -203,12 +170,9 @@ def check_masters(
     parameters: Sequence[Array],
     grads: Sequence[Array],
 ) -> None:
-    """That no parameter with a gradient of a scaled loss is float16 by the user's own doing.
+    """Refuse float16 parameters, by the user's own doing, that have a gradient of a scaled loss.
 
     ``Policy('O2', master_weights=False)`` is a choice, and passes.
-
-    Raises:
-        ArgumentError: if one is.
     """
     trained = [p for p, grad in zip(parameters, grads, strict=False) if grad is not None]
     low = [p for p in backend.low_parameters(trained, optimizer) if "bfloat16" not in str(p.dtype)]
@@ -223,11 +187,7 @@ def check_masters(
 
 
 def check_that_it_holds_examples(batch: Sequence[object]) -> None:
-    """Check that a step's arrays are not all empty: the mean over no example is NaN.
-
-    Raises:
-        ArgumentError: if they are.
-    """
+    """Refuse a step's arrays if all are empty: the mean over no example is NaN."""
     shapes = []
     for x in batch:
         shape: Any = getattr(x, "shape", ())
@@ -245,11 +205,7 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
 def check_that_a_batch_is_spread(
     loss_fn: LossFn, batch: Sequence[object], named: Mapping[str, object], error: Exception
 ) -> None:
-    """Whether ``error`` comes of a loader's pair, passed as one argument to a loss of more.
-
-    Raises:
-        ArgumentTypeError: if so.
-    """
+    """Raise another error if ``error`` comes of a loader's pair, passed as one argument to a loss of more."""
     one = batch[0] if len(batch) == 1 else None
     if not isinstance(one, (list, tuple)):
         return
@@ -262,12 +218,9 @@ def check_that_a_batch_is_spread(
 
 
 def check_batch(backend: Backend, batch: object, error: Exception) -> None:
-    """Whether ``error`` may come from a tensor of another framework in the batch.
+    """Raise another error if ``error`` may come from another framework's tensor in the batch.
 
     Looked for where a step failed alone, as it costs time.
-
-    Raises:
-        ArgumentTypeError: if there is one.
     """
     from ampbridge.adapters.nested import leaves  # only where something went wrong
 
@@ -281,19 +234,15 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
 
 
 def check_belongs(what: str, x: object, like_what: str, like: object) -> None:
-    """Check that ``x`` is NumPy's, of the framework of ``like``, or of none.
-
-    Raises:
-        ArgumentTypeError: if not.
-    """
-    stray = _of_another(what, x, like_what, registry.framework_of_type(type(like)))
+    """Refuse ``x`` unless it is NumPy's, of the framework of ``like``, or of none."""
+    stray = _of_another(what, x, like_what, registry.framework_if_known(like))
     if stray is not None:
         raise stray
 
 
 def _of_another(what: str, x: object, like_what: str, own: str | None) -> ArgumentTypeError | None:
     """The error for ``x``, if it is another framework's."""
-    name = registry.framework_of_type(type(x))
+    name = registry.framework_if_known(x)
     if name is None or name == own or name in registry.CORE_DEPENDENCIES:
         return None
     msg = f"Passed {what} of {name} with {like_what} of {own}.\n"
@@ -301,13 +250,13 @@ def _of_another(what: str, x: object, like_what: str, own: str | None) -> Argume
 
 
 def required_arguments(function: Any) -> list[str]:
-    """The names of the arguments without which ``function`` cannot be called; none if it does not tell."""
+    """The names of the arguments without which ``function`` cannot be called, as far as it tells."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in any_number]
 
 
 def described(obj: object, backend: Backend | None = None) -> str:
@@ -323,13 +272,9 @@ def described(obj: object, backend: Backend | None = None) -> str:
     return name if kind is None else f"{_ARTICLES[kind]} {kind} ({name})"
 
 
-# -- which backend
-
-
 def _backend_of(*parts: object) -> Backend:
     """That of the first of ``parts`` whose framework is known; else of the one framework in use."""
-    names = (registry.framework_if_known(part) for part in parts)
-    name = next((name for name in names if name is not None), None)
+    name = next(filter(None, map(registry.framework_if_known, parts)), None)
     if name is None:
         registry.refuse_without_adapter(parts)
         in_use = registry.names_in_use()
@@ -347,10 +292,7 @@ def _check_same_framework(model: Model, optimizer: Optimizer) -> None:
         )
 
 
-# -- what it is
-
-
-def _check_kind(role: str, parts: _Parts, backend: Backend) -> None:
+def _check_kind(role: str, parts: Mapping[str, object], backend: Backend) -> None:
     passed = parts[role]
     kind = backend.kind(passed)
     if kind == role or (role == "loss_fn" and kind is None and callable(passed)):
@@ -360,7 +302,7 @@ def _check_kind(role: str, parts: _Parts, backend: Backend) -> None:
     raise ArgumentTypeError(msg + _hint(role, parts, backend))
 
 
-def _hint(role: str, parts: _Parts, backend: Backend) -> str:
+def _hint(role: str, parts: Mapping[str, object], backend: Backend) -> str:
     passed = parts[role]
     kinds = {backend.kind(part): part for part in parts.values()}
     others = [part for kind, part in kinds.items() if kind not in ("model", "optimizer")]
@@ -379,21 +321,17 @@ def _hint(role: str, parts: _Parts, backend: Backend) -> str:
 def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:
     kind: type = type(optimizer)
     if _needs_a_closure(kind):
+        by_hand = "with ampbridge.autocast(policy): inside of your closure, without a scaler."
+        if hasattr(optimizer, "base_optimizer"):
+            by_hand = (
+                "compute each loss inside of ampbridge.autocast(policy). In float16, after each of the two "
+                "scaler.scale(loss).backward(): base = optimizer.base_optimizer; scaler.unscale(base); "
+                "optimizer.first_step() or .second_step(), unless scaler.found_inf(base); scaler.update()."
+            )
         raise UnsupportedError(
-            f"{kind.__name__} evaluates the loss several times a step; a training step does "
-            "so once.\n"
-            f"Hint: {_by_hand(optimizer)}"
+            f"{kind.__name__} evaluates the loss several times a step; a training step does so once.\n"
+            f"Hint: {by_hand}"
         )
-
-
-def _by_hand(optimizer: Optimizer) -> str:
-    if not hasattr(optimizer, "base_optimizer"):
-        return "with ampbridge.autocast(policy): inside of your closure, without a scaler."
-    return (
-        "compute each loss inside of ampbridge.autocast(policy). In float16, after each of the two "
-        "scaler.scale(loss).backward(): base = optimizer.base_optimizer; scaler.unscale(base); "
-        "optimizer.first_step() or .second_step(), unless scaler.found_inf(base); scaler.update()."
-    )
 
 
 # A loop by hand asks twice a step, and reading a signature takes ten times as long as all else.

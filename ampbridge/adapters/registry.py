@@ -130,13 +130,13 @@ def active_backend() -> Backend:
 
 def names_in_use() -> list[str]:
     """The registered frameworks that this process has imported."""
-    return [name for name in backend_names() if _in_use(name)]
 
+    def is_in_use(name: str) -> bool:
+        if name not in CORE_DEPENDENCIES:
+            return name in sys.modules
+        return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
 
-def _in_use(name: str) -> bool:
-    if name not in CORE_DEPENDENCIES:
-        return name in sys.modules
-    return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
+    return list(filter(is_in_use, backend_names()))
 
 
 def _package(entry_point: EntryPoint) -> str:
@@ -170,11 +170,7 @@ def framework_of(*objects: object) -> str:
 
 
 def refuse_without_adapter(objects: Iterable[object]) -> None:
-    """Refuse what a library makes for several frameworks, where it was made for one without an adapter.
-
-    Raises:
-        BackendNotFoundError: if there is any.
-    """
+    """Refuse what a library makes for several frameworks, where it was made for one without an adapter."""
     for obj in objects:
         cls: type = type(obj)
         hint = next((ELSEWHERE[root] for root in _roots(cls) if root in ELSEWHERE), None)
@@ -209,13 +205,12 @@ def _kind(obj: object) -> str:
 
 def _load(name: str) -> Backend:
     if name not in _loaded:
-        _loaded[name] = _checked(_factory(name), name)
+        _loaded[name] = _checked(_registered.get(name) or _factory(name), name)
     return _loaded[name]
 
 
 def _factory(name: str) -> Factory:
-    if name in _registered:
-        return _registered[name]
+    """What the one entry point of that name loads."""
     candidates = _entry_points().get(name, [])
     if not candidates:
         raise no_backend(name)

@@ -12,11 +12,7 @@ from ampbridge.policies.policy import Policy
 
 
 def refuse_native_lists(policy: Policy, framework: str) -> None:
-    """Refuse ``lists="native"`` for a framework that casts nothing by itself.
-
-    Raises:
-        UnsupportedError: if ``policy`` has it.
-    """
+    """Refuse ``lists="native"`` for a framework that casts nothing by itself."""
     if policy.lists == "native":
         raise UnsupportedError(
             f"lists='native': {framework} has no autocast of its own.\n"

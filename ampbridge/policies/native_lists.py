@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ampbridge.policies import op_table
@@ -29,7 +29,9 @@ class PaddleLists:
 
 def paddle_lists(policy: Policy) -> PaddleLists:
     """The custom lists that make ``paddle.amp.auto_cast`` follow an O1 or O2 policy, as far as it can."""
-    white, black = _named(policy.allow), _named(policy.deny)
+    white, black = (
+        {name for op in ops for name in paddle_names(op)} for ops in (policy.allow, policy.deny)
+    )
     immovable: set[str] = set()
     if policy.lists not in ("paddle", "native"):
         own_white = own_list("white", policy.level, policy.dtype)
@@ -42,10 +44,6 @@ def paddle_lists(policy: Policy) -> PaddleLists:
             elif rule == "promote" and name in own_white | own_black:
                 immovable.add(name)
     return PaddleLists(*(tuple(sorted(names)) for names in (white - black, black, immovable)))
-
-
-def _named(ops: Iterable[str]) -> set[str]:
-    return {name for op in ops for name in paddle_names(op)}
 
 
 def _wanted(policy: Policy) -> Mapping[str, Category]:
@@ -65,16 +63,12 @@ def own_policy(framework: str, policy: Policy) -> Policy:
 
 
 def own_rules(framework: str, policy: Policy) -> Mapping[str, Category]:
-    """The rule of the framework's own lists for every op that it has, in the order of the op table."""
-    return _rules(own_policy(framework, policy), framework)
+    """The rule of the framework's own lists for every op that it has."""
+    return wanted_rules(framework, own_policy(framework, policy))
 
 
 def wanted_rules(framework: str, policy: Policy) -> Mapping[str, Category]:
-    """The rule of ``policy`` for the same ops."""
-    return _rules(policy, framework)
-
-
-def _rules(policy: Policy, framework: str) -> Mapping[str, Category]:
+    """The rule of ``policy`` for every op that the framework has, in the order of the op table."""
     spaces = op_table.PREFIXES[framework]
     rules = policy.op_list
     return {

@@ -26,56 +26,40 @@ _PLAIN: Mapping[str, Any] = {
 
 
 def to_native(policy: Policy, framework: str, drop: Sequence[str]) -> Any:
-    """What ``framework`` has for ``policy``.
-
-    Raises:
-        ArgumentError: for a framework that has none, or a ``drop`` that names no field.
-        UnsupportedError: naming the fields that it cannot follow.
-    """
+    """What ``framework`` has for ``policy``. Refuses fields that it cannot follow, by name."""
     if framework not in OWN:
         found = meant(framework, OWN, slips.FRAMEWORKS)
-        msg = f"{framework!r} has no precision objects of its own; allowed are {listed(OWN)}.\n"
         hint = "help(amp.Policy.to_native)" if found is None else f"policy.to_native({found!r})"
-        raise ArgumentError(f"{msg}Hint: {hint}")
-    _check_dropped(drop)
-    beyond = [name for name in _beyond(policy, framework) if name not in drop]
-    if beyond:
-        shown = ", ".join(f"{name}={_shown(getattr(policy, name))}" for name in beyond)
-        raise UnsupportedError(
-            f"What {framework} has for a policy cannot follow {shown}.\n"
-            f"Hint: policy.to_native({framework!r}, drop={sorted({*drop, *beyond})!r}) gives these up; "
-            f"amp.port.write(amp.Recipe(policy), {framework!r}) writes code that follows more."
+        raise ArgumentError(
+            f"{framework!r} has no precision objects of its own; allowed are {listed(OWN)}.\n"
+            f"Hint: {hint}"
         )
-    return registry.backend(framework).native_policy(_without(policy, framework, drop))
-
-
-def _check_dropped(drop: Sequence[str]) -> None:
     fields = tuple(Policy.__dataclass_fields__)
     if isinstance(drop, str) or not set(drop) <= set(fields):
         msg = f"Passed drop={drop!r}; allowed are names of a policy's fields, {listed(fields)}.\n"
         raise ArgumentError(msg + "Hint: drop=['lists', 'keep']")
-
-
-def _shown(value: Any) -> str:
-    return repr(list(value) if isinstance(value, tuple) else value)
-
-
-def _without(policy: Policy, framework: str, drop: Sequence[str]) -> Policy:
-    """``policy`` without what may be lost. Of lists, Paddle follows what it can."""
+    beyond = list(_beyond(policy, framework))
+    kept = {name: getattr(policy, name) for name in beyond if name not in drop}
+    if kept:
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()}
+        raise UnsupportedError(
+            f"What {framework} has for a policy cannot follow "
+            f"{', '.join(f'{name}={value!r}' for name, value in values.items())}.\n"
+            f"Hint: policy.to_native({framework!r}, drop={sorted({*drop, *kept})!r}) gives these up; "
+            f"amp.port.write(amp.Recipe(policy), {framework!r}) writes code that follows more."
+        )
     changes = {name: value for name, value in _PLAIN.items() if name in drop}
-    if "level" in drop and _level_beyond(policy, framework):
+    if "level" in drop and "level" in beyond:
         changes["level"] = "O1" if framework == "torch" else "O2"
-    if "lists" in drop and framework != "paddle":
+    if "lists" in drop and framework != "paddle":  # which follows what it can of lists
         changes |= {"lists": "native", "allow": (), "deny": ()}
-    return policy.replace(**changes)
-
-
-# -- what is beyond a framework
+    return registry.backend(framework).native_policy(policy.replace(**changes))
 
 
 def _beyond(policy: Policy, framework: str) -> Iterator[str]:
     """The fields of ``policy`` that ``framework`` cannot express."""
-    if _level_beyond(policy, framework):
+    # A region has no model in low precision, as in torch; Keras has such layers, and no regions.
+    if policy.level == {"torch": "O2", "tensorflow": "O1"}.get(framework):
         yield "level"
     if policy.level != "O0" and policy.lists != "native":
         yield from _lists_beyond(policy, framework)
@@ -85,11 +69,6 @@ def _beyond(policy: Policy, framework: str) -> Iterator[str]:
         yield "output_dtype"
     if policy.execution == "simulated":
         yield "execution"
-
-
-def _level_beyond(policy: Policy, framework: str) -> bool:
-    """A region has no model in low precision, as in torch; Keras has such layers, and no regions."""
-    return policy.level == {"torch": "O2", "tensorflow": "O1"}.get(framework)
 
 
 def _lists_beyond(policy: Policy, framework: str) -> Iterator[str]:
@@ -113,22 +92,12 @@ def _is_followed(policy: Policy, framework: str) -> bool:
     return rules == wanted_rules(framework, policy)
 
 
-# -- and back
-
-
 def from_native(native: Any) -> Policy:
-    """The policy that a framework's own object stands for.
-
-    Raises:
-        BackendNotFoundError, ArgumentTypeError: if it is none.
-        UnsupportedError: if no policy says the same.
-    """
-    return registry.backend(_framework_of(native)).policy_of_native(native)
-
-
-def _framework_of(native: Any) -> str:
+    """The policy that a framework's own object stands for."""
     if isinstance(native, Mapping):  # Paddle has no object for it, but arguments of functions
-        return "paddle"
-    if any(cls.__module__.startswith("keras.") for cls in type(native).__mro__):
-        return "tensorflow"  # whose Keras it is
-    return registry.framework_of(native)
+        framework = "paddle"
+    elif any(cls.__module__.startswith("keras.") for cls in type(native).__mro__):
+        framework = "tensorflow"  # whose Keras it is
+    else:
+        framework = registry.framework_of(native)
+    return registry.backend(framework).policy_of_native(native)

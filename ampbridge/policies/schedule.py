@@ -224,11 +224,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def single(policy: str | Policy) -> Policy:
-    """``Policy.parse``, for what runs once and so has no steps that a schedule could count.
-
-    Raises:
-        ArgumentTypeError: for a schedule.
-    """
+    """``Policy.parse``, for what runs once and so has no steps that a schedule could count."""
     if isinstance(policy, Schedule):
         raise ArgumentTypeError(
             f"{policy!r} chooses a policy for each step, and this call has no steps.\n"
@@ -238,11 +234,7 @@ def single(policy: str | Policy) -> Policy:
 
 
 def from_dict(data: Mapping[str, Any]) -> Policy | Schedule:
-    """What ``to_dict`` of a policy or a schedule described; policies of a schedule may be short forms.
-
-    Raises:
-        PolicyError, ArgumentError, ArgumentTypeError: for what neither of them can be.
-    """
+    """What ``to_dict`` of a policy or a schedule described; policies of a schedule may be short forms."""
     if not isinstance(data, Mapping) or not ("steps" in data or "use" in data):
         return Policy.from_dict(data)
     try:

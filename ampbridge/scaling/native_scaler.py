@@ -29,9 +29,7 @@ ALARMS = frozenset({"warn_after_skips", "max_consecutive_skips"})
 def to_native(state: Mapping[str, Any], framework: str, optimizer: Any, drop: Sequence[str]) -> Any:
     """A scaler of ``framework`` in the state that ``GradScaler.state_dict`` describes.
 
-    Raises:
-        ArgumentError: for a framework without a scaler, or a ``drop`` that names no setting.
-        UnsupportedError: naming the settings that it cannot follow.
+    Refuses settings that it cannot follow, by name.
     """
     if framework not in NATIVE:
         msg = f"{framework!r} has no scaler of its own; allowed are {listed(NATIVE)}.\n"

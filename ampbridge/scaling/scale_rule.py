@@ -139,19 +139,11 @@ class ScalerConfig:
             raise _out_of_range("max_scale", self.max_scale, allowed, 2.0**24)
 
     def first_state(self, scale: float) -> ScaleState:
-        """The state before the first step.
-
-        Raises:
-            ArgumentError: if ``scale`` is not between the bounds.
-        """
+        """The state before the first step."""
         return ScaleState(self.check_scale(scale), -self.growth_delay, 0, 0)
 
     def check_scale(self, scale: float, name: str = "init_scale") -> float:
-        """``scale`` as a float; ``name`` is the argument's name, for the message.
-
-        Raises:
-            ArgumentError: if it is not between the bounds.
-        """
+        """``scale`` as a float between the bounds; ``name`` is the argument's, for the message."""
         scale = checked_float(name, scale)
         if self.min_scale <= scale <= self.max_scale:
             return scale

@@ -12,11 +12,7 @@ scaled_by: Scoped[str | None] = Scoped("ampbridge loss scaled by", None)
 
 @called_as_it_is
 def check_that_nobody_else_scales() -> None:
-    """Check that no loss function is running whose loss will be scaled.
-
-    Raises:
-        CallOrderError: if one is. Gradients would be too large by the scale, and nothing would show it.
-    """
+    """Refuse to scale inside of a loss function whose loss is scaled: nothing would show it."""
     caller = scaled_by.get()
     if caller is not None:
         raise CallOrderError(

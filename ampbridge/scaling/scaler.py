@@ -547,9 +547,6 @@ def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> G
     """The scaler of steps under ``policies``: "auto" makes one where one of them needs it.
 
     Warns where one is needed and there is none.
-
-    Raises:
-        ArgumentTypeError: for what is no scaler.
     """
     in_need = next((policy for policy in policies if policy.needs_scaling), None)
     if scaler == "auto":
@@ -564,11 +561,7 @@ def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> G
 
 
 def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
-    """A scaler, or None for none; ``allowed`` says in the message what may be passed.
-
-    Raises:
-        ArgumentTypeError: for a framework's own scaler, or anything else.
-    """
+    """A scaler, or None for none; ``allowed`` says in the message what may be passed."""
     if scaler is None or isinstance(scaler, GradScaler):
         return scaler
     kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"

@@ -83,10 +83,7 @@ def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> 
     """State and settings out of ``data``; what it does not say stays as ``config`` has it.
 
     A scale outside of the bounds is moved to the nearest one, with a warning; a counter that has
-    passed its interval (torch never grows again then) is set to one before it.
-
-    Raises:
-        StateError: if ``data`` is of no known form, lacks its scale, or holds an impossible value.
+    passed its interval (torch never grows again then) is set to one before it. Refuses the rest.
     """
     values = _translate(data)
     try:
@@ -105,7 +102,13 @@ def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> 
     good = min(counters["good_steps"], config.growth_interval - 1)
     bad = min(counters["bad_steps"], config.backoff_interval - 1)
     counters |= {"good_steps": good, "bad_steps": bad}
-    state = ScaleState(_within(scale, config), *counters.values())
+    bounded = min(max(scale, config.min_scale), config.max_scale)
+    if bounded != scale:
+        warn(
+            f"The loaded scale {scale!r} lies outside of this scaler's bounds and becomes {bounded!r}.\n"
+            f"Hint: GradScaler(min_scale=..., max_scale={scale!r}) keeps it."
+        )
+    state = ScaleState(bounded, *counters.values())
     return state, config, bool(values.get("enabled", enabled))
 
 
@@ -159,13 +162,3 @@ def _number(name: str, value: Any) -> Any:
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise StateError(f"{name} is one number, not {value!r}.\nHint: {name}=1")
     return array.reshape(()).item()
-
-
-def _within(scale: float, config: ScalerConfig) -> float:
-    bounded = min(max(scale, config.min_scale), config.max_scale)
-    if bounded != scale:
-        warn(
-            f"The loaded scale {scale!r} lies outside of this scaler's bounds and becomes {bounded!r}.\n"
-            f"Hint: GradScaler(min_scale=..., max_scale={scale!r}) keeps it."
-        )
-    return bounded

@@ -40,12 +40,7 @@ class Told(NamedTuple):
 def sound(given: Told, now: ScaleState, config: ScalerConfig, in_own_loop: bool) -> None:
     """Give the alarms that are due in ``now``, on the host, and not among those ``given``.
 
-    Args:
-        in_own_loop: whether it may be a loop that has to clear the gradients of each step.
-
-    Raises:
-        OverflowStuckError: for ``max_consecutive_skips`` steps skipped in a row; or, with
-            ``at_min_scale="raise"``, for an overflow that should lower a scale at its minimum.
+    ``in_own_loop``: whether it may be a loop that has to clear the gradients of each step.
     """
     if now.nan_warnings > given.nan_warnings:
         hint = (

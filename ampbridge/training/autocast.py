@@ -70,7 +70,12 @@ class AutocastRegion:
 
     def __init__(self, policy: str | Policy, backend: str | Backend | None) -> None:
         self._policy = single(policy)
-        _refuse_kept_layers(self._policy)
+        if self._policy.keep:
+            raise UnsupportedError(
+                f"{self._policy!r}: a region has no model, so it cannot keep layers in float32.\n"
+                "Hint: amp.decorate(model, policy=policy), then call the model; or "
+                "policy.replace(keep=()) for the region."
+            )
         self._backend: Backend = registry.backend(
             _loaded(backend) if backend is None or isinstance(backend, str) else backend
         )
@@ -198,13 +203,3 @@ def _forget(number: int) -> None:
 def _loaded(name: str | None) -> str:
     """The name of the backend of that name, or of the active one, which is loaded now."""
     return (registry.active_backend() if name is None else registry.backend(name)).name
-
-
-def _refuse_kept_layers(policy: Policy) -> None:
-    """A region has no model, so it cannot tell which layers to keep in float32."""
-    if policy.keep:
-        raise UnsupportedError(
-            f"{policy!r}: a region has no model, so it cannot keep layers in float32.\n"
-            "Hint: amp.decorate(model, policy=policy), then call the model; or "
-            "policy.replace(keep=()) for the region."
-        )

@@ -29,11 +29,7 @@ class Clipping(NamedTuple):
 
 
 def clipping_of(settings: Mapping[str, float | None]) -> Clipping | None:
-    """The one of ``CLIPPINGS`` that is set.
-
-    Raises:
-        ArgumentError: if two are.
-    """
+    """The one of ``CLIPPINGS`` that is set; refuses two."""
     chosen = [Clipping(name, limit) for name in CLIPPINGS if (limit := settings[name]) is not None]
     if len(chosen) > 1:
         passed = " and ".join(f"{name}={limit:g}" for name, limit in chosen)
@@ -44,11 +40,7 @@ def clipping_of(settings: Mapping[str, float | None]) -> Clipping | None:
 
 
 def checked_limit(name: str, value: Any) -> float | None:
-    """The limit of the clipping ``name``; None for none.
-
-    Raises:
-        ArgumentError: unless it is positive.
-    """
+    """The limit of the clipping ``name``, a positive number; None for none."""
     if value is None:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:

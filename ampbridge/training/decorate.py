@@ -114,12 +114,7 @@ def decorate(
 
 
 def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master_grad: Any) -> None:
-    """Check the settings for parameters that are not part of a policy: ``save_dtype``, ``master_grad``.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: for a value that is not allowed, or that has no effect under
-            any of ``policies``.
-    """
+    """Refuse a ``save_dtype`` or ``master_grad`` that has no effect under any of ``policies``."""
     if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
         msg = f"Passed save_dtype={save_dtype!r}; allowed are {listed((None, *OUTPUT_DTYPES))}.\n"
         raise ArgumentError(msg + "Hint: save_dtype='float32'")
@@ -332,17 +327,13 @@ def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Deco
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:
-    """The native layers that ``policy.keep`` names, by dotted name, pattern or class name.
-
-    Raises:
-        PolicyError: if an entry matches none; it suggests the nearest names.
-    """
+    """The native layers that ``policy.keep`` names, by dotted name, pattern or class name."""
     if not policy.keep:
         return []
     layers = backend.layers(model)
     for entry in policy.keep:
         if not any(_matches(entry, layer) for layer in layers):
-            raise PolicyError(_no_such_layer(entry, layers))
+            raise _no_such_layer(entry, layers)
     return [layer.layer for layer in layers if any(_matches(entry, layer) for entry in policy.keep)]
 
 
@@ -350,14 +341,14 @@ def _matches(entry: str, layer: Layer) -> bool:
     return entry == layer.kind or (layer.name != "" and fnmatchcase(layer.name, entry))
 
 
-def _no_such_layer(entry: str, layers: Sequence[Layer]) -> str:
+def _no_such_layer(entry: str, layers: Sequence[Layer]) -> PolicyError:
     names = [layer.name for layer in layers if layer.name]
     kinds = sorted({layer.kind for layer in layers if layer.name})  # the root's is the whole model
     close = nearest(entry, [*names, *kinds], 3)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"keep={kinds[-1:]!r}"
     classes = f"; classes {', '.join(kinds)}" if kinds else ""
-    return (
+    return PolicyError(
         f"keep={[entry]!r} matches no layer of this model. "
         f"It has {shown or 'no named layers'}{classes}.\nHint: {hint}"
     )

@@ -63,11 +63,7 @@ def value_and_grad(
 
 @called_as_it_is
 def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str) -> None:
-    """Check the user's decoration: it must have the same policy, and is not changed here.
-
-    Raises:
-        CallOrderError: if it has another one, or at O2 there is none.
-    """
+    """Decorate for a loop by hand; refuse a user's decoration with another policy, and at O2 none."""
     present = backend.decoration(model, None)
     decorated = present.policy if present is not None and present.standalone else None
     if decorated == policy:

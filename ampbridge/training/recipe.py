@@ -330,23 +330,18 @@ def _short(values: Mapping[str, Any]) -> str | dict[str, Any]:
 
 
 def _scaler_section(scaling: Scaling) -> dict[str, Any]:
-    """The initial scale, and the settings that differ from the defaults.
-
-    TOML has no null, so false stands for None.
-    """
+    """The initial scale, and the settings that differ from the defaults. TOML has no null: false is None."""
     changed = {**scaling.changes(), "init_scale": as_written(scaling.init_scale)}
-    return {
-        k: False if changed[k] is None else changed[k] for k in SECTIONS["scaler"] if k in changed
-    }
+    values = {key: changed[key] for key in SECTIONS["scaler"] if key in changed}
+    return {key: False if value is None else value for key, value in values.items()}
 
 
 def _scaling(section: Mapping[str, Any]) -> Scaling | None:
     arguments = dict(section)
     enabled = arguments.pop("enabled", True)
     if not isinstance(enabled, bool):
-        raise ArgumentTypeError(
-            f"enabled is true or false, not {enabled!r}.\nHint: enabled = false"
-        )
+        msg = f"enabled is true or false, not {enabled!r}.\nHint: enabled = false"
+        raise ArgumentTypeError(msg)
     for name in ("warn_after_skips", "max_consecutive_skips"):
         if arguments.get(name) is False:
             arguments[name] = None

@@ -112,11 +112,7 @@ HEADER = "A mixed-precision recipe: amp.train_step(..., recipe=amp.Recipe.load(p
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The tables of TOML ``text`` as plain values, their sections and keys checked.
-
-    Raises:
-        RecipeError: with the line where it is no TOML, or naming what it does not know.
-    """
+    """The tables of TOML ``text`` as plain values, their sections and keys checked."""
     if len(text) > LONGEST:
         msg = f"{where} has {len(text):,} characters; a recipe has {LONGEST:,} at most.\n"
         raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes a short one.")
@@ -137,11 +133,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def check_keys(data: Mapping[str, Any]) -> None:
-    """Whether all sections and keys are known ones.
-
-    Raises:
-        RecipeError: naming the first that is not, and the nearest that is.
-    """
+    """Refuse a section or a key that is not known, and name the nearest that is."""
     known: Mapping[str, Iterable[str]] = {**SECTIONS, "schedule": SCHEDULE}
     for section, values in data.items():
         if section not in known:
@@ -197,7 +189,16 @@ def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
 
 def schema() -> JsonType:
     """The JSON schema (2020-12) of a recipe file, for editors that check TOML by one."""
-    tables = {section: _table(keys) for section, keys in {**SECTIONS, "schedule": SCHEDULE}.items()}
+    tables = {
+        section: {
+            "type": "object",
+            "properties": {
+                key: {"description": says, **kind} for key, (says, kind) in keys.items()
+            },
+            "additionalProperties": False,
+        }
+        for section, keys in {**SECTIONS, "schedule": SCHEDULE}.items()
+    }
     policy = tables.pop("policy")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -208,8 +209,3 @@ def schema() -> JsonType:
         "additionalProperties": False,
         "$defs": {"policy": policy},
     }
-
-
-def _table(keys: Mapping[str, tuple[str, JsonType]]) -> JsonType:
-    properties = {key: {"description": says, **kind} for key, (says, kind) in keys.items()}
-    return {"type": "object", "properties": properties, "additionalProperties": False}

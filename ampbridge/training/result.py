@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput
@@ -127,7 +128,9 @@ class StepResult:
             grad_norm=self.grad_norm,
             kinds=None if output.kinds is None else [int(kind) for kind in output.kinds],
         )
-        return _read_result, (read, self.step, reason == "accumulating", tuple(self._names))
+        is_accumulating, names = reason == "accumulating", tuple(self._names)
+        made = partial(StepResult, read, self.step, accumulating=is_accumulating, names=names)
+        return made, ()
 
     def _raise_alarm(self) -> None:
         """Give the alarm, once. It waits for the device, so only call it when the result is read."""
@@ -140,9 +143,3 @@ class StepResult:
             f"StepResult(step={self.step}, loss={self.loss:.6g}, applied={self.applied}, "
             f"scale={self.scale:g}, reason={self.reason!r})"
         )
-
-
-def _read_result(
-    output: StepOutput, step: int, accumulating: bool, names: Sequence[str]
-) -> StepResult:
-    return StepResult(output, step, accumulating=accumulating, names=names)

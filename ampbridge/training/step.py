@@ -117,13 +117,10 @@ class TrainStep(ShownInNotebooks):
         """Make the step's program, for the scaler's settings of this moment, which a trace keeps."""
         backend, recipe, scaler = self._backend, self._recipe, self._scaler
         self._built_for = None if scaler is None else (scaler.config, scaler.enabled)
+        own = scaler if scaler is not None and scaler.enabled else self._unscaled
         # The scaler of a schedule scales the steps that need it.
         self._counting = {
-            policy: scaler
-            if scaler is not None
-            and scaler.enabled
-            and (recipe.schedule is None or policy.needs_scaling)
-            else self._unscaled
+            policy: own if recipe.schedule is None or policy.needs_scaling else self._unscaled
             for policy in recipe.policies
         }
         build = StepProgram(
