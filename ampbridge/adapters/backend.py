@@ -20,11 +20,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from ampbridge.adapters.natives import Array as Array
-from ampbridge.adapters.natives import LossFn as LossFn
-from ampbridge.adapters.natives import Model as Model
-from ampbridge.adapters.natives import Optimizer as Optimizer
-from ampbridge.adapters.natives import Scalar as Scalar
 from ampbridge.adapters.roles import cannot
 from ampbridge.adapters.roles.native_objects import NativeObjects
 from ampbridge.adapters.roles.observing import Observing
@@ -35,6 +30,13 @@ from ampbridge.errors import UnsupportedError
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
     from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
+
+# Names for native values in annotations.
+Array: TypeAlias = Any
+Scalar: TypeAlias = Any
+Model: TypeAlias = Any
+Optimizer: TypeAlias = Any
+LossFn: TypeAlias = Callable[..., Any]
 
 Program: TypeAlias = Callable[..., "StepOutput"]
 
@@ -257,7 +259,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         The function that it gives returns the ids of the layers that were called, or None if some of
         the calls may not have been seen: in compiled code. The default sees none.
         """
-        return nullcontext(_nothing_seen)
+        return nullcontext(lambda: None)
 
     # -- models fitted to a policy
 
@@ -561,10 +563,6 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         """
         del state, like
         return None
-
-
-def _nothing_seen() -> None:
-    """Of no call is it known whether there was one."""
 
 
 @contextmanager

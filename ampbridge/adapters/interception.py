@@ -72,13 +72,6 @@ class _OfOneOwner:
                 setattr(self.owner, attribute, value)
 
 
-def _grouped(sites: Sequence[Site]) -> list[_OfOneOwner]:
-    by_owner: dict[int, list[Site]] = defaultdict(list)
-    for site in sites:
-        by_owner[id(site.owner)].append(site)
-    return [_OfOneOwner(of_one[0].owner, of_one) for of_one in by_owner.values()]
-
-
 class Interception(Generic[T]):
     """Installs the sites that ``find_sites`` lists for as long as any region is open.
 
@@ -115,7 +108,11 @@ class Interception(Generic[T]):
                     self._put_all_back()
                 sites = self._find_sites()
                 if sites is not self._sites:
-                    self._groups, self._sites = _grouped(sites), sites
+                    by_owner: dict[int, list[Site]] = defaultdict(list)
+                    for site in sites:
+                        by_owner[id(site.owner)].append(site)
+                    self._groups = [_OfOneOwner(each[0].owner, each) for each in by_owner.values()]
+                    self._sites = sites
                 self._installed = self._groups
                 for group in self._installed:
                     group.replace()

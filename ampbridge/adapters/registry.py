@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, cast
 
 from ampbridge.adapters.backend import Backend
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
@@ -106,8 +106,9 @@ def backend(name_or_object: object) -> Backend:
     """
     if isinstance(name_or_object, str):
         return _load(name_or_object)
-    if _is_backend(name_or_object):
-        return name_or_object  # checked structurally
+    named = isinstance(getattr(name_or_object, "name", None), str)  # as tensors may be too
+    if named and next(_missing_methods(name_or_object), None) is None:
+        return cast(Backend, name_or_object)
     return _load(framework_of(name_or_object))
 
 
@@ -242,11 +243,6 @@ def _checked(factory: Factory, name: str) -> Backend:
         msg = f"Backend {name!r} ({_kind(created)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
         raise BackendLoadError(msg)
     return created
-
-
-def _is_backend(obj: object) -> TypeGuard[Backend]:
-    """Check the name and the methods: tensors may have a name too."""
-    return isinstance(getattr(obj, "name", None), str) and next(_missing_methods(obj), None) is None
 
 
 def _missing_methods(obj: Any) -> Iterator[str]:

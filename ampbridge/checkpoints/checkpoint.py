@@ -52,13 +52,8 @@ class Checkpoint(NamedTuple):
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Save to the folder ``path``, made if need be, in the place of the checkpoint that is there.
 
-    Waits while another thread or process saves to the same folder.
-
-    Raises:
-        StateError: if ``path`` is a file, or holds a ``state.json`` of something else.
-        UnsupportedError: for values that neither JSON nor safetensors has.
-        WriteError: if it cannot be written: the disk is full, the folder is not ours. The checkpoint
-            that was there is whole then.
+    Waits while another thread or process saves to the same folder. Refuses a folder of something else,
+    and values that neither JSON nor safetensors has. Whatever is raised, the old checkpoint is whole.
     """
     folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     try:
@@ -82,11 +77,7 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint in the folder ``path``, complete and undamaged. Saves meanwhile do no harm.
-
-    Raises:
-        StateError: if it is not.
-    """
+    """The checkpoint in the folder ``path``, complete and undamaged. Saves meanwhile do no harm."""
     folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     tried = None
     while True:
@@ -120,15 +111,11 @@ def _content(folder: Path) -> bytes:
 
 
 def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
-    """What ``state.json`` holds, undamaged.
-
-    Raises:
-        StateError: if it is not, or was not written by ampbridge, or by a later version.
-    """
+    """What ``state.json`` holds, undamaged, and written by this version of ampbridge."""
     file = folder / STATE_FILE
     try:
         document = json.loads(
-            content.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_repetition
+            content.decode(), parse_constant=_no_number, object_pairs_hook=_without_repetition
         )
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError too
         raise StateError(f"{str(file)!r} is no JSON file: {error!s:.200}.\n{_HINT}") from error
@@ -142,13 +129,17 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
         )
     if document.keys() != _KEYS:
         raise StateError(f"{str(file)!r} has missing or unexpected parts.\n{_HINT}")
-    if not _has_digest(document.pop(_DIGEST), document):
+    try:
+        is_whole = document.pop(_DIGEST) == _digest_of_values(document)
+    except (ValueError, RecursionError):  # numbers and depths that are never written
+        is_whole = False
+    if not is_whole:
         msg = f"{str(file)!r} is damaged: it is not the file that was saved.\n"
         raise StateError(msg + _HINT_IF_DAMAGED)
     return document
 
 
-def _refuse_constant(text: str) -> None:
+def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
 
 
@@ -172,12 +163,7 @@ def _tensor_file_of(document: Mapping[str, Any], folder: Path) -> str:
 
 
 def _read_tensors(file: Path, described: Mapping[str, Any]) -> Mapping[str, Array]:
-    """The arrays of an undamaged file.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        StateError: if it is damaged.
-    """
+    """The arrays of an undamaged file; a FileNotFoundError if there is none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -207,13 +193,6 @@ def _digest(parts: Iterable[bytes | memoryview]) -> str:
 def _digest_of_file(file: Path) -> str:
     with file.open("rb") as stream:
         return _digest(iter(lambda: stream.read(2**20), b""))
-
-
-def _has_digest(digest: Any, document: Mapping[str, Any]) -> bool:
-    try:
-        return bool(digest == _digest_of_values(document))
-    except (ValueError, RecursionError):  # numbers and depths that are never written
-        return False
 
 
 def _digest_of_values(document: Mapping[str, Any]) -> str:
@@ -266,7 +245,7 @@ def _replace(folder: Path, files: Mapping[str, list[bytes | memoryview]]) -> Non
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Tensor files that ``state.json`` does not name, and what killed processes were writing.
+    """Remove tensor files that ``state.json`` does not name, and what killed processes were writing.
 
     Only for who holds the lock: nobody else is writing then.
     """

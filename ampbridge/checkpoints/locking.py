@@ -31,9 +31,7 @@ _holders: dict[str, int] = {}
 def locked(file: Path) -> Iterator[None]:
     """Hold the lock ``file``, which exists only meanwhile. Waits for whoever else holds it.
 
-    Raises:
-        TimeoutError: if that takes more than ``LONGEST_WAIT``, or this very thread holds it.
-        OSError: if the file cannot be made.
+    It raises a TimeoutError if that takes more than ``LONGEST_WAIT``, or this very thread holds it.
     """
     name, thread = os.path.abspath(file), threading.get_ident()
     # A signal handler, while what it has interrupted holds the lock:

@@ -34,16 +34,13 @@ def among(trained: Iterable[Parameter], own: Iterable[object]) -> dict[str, Para
 def taken_from(
     slots: MutableMapping[str, Array], present: Mapping[str, Array]
 ) -> Mapping[str, Array]:
-    """The saved values of the parameters that ``present`` has, taken out of ``slots``.
-
-    Raises:
-        StateError: if one is missing, is more, or is of another shape or dtype.
-    """
+    """The saved values of the parameters of ``present``, taken out of ``slots``; refuses others."""
     saved = {name: slots.pop(name) for name in list(slots) if _NAME.fullmatch(name)}
     if saved.keys() != present.keys():
+        theirs, ours = (", ".join(sorted(names)[:4]) or "nothing" for names in (saved, present))
         raise StateError(
-            f"It was saved of an optimizer that trains {_listed(saved)} outside of the model, this one "
-            f"trains {_listed(present)}.\n{_HINT}"
+            f"It was saved of an optimizer that trains {theirs} outside of the model, this one "
+            f"trains {ours}.\n{_HINT}"
         )
     for name, value in present.items():
         if (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
@@ -64,7 +61,3 @@ def weights_of(slots: Mapping[str, Array]) -> list[Weight]:
 
 
 _HINT = "Hint: make the optimizer of the same parameters, in the same order, as when it was saved."
-
-
-def _listed(values: Mapping[str, Array]) -> str:
-    return ", ".join(sorted(values)[:4]) or "nothing"

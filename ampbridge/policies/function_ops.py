@@ -103,7 +103,9 @@ class FunctionOp:
         names in modules, too: ``pscan = PScan.apply``, equal and not the same.
         """
         kind = type(self.function)
-        if self._looked_at != self._state() or not all(map(_is_there, self._in_modules)):
+        if self._looked_at != self._state() or not all(
+            vars(site.owner).get(site.attribute) is site.original for site in self._in_modules
+        ):
             found = [
                 Site(module, attribute, value, self.entry)
                 for module in list(sys.modules.values())
@@ -136,10 +138,6 @@ class FunctionOp:
 
             replacement = classmethod(bound)
         yield Site(owner, attribute, vars(owner).get(attribute, INHERITED), replacement)
-
-
-def _is_there(site: Site) -> bool:
-    return vars(site.owner).get(site.attribute) is site.original
 
 
 _MARK = "_ampbridge_op"

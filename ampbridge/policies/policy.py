@@ -176,22 +176,20 @@ class Policy:
         ``linear``). The user's own entries come first, deny before allow; then the category of the
         op that owns the spelling.
         """
-        return {
-            spelling: self._shared_category(candidates)
-            for spelling, candidates in op_table.native_names(namespace).items()
-        }
+        rules: dict[str, Category] = {}
+        for spelling, candidates in op_table.native_names(namespace).items():
+            if self.level == "O0" or not set(candidates).isdisjoint(self.deny):
+                rules[spelling] = "deny"
+            elif not set(candidates).isdisjoint(self.allow):
+                rules[spelling] = "allow"
+            else:
+                rules[spelling] = self.category(candidates[0])
+        return rules
 
     def own_rules(self, prefix: str) -> Mapping[str, Category]:
         """The rules for listed ops outside of the op table, by their names without ``prefix``."""
         listed = (op for op in (*self.allow, *self.deny) if op_table.own_prefix(op) == prefix)
         return {op.removeprefix(f"{prefix}:"): self.category(op) for op in listed}
-
-    def _shared_category(self, candidates: tuple[str, ...]) -> Category:
-        if self.level == "O0" or not set(candidates).isdisjoint(self.deny):
-            return "deny"
-        if not set(candidates).isdisjoint(self.allow):
-            return "allow"
-        return self.category(candidates[0])
 
     def replace(self, **changes: Any) -> Policy:
         """A copy with the named fields changed."""
