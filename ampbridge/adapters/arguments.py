@@ -77,7 +77,7 @@ def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
 
 def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
     """Refuse what is no optimizer that steps without a closure; of an unknown framework ``backend`` tells."""
-    if backend is None or registry.framework_if_known(optimizer) is not None:
+    if backend is None or registry.framework_of_type(type(optimizer)) is not None:
         backend = _backend_of(optimizer)
     _check_kind("optimizer", {"optimizer": optimizer}, backend)
     _check_that_it_needs_no_closure(optimizer)
@@ -159,7 +159,7 @@ def check_that_it_holds_some(
         return
     if parameters and held and {id(p) for p in parameters}.isdisjoint(map(id, held)):
         raise ArgumentError(
-            f"The optimizer ({_name_of(type(optimizer))}) holds none of the model's parameters.\n"
+            f"The optimizer ({registry.full_name(type(optimizer))}) holds none of the model's parameters.\n"
             f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"
         )
 
@@ -227,7 +227,7 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
     if isinstance(error, AmpBridgeError):
         return
     for x in leaves(batch):
-        what = f"an array ({_name_of(type(x))})"
+        what = f"an array ({registry.full_name(type(x))})"
         stray = _of_another(what, x, "a model", backend.name)
         if stray is not None:
             raise stray from error
@@ -235,14 +235,14 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
 
 def check_belongs(what: str, x: object, like_what: str, like: object) -> None:
     """Refuse ``x`` unless it is NumPy's, of the framework of ``like``, or of none."""
-    stray = _of_another(what, x, like_what, registry.framework_if_known(like))
+    stray = _of_another(what, x, like_what, registry.framework_of_type(type(like)))
     if stray is not None:
         raise stray
 
 
 def _of_another(what: str, x: object, like_what: str, own: str | None) -> ArgumentTypeError | None:
     """The error for ``x``, if it is another framework's."""
-    name = registry.framework_if_known(x)
+    name = registry.framework_of_type(type(x))
     if name is None or name == own or name in registry.CORE_DEPENDENCIES:
         return None
     msg = f"Passed {what} of {name} with {like_what} of {own}.\n"
@@ -264,17 +264,18 @@ def described(obj: object, backend: Backend | None = None) -> str:
     if obj is None or isinstance(obj, (str, bytes, int, float)):
         return f"{obj!r:.80}"
     if isinstance(obj, type):
-        return f"the class {_name_of(obj)}"
+        return f"the class {registry.full_name(obj)}"
     if inspect.isroutine(obj):
         return f"the function {getattr(obj, '__name__', repr(obj))}"
     kind = None if backend is None else backend.kind(obj)
-    name = _name_of(type(obj))
+    name = registry.full_name(type(obj))
     return name if kind is None else f"{_ARTICLES[kind]} {kind} ({name})"
 
 
 def _backend_of(*parts: object) -> Backend:
     """That of the first of ``parts`` whose framework is known; else of the one framework in use."""
-    name = next(filter(None, map(registry.framework_if_known, parts)), None)
+    known = (registry.framework_of_type(type(part)) for part in parts)
+    name = next(filter(None, known), None)
     if name is None:
         registry.refuse_without_adapter(parts)
         in_use = registry.names_in_use()
@@ -283,11 +284,11 @@ def _backend_of(*parts: object) -> Backend:
 
 
 def _check_same_framework(model: Model, optimizer: Optimizer) -> None:
-    name, other = map(registry.framework_if_known, (model, optimizer))
+    name, other = (registry.framework_of_type(type(part)) for part in (model, optimizer))
     if other is not None and name is not None and other != name:
         raise ArgumentTypeError(
-            f"The model {_name_of(type(model))} belongs to {name}, the optimizer "
-            f"{_name_of(type(optimizer))} to {other}.\n"
+            f"The model {registry.full_name(type(model))} belongs to {name}, the optimizer "
+            f"{registry.full_name(type(optimizer))} to {other}.\n"
             f"Hint: make the optimizer with {name}, over the model's own parameters."
         )
 
@@ -340,7 +341,3 @@ def _needs_a_closure(kind: type) -> bool:
     """By the signature of its ``step``, or by the two steps that SAM and its like take."""
     twice = hasattr(kind, "first_step") and hasattr(kind, "second_step")
     return twice or "closure" in required_arguments(getattr(kind, "step", None))
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -157,13 +157,13 @@ def framework_of(*objects: object) -> str:
     if len(found) == 1:
         return next(iter(found))
     if found:
-        kinds = " and ".join(f"{_kind(obj)} ({name})" for name, obj in found.items())
+        kinds = " and ".join(f"{full_name(type(obj))} ({name})" for name, obj in found.items())
         raise BackendNotFoundError(
             f"The objects belong to several frameworks: {kinds}.\n"
             "Hint: give a model and an optimizer of one framework."
         )
     refuse_without_adapter(objects)
-    kinds = ", ".join(_kind(obj) for obj in objects)
+    kinds = ", ".join(full_name(type(obj)) for obj in objects)
     raise BackendNotFoundError(
         f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
         "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
@@ -176,7 +176,7 @@ def refuse_without_adapter(objects: Iterable[object]) -> None:
         cls: type = type(obj)
         hint = next((ELSEWHERE[root] for root in _roots(cls) if root in ELSEWHERE), None)
         if hint is not None and framework_of_type(cls) is None:
-            msg = f"{_kind(obj)} runs here on a framework that has no adapter.\nHint: {hint}"
+            msg = f"{full_name(type(obj))} runs here on a framework that has no adapter.\nHint: {hint}"
             raise BackendNotFoundError(msg)
 
 
@@ -200,8 +200,9 @@ def _roots(cls: type) -> tuple[str, ...]:
     return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
 
 
-def _kind(obj: object) -> str:
-    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+def full_name(cls: type) -> str:
+    """A class in a message: its module and its name."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _load(name: str) -> Backend:
@@ -240,8 +241,10 @@ def _checked(factory: Factory, name: str) -> Backend:
         raise BackendLoadError(msg + f"Hint: {hint}") from error
     absent = sorted(_missing_methods(created))
     if absent:
-        msg = f"Backend {name!r} ({_kind(created)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
-        raise BackendLoadError(msg)
+        raise BackendLoadError(
+            f"Backend {name!r} ({full_name(type(created))}) lacks {absent}.\n"
+            "Hint: subclass ampbridge.Backend."
+        )
     return created
 
 
@@ -272,8 +275,3 @@ def adapter_module(name: str, module: str) -> ModuleType | None:
         if error.name != path:
             raise
         return None
-
-
-def framework_if_known(obj: object) -> str | None:
-    """The registered framework of ``obj``, or None."""
-    return framework_of_type(type(obj))

@@ -82,8 +82,6 @@ class ScaleState(NamedTuple):
 
     def on_host(self) -> ScaleState:
         """As Python numbers. Waits for the device."""
-        if isinstance(self.scale, float):
-            return self
         return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
 
 

@@ -420,7 +420,9 @@ class GradScaler:
         """
         if not self.enabled:
             return
-        now = (self.store.read() if state is None else state).on_host()
+        now = self.store.read() if state is None else state
+        if not isinstance(now.scale, float):
+            now = now.on_host()
         if now[ALARMS] != self._alarms:
             given, self._alarms = self._alarms, self._alarms.with_all_of(Told.due_in(now))
             sound(given, now, self.config, in_own_loop=state is None)
@@ -457,7 +459,7 @@ class GradScaler:
     def _bound_to(self, obj: Any) -> Backend:
         """The backend of a loss or an optimizer; it must be the same for all of them."""
         present = self._backend
-        if present is not None and registry.framework_if_known(obj) in (None, present.name):
+        if present is not None and registry.framework_of_type(type(obj)) in (None, present.name):
             return present
         backend = registry.backend(obj)
         self.bind(backend, obj)
@@ -564,8 +566,7 @@ def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
     """A scaler, or None for none; ``allowed`` says in the message what may be passed."""
     if scaler is None or isinstance(scaler, GradScaler):
         return scaler
-    kind = f"{type(scaler).__module__}.{type(scaler).__qualname__}"
     raise ArgumentTypeError(
-        f"scaler is {allowed}, not {scaler!r} ({kind}).\n"
+        f"scaler is {allowed}, not {scaler!r} ({registry.full_name(type(scaler))}).\n"
         "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
     )
