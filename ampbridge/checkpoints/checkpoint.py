@@ -93,9 +93,6 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
             tried = content  # a save may have replaced both files since
 
 
-# -- reading
-
-
 def _content(folder: Path) -> bytes:
     file = folder / STATE_FILE
     try:
@@ -180,9 +177,6 @@ def _read_tensors(file: Path, described: Mapping[str, Any]) -> Mapping[str, Arra
     return tensors
 
 
-# -- digests
-
-
 def _digest(parts: Iterable[bytes | memoryview]) -> str:
     digest = blake2b(digest_size=16)
     for part in parts:
@@ -198,9 +192,6 @@ def _digest_of_file(file: Path) -> str:
 def _digest_of_values(document: Mapping[str, Any]) -> str:
     """Of the values, however they are spaced."""
     return _digest([json.dumps(document, separators=(",", ":"), allow_nan=False).encode()])
-
-
-# -- writing
 
 
 def _document(described: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:

@@ -131,9 +131,6 @@ def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
     return None if dtypes == {dtype} else f"results in {' and '.join(sorted(dtypes - {dtype}))}"
 
 
-# -- this machine's CPU
-
-
 def auto_execution(has_fast_kernels: Callable[[], bool]) -> Literal["native", "simulated"]:
     """What ``execution="auto"`` is on a CPU that a framework has native 16-bit kernels for.
 

@@ -91,8 +91,9 @@ class Policy:
         _check_choice("execution", self.execution, EXECUTIONS)
         self._set("master_weights", checked_flag("master_weights", self.master_weights))
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
-        self._set("allow", _canonical("allow", self.allow))
-        self._set("deny", _canonical("deny", self.deny))
+        for name in ("allow", "deny"):
+            ops = {op_table.resolve(op) for op in _names(name, getattr(self, name))}
+            self._set(name, tuple(sorted(ops)))
         self._check_lists()
         self._check_level()
 
@@ -117,8 +118,7 @@ class Policy:
         """Refuse settings of low precision that would have no effect at this level."""
         if self.level == "O0" and self.output_dtype != "float32":
             raise PolicyError(
-                f"output_dtype={self.output_dtype!r} at O0, where a model returns "
-                "float32.\n"
+                f"output_dtype={self.output_dtype!r} at O0, where a model returns float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
             )
         if self.level != "O2" and not self.master_weights:
@@ -328,11 +328,8 @@ def _other_words(text: str) -> str:
     """What to write for a whole policy where a part was asked for, and for apex's level of its own."""
     if text.casefold() == "o3":
         return "Policy('O2', master_weights=False), which apex calls O3."
-    level, _, dtype = text.partition(":")
-    level, dtype = (
-        meant(level, LEVELS, slips.LEVELS) or "",
-        meant(dtype, LOW_DTYPES, slips.DTYPES) or "",
-    )
+    part, _, rest = text.partition(":")
+    level, dtype = meant(part, LEVELS, slips.LEVELS), meant(rest, LOW_DTYPES, slips.DTYPES)
     whole = meant(f"{level}:{dtype}", _SHORT_FORMS) if level and dtype else meant(text, SPELLINGS)
     return "help(amp.Policy)" if whole is None else repr(_SHORT_FORMS[whole])
 
@@ -354,10 +351,6 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
                 example = f"{name.__module__}:{name.__qualname__}"
             raise ArgumentTypeError(msg + f"Hint: {field_name}=[{example!r}]")
     return names
-
-
-def _canonical(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({op_table.resolve(name) for name in _names(field_name, value)}))
 
 
 def _unknown_field(name: str, where: str) -> str:

@@ -6,7 +6,7 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from dataclasses import replace as replace_fields
@@ -198,21 +198,16 @@ class Recipe:
         """
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
-            raise RecipeError(
-                recipe_file.unknown("Recipe", unknown[0], [f.name for f in fields(self)])
-            )
+            known = [f.name for f in fields(self)]
+            raise RecipeError(recipe_file.unknown("Recipe", unknown[0], known))
         return replace_fields(self, **changes)
 
     def __repr__(self) -> str:
         usual = Recipe(self.policy, schedule=self.schedule)
-        shown = [repr(self.policy)]
-        if self.schedule is not None:
-            shown = [f"schedule={self.schedule!r}"]
-        for f in fields(self)[1:]:
-            value = getattr(self, f.name)
-            if value != getattr(usual, f.name):
-                shown.append(f"{f.name}={value!r}")
-        return f"Recipe({', '.join(shown)})"
+        values = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
+        changed = {k: v for k, v in values.items() if v != getattr(usual, k)}
+        plan = repr(self.policy) if self.schedule is None else f"schedule={self.schedule!r}"
+        return f"Recipe({', '.join([plan, *(f'{k}={v!r}' for k, v in changed.items())])})"
 
     # -- as data
 
@@ -247,15 +242,15 @@ class Recipe:
             raise RecipeError(msg + "Hint: Recipe.from_dict(recipe.to_dict())")
         recipe_file.check_keys(data)
         arguments: dict[str, Any] = {}
-        with _errors_name("policy"):
-            if "policy" in data:
-                arguments["policy"] = Policy.from_dict(data["policy"])
-        with _errors_name("schedule"):
-            if "schedule" in data:
-                arguments["schedule"] = plan_from_dict(data["schedule"])
-        with _errors_name("scaler"):
-            if "scaler" in data:
-                arguments["scaler"] = _scaling(data["scaler"])
+        readers: dict[str, Callable[[Any], Any]] = {
+            "policy": Policy.from_dict,
+            "schedule": plan_from_dict,
+            "scaler": _scaling,
+        }
+        for section, read in readers.items():
+            if section in data:
+                with _errors_name(section):
+                    arguments[section] = read(data[section])
         with _errors_name("step"):
             return cls(**arguments, **data.get("step", {}), **data.get("decorate", {}))
 
