@@ -280,7 +280,7 @@ class Policy:
             UnsupportedError: if the framework does not support a field; the message names these fields.
         """
         # it asks backends, which ask policies
-        from ampbridge.policies.native_policy import to_native
+        from ampbridge.policies.native_lists import to_native
 
         return to_native(self, framework, drop)
 
@@ -292,7 +292,7 @@ class Policy:
             BackendNotFoundError, ArgumentTypeError: if ``native`` is not such an object.
             UnsupportedError: if no policy is equivalent.
         """
-        from ampbridge.policies.native_policy import from_native
+        from ampbridge.policies.native_lists import from_native
 
         return from_native(native)
 

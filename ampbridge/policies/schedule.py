@@ -191,9 +191,7 @@ def _is_like(value: Any, first: Any) -> bool:
     return type(value) is type(first) and (isinstance(value, bool) or 0 <= value < 2**31)
 
 
-def _checked_entries(
-    entries: Sequence[tuple[int, str | Policy]],
-) -> tuple[tuple[int, Policy], ...]:
+def _checked_entries(entries: Sequence[tuple[int, str | Policy]]) -> tuple[tuple[int, Policy], ...]:
     try:
         pairs = [(_count("step", n, least=0), Policy.parse(policy)) for n, policy in entries]
     except (TypeError, ValueError) as error:

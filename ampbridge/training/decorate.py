@@ -246,9 +246,7 @@ def under_another_policy(caller: str, policy: object, decorated: Policy) -> Call
     )
 
 
-def _each_of(
-    optimizer: Optimizer | Sequence[Optimizer] | None,
-) -> Sequence[Optimizer | None]:
+def _each_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer | None]:
     """The optimizers that were passed; of none at all, None."""
     return (optimizer or [None]) if isinstance(optimizer, (list, tuple)) else [optimizer]
 

@@ -15,13 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ampbridge.checkpoints import atomic_files
-from ampbridge.errors import (
-    AmpBridgeError,
-    ArgumentError,
-    ArgumentTypeError,
-    RecipeError,
-    listed,
-)
+from ampbridge.errors import AmpBridgeError, ArgumentError, ArgumentTypeError, RecipeError, listed
 from ampbridge.errors.flags import checked_count, checked_flag
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, single
