@@ -76,7 +76,7 @@ def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
 
 
 def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
-    """Refuse what is no optimizer that steps without a closure; of an unknown framework ``backend`` tells."""
+    """Refuse what is no optimizer, or needs a closure. ``backend`` is asked if no framework is known."""
     if backend is None or registry.framework_of_type(type(optimizer)) is not None:
         backend = _backend_of(optimizer)
     _check_kind("optimizer", {"optimizer": optimizer}, backend)
@@ -131,7 +131,7 @@ def check_parts(
     decoration_of: Callable[[Model], Decoration | None],
     policy: Policy,
 ) -> None:
-    """That no part of a model, by its dotted name, is decorated by itself, where it would be cast twice.
+    """Refuse a model of which a part is decorated by itself: the part would be cast twice.
 
     At O2 it would. Below it, steps of a model and of its part may take turns.
 
@@ -152,7 +152,7 @@ def check_parts(
 def check_that_it_holds_some(
     backend: Backend, optimizer: Optimizer, parameters: Sequence[Array]
 ) -> None:
-    """Refuse an optimizer of others' parameters alone, unless all of its own are frozen, or still come."""
+    """Refuse an optimizer that holds other parameters only; it may hold none yet, or only frozen ones."""
     try:
         held = backend.parameters(optimizer)
     except CallOrderError:
@@ -205,7 +205,7 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
 def check_that_a_batch_is_spread(
     loss_fn: LossFn, batch: Sequence[object], named: Mapping[str, object], error: Exception
 ) -> None:
-    """Raise another error if ``error`` comes of a loader's pair, passed as one argument to a loss of more."""
+    """Raise a clearer error if a loader's pair was passed as one argument to a loss that takes more."""
     one = batch[0] if len(batch) == 1 else None
     if not isinstance(one, (list, tuple)):
         return
@@ -218,9 +218,9 @@ def check_that_a_batch_is_spread(
 
 
 def check_batch(backend: Backend, batch: object, error: Exception) -> None:
-    """Raise another error if ``error`` may come from another framework's tensor in the batch.
+    """Raise a clearer error if there is another framework's tensor in the batch.
 
-    Looked for where a step failed alone, as it costs time.
+    It is only looked for where a step failed, because it costs time.
     """
     from ampbridge.adapters.nested import leaves  # only where something went wrong
 
@@ -273,7 +273,7 @@ def described(obj: object, backend: Backend | None = None) -> str:
 
 
 def _backend_of(*parts: object) -> Backend:
-    """That of the first of ``parts`` whose framework is known; else of the one framework in use."""
+    """The backend of the first part whose framework is known; otherwise that of the one framework in use."""
     known = (registry.framework_of_type(type(part)) for part in parts)
     name = next(filter(None, known), None)
     if name is None:
@@ -338,6 +338,6 @@ def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:
 # A loop by hand asks twice a step, and reading a signature takes ten times as long as all else.
 @lru_cache(maxsize=128)
 def _needs_a_closure(kind: type) -> bool:
-    """By the signature of its ``step``, or by the two steps that SAM and its like take."""
+    """The signature of its ``step`` tells, or the two steps that SAM and its like take."""
     twice = hasattr(kind, "first_step") and hasattr(kind, "second_step")
     return twice or "closure" in required_arguments(getattr(kind, "step", None))

@@ -57,7 +57,7 @@ FINITE, INF, NAN = 0, 1, 2
 
 
 def worst_on_host(kinds: Iterable[int]) -> int:
-    """INF before NAN before FINITE."""
+    """The worst of ``kinds``: INF before NAN before FINITE."""
     return min((kind for kind in kinds if kind != FINITE), default=FINITE)
 
 
@@ -89,7 +89,7 @@ class StepOutput(NamedTuple):
 
 
 class RaisedAfterStep(Exception):
-    """What ``Backend.apply`` raises where the optimizer has stepped, and then a hook raised ``error``."""
+    """``Backend.apply`` raises it if a hook raised ``error`` after the optimizer had stepped."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)

@@ -13,7 +13,7 @@ from ampbridge.errors import first_of
 
 
 class FrozenWrites:
-    """Warns of them once, early in a training.
+    """Warns once, early in a training, of frozen parameters that are written to.
 
     at each of the first looks:
         written <- the names of those that were written to since the last

@@ -42,7 +42,7 @@ class Site(NamedTuple):
 
 
 class _OfOneOwner:
-    """Sites of one module, class or other object: each step opens and closes a region."""
+    """The sites of one module, class or other object, replaced together: each step opens a region."""
 
     def __init__(self, owner: Any, sites: Collection[Site]) -> None:
         self.owner = owner
@@ -56,7 +56,7 @@ class _OfOneOwner:
         self._set(self.replacements)
 
     def put_back(self) -> None:
-        """The originals, where the replacement is still there."""
+        """Put the originals back where the replacement is still there."""
         held, replacements = vars(self.owner), self.replacements
         if all(map(is_, map(held.get, replacements), self._installed)):
             self._set(self._originals)
@@ -94,7 +94,7 @@ class Interception(Generic[T]):
         return Region(self, state)
 
     def paused(self, state: T | None = None) -> Scope[T | None]:
-        """Within a region: another state for a while, without counting as a region."""
+        """Give a region another state for a while; this does not count as a region."""
         return self.active.during(state)
 
     def is_changing(self) -> bool:
@@ -125,7 +125,7 @@ class Interception(Generic[T]):
                 self._put_all_back()
 
     def _cut_off(self, region: ref[Region[T]]) -> None:
-        """A region is gone that was never closed: an interrupt ended its ``with`` statement too early.
+        """Called if a region is gone that was never closed: an interrupt ended its ``with`` statement early.
 
         A garbage collection may not wait for a lock; whoever holds it now, the next region to open
         or close puts all back.

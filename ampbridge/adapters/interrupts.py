@@ -50,7 +50,7 @@ class Whole:
         self._came = frame or True
 
     def _release(self) -> None:
-        """The handler from before is in its place, and is told of what came."""
+        """Put the handler from before back, and tell it of the signal that came."""
         handler, self._handler = self._handler, None
         came, self._came = self._came, None
         _set_handler(signal.SIGINT, handler)
@@ -66,7 +66,7 @@ class Whole:
 
 
 def hold_interrupts() -> None:
-    """From here to the end of the innermost ``Whole`` block Ctrl-C waits."""
+    """Let Ctrl-C wait from here to the end of the innermost ``Whole`` block."""
     block = _innermost
     if block is not None and threading.get_ident() == threading.main_thread().ident:
         handler = _handler_of(signal.SIGINT)
@@ -77,7 +77,7 @@ def hold_interrupts() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A block for the end of which Ctrl-C waits."""
+    """A block in which Ctrl-C waits for the end."""
     with Whole():
         hold_interrupts()
         yield

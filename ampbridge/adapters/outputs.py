@@ -47,7 +47,7 @@ def warn_of_low_values_inside(
 
 
 def _holds(values: Iterable[Any], is_low: Callable[[Any], bool], depth: int) -> bool:
-    """Whether an object among ``values`` has an attribute that is low, however deep up to ``depth``."""
+    """Whether an object among ``values`` has a low attribute, up to ``depth`` objects deep."""
     for value in values:
         attributes = leaves(list(getattr(value, "__dict__", {}).values()))
         if any(map(is_low, attributes)) or (depth > 1 and _holds(attributes, is_low, depth - 1)):

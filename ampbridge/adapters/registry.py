@@ -201,7 +201,7 @@ def _roots(cls: type) -> tuple[str, ...]:
 
 
 def full_name(cls: type) -> str:
-    """A class in a message: its module and its name."""
+    """The name of a class in a message, with its module."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -212,7 +212,7 @@ def _load(name: str) -> Backend:
 
 
 def _factory(name: str) -> Factory:
-    """What the one entry point of that name loads."""
+    """The factory that the one entry point of that name loads."""
     candidates = _entry_points().get(name, [])
     if not candidates:
         raise no_backend(name)
@@ -249,7 +249,7 @@ def _checked(factory: Factory, name: str) -> Backend:
 
 
 def _missing_methods(obj: Any) -> Iterator[str]:
-    """Of the protocol's, those with a default as well: who subclasses it has them."""
+    """The protocol's methods that ``obj`` lacks, also those with a default, which a subclass has."""
     methods = (name for name in dir(Backend) if name[0] != "_" and callable(getattr(Backend, name)))
     return (name for name in methods if not callable(getattr(obj, name, None)))
 

@@ -190,7 +190,7 @@ def _digest_of_file(file: Path) -> str:
 
 
 def _digest_of_values(document: Mapping[str, Any]) -> str:
-    """Of the values, however they are spaced."""
+    """A digest of the values, however the file spaces them."""
     return _digest([json.dumps(document, separators=(",", ":"), allow_nan=False).encode()])
 
 

@@ -21,12 +21,12 @@ _NAME = re.compile(r"optimizer\[\d+\]")
 
 
 def name_of(place: int) -> str:
-    """What the parameter at this place of the optimizer is called."""
+    """The name of the parameter at this place of the optimizer."""
     return f"optimizer[{place}]"
 
 
 def among(trained: Iterable[Parameter], own: Iterable[object]) -> dict[str, Parameter]:
-    """Those of an optimizer's parameters, in its order, that are not the model's ``own``, by name."""
+    """The parameters of an optimizer, in its order and by name, that are not the model's ``own``."""
     held = set(map(id, own))
     return {name_of(place): p for place, p in enumerate(trained) if id(p) not in held}
 
@@ -52,7 +52,7 @@ def taken_from(
 
 
 def weights_of(slots: Mapping[str, Array]) -> list[Weight]:
-    """Those among saved ``slots``, described."""
+    """Descriptions of such parameters among saved ``slots``."""
     return [
         Weight(name, f"{OTHER}{name}", "abcdefgh"[: value.ndim], value.shape)
         for name, value in slots.items()

@@ -21,7 +21,7 @@ PaddleList = Literal["custom_white_list", "custom_black_list"]
 
 
 class Remark(NamedTuple):
-    """What is to be said of an entry of a list: as ``Finding`` has it."""
+    """A message about an entry of a list, and a hint."""
 
     message: str
     hint: str = ""
@@ -142,7 +142,7 @@ def paddle_names(op: str) -> tuple[str, ...]:
 
 
 def owns(name: str, op: str) -> bool:
-    """Whether ``op`` is what a name means first, where it stands for several ops."""
+    """Whether ``op`` is the first of the ops that ``name`` stands for."""
     return paddle_meaning(name)[0] == op
 
 
@@ -170,7 +170,7 @@ def _is_looked_up(name: str, static: bool) -> bool:
 
 
 def _probably_meant(name: str) -> tuple[str, ...]:
-    """Canonical ops: of a static op, of an op so called in Paddle, or of the nearest listed name."""
+    """The canonical ops of a static op, of an op so called in Paddle, or of the nearest listed name."""
     op = STATIC_ALONE.get(name)
     bare = name.rpartition(".")[2].removesuffix("_")
     for spelling in (bare, f"paddle:{bare}"):

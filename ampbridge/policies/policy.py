@@ -325,7 +325,7 @@ def _check_choice(
 
 
 def _other_words(text: str) -> str:
-    """What to write for a whole policy where a part was asked for, and for apex's level of its own."""
+    """The hint for who wrote a whole policy in place of a part, or apex's own level O3."""
     if text.casefold() == "o3":
         return "Policy('O2', master_weights=False), which apex calls O3."
     part, _, rest = text.partition(":")

@@ -187,7 +187,7 @@ class _Switch(Schedule):
 
 
 def _is_like(value: Any, first: Any) -> bool:
-    """A bool where it starts with one, a count where it starts with one."""
+    """Whether it is a bool like ``first``, or a count like ``first``."""
     return type(value) is type(first) and (isinstance(value, bool) or 0 <= value < 2**31)
 
 
@@ -232,7 +232,7 @@ def single(policy: str | Policy) -> Policy:
 
 
 def from_dict(data: Mapping[str, Any]) -> Policy | Schedule:
-    """What ``to_dict`` of a policy or a schedule described; policies of a schedule may be short forms."""
+    """The policy or schedule that ``to_dict`` described; policies of a schedule may be short forms."""
     if not isinstance(data, Mapping) or not ("steps" in data or "use" in data):
         return Policy.from_dict(data)
     try:

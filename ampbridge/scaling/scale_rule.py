@@ -81,7 +81,7 @@ class ScaleState(NamedTuple):
     floor_steps: Scalar = 0
 
     def on_host(self) -> ScaleState:
-        """As Python numbers. Waits for the device."""
+        """The same state as Python numbers. Waits for the device."""
         return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
 
 

@@ -12,7 +12,7 @@ scaled_by: Scoped[str | None] = Scoped("ampbridge loss scaled by", None)
 
 @called_as_it_is
 def check_that_nobody_else_scales() -> None:
-    """Refuse to scale inside of a loss function whose loss is scaled: nothing would show it."""
+    """Refuse to scale a loss inside of a ``loss_fn`` whose loss is scaled anyway: nothing would show it."""
     caller = scaled_by.get()
     if caller is not None:
         raise CallOrderError(

@@ -28,7 +28,7 @@ class Told(NamedTuple):
         return cls(*state[ALARMS])
 
     def with_all_of(self, due: Told) -> Told:
-        """With all alarms of ``due``, which may be those of an older state."""
+        """These alarms and those of ``due``, which may be of an older state."""
         return Told(*map(max, self, due))
 
     def pending(self, state: ScaleState) -> ScaleState:

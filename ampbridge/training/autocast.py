@@ -105,7 +105,7 @@ class AutocastRegion:
         return wraps(function)(_in_region(function, self._entry))  # type: ignore[return-value]
 
     def _check_is_function(self, thing: Any) -> None:
-        """Models and classes can be called too."""
+        """Refuse models and classes, which can be called too."""
         is_function = isinstance(thing, partial) or (callable(thing) and hasattr(thing, "__name__"))
         if not is_function or inspect.isclass(thing) or self._backend.kind(thing) is not None:
             raise ArgumentTypeError(
@@ -117,7 +117,7 @@ class AutocastRegion:
 
 @contextmanager
 def _entry(backend: Backend, policy: Policy) -> Iterator[None]:
-    """It knows nothing of the region, whose end it could not follow at once if it held it."""
+    """A block under ``policy``. It must not hold the region: it ends with the region."""
     with backend.autocast(policy):
         yield
 
@@ -125,7 +125,7 @@ def _entry(backend: Backend, policy: Policy) -> Iterator[None]:
 def _in_region(
     function: Callable[..., Any], entry: Callable[[], AbstractContextManager[None]]
 ) -> Callable[..., Any]:
-    """A function of the same kind: what waits to be resumed is in no region meanwhile."""
+    """``function`` in regions, of the same kind: while it waits to be resumed it is in no region."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         with entry():
@@ -161,7 +161,7 @@ def _in_region(
 def _resumed(
     entry: Callable[[], AbstractContextManager[None]], body: Any
 ) -> Generator[Any, Any, Any]:
-    """``body``, a generator or a coroutine, in an entry of its own each time that it is resumed."""
+    """Run ``body``, a generator or a coroutine, in a new entry each time that it is resumed."""
     resume, value = body.send, None
     while True:
         with entry():
@@ -201,5 +201,5 @@ def _forget(number: int) -> None:
 
 @constant_result
 def _loaded(name: str | None) -> str:
-    """The name of the backend of that name, or of the active one, which is loaded now."""
+    """Load the backend of that name, or the active one; returns its name."""
     return (registry.active_backend() if name is None else registry.backend(name)).name

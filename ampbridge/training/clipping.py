@@ -13,13 +13,13 @@ CLIPPINGS = ("clip_norm", "clip_each_norm", "clip_value")
 
 
 class Clipping(NamedTuple):
-    """One of ``CLIPPINGS``, and its limit."""
+    """A way to clip, one of ``CLIPPINGS``, and its limit."""
 
     name: str
     limit: float
 
     def clip(self, backend: Backend, grads: Sequence[Array]) -> tuple[list[Array], Scalar | None]:
-        """The clipped gradients; and what their joint norm was, which ``clip_norm`` alone computes."""
+        """The clipped gradients, and their joint norm before if the way is ``clip_norm``."""
         if self.name == "clip_norm":
             return backend.clip(grads, self.limit)
         if self.name == "clip_value":

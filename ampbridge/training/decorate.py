@@ -23,7 +23,7 @@ _Optimizer = TypeVar("_Optimizer")
 
 
 class _ByHand(Decoration):
-    """One that the user made, by ``decorate``, and no step."""
+    """A decoration that the user made with ``decorate``, and not a step."""
 
     __slots__ = ()
 
@@ -207,7 +207,7 @@ def for_steps(
     save_dtype: str | None = None,
     master_grad: bool = False,
 ) -> Decoration | None:
-    """What steps under ``policy`` need. Below O2 the model stays as it is outside of their regions."""
+    """The decoration for steps under ``policy``. Below O2 the model is unchanged outside of their regions."""
     kept = kept_layers(backend, model, policy)
     if policy.level == "O0":
         return None
@@ -247,7 +247,7 @@ def under_another_policy(caller: str, policy: object, decorated: Policy) -> Call
 
 
 def _each_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer | None]:
-    """The optimizers that were passed; of none at all, None."""
+    """The optimizers that were passed; a None if there is none."""
     return (optimizer or [None]) if isinstance(optimizer, (list, tuple)) else [optimizer]
 
 
@@ -255,7 +255,7 @@ def _each_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Opti
 def _replace(
     backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
 ) -> None:
-    """``wanted`` in the place of what is there; if it is refused, that stays."""
+    """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
     earlier = backend.decoration(model, None)
     served = None if backend.decoration(model, optimizer) is None else optimizer
     backend.undecorate(model, optimizer)
@@ -279,7 +279,7 @@ def names_by_id(backend: Backend, model: Model) -> dict[int, str]:
 
 
 def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
-    """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
+    """Warn of parameters that the user made 16-bit: ``model.half()`` trains without masters at any level."""
     low = set(map(id, backend.low_parameters(backend.parameters(model))))
     if low:
         names = [name for key, name in names_by_id(backend, model).items() if key in low]
@@ -292,7 +292,7 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
 
 
 def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
-    """Warn of weights that float16 makes inf or zero: no loss scale mends what each forward pass has."""
+    """Warn of weights that are inf or zero in float16, which no loss scale can mend."""
     policy = wanted.policy
     if (policy.level, policy.dtype) != ("O2", "float16"):
         return

@@ -37,7 +37,7 @@ _dtype = attrgetter("dtype")
 
 
 class LookAtGradients:
-    """Looks at the gradients of a step where their parameters are not as they were in the last one."""
+    """Looks at a step's gradients if dtypes, or the number of missing gradients, have changed."""
 
     def __init__(self, backend: Backend, model: Model, optimizer: Optimizer) -> None:
         self._backend, self._model, self._optimizer = backend, model, optimizer
@@ -73,7 +73,7 @@ class LookAtGradients:
     def _warn_of_what_keep_does_not_reach(
         self, trained: Sequence[Array], grads: Sequence[Array]
     ) -> None:
-        """Where parameters of a kept layer are used, and neither it nor a layer around is called."""
+        """Warn if parameters of a kept layer are used, and neither it nor a layer around it is called."""
         backend, model = self._backend, self._model
         called, decoration = self._called(), backend.decoration(model, None)
         if called is None or decoration is None:
@@ -95,7 +95,7 @@ class LookAtGradients:
             )
 
     def _warn_of_what_is_left_out(self, trained: Sequence[Array], grads: Sequence[Array]) -> None:
-        """Where a layer was replaced, the optimizer has the old one's parameters, and no loss does.
+        """Warn if a layer was replaced: the optimizer has the old one's parameters, and no loss does.
 
         Parameters that no optimizer has, and those that are not in the model, are common by themselves.
         """

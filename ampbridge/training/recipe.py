@@ -341,7 +341,7 @@ def _scaling(section: Mapping[str, Any]) -> Scaling | None:
 
 @contextmanager
 def _errors_name(where: str) -> Iterator[None]:
-    """Turns an error inside into a RecipeError that begins with ``where``."""
+    """A block whose errors become a RecipeError that begins with ``where``."""
     try:
         yield
     except AmpBridgeError as error:

@@ -157,7 +157,7 @@ def unknown(
 
 
 def _under_a_section(name: object) -> str:
-    """Where a key belongs that stands elsewhere."""
+    """The hint for a key that belongs into another section."""
     for section, keys in SECTIONS.items():
         key = meant(name, keys, slips.KEYS)
         if key is not None:

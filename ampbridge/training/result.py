@@ -16,7 +16,7 @@ REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
 
 
 class _Loss(float):
-    """A number that says so to who takes it for a tensor."""
+    """A number. It tells so if it is taken for a tensor."""
 
     __slots__ = ()
 

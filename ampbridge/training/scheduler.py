@@ -19,7 +19,7 @@ class StepScheduler:
     """
 
     def __init__(self, backend: Backend, scheduler: Any, optimizer: Optimizer) -> None:
-        """Check it.
+        """Check the scheduler.
 
         Raises:
             ArgumentTypeError: for what cannot be called, or needs arguments.

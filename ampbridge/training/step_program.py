@@ -100,7 +100,7 @@ class StepProgram:
 
 
 def _kinds(backend: Backend, grads: Sequence[Array], overflow: Scalar) -> Sequence[Scalar]:
-    """What is in each gradient: a pass of its own, if it is not known yet.
+    """The overflow of each gradient. It takes another pass if it is not known yet.
 
     Gradients that were unscaled in place will do: what was not finite is not finite now.
     """
