@@ -159,7 +159,8 @@ class Region(Scope[T | None]):
     def __enter__(self) -> None:
         try:
             self._interception._open(self)
-            super().__enter__()
+            entered = self.variable.entered  # as ``Scope`` does
+            entered.set((ref(self), entered.get()))
         except BaseException:
             self.__exit__()
             raise
