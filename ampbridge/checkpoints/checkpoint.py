@@ -81,35 +81,30 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     tried = None
     while True:
-        content = _content(folder)
-        document = _parsed(content, folder)
+        document = _read_document(folder)
         file = folder / _tensor_file_of(document, folder)
         try:
             return Checkpoint(document["state"], _read_tensors(file, document["tensors"]))
         except FileNotFoundError as error:
-            if content == tried:
+            if document == tried:
                 msg = f"There is no {str(file)!r}, which its {STATE_FILE} names.\n"
                 raise StateError(msg + _HINT_IF_DAMAGED) from error
-            tried = content  # a save may have replaced both files since
+            tried = document  # a save may have replaced both files since
 
 
-def _content(folder: Path) -> bytes:
+def _read_document(folder: Path) -> dict[str, Any]:
+    """What ``state.json`` holds, undamaged, and written by this version of ampbridge."""
     file = folder / STATE_FILE
     try:
         if file.stat().st_size > LARGEST_STATE_FILE:
             raise StateError(
                 f"{str(file)!r} is too large for a checkpoint's {STATE_FILE}.\n{_HINT}"
             )
-        return atomic_files.read(file)
+        content = atomic_files.read(file)
     except OSError as error:
         raise StateError(
             f"There is no checkpoint at {str(folder)!r:.200}: {error.strerror}.\n{_HINT}"
         ) from error
-
-
-def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
-    """What ``state.json`` holds, undamaged, and written by this version of ampbridge."""
-    file = folder / STATE_FILE
     try:
         document = json.loads(
             content.decode(), parse_constant=_no_number, object_pairs_hook=_without_repetition
@@ -219,7 +214,7 @@ def _refuse_foreign(folder: Path) -> None:
     if not (folder / STATE_FILE).exists():
         return
     try:
-        _parsed(_content(folder), folder)
+        _read_document(folder)
     except StateError as error:
         msg = f"{str(folder)!r} holds a {STATE_FILE} that is not an ampbridge checkpoint's.\n"
         raise StateError(msg + "Hint: save to a folder of its own.") from error
@@ -241,7 +236,7 @@ def _remove_leftovers(folder: Path) -> None:
     Only for who holds the lock: nobody else is writing then.
     """
     try:
-        kept = _tensor_file_of(_parsed(_content(folder), folder), folder)
+        kept = _tensor_file_of(_read_document(folder), folder)
     except StateError:
         if (folder / STATE_FILE).exists():
             return  # it may name any of them

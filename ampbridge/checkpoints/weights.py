@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.errors import StateError, nearest
+from ampbridge.errors import StateError, nearest, one_of
 from ampbridge.errors.foreign_text import ShownInNotebooks
 
 Array = npt.NDArray[Any]
@@ -176,7 +176,7 @@ def _mapped(
 def _check_known(name: str, known: Mapping[str, Weight], what: str) -> None:
     if name not in known:
         close = nearest(name, known, 3)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"{sorted(known)[:8]}"
+        hint = one_of(close, f"{sorted(known)[:8]}")
         raise StateError(f"mapping: {what} {name!r}.\nHint: {hint}")
 
 

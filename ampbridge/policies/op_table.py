@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from ampbridge.errors import PolicyError, nearest
+from ampbridge.errors import PolicyError, nearest, one_of
 
 Category = Literal["allow", "deny", "promote"]
 Unlisted = Literal["follow", "promote", "full"]
@@ -178,7 +178,7 @@ def no_such_op(name: str, where: str, known: Iterable[str]) -> PolicyError:
     """
     prefix, _, rest = name.partition(":")
     close = [f"{prefix}:{each}" for each in nearest(rest, known)]
-    msg = f"Unknown op {name!r}: {where} has no {rest!r}.\nHint: {_did_you_mean(close)}"
+    msg = f"Unknown op {name!r}: {where} has no {rest!r}.\nHint: {one_of(close, _ALL_OPS)}"
     return PolicyError(msg)
 
 
@@ -188,6 +188,8 @@ _OWN_PREFIXES: Mapping[str, str] = {
     **{prefix: prefix for prefix in ("torch", "tf", "paddle", "numpy")},
     "tensorflow": "tf",
 }
+
+_ALL_OPS = "`ampbridge.policies.op_table.ops()` lists the canonical names."
 
 _FRAMEWORKS_OWN = re.compile(r"\w+(::\w+)?(\.\w+)*")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
@@ -226,18 +228,13 @@ def _unknown(name: str) -> PolicyError:
         for prefix in ("torch", "paddle", "tf")
         if any(name in native_names(namespace) for namespace in PREFIXES[prefix])
     ]
+    close = nearest(name, [*ops(), *_aliases()])
     return PolicyError(
         f"Unknown op {name!r}; allowed are the canonical names, framework names with a prefix "
         f"({', '.join(f'{p}:' for p in PREFIXES)}), and functions with their module "
         "(package.module:function).\n"
-        f"Hint: {_did_you_mean(nearest(name, [*ops(), *_aliases()]) or without_its_prefix)}"
+        f"Hint: {one_of(close or without_its_prefix, _ALL_OPS)}"
     )
-
-
-def _did_you_mean(close: Sequence[str]) -> str:
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
-    return "`ampbridge.policies.op_table.ops()` lists the canonical names."
 
 
 @cache

@@ -12,7 +12,15 @@ from ampbridge.adapters.arguments import backend_of_decorated
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
-from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, first_of, listed, nearest
+from ampbridge.errors import (
+    ArgumentError,
+    CallOrderError,
+    PolicyError,
+    first_of,
+    listed,
+    nearest,
+    one_of,
+)
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
@@ -344,9 +352,9 @@ def _no_such_layer(entry: str, layers: Sequence[Layer]) -> PolicyError:
     kinds = sorted({layer.kind for layer in layers if layer.name})  # the root's is the whole model
     close = nearest(entry, [*names, *kinds], 3)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"keep={kinds[-1:]!r}"
     classes = f"; classes {', '.join(kinds)}" if kinds else ""
     return PolicyError(
         f"keep={[entry]!r} matches no layer of this model. "
-        f"It has {shown or 'no named layers'}{classes}.\nHint: {hint}"
+        f"It has {shown or 'no named layers'}{classes}.\n"
+        f"Hint: {one_of(close, f'keep={kinds[-1:]!r}')}"
     )
