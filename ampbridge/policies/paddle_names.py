@@ -138,12 +138,8 @@ def paddle_names(op: str) -> tuple[str, ...]:
         return tuple(name for name, of in looked_up().items() if of == kernel) or (kernel,)
     names = op_table.op(op).names.get("paddle", ())
     found = [name for name in names if op in paddle_meaning(name)]
-    return (*found, *(part for part, rest in _BESIDE.items() if rest in found and owns(rest, op)))
-
-
-def owns(name: str, op: str) -> bool:
-    """Whether ``op`` is the first of the ops that ``name`` stands for."""
-    return paddle_meaning(name)[0] == op
+    owned = [name for name in found if paddle_meaning(name)[0] == op]
+    return (*found, *(part for part, rest in _BESIDE.items() if rest in owned))
 
 
 def moved_with(op: str) -> tuple[str, ...]:
