@@ -65,8 +65,8 @@ def _adapter(framework: str, modules: str, tests: str, *imports: str) -> Group:
 CORE = """adapters/arguments adapters/interception adapters/nested adapters/registry
 checkpoints/checkpoint checkpoints/training_state checkpoints/weights policies/policy policies/schedule
 scaling/scale_rule scaling/scaler scaling/scaler_state scaling/skip_alarm
-training/decorate training/own_loop training/result training/step training/step_program
-training/step_settings training/step_state"""
+training/decorate training/own_loop training/result training/scheduler training/step
+training/step_program training/step_state"""
 
 GROUPS = {
     "core": Group(

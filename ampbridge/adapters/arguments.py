@@ -27,8 +27,6 @@ from ampbridge.errors import (
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
 
-_Parts = Mapping[str, object]
-
 _WANTED = {
     "loss_fn": "a function of (model, *batch)",
     "model": "a model of {}",
@@ -39,13 +37,7 @@ _ARTICLES = {"model": "a", "optimizer": "an", "loss": "a", "scheduler": "a"}
 
 
 def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> Backend:
-    """The backend of what ``train_step`` is given.
-
-    Raises:
-        ArgumentTypeError: if one of them is something else, or of another framework.
-        ArgumentError: if the optimizer holds none of the model's parameters.
-        UnsupportedError: for an optimizer that evaluates the loss itself.
-    """
+    """The backend of what ``train_step`` is given; refuses what cannot be trained by a step."""
     parts = {"loss_fn": loss_fn, "model": model, "optimizer": optimizer}
     backend = _backend_of(model, optimizer, loss_fn)
     _check_kind("model", parts, backend)
@@ -58,14 +50,37 @@ def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> 
 
 
 def backend_of_model(model: Model) -> Backend:
-    """The backend of a model.
-
-    Raises:
-        ArgumentTypeError: if it is something else.
-    """
+    """The backend of a model; refuses what is none."""
     backend = _backend_of(model)
     _check_kind("model", {"model": model}, backend)
     return backend
+
+
+def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
+    """The backend of a model whose loss is to be differentiated; refuses what is neither."""
+    backend = _backend_of(model)
+    parts = {"model": model, "loss_fn": loss_fn}
+    for role in parts:
+        _check_kind(role, parts, backend)
+    return backend
+
+
+def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
+    """The backend of a model, and of an optimizer of it if there is one; refuses what is neither."""
+    backend = backend_of_model(model)
+    if optimizer is not None:
+        _check_same_framework(model, optimizer)
+        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
+        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
+    return backend
+
+
+def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
+    """Refuse what is no optimizer, or needs a closure. ``backend`` is asked if no framework is known."""
+    if backend is None or registry.framework_of_type(type(optimizer)) is not None:
+        backend = _backend_of(optimizer)
+    _check_kind("optimizer", {"optimizer": optimizer}, backend)
+    _check_that_it_needs_no_closure(optimizer)
 
 
 def check_dependence(gradients: Sequence[Array | None], switched_off_by: str | None = None) -> None:
@@ -79,16 +94,14 @@ def check_dependence(gradients: Sequence[Array | None], switched_off_by: str | N
     """
     if all(map(is_, gradients, repeat(None))):
         if switched_off_by is not None:
-            msg = (
+            raise ArgumentError(
                 f"Nothing can be differentiated inside of {switched_off_by}.\n"
                 "Hint: end that block, for evaluation, ahead of the call that trains."
             )
-            raise ArgumentError(msg)
-        msg = (
+        raise ArgumentError(
             "The loss does not depend on any trainable parameter, or was detached.\n"
             "Hint: def loss_fn(model, x, y): return cross_entropy(model(x), y)"
         )
-        raise ArgumentError(msg)
 
 
 def differentiated_already() -> CallOrderError:
@@ -118,7 +131,7 @@ def check_parts(
     decoration_of: Callable[[Model], Decoration | None],
     policy: Policy,
 ) -> None:
-    """That no part of a model, by its dotted name, is decorated by itself, where it would be cast twice.
+    """Refuse a model of which a part is decorated by itself: the part would be cast twice.
 
     At O2 it would. Below it, steps of a model and of its part may take turns.
 
@@ -128,77 +141,27 @@ def check_parts(
     for name, part in parts:
         present = decoration_of(part)
         if present is not None and "O2" in (policy.level, present.policy.level):
-            msg = (
+            raise UnsupportedError(
                 f"{name!r} ({type(part).__name__}) is decorated already, by itself, for "
                 f"{present.policy!r}.\n"
                 "Hint: amp.undecorate(part), then amp.decorate(model)."
             )
-            raise UnsupportedError(msg)
-
-
-def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
-    """The backend of a model whose loss is to be differentiated.
-
-    Raises:
-        ArgumentTypeError: if one of them is something else.
-    """
-    backend = _backend_of(model)
-    parts = {"model": model, "loss_fn": loss_fn}
-    for role in parts:
-        _check_kind(role, parts, backend)
-    return backend
-
-
-def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
-    """The backend of a model, and of an optimizer if there is one.
-
-    Raises:
-        ArgumentTypeError: if one of them is something else, or of another framework.
-        ArgumentError: if the optimizer holds none of the model's parameters.
-    """
-    backend = backend_of_model(model)
-    if optimizer is not None:
-        _check_same_framework(model, optimizer)
-        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
-        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
-    return backend
-
-
-def check_optimizer(optimizer: Optimizer, backend: Backend | None) -> None:
-    """That it is one, and may be stepped without a closure.
-
-    Args:
-        backend: for what is of no framework that is known.
-
-    Raises:
-        ArgumentTypeError, UnsupportedError: if not.
-    """
-    name = registry.framework_if_known(optimizer)
-    if name is not None or backend is None:
-        backend = _backend_of(optimizer)
-    _check_kind("optimizer", {"optimizer": optimizer}, backend)
-    _check_that_it_needs_no_closure(optimizer)
 
 
 @called_as_it_is
 def check_that_it_holds_some(
     backend: Backend, optimizer: Optimizer, parameters: Sequence[Array]
 ) -> None:
-    """That ``optimizer`` holds some of a model's parameters, unless all of its own are frozen, or still come.
-
-    Raises:
-        ArgumentError: if it trains others alone.
-    """
+    """Refuse an optimizer that holds other parameters only; it may hold none yet, or only frozen ones."""
     try:
         held = backend.parameters(optimizer)
     except CallOrderError:
         return
     if parameters and held and {id(p) for p in parameters}.isdisjoint(map(id, held)):
-        msg = (
-            f"The optimizer ({_name_of(type(optimizer))}) holds none of the model's parameters.\n"
+        raise ArgumentError(
+            f"The optimizer ({registry.full_name(type(optimizer))}) holds none of the model's parameters.\n"
             f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"
         )
-        raise ArgumentError(msg)
 
 
 def check_masters(
@@ -207,32 +170,24 @@ def check_masters(
     parameters: Sequence[Array],
     grads: Sequence[Array],
 ) -> None:
-    """That no parameter with a gradient of a scaled loss is float16 by the user's own doing.
+    """Refuse float16 parameters, by the user's own doing, that have a gradient of a scaled loss.
 
     ``Policy('O2', master_weights=False)`` is a choice, and passes.
-
-    Raises:
-        ArgumentError: if one is.
     """
     trained = [p for p, grad in zip(parameters, grads, strict=False) if grad is not None]
     low = [p for p in backend.low_parameters(trained, optimizer) if "bfloat16" not in str(p.dtype)]
     if low:
-        msg = (
+        raise ArgumentError(
             f"{len(low)} of the {len(trained)} parameters that are trained with a loss scale are float16, "
             "without float32 masters: in their step gradients under 2e-8 are zero, and so are the squares "
             "that Adam takes of those under 1e-4.\n"
             f"Hint: {backend.examples['float32 model']}: the policy then casts. For float16 weights with "
             "float32 masters, after that: model, optimizer = amp.decorate(model, optimizer, 'O2')"
         )
-        raise ArgumentError(msg)
 
 
 def check_that_it_holds_examples(batch: Sequence[object]) -> None:
-    """Check that a step's arrays are not all empty: the mean over no example is NaN.
-
-    Raises:
-        ArgumentError: if they are.
-    """
+    """Refuse a step's arrays if all are empty: the mean over no example is NaN."""
     shapes = []
     for x in batch:
         shape: Any = getattr(x, "shape", ())
@@ -241,58 +196,45 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
                 return  # the first one, of almost each batch
             shapes.append(tuple(shape))
     if shapes:
-        msg = (
+        raise ArgumentError(
             f"The batch is empty: its arrays have the shapes {', '.join(map(str, shapes))}. The loss "
             "would be NaN, and nothing would be learnt.\nHint: if len(x): step(x, y)"
         )
-        raise ArgumentError(msg)
 
 
 def check_that_a_batch_is_spread(
     loss_fn: LossFn, batch: Sequence[object], named: Mapping[str, object], error: Exception
 ) -> None:
-    """Whether ``error`` comes of a loader's pair, passed as one argument to a loss of more.
-
-    Raises:
-        ArgumentTypeError: if so.
-    """
+    """Raise a clearer error if a loader's pair was passed as one argument to a loss that takes more."""
     one = batch[0] if len(batch) == 1 else None
     if not isinstance(one, (list, tuple)):
         return
     needed = [name for name in required_arguments(loss_fn) if name not in named]
     if len(needed) == 1 + len(one) > 2:
-        msg = (
+        raise ArgumentTypeError(
             f"loss_fn takes {', '.join(needed)}; passed was a {type(one).__name__} of {len(one)} in one "
             "argument.\nHint: step(*batch)"
-        )
-        raise ArgumentTypeError(msg) from error
+        ) from error
 
 
 def check_batch(backend: Backend, batch: object, error: Exception) -> None:
-    """Whether ``error`` may come from a tensor of another framework in the batch.
+    """Raise a clearer error if there is another framework's tensor in the batch.
 
-    Looked for where a step failed alone, as it costs time.
-
-    Raises:
-        ArgumentTypeError: if there is one.
+    It is only looked for where a step failed, because it costs time.
     """
     from ampbridge.adapters.nested import leaves  # only where something went wrong
 
     if isinstance(error, AmpBridgeError):
         return
     for x in leaves(batch):
-        what = f"an array ({_name_of(type(x))})"
+        what = f"an array ({registry.full_name(type(x))})"
         stray = _of_another(what, x, "a model", backend.name)
         if stray is not None:
             raise stray from error
 
 
 def check_belongs(what: str, x: object, like_what: str, like: object) -> None:
-    """Check that ``x`` is NumPy's, of the framework of ``like``, or of none.
-
-    Raises:
-        ArgumentTypeError: if not.
-    """
+    """Refuse ``x`` unless it is NumPy's, of the framework of ``like``, or of none."""
     stray = _of_another(what, x, like_what, registry.framework_of_type(type(like)))
     if stray is not None:
         raise stray
@@ -308,13 +250,13 @@ def _of_another(what: str, x: object, like_what: str, own: str | None) -> Argume
 
 
 def required_arguments(function: Any) -> list[str]:
-    """The names of the arguments without which ``function`` cannot be called; none if it does not tell."""
+    """The names of the arguments without which ``function`` cannot be called, as far as it tells."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in positional]
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in any_number]
 
 
 def described(obj: object, backend: Backend | None = None) -> str:
@@ -322,21 +264,18 @@ def described(obj: object, backend: Backend | None = None) -> str:
     if obj is None or isinstance(obj, (str, bytes, int, float)):
         return f"{obj!r:.80}"
     if isinstance(obj, type):
-        return f"the class {_name_of(obj)}"
+        return f"the class {registry.full_name(obj)}"
     if inspect.isroutine(obj):
         return f"the function {getattr(obj, '__name__', repr(obj))}"
     kind = None if backend is None else backend.kind(obj)
-    name = _name_of(type(obj))
+    name = registry.full_name(type(obj))
     return name if kind is None else f"{_ARTICLES[kind]} {kind} ({name})"
 
 
-# -- which backend
-
-
 def _backend_of(*parts: object) -> Backend:
-    """That of the first of ``parts`` whose framework is known; else of the one framework in use."""
-    names = (registry.framework_if_known(part) for part in parts)
-    name = next((name for name in names if name is not None), None)
+    """The backend of the first part whose framework is known; otherwise that of the one framework in use."""
+    known = (registry.framework_of_type(type(part)) for part in parts)
+    name = next(filter(None, known), None)
     if name is None:
         registry.refuse_without_adapter(parts)
         in_use = registry.names_in_use()
@@ -345,20 +284,16 @@ def _backend_of(*parts: object) -> Backend:
 
 
 def _check_same_framework(model: Model, optimizer: Optimizer) -> None:
-    name, other = map(registry.framework_if_known, (model, optimizer))
+    name, other = (registry.framework_of_type(type(part)) for part in (model, optimizer))
     if other is not None and name is not None and other != name:
-        msg = (
-            f"The model {_name_of(type(model))} belongs to {name}, the optimizer "
-            f"{_name_of(type(optimizer))} to {other}.\n"
+        raise ArgumentTypeError(
+            f"The model {registry.full_name(type(model))} belongs to {name}, the optimizer "
+            f"{registry.full_name(type(optimizer))} to {other}.\n"
             f"Hint: make the optimizer with {name}, over the model's own parameters."
         )
-        raise ArgumentTypeError(msg)
 
 
-# -- what it is
-
-
-def _check_kind(role: str, parts: _Parts, backend: Backend) -> None:
+def _check_kind(role: str, parts: Mapping[str, object], backend: Backend) -> None:
     passed = parts[role]
     kind = backend.kind(passed)
     if kind == role or (role == "loss_fn" and kind is None and callable(passed)):
@@ -368,7 +303,7 @@ def _check_kind(role: str, parts: _Parts, backend: Backend) -> None:
     raise ArgumentTypeError(msg + _hint(role, parts, backend))
 
 
-def _hint(role: str, parts: _Parts, backend: Backend) -> str:
+def _hint(role: str, parts: Mapping[str, object], backend: Backend) -> str:
     passed = parts[role]
     kinds = {backend.kind(part): part for part in parts.values()}
     others = [part for kind, part in kinds.items() if kind not in ("model", "optimizer")]
@@ -387,31 +322,22 @@ def _hint(role: str, parts: _Parts, backend: Backend) -> str:
 def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:
     kind: type = type(optimizer)
     if _needs_a_closure(kind):
-        msg = (
-            f"{kind.__name__} evaluates the loss several times a step; a training step does "
-            "so once.\n"
-            f"Hint: {_by_hand(optimizer)}"
+        by_hand = "with ampbridge.autocast(policy): inside of your closure, without a scaler."
+        if hasattr(optimizer, "base_optimizer"):
+            by_hand = (
+                "compute each loss inside of ampbridge.autocast(policy). In float16, after each of the two "
+                "scaler.scale(loss).backward(): base = optimizer.base_optimizer; scaler.unscale(base); "
+                "optimizer.first_step() or .second_step(), unless scaler.found_inf(base); scaler.update()."
+            )
+        raise UnsupportedError(
+            f"{kind.__name__} evaluates the loss several times a step; a training step does so once.\n"
+            f"Hint: {by_hand}"
         )
-        raise UnsupportedError(msg)
-
-
-def _by_hand(optimizer: Optimizer) -> str:
-    if not hasattr(optimizer, "base_optimizer"):
-        return "with ampbridge.autocast(policy): inside of your closure, without a scaler."
-    return (
-        "compute each loss inside of ampbridge.autocast(policy). In float16, after each of the two "
-        "scaler.scale(loss).backward(): base = optimizer.base_optimizer; scaler.unscale(base); "
-        "optimizer.first_step() or .second_step(), unless scaler.found_inf(base); scaler.update()."
-    )
 
 
 # A loop by hand asks twice a step, and reading a signature takes ten times as long as all else.
 @lru_cache(maxsize=128)
 def _needs_a_closure(kind: type) -> bool:
-    """By the signature of its ``step``, or by the two steps that SAM and its like take."""
+    """The signature of its ``step`` tells, or the two steps that SAM and its like take."""
     twice = hasattr(kind, "first_step") and hasattr(kind, "second_step")
     return twice or "closure" in required_arguments(getattr(kind, "step", None))
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

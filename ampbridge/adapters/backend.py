@@ -20,11 +20,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from ampbridge.adapters.natives import Array as Array
-from ampbridge.adapters.natives import LossFn as LossFn
-from ampbridge.adapters.natives import Model as Model
-from ampbridge.adapters.natives import Optimizer as Optimizer
-from ampbridge.adapters.natives import Scalar as Scalar
 from ampbridge.adapters.roles import cannot
 from ampbridge.adapters.roles.native_objects import NativeObjects
 from ampbridge.adapters.roles.observing import Observing
@@ -35,6 +30,13 @@ from ampbridge.errors import UnsupportedError
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
     from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
+
+# Names for native values in annotations.
+Array: TypeAlias = Any
+Scalar: TypeAlias = Any
+Model: TypeAlias = Any
+Optimizer: TypeAlias = Any
+LossFn: TypeAlias = Callable[..., Any]
 
 Program: TypeAlias = Callable[..., "StepOutput"]
 
@@ -57,7 +59,7 @@ FINITE, INF, NAN = 0, 1, 2
 
 
 def worst_on_host(kinds: Iterable[int]) -> int:
-    """INF before NAN before FINITE."""
+    """The worst of ``kinds``: INF before NAN before FINITE."""
     return min((kind for kind in kinds if kind != FINITE), default=FINITE)
 
 
@@ -89,7 +91,7 @@ class StepOutput(NamedTuple):
 
 
 class RaisedAfterStep(Exception):
-    """What ``Backend.apply`` raises where the optimizer has stepped, and then a hook raised ``error``."""
+    """``Backend.apply`` raises it if a hook raised ``error`` after the optimizer had stepped."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -259,7 +261,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         The function that it gives returns the ids of the layers that were called, or None if some of
         the calls may not have been seen: in compiled code. The default sees none.
         """
-        return nullcontext(_nothing_seen)
+        return nullcontext(lambda: None)
 
     # -- models fitted to a policy
 
@@ -415,13 +417,12 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         Raises:
             UnsupportedError: if this framework returns gradients as values; this is the default.
         """
-        msg = (
+        raise UnsupportedError(
             f"{self.name} keeps no gradients beside the parameters of {type(optimizer).__name__}; they "
             "are values.\n"
             "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y, scaler=scaler); "
             "scaler.step(optimizer, grads)"
         )
-        raise UnsupportedError(msg)
 
     # -- from gradients to parameters
 
@@ -538,12 +539,11 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
             UnsupportedError: if there is no compiler; this is the default.
         """
         del build
-        msg = (
+        raise UnsupportedError(
             f"compile=True with {getattr(loss_fn, '__name__', repr(loss_fn))}: {self.name} runs op by op "
             "and has no compiler.\n"
             "Hint: amp.train_step(..., compile='auto') compiles where the framework can."
         )
-        raise UnsupportedError(msg)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
         """A function that runs ``program`` on each replica of ``model`` in this process.
@@ -565,10 +565,6 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         """
         del state, like
         return None
-
-
-def _nothing_seen() -> None:
-    """Of no call is it known whether there was one."""
 
 
 @contextmanager

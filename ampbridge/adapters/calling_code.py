@@ -22,7 +22,11 @@ def warn(message: str, category: type[AmpBridgeWarning] = AmpBridgeWarning) -> N
     """
     between = BETWEEN.union(registry.backend_names(), registry.adapter_packages())
     frame = sys._getframe(1)
-    while frame.f_back is not None and _lies_between(frame.f_globals, between):
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        is_ours = package == "ampbridge" or package.startswith("ampbridge_")
+        if not is_ours and package not in between:
+            break
         frame = frame.f_back
     module = frame.f_globals
     warnings.warn_explicit(
@@ -33,8 +37,3 @@ def warn(message: str, category: type[AmpBridgeWarning] = AmpBridgeWarning) -> N
         str(module.get("__name__")),
         module.setdefault("__warningregistry__", {}),
     )
-
-
-def _lies_between(module: dict[str, object], between: frozenset[str]) -> bool:
-    package = str(module.get("__name__")).partition(".")[0]
-    return package in between or package == "ampbridge" or package.startswith("ampbridge_")

@@ -13,7 +13,7 @@ from ampbridge.errors import first_of
 
 
 class FrozenWrites:
-    """Warns of them once, early in a training.
+    """Warns once, early in a training, of frozen parameters that are written to.
 
     at each of the first looks:
         written <- the names of those that were written to since the last
@@ -34,21 +34,13 @@ class FrozenWrites:
         again = sorted(before & self._written)
         self._looks_left = 0 if again else self._looks_left - 1
         if again:
-            _warn_of(again)
-
-
-def _warn_of(names: list[str]) -> None:
-    layers = _layers_around(names)
-    keep = f"Policy(..., keep={layers!r}); or " if layers else ""
-    warn(
-        "Frozen parameters are written to between steps at O2, in low precision, where small changes are "
-        f"lost (an average stands still): {first_of(names)}.\n"
-        f"Hint: {keep}with amp.undecorated(model): around what writes to them."
-    )
-
-
-def _layers_around(names: list[str]) -> list[str]:
-    """The innermost layer that has all of these parameters; else those that have some themselves."""
-    layers = [name.rpartition(".")[0] for name in names]
-    around = commonpath([layer.replace(".", "/") for layer in layers]).replace("/", ".")
-    return [around] if around else sorted({*layers} - {""})
+            # The innermost layer that has all of them; else those that have some themselves.
+            layers = [name.rpartition(".")[0] for name in again]
+            around = commonpath([layer.replace(".", "/") for layer in layers]).replace("/", ".")
+            named = [around] if around else sorted({*layers} - {""})
+            keep = f"Policy(..., keep={named!r}); or " if named else ""
+            warn(
+                "Frozen parameters are written to between steps at O2, in low precision, where small "
+                f"changes are lost (an average stands still): {first_of(again)}.\n"
+                f"Hint: {keep}with amp.undecorated(model): around what writes to them."
+            )

@@ -42,7 +42,7 @@ class Site(NamedTuple):
 
 
 class _OfOneOwner:
-    """Sites of one module, class or other object: each step opens and closes a region."""
+    """The sites of one module, class or other object, replaced together: each step opens a region."""
 
     def __init__(self, owner: Any, sites: Collection[Site]) -> None:
         self.owner = owner
@@ -56,7 +56,7 @@ class _OfOneOwner:
         self._set(self.replacements)
 
     def put_back(self) -> None:
-        """The originals, where the replacement is still there."""
+        """Put the originals back where the replacement is still there."""
         held, replacements = vars(self.owner), self.replacements
         if all(map(is_, map(held.get, replacements), self._installed)):
             self._set(self._originals)
@@ -70,13 +70,6 @@ class _OfOneOwner:
                 delattr(self.owner, attribute)
             else:
                 setattr(self.owner, attribute, value)
-
-
-def _grouped(sites: Sequence[Site]) -> list[_OfOneOwner]:
-    by_owner: dict[int, list[Site]] = defaultdict(list)
-    for site in sites:
-        by_owner[id(site.owner)].append(site)
-    return [_OfOneOwner(of_one[0].owner, of_one) for of_one in by_owner.values()]
 
 
 class Interception(Generic[T]):
@@ -101,7 +94,7 @@ class Interception(Generic[T]):
         return Region(self, state)
 
     def paused(self, state: T | None = None) -> Scope[T | None]:
-        """Within a region: another state for a while, without counting as a region."""
+        """Give a region another state for a while; this does not count as a region."""
         return self.active.during(state)
 
     def is_changing(self) -> bool:
@@ -115,7 +108,11 @@ class Interception(Generic[T]):
                     self._put_all_back()
                 sites = self._find_sites()
                 if sites is not self._sites:
-                    self._groups, self._sites = _grouped(sites), sites
+                    by_owner: dict[int, list[Site]] = defaultdict(list)
+                    for site in sites:
+                        by_owner[id(site.owner)].append(site)
+                    self._groups = [_OfOneOwner(each[0].owner, each) for each in by_owner.values()]
+                    self._sites = sites
                 self._installed = self._groups
                 for group in self._installed:
                     group.replace()
@@ -128,7 +125,7 @@ class Interception(Generic[T]):
                 self._put_all_back()
 
     def _cut_off(self, region: ref[Region[T]]) -> None:
-        """A region is gone that was never closed: an interrupt ended its ``with`` statement too early.
+        """Called if a region is gone that was never closed: an interrupt ended its ``with`` statement early.
 
         A garbage collection may not wait for a lock; whoever holds it now, the next region to open
         or close puts all back.
@@ -162,7 +159,8 @@ class Region(Scope[T | None]):
     def __enter__(self) -> None:
         try:
             self._interception._open(self)
-            super().__enter__()
+            entered = self.variable.entered  # as ``Scope`` does
+            entered.set((ref(self), entered.get()))
         except BaseException:
             self.__exit__()
             raise

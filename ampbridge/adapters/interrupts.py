@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # Of the C module: what ``signal`` has around them turns numbers to names, in 30 us a step.
@@ -33,24 +33,16 @@ class Whole:
     handles the signal, nothing is held.
     """
 
-    __slots__ = ("_came", "_handler", "_is_main", "_outer")
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-        self._came: FrameType | bool | None = None
-        self._outer: Whole | None = None
-        self._is_main = threading.get_ident() == threading.main_thread().ident
+    _handler: Any = None
+    _came: FrameType | bool | None = None
+    _outer: Whole | None = None
+    _is_main = False
 
     def __enter__(self) -> None:
         global _innermost
+        self._is_main = threading.get_ident() == threading.main_thread().ident
         if self._is_main:
             self._outer, _innermost = _innermost, self
-
-    def hold(self) -> None:
-        handler = _handler_of(signal.SIGINT)
-        if self._handler is None and callable(handler):
-            self._handler = handler
-            _set_handler(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
@@ -58,35 +50,34 @@ class Whole:
         self._came = frame or True
 
     def _release(self) -> None:
-        """The handler from before is in its place, and is told of what came."""
+        """Put the handler from before back, and tell it of the signal that came."""
         handler, self._handler = self._handler, None
         came, self._came = self._came, None
-        if handler is not None:
-            _set_handler(signal.SIGINT, handler)
-            if came is not None:
-                handler(signal.SIGINT, None if came is True else came)
+        _set_handler(signal.SIGINT, handler)
+        if came is not None:
+            handler(signal.SIGINT, None if came is True else came)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         global _innermost
         if self._is_main:
             _innermost = self._outer
-            self._release()
+            if self._handler is not None:
+                self._release()
 
 
 def hold_interrupts() -> None:
-    """From here to the end of the innermost ``Whole`` block Ctrl-C waits."""
-    if _innermost is not None and threading.get_ident() == threading.main_thread().ident:
-        _innermost.hold()
+    """Let Ctrl-C wait from here to the end of the innermost ``Whole`` block."""
+    block = _innermost
+    if block is not None and threading.get_ident() == threading.main_thread().ident:
+        handler = _handler_of(signal.SIGINT)
+        if block._handler is None and callable(handler):
+            block._handler = handler
+            _set_handler(signal.SIGINT, block._note)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A block for the end of which Ctrl-C waits."""
+    """A block in which Ctrl-C waits for the end."""
     with Whole():
         hold_interrupts()
         yield

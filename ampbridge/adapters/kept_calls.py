@@ -16,13 +16,13 @@ _noting: WeakValueDictionary[int, _Noted] = WeakValueDictionary()
 
 
 def note(layer: object) -> None:
-    """A kept layer, or one below it, is called."""
+    """Note that a kept layer, or one below it, is called."""
     for noted in list(_noting.values()):
         noted.add(id(layer))
 
 
 def are_noted() -> bool:
-    """Whether such a block is open: in the first step of a training."""
+    """Whether somebody notes calls: in the first step of a training."""
     return bool(_noting)
 
 

@@ -38,17 +38,16 @@ def warn_of_low_values_inside(
         if not _holds([leaf], is_low, _DEPTH):
             continue
         _said.add(kind)
-        msg = (
+        warn(
             f"A call of a decorated model returned 16-bit arrays inside of a {kind.__qualname__}, which "
             f"is no container: output_dtype={output_dtype!r} does not reach them.\n"
             f"Hint: keep=[LAYER], with the layer that computes what the {kind.__qualname__} is made of; or "
             "return its arrays in a list, a dict or a dataclass."
         )
-        warn(msg)
 
 
 def _holds(values: Iterable[Any], is_low: Callable[[Any], bool], depth: int) -> bool:
-    """Whether an object among ``values`` has an attribute that is low, however deep up to ``depth``."""
+    """Whether an object among ``values`` has a low attribute, up to ``depth`` objects deep."""
     for value in values:
         attributes = leaves(list(getattr(value, "__dict__", {}).values()))
         if any(map(is_low, attributes)) or (depth > 1 and _holds(attributes, is_low, depth - 1)):

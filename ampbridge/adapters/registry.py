@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, cast
 
 from ampbridge.adapters.backend import Backend
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
@@ -66,11 +66,10 @@ def register_backend(name: str, factory: Factory) -> None:
         ArgumentTypeError: if the name is not an identifier, or the factory is not callable.
     """
     if not (isinstance(name, str) and name.isidentifier() and callable(factory)):
-        msg = (
+        raise ArgumentTypeError(
             f"A backend is registered by its framework's root module and a factory, not by {name!r} "
             f"and {factory!r}.\nHint: amp.register_backend('jax', JaxBackend)"
         )
-        raise ArgumentTypeError(msg)
     _registered[name] = factory
     _loaded.pop(name, None)
 
@@ -107,8 +106,9 @@ def backend(name_or_object: object) -> Backend:
     """
     if isinstance(name_or_object, str):
         return _load(name_or_object)
-    if _is_backend(name_or_object):
-        return name_or_object  # checked structurally
+    named = isinstance(getattr(name_or_object, "name", None), str)  # as tensors may be too
+    if named and next(_missing_methods(name_or_object), None) is None:
+        return cast(Backend, name_or_object)
     return _load(framework_of(name_or_object))
 
 
@@ -123,22 +123,21 @@ def active_backend() -> Backend:
         return _load(names[0])
     what = f"several ({listed(names)})" if names else "none"
     example = names[0] if names else "torch"
-    msg = (
+    raise BackendNotFoundError(
         f"Which backend? Of the registered frameworks {backend_names()}, this process has imported "
         f"{what}.\nHint: amp.autocast('O1', backend={example!r})"
     )
-    raise BackendNotFoundError(msg)
 
 
 def names_in_use() -> list[str]:
     """The registered frameworks that this process has imported."""
-    return [name for name in backend_names() if _in_use(name)]
 
+    def is_in_use(name: str) -> bool:
+        if name not in CORE_DEPENDENCIES:
+            return name in sys.modules
+        return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
 
-def _in_use(name: str) -> bool:
-    if name not in CORE_DEPENDENCIES:
-        return name in sys.modules
-    return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
+    return list(filter(is_in_use, backend_names()))
 
 
 def _package(entry_point: EntryPoint) -> str:
@@ -158,32 +157,26 @@ def framework_of(*objects: object) -> str:
     if len(found) == 1:
         return next(iter(found))
     if found:
-        kinds = " and ".join(f"{_kind(obj)} ({name})" for name, obj in found.items())
-        msg = (
+        kinds = " and ".join(f"{full_name(type(obj))} ({name})" for name, obj in found.items())
+        raise BackendNotFoundError(
             f"The objects belong to several frameworks: {kinds}.\n"
             "Hint: give a model and an optimizer of one framework."
         )
-        raise BackendNotFoundError(msg)
     refuse_without_adapter(objects)
-    kinds = ", ".join(_kind(obj) for obj in objects)
-    msg = (
+    kinds = ", ".join(full_name(type(obj)) for obj in objects)
+    raise BackendNotFoundError(
         f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
         "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
     )
-    raise BackendNotFoundError(msg)
 
 
 def refuse_without_adapter(objects: Iterable[object]) -> None:
-    """Refuse what a library makes for several frameworks, where it was made for one without an adapter.
-
-    Raises:
-        BackendNotFoundError: if there is any.
-    """
+    """Refuse what a library makes for several frameworks, where it was made for one without an adapter."""
     for obj in objects:
         cls: type = type(obj)
         hint = next((ELSEWHERE[root] for root in _roots(cls) if root in ELSEWHERE), None)
         if hint is not None and framework_of_type(cls) is None:
-            msg = f"{_kind(obj)} runs here on a framework that has no adapter.\nHint: {hint}"
+            msg = f"{full_name(type(obj))} runs here on a framework that has no adapter.\nHint: {hint}"
             raise BackendNotFoundError(msg)
 
 
@@ -207,19 +200,19 @@ def _roots(cls: type) -> tuple[str, ...]:
     return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
 
 
-def _kind(obj: object) -> str:
-    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+def full_name(cls: type) -> str:
+    """The name of a class in a message, with its module."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _load(name: str) -> Backend:
     if name not in _loaded:
-        _loaded[name] = _checked(_factory(name), name)
+        _loaded[name] = _checked(_registered.get(name) or _factory(name), name)
     return _loaded[name]
 
 
 def _factory(name: str) -> Factory:
-    if name in _registered:
-        return _registered[name]
+    """The factory that the one entry point of that name loads."""
     candidates = _entry_points().get(name, [])
     if not candidates:
         raise no_backend(name)
@@ -248,18 +241,15 @@ def _checked(factory: Factory, name: str) -> Backend:
         raise BackendLoadError(msg + f"Hint: {hint}") from error
     absent = sorted(_missing_methods(created))
     if absent:
-        msg = f"Backend {name!r} ({_kind(created)}) lacks {absent}.\nHint: subclass ampbridge.Backend."
-        raise BackendLoadError(msg)
+        raise BackendLoadError(
+            f"Backend {name!r} ({full_name(type(created))}) lacks {absent}.\n"
+            "Hint: subclass ampbridge.Backend."
+        )
     return created
 
 
-def _is_backend(obj: object) -> TypeGuard[Backend]:
-    """Check the name and the methods: tensors may have a name too."""
-    return isinstance(getattr(obj, "name", None), str) and next(_missing_methods(obj), None) is None
-
-
 def _missing_methods(obj: Any) -> Iterator[str]:
-    """Of the protocol's, those with a default as well: who subclasses it has them."""
+    """The protocol's methods that ``obj`` lacks, also those with a default, which a subclass has."""
     methods = (name for name in dir(Backend) if name[0] != "_" and callable(getattr(Backend, name)))
     return (name for name in methods if not callable(getattr(obj, name, None)))
 
@@ -285,8 +275,3 @@ def adapter_module(name: str, module: str) -> ModuleType | None:
         if error.name != path:
             raise
         return None
-
-
-def framework_if_known(obj: object) -> str | None:
-    """The registered framework of ``obj``, or None."""
-    return framework_of_type(type(obj))

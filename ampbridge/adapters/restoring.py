@@ -43,14 +43,14 @@ def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Rememb
 
 
 def _plain_copy(held: Any) -> Any:
-    """Not of a framework's own class, whose copies may be tracked."""
+    """A copy of a plain class: a framework may track copies of its own."""
     if isinstance(held, dict):
         return dict(held)
     return set(held) if isinstance(held, set) else list(held)
 
 
 def _refill_if_changed(held: Any, kept: Any) -> None:
-    """Only then: some containers notice that they are written to."""
+    """Refill a container unless it is unchanged: some containers notice that they are written to."""
     if _same_content(held, kept):
         return
     if isinstance(held, list):

@@ -26,62 +26,46 @@ _FULL = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENO
 
 
 def path_of(path: object, hint: str) -> str:
-    """The text of a path that a file can have.
-
-    Raises:
-        ArgumentTypeError: for bytes, numbers and all else that is neither a str nor a ``Path``.
-        ArgumentError: for text that no file can have as its name.
-    """
+    """The text of a path that a file can have; refuses what is none. ``hint`` is the code to write."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         msg = f"A path is a str or a pathlib.Path, not {path!r:.100}.\nHint: {hint}"
         raise ArgumentTypeError(msg)
-    if not text or "\0" in text or not _is_encodable(text):
+    try:
+        is_possible = text and "\0" not in text and os.fsencode(text)
+    except UnicodeEncodeError:  # half a surrogate pair
+        is_possible = False
+    if not is_possible:
         raise ArgumentError(f"No file or folder can have the path {text!r:.100}.\nHint: {hint}")
     return text
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether the system can have a file of that name; of half a surrogate pair it cannot."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write(path: str | os.PathLike[str], *parts: Part, follow: bool = True) -> None:
     """Put ``parts``, one after the other, in the place of the file ``path``.
 
     A new file has the mode that the umask gives it, one that is replaced keeps its own. A link is
-    followed. A pipe or a device is written to as it is. Leftovers of dead processes in the same folder
-    are removed.
-
-    Args:
-        follow: if False, a link, a pipe or a device is replaced by the file.
-
-    Raises:
-        OSError: if that cannot be; the file is as it was. Where there is no room, its ``strerror`` says
-            how many bytes are needed.
+    followed, and a pipe or a device is written to as it is; without ``follow`` they are replaced.
+    Leftovers of dead processes in the same folder are removed. After an OSError the file is as it was;
+    where there is no room, its ``strerror`` says how many bytes are needed.
     """
     place = Path(os.path.realpath(path) if follow else path)
     try:
         if follow and place.exists() and not place.is_file() and not place.is_dir():
-            _write_into(Path(path), parts)
+            with open(path, "wb") as special:
+                special.writelines(parts)
             return
         remove_leftovers(place.parent)
         _replace(place, parts)
     except OSError as error:
-        raise OSError(error.errno, _why(error, parts), os.fspath(path)) from error
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            size = sum(memoryview(part).nbytes for part in parts)
+            reason = f"{reason}, and {size:,} bytes are needed"
+        raise OSError(error.errno, reason, os.fspath(path)) from error
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        OSError: if it cannot be read, is larger than ``LARGEST``, or is a pipe or a device, which may
-            have no end.
-    """
+    """The bytes of a file of ``LARGEST`` at most; not of a pipe or a device, which may have no end."""
     size = check_regular(path).st_size
     if size > LARGEST:
         reason = f"It has {size:,} bytes, more than {LARGEST:,}"
@@ -90,22 +74,14 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def first_line(path: str | os.PathLike[str]) -> bytes:
-    """The first line of a file, without its end; at most its first 4,096 bytes.
-
-    Raises:
-        OSError: if it cannot be read, or is a pipe or a device.
-    """
+    """The first line of a file, without its end; at most its first 4,096 bytes."""
     check_regular(path)
     with open(path, "rb") as file:
         return file.readline(4096).rstrip(b"\r\n")
 
 
 def append(path: str | os.PathLike[str], line: str) -> None:
-    """Add a line to the end of a file, which is made if it is not there, in one write.
-
-    Raises:
-        OSError: if that cannot be.
-    """
+    """Add a line to the end of a file, which is made if it is not there, in one write."""
     content = f"{line}\n".encode()
     with open(path, "ab", buffering=0) as file:
         written = file.write(content)
@@ -114,11 +90,7 @@ def append(path: str | os.PathLike[str], line: str) -> None:
 
 
 def check_regular(path: str | os.PathLike[str], *, follow: bool = True) -> os.stat_result:
-    """What is known of a file (a folder refuses to be read by itself).
-
-    Raises:
-        OSError: for a pipe or a device; without ``follow`` for a link too.
-    """
+    """What is known of a file. Refuses a pipe or a device; without ``follow`` a link too."""
     status = os.stat(path, follow_symlinks=follow)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         what = "It is" if follow else f"{os.path.basename(path)!r} is a link,"
@@ -146,9 +118,6 @@ def remove(file: Path) -> None:
         file.unlink()
 
 
-# -- writing
-
-
 def _replace(place: Path, parts: tuple[Part, ...]) -> None:
     present = place.stat() if place.is_file() else None
     if present is not None and not os.access(place, os.W_OK):
@@ -158,8 +127,10 @@ def _replace(place: Path, parts: tuple[Part, ...]) -> None:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         with open(os.open(temporary, flags, 0o666), "wb") as file:
-            if present is not None:
-                _keep_owner_and_mode(file.fileno(), present)
+            if present is not None and os.name == "posix":
+                with suppress(OSError):  # only root gives files away
+                    os.fchown(file.fileno(), present.st_uid, present.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(present.st_mode))
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
@@ -167,41 +138,12 @@ def _replace(place: Path, parts: tuple[Part, ...]) -> None:
     except BaseException:
         remove(temporary)
         raise
-    _flush_folder(place.parent)
-
-
-def _keep_owner_and_mode(descriptor: int, present: os.stat_result) -> None:
-    if os.name != "posix":
-        return
-    with suppress(OSError):  # only root gives files away
-        os.fchown(descriptor, present.st_uid, present.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(present.st_mode))
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename last, where a folder can be flushed: the file is in its place in any case."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # makes the rename last, where a folder can be flushed
+        descriptor = os.open(place.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _write_into(special: Path, parts: tuple[Part, ...]) -> None:
-    with open(special, "wb") as file:
-        file.writelines(parts)
-
-
-def _why(error: OSError, parts: tuple[Part, ...]) -> str:
-    reason = error.strerror or str(error)
-    if error.errno not in _FULL:
-        return reason
-    size = sum(memoryview(part).nbytes for part in parts)
-    return f"{reason}, and {size:,} bytes are needed"
-
-
-# -- whose a temporary file is
 
 
 def _host() -> str:

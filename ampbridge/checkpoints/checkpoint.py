@@ -52,13 +52,8 @@ class Checkpoint(NamedTuple):
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Save to the folder ``path``, made if need be, in the place of the checkpoint that is there.
 
-    Waits while another thread or process saves to the same folder.
-
-    Raises:
-        StateError: if ``path`` is a file, or holds a ``state.json`` of something else.
-        UnsupportedError: for values that neither JSON nor safetensors has.
-        WriteError: if it cannot be written: the disk is full, the folder is not ours. The checkpoint
-            that was there is whole then.
+    Waits while another thread or process saves to the same folder. Refuses a folder of something else,
+    and values that neither JSON nor safetensors has. Whatever is raised, the old checkpoint is whole.
     """
     folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     try:
@@ -82,53 +77,37 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint in the folder ``path``, complete and undamaged. Saves meanwhile do no harm.
-
-    Raises:
-        StateError: if it is not.
-    """
+    """The checkpoint in the folder ``path``, complete and undamaged. Saves meanwhile do no harm."""
     folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
     tried = None
     while True:
-        content = _content(folder)
-        document = _parsed(content, folder)
+        document = _read_document(folder)
         file = folder / _tensor_file_of(document, folder)
         try:
             return Checkpoint(document["state"], _read_tensors(file, document["tensors"]))
         except FileNotFoundError as error:
-            if content == tried:
+            if document == tried:
                 msg = f"There is no {str(file)!r}, which its {STATE_FILE} names.\n"
                 raise StateError(msg + _HINT_IF_DAMAGED) from error
-            tried = content  # a save may have replaced both files since
+            tried = document  # a save may have replaced both files since
 
 
-# -- reading
-
-
-def _content(folder: Path) -> bytes:
+def _read_document(folder: Path) -> dict[str, Any]:
+    """What ``state.json`` holds, undamaged, and written by this version of ampbridge."""
     file = folder / STATE_FILE
     try:
         if file.stat().st_size > LARGEST_STATE_FILE:
             raise StateError(
                 f"{str(file)!r} is too large for a checkpoint's {STATE_FILE}.\n{_HINT}"
             )
-        return atomic_files.read(file)
+        content = atomic_files.read(file)
     except OSError as error:
         raise StateError(
             f"There is no checkpoint at {str(folder)!r:.200}: {error.strerror}.\n{_HINT}"
         ) from error
-
-
-def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
-    """What ``state.json`` holds, undamaged.
-
-    Raises:
-        StateError: if it is not, or was not written by ampbridge, or by a later version.
-    """
-    file = folder / STATE_FILE
     try:
         document = json.loads(
-            content.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_repetition
+            content.decode(), parse_constant=_no_number, object_pairs_hook=_without_repetition
         )
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError too
         raise StateError(f"{str(file)!r} is no JSON file: {error!s:.200}.\n{_HINT}") from error
@@ -136,20 +115,23 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
         raise StateError(f"{str(file)!r} was not written by ampbridge.\n{_HINT}")
     version = document.get("version")
     if type(version) is not int or version != VERSION:
-        msg = (
+        raise StateError(
             f"{str(file)!r} is of version {version!r:.200}; this ampbridge reads version {VERSION}.\n"
             "Hint: pip install --upgrade ampbridge"
         )
-        raise StateError(msg)
     if document.keys() != _KEYS:
         raise StateError(f"{str(file)!r} has missing or unexpected parts.\n{_HINT}")
-    if not _has_digest(document.pop(_DIGEST), document):
+    try:
+        is_whole = document.pop(_DIGEST) == _digest_of_values(document)
+    except (ValueError, RecursionError):  # numbers and depths that are never written
+        is_whole = False
+    if not is_whole:
         msg = f"{str(file)!r} is damaged: it is not the file that was saved.\n"
         raise StateError(msg + _HINT_IF_DAMAGED)
     return document
 
 
-def _refuse_constant(text: str) -> None:
+def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
 
 
@@ -173,12 +155,7 @@ def _tensor_file_of(document: Mapping[str, Any], folder: Path) -> str:
 
 
 def _read_tensors(file: Path, described: Mapping[str, Any]) -> Mapping[str, Array]:
-    """The arrays of an undamaged file.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        StateError: if it is damaged.
-    """
+    """The arrays of an undamaged file; a FileNotFoundError if there is none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -195,9 +172,6 @@ def _read_tensors(file: Path, described: Mapping[str, Any]) -> Mapping[str, Arra
     return tensors
 
 
-# -- digests
-
-
 def _digest(parts: Iterable[bytes | memoryview]) -> str:
     digest = blake2b(digest_size=16)
     for part in parts:
@@ -210,19 +184,9 @@ def _digest_of_file(file: Path) -> str:
         return _digest(iter(lambda: stream.read(2**20), b""))
 
 
-def _has_digest(digest: Any, document: Mapping[str, Any]) -> bool:
-    try:
-        return bool(digest == _digest_of_values(document))
-    except (ValueError, RecursionError):  # numbers and depths that are never written
-        return False
-
-
 def _digest_of_values(document: Mapping[str, Any]) -> str:
-    """Of the values, however they are spaced."""
+    """A digest of the values, however the file spaces them."""
     return _digest([json.dumps(document, separators=(",", ":"), allow_nan=False).encode()])
-
-
-# -- writing
 
 
 def _document(described: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
@@ -250,7 +214,7 @@ def _refuse_foreign(folder: Path) -> None:
     if not (folder / STATE_FILE).exists():
         return
     try:
-        _parsed(_content(folder), folder)
+        _read_document(folder)
     except StateError as error:
         msg = f"{str(folder)!r} holds a {STATE_FILE} that is not an ampbridge checkpoint's.\n"
         raise StateError(msg + "Hint: save to a folder of its own.") from error
@@ -267,12 +231,12 @@ def _replace(folder: Path, files: Mapping[str, list[bytes | memoryview]]) -> Non
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Tensor files that ``state.json`` does not name, and what killed processes were writing.
+    """Remove tensor files that ``state.json`` does not name, and what killed processes were writing.
 
     Only for who holds the lock: nobody else is writing then.
     """
     try:
-        kept = _tensor_file_of(_parsed(_content(folder), folder), folder)
+        kept = _tensor_file_of(_read_document(folder), folder)
     except StateError:
         if (folder / STATE_FILE).exists():
             return  # it may name any of them

@@ -31,9 +31,7 @@ _holders: dict[str, int] = {}
 def locked(file: Path) -> Iterator[None]:
     """Hold the lock ``file``, which exists only meanwhile. Waits for whoever else holds it.
 
-    Raises:
-        TimeoutError: if that takes more than ``LONGEST_WAIT``, or this very thread holds it.
-        OSError: if the file cannot be made.
+    It raises a TimeoutError if that takes more than ``LONGEST_WAIT``, or this very thread holds it.
     """
     name, thread = os.path.abspath(file), threading.get_ident()
     # A signal handler, while what it has interrupted holds the lock:
@@ -49,7 +47,7 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def _acquired(file: Path) -> IO[bytes]:
-    """``file``, open and locked, and still the one of that name."""
+    """``file``, opened and locked, once it is still the one of that name."""
     deadline = time.monotonic() + LONGEST_WAIT
     while True:
         with suppress(FileNotFoundError):
@@ -84,7 +82,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_the_one_at(file: Path, descriptor: int) -> bool:
-    """Whoever held the lock before has removed its file; a lock on that one keeps nobody out."""
+    """Whether the open file still has that name: who held the lock before has removed its file."""
     try:
         return os.path.samestat(os.lstat(file), os.fstat(descriptor))
     except FileNotFoundError:

@@ -21,12 +21,12 @@ _NAME = re.compile(r"optimizer\[\d+\]")
 
 
 def name_of(place: int) -> str:
-    """What the parameter at this place of the optimizer is called."""
+    """The name of the parameter at this place of the optimizer."""
     return f"optimizer[{place}]"
 
 
 def among(trained: Iterable[Parameter], own: Iterable[object]) -> dict[str, Parameter]:
-    """Those of an optimizer's parameters, in its order, that are not the model's ``own``, by name."""
+    """The parameters of an optimizer, in its order and by name, that are not the model's ``own``."""
     held = set(map(id, own))
     return {name_of(place): p for place, p in enumerate(trained) if id(p) not in held}
 
@@ -34,30 +34,25 @@ def among(trained: Iterable[Parameter], own: Iterable[object]) -> dict[str, Para
 def taken_from(
     slots: MutableMapping[str, Array], present: Mapping[str, Array]
 ) -> Mapping[str, Array]:
-    """The saved values of the parameters that ``present`` has, taken out of ``slots``.
-
-    Raises:
-        StateError: if one is missing, is more, or is of another shape or dtype.
-    """
+    """The saved values of the parameters of ``present``, taken out of ``slots``; refuses others."""
     saved = {name: slots.pop(name) for name in list(slots) if _NAME.fullmatch(name)}
     if saved.keys() != present.keys():
-        msg = (
-            f"It was saved of an optimizer that trains {_listed(saved)} outside of the model, this one "
-            f"trains {_listed(present)}.\n{_HINT}"
+        theirs, ours = (", ".join(sorted(names)[:4]) or "nothing" for names in (saved, present))
+        raise StateError(
+            f"It was saved of an optimizer that trains {theirs} outside of the model, this one "
+            f"trains {ours}.\n{_HINT}"
         )
-        raise StateError(msg)
     for name, value in present.items():
         if (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
-            msg = (
+            raise StateError(
                 f"{name} is {saved[name].dtype}{saved[name].shape}, the optimizer's is "
                 f"{value.dtype}{value.shape}.\n{_HINT}"
             )
-            raise StateError(msg)
     return saved
 
 
 def weights_of(slots: Mapping[str, Array]) -> list[Weight]:
-    """Those among saved ``slots``, described."""
+    """Descriptions of such parameters among saved ``slots``."""
     return [
         Weight(name, f"{OTHER}{name}", "abcdefgh"[: value.ndim], value.shape)
         for name, value in slots.items()
@@ -66,7 +61,3 @@ def weights_of(slots: Mapping[str, Array]) -> list[Weight]:
 
 
 _HINT = "Hint: make the optimizer of the same parameters, in the same order, as when it was saved."
-
-
-def _listed(values: Mapping[str, Array]) -> str:
-    return ", ".join(sorted(values)[:4]) or "nothing"

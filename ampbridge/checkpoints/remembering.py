@@ -36,7 +36,7 @@ class Remembered:
                 waiting.append(vars(value))
 
     def put_back(self) -> None:
-        """Let all of them hold what they held, the same objects."""
+        """Let all objects hold what they held, the same objects."""
         # Backwards, so that what a container holds its items in comes before itself.
         for container, kept in reversed(self._kept):
             if not _holds(container, kept):
@@ -62,7 +62,7 @@ def _holds(container: Any, kept: Any) -> bool:
 
 
 def _fill(container: Any, kept: Any) -> None:
-    """By the built-in classes' own methods: subclasses may do more."""
+    """Refill it by the built-in classes' own methods: subclasses may do more."""
     if isinstance(container, dict):
         dict.clear(container)
         dict.update(container, kept)

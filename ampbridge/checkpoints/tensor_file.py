@@ -25,22 +25,21 @@ _DTYPES = {
 
 
 def parts(tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
-    """The file of ``tensors`` in pieces, to be written one after the other. Arrays are not copied.
-
-    Raises:
-        UnsupportedError: for a dtype that the form does not have.
-    """
+    """The file of ``tensors`` in pieces, to be written one after the other. Arrays are not copied."""
     # The widest first, so that each begins at a multiple of its own size.
     arrays = {
-        name: _little_endian(array)
+        name: np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
         for name, array in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     }
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
+        if array.dtype.name not in _DTYPES:
+            msg = f"A checkpoint cannot hold {name!r}, whose dtype is {array.dtype.name}.\n"
+            raise UnsupportedError(msg + f"Hint: allowed are {', '.join(_DTYPES)}.")
         start, end = end, end + array.nbytes
         header[name] = {
-            "dtype": _dtype(name, array),
+            "dtype": _DTYPES[array.dtype.name],
             "shape": list(array.shape),
             "data_offsets": [start, end],
         }
@@ -48,14 +47,3 @@ def parts(tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
     text += b" " * (-len(text) % 8)
     buffers = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
     return [len(text).to_bytes(8, "little"), text, *buffers]
-
-
-def _little_endian(array: Array) -> Array:
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-
-
-def _dtype(name: str, array: Array) -> str:
-    if array.dtype.name not in _DTYPES:
-        msg = f"A checkpoint cannot hold {name!r}, whose dtype is {array.dtype.name}.\n"
-        raise UnsupportedError(msg + f"Hint: allowed are {', '.join(_DTYPES)}.")
-    return _DTYPES[array.dtype.name]

@@ -56,7 +56,8 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
     optimizer = trained.backend.read_optimizer(trained.optimizer, trained.model)
     state = {
         "training": dict(training),
-        "weights": [_description(weight) for weight in weights],
+        # Whether it is floating its values say.
+        "weights": [{name: getattr(each, name) for name in _DESCRIBED} for each in weights],
         "optimizer": dict(optimizer.settings),
         "scheduler": _scheduler_state(trained.scheduler),
         "framework": trained.backend.name,
@@ -70,11 +71,7 @@ def save(path: Path, trained: Trained, training: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Saved:
-    """Read a checkpoint of ``save``.
-
-    Raises:
-        StateError: if it is damaged, or something else.
-    """
+    """Read a checkpoint of ``save``; refuses what is damaged, or something else."""
     from ampbridge.checkpoints import checkpoint
 
     state, tensors = checkpoint.read(path)
@@ -91,11 +88,6 @@ def read(path: Path) -> Saved:
 
 
 _HINT = "Hint: step.save(path) writes a checkpoint; pass the same path."
-
-
-def _description(weight: Weight) -> dict[str, Any]:
-    """As JSON has it; whether it is floating its values say."""
-    return {name: getattr(weight, name) for name in _DESCRIBED}
 
 
 _DESCRIBED = ("name", "role", "axes", "shape")
@@ -118,9 +110,8 @@ def _under(prefix: str, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
 def take_over(saved: Saved, trained: Trained) -> None:
     """Set model, optimizer and scheduler to what was saved from the same ones, bit by bit.
 
-    Raises:
-        StateError: if it does not fit. Whatever is raised, by a scheduler's or an optimizer's own
-            method or by an interrupt, everything is as before then.
+    Whatever is raised, by a scheduler's or an optimizer's own method or by an interrupt, everything is
+    as before then. What does not fit is refused.
     """
     present = trained.backend.weights(trained.model)
     if sorted(present) != sorted(saved.weights):
@@ -196,33 +187,27 @@ def _other_model(present: list[Weight], saved: list[Weight]) -> str:
 
 
 def _scheduler_state(scheduler: Any) -> Any:
-    """What the scheduler remembers; None of a function, whose state is its caller's to save.
-
-    Raises:
-        UnsupportedError: for an object that cannot say it, or whose state is not plain data.
-    """
+    """What the scheduler remembers, as plain data; None of a function, whose state its caller saves."""
     if scheduler is None or isroutine(scheduler) or isinstance(scheduler, partial):
         return None
     if not hasattr(scheduler, "state_dict") or _state_setter(scheduler) is None:
         kind = type(scheduler).__name__
-        msg = (
+        raise UnsupportedError(
             f"A checkpoint cannot contain the state of {kind}: it has no state_dict() and "
             f"load_state_dict().\nHint: give {kind} both; or, if it has no state or you save it "
             "yourself, train_step(..., scheduler=scheduler.step)."
         )
-        raise UnsupportedError(msg)
     import json
 
     state = scheduler.state_dict()
     try:
         return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
     except (TypeError, ValueError) as error:
-        msg = (
+        raise UnsupportedError(
             f"The state of {type(scheduler).__name__} is not plain data ({error!s:.100}), and "
             "checkpoints hold no pickle.\n"
             "Hint: train_step(..., scheduler=scheduler.step), and save scheduler.state_dict() yourself."
-        )
-        raise UnsupportedError(msg) from error
+        ) from error
 
 
 _PAIRS = "keys and values"

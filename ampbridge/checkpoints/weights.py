@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.errors import StateError, nearest
+from ampbridge.errors import StateError, nearest, one_of
 from ampbridge.errors.foreign_text import ShownInNotebooks
 
 Array = npt.NDArray[Any]
@@ -59,6 +59,12 @@ class Match(NamedTuple):
     how: str
     """By "name", by "order", or by "mapping"."""
 
+    @property
+    def layout_change(self) -> str:
+        """In words of the table."""
+        source, target = self.source.axes, self.target.axes
+        return "same" if source == target else f"{source} -> {target}"
+
     def converted(self, values: Array) -> Array:
         """``source``'s values in ``target``'s layout."""
         if self.source.axes == self.target.axes:
@@ -92,7 +98,7 @@ class Report(ShownInNotebooks, Sequence[Match]):
 
     def __str__(self) -> str:
         rows = [
-            (m.target.name, m.source.name, m.how, _layout_change(m), str(m.target.shape))
+            (m.target.name, m.source.name, m.how, m.layout_change, str(m.target.shape))
             for m in self._matches
         ]
         rows += [(w.name, "", "kept as it was", "", str(w.shape)) for w in self.kept]
@@ -101,11 +107,6 @@ class Report(ShownInNotebooks, Sequence[Match]):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return "\n".join(lines)
-
-
-def _layout_change(match: Match) -> str:
-    same = match.source.axes == match.target.axes
-    return "same" if same else f"{match.source.axes} -> {match.target.axes}"
 
 
 def match_weights(
@@ -121,14 +122,8 @@ def match_weights(
         2. the source of the same name
         3. in order, among what is left: the n-th of a role and shape takes the n-th
 
-    By order only if both sides have as many of that role and shape left: else it would be a guess.
-
-    Args:
-        all_needed: whether each weight that is not optional must find its partner.
-
-    Raises:
-        StateError: if a target stays without a source, or a source without a target, and is needed; or
-            a ``mapping`` names what there is not or what does not fit.
+    By order only if both sides have as many of that role and shape left: else it would be a guess. With
+    ``all_needed`` each weight that is not optional must find its partner.
     """
     by_name = {source.name: source for source in sources}
     found: dict[str, Match] = {}
@@ -181,7 +176,7 @@ def _mapped(
 def _check_known(name: str, known: Mapping[str, Weight], what: str) -> None:
     if name not in known:
         close = nearest(name, known, 3)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"{sorted(known)[:8]}"
+        hint = one_of(close, f"{sorted(known)[:8]}")
         raise StateError(f"mapping: {what} {name!r}.\nHint: {hint}")
 
 

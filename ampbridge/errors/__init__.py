@@ -93,3 +93,8 @@ def nearest(name: object, known: Iterable[str], count: int = 3) -> list[str]:
     from difflib import get_close_matches  # only where something went wrong
 
     return get_close_matches(str(name)[:100], list(known), n=count, cutoff=0.6)
+
+
+def one_of(close: Sequence[str], otherwise: str) -> str:
+    """The hint for a name that looks like some others, the names in ``close``; or ``otherwise``."""
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else otherwise

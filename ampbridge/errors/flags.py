@@ -10,23 +10,14 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """``value``, if it is True or False; a word would pass for True.
-
-    Raises:
-        ArgumentTypeError: for anything else.
-    """
+    """``value``, if it is True or False; a word would pass for True."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    msg = f"{name} is True or False, not {value!r:.80}.\nHint: {name}=True"
-    raise ArgumentTypeError(msg)
+    raise ArgumentTypeError(f"{name} is True or False, not {value!r:.80}.\nHint: {name}=True")
 
 
 def checked_count(name: str, value: Any, hint: str, least: int = 1) -> int:
-    """``value``, if it is a whole number from ``least``; True is none.
-
-    Raises:
-        ArgumentError: for anything else; ``hint`` is the code to write.
-    """
+    """``value``, if it is a whole number from ``least``; True is none. ``hint`` is the code to write."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     msg = f"Passed {name}={value!r}; allowed is a whole number from {least}.\nHint: {hint}"

@@ -146,15 +146,23 @@ DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
 def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator for the function called ``kind``: foreign arguments raise an error with a hint."""
 
+    known = ARGUMENTS[kind]
+
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
-                if name in ARGUMENTS[kind]:
-                    raise _no_argument(kind, name)
+                if name in known:
+                    raise ArgumentTypeError(
+                        f"{kind} has no argument {name!r}, which is another library's.\n"
+                        f"Hint: {known[name]}"
+                    )
             for value in args:
                 if isinstance(value, str) and value.partition(":")[0] in DEVICES:
-                    raise _no_device(kind, value)
+                    hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
+                    raise ArgumentTypeError(
+                        f"{kind} takes no device, and {value!r} was passed.\nHint: {hint}"
+                    )
             return function(*args, **kwargs)
 
         return called
@@ -162,25 +170,10 @@ def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _no_argument(kind: str, name: str) -> ArgumentTypeError:
-    msg = f"{kind} has no argument {name!r}, which is another library's.\n"
-    return ArgumentTypeError(f"{msg}Hint: {ARGUMENTS[kind][name]}")
-
-
-def _no_device(kind: str, device: str) -> ArgumentTypeError:
-    known = ARGUMENTS[kind]
-    hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
-    return ArgumentTypeError(f"{kind} takes no device, and {device!r} was passed.\nHint: {hint}")
-
-
 def no_attribute(
     owner: Any, name: str, known: Mapping[str, str], called: str | None = None
 ) -> ForeignNameError:
-    """The error for ``__getattr__``; ``known`` has the names of other libraries.
-
-    Args:
-        called: what the user calls ``owner``, if not by its class.
-    """
+    """The error for ``__getattr__``; ``called`` is what a user calls ``owner``, if not by its class."""
     kind = called or type(owner).__name__
     if name not in known:
         return ForeignNameError(f"{kind} has no attribute {name!r}.\nHint: help({kind})")

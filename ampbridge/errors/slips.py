@@ -91,14 +91,14 @@ def meant(word: object, known: Iterable[str], slips: Mapping[str, str] = NONE) -
         return names[begun[0]]
     from difflib import get_close_matches  # only where something went wrong
 
-    alike = [each for each in names if _may_be_misspelt(text, each)]
+    digits = re.findall(r"\d", text)
+    alike = [
+        name
+        for name in names
+        if re.findall(r"\d", name) == digits and abs(len(text) - len(name)) <= 1
+    ]
     close = get_close_matches(text, alike, 1, 0.7)
     return names[close[0]] if close else None
-
-
-def _may_be_misspelt(text: str, name: str) -> bool:
-    digits = re.findall(r"\d", text) == re.findall(r"\d", name)
-    return digits and abs(len(text) - len(name)) <= 1
 
 
 def did_you_mean(

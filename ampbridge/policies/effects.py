@@ -12,17 +12,12 @@ from ampbridge.policies.policy import Policy
 
 
 def refuse_native_lists(policy: Policy, framework: str) -> None:
-    """Refuse ``lists="native"`` for a framework that casts nothing by itself.
-
-    Raises:
-        UnsupportedError: if ``policy`` has it.
-    """
+    """Refuse ``lists="native"`` for a framework that casts nothing by itself."""
     if policy.lists == "native":
-        msg = (
+        raise UnsupportedError(
             f"lists='native': {framework} has no autocast of its own.\n"
             f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='torch')"
         )
-        raise UnsupportedError(msg)
 
 
 def warn_of_rules_without_effect(
@@ -44,9 +39,8 @@ def warn_of_rules_without_effect(
     for field, names in (("allow", policy.allow), ("deny", policy.deny)):
         idle = [name for name in names if not acts(name)]
         if idle:
-            msg = (
+            warn(
                 f"{field}={idle!r} has no effect on {framework}, which has no such op to cast.\n"
                 "Hint: list the ops that run in its place; "
                 f"amp.explain(policy, {backend!r}) has those that there are."
             )
-            warn(msg)

@@ -103,7 +103,9 @@ class FunctionOp:
         names in modules, too: ``pscan = PScan.apply``, equal and not the same.
         """
         kind = type(self.function)
-        if self._looked_at != self._state() or not all(map(_is_there, self._in_modules)):
+        if self._looked_at != self._state() or not all(
+            vars(site.owner).get(site.attribute) is site.original for site in self._in_modules
+        ):
             found = [
                 Site(module, attribute, value, self.entry)
                 for module in list(sys.modules.values())
@@ -136,10 +138,6 @@ class FunctionOp:
 
             replacement = classmethod(bound)
         yield Site(owner, attribute, vars(owner).get(attribute, INHERITED), replacement)
-
-
-def _is_there(site: Site) -> bool:
-    return vars(site.owner).get(site.attribute) is site.original
 
 
 _MARK = "_ampbridge_op"
@@ -206,9 +204,6 @@ def rules_of(policy: Policy) -> Rules:
     """The functions that ``policy`` allows or denies; imports those that it names by path.
 
     At O0 there are none, because all ops are float32. A step asks for them each time.
-
-    Raises:
-        PolicyError: for a function that does not exist.
     """
     return _rules_of(policy, changes)
 
@@ -255,9 +250,6 @@ def named_by_path(functions: Rules) -> list[FunctionOp]:
     return [op for op in _known.values() if op.name in names and not op.is_registered]
 
 
-# -- for the lens
-
-
 def shown_whole(policy: Policy) -> AbstractContextManager[None]:
     """A context in which a watch sees each listed function as one op, also in a pass in float32."""
     return _shown.during(frozenset(name for name, _ in rules_of(policy)))
@@ -268,9 +260,6 @@ def watched(watch: Watch) -> Iterator[None]:
     """A context in which ``watch`` calls the functions of ``shown_whole``, in regions and outside."""
     with _watch.during(watch), standing(_shown.get()):
         yield
-
-
-# -- calls
 
 
 @called_as_it_is

@@ -41,39 +41,48 @@ def recommend(device: object = None) -> Recommendation:
 
     backends = [registry.backend(name) for name in registry.names_in_use()]
     if not backends:
-        raise BackendNotFoundError(_no_framework())
+        raise BackendNotFoundError(
+            "Which framework? What a device favours depends on the framework that uses it, and of "
+            f"{registry.backend_names()} this process has imported none.\n"
+            "Hint: import torch; policy = Policy.auto()"
+        )
     having = [b for b in backends if device is None or _device(b, device) is not None]
     found = {b.name: _recommend_on(b, device) for b in having or backends}
     favoured = next(iter(found.values()))
     if any(other.policy != favoured.policy for other in found.values()):
-        raise BackendNotFoundError(_frameworks_differ(found))
+        each = ", ".join(f"{name} {str(r.policy)!r}" for name, r in found.items())
+        low = next(r.policy for r in found.values() if r.policy.level != "O0")
+        raise BackendNotFoundError(
+            f"Which framework? This process has imported several, which favour different policies: {each}.\n"
+            f"Hint: Policy.parse({str(low)!r})"
+        )
     logging.getLogger("ampbridge").info("Policy.auto: %s: %s", *favoured)
     return favoured
 
 
 def _recommend_on(backend: Backend, name: object) -> Recommendation:
-    """What the device of that name favours; the one that a model would be trained on, if None.
-
-    Raises:
-        ArgumentError: if the framework has none of that name here.
-    """
+    """What the device of that name favours; the one that a model would be trained on, if None."""
     device = _device(backend, name)
     if device is None:
-        raise ArgumentError(_no_such_device(backend, name))
+        names = list(dict.fromkeys(each.name for each in backend.devices()))
+        allowed = f"allowed are None, {_DEVICES}"
+        if str(name).partition(":")[0] in ("cpu", "cuda", "gpu", "tpu"):
+            allowed = f"{backend.name} has {listed(names)} here"
+        raise ArgumentError(
+            f"Passed device={name!r}; {allowed}.\nHint: Policy.auto(device={names[0]!r})"
+        )
     return recommendation(backend.name, device, backend.probe(device))
 
 
 def _device(backend: Backend, name: object) -> Device | None:
     """The device of that name, a string or a torch.device; the first, if None."""
-    matching = (d for d in backend.devices() if name is None or str(name) in _names(d))
-    return next(matching, None)
-
-
-def _names(device: Device) -> set[str]:
-    """What a user may call it: "cuda" and "gpu" are one, and the kind alone is its first device."""
-    kinds = {"cuda", "gpu"} if device.kind == "gpu" else {device.kind}
-    index = device.name.partition(":")[2] or "0"
-    return {device.name, *kinds, *(f"{kind}:{index}" for kind in kinds)}
+    for device in backend.devices():
+        # "cuda" and "gpu" are one, and the kind alone is its first device.
+        kinds = {"cuda", "gpu"} if device.kind == "gpu" else {device.kind}
+        index = device.name.partition(":")[2] or "0"
+        if name is None or str(name) in {device.name, *kinds, *(f"{k}:{index}" for k in kinds)}:
+            return device
+    return None
 
 
 def recommendation(framework: str, device: Device, probe: Probe) -> Recommendation:
@@ -122,17 +131,10 @@ def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
     return None if dtypes == {dtype} else f"results in {' and '.join(sorted(dtypes - {dtype}))}"
 
 
-# -- this machine's CPU
-
-
 def auto_execution(has_fast_kernels: Callable[[], bool]) -> Literal["native", "simulated"]:
     """What ``execution="auto"`` is on a CPU that a framework has native 16-bit kernels for.
 
-    The environment variable AMPBRIDGE_CPU_EXECUTION decides, else the kernels' speed. A process reads
-    the variable once.
-
-    Raises:
-        ArgumentError: for another value of the variable than "native", "simulated" and "auto".
+    The environment variable AMPBRIDGE_CPU_EXECUTION decides, else the kernels' speed.
     """
     asked = asked_execution()
     if asked != "auto":
@@ -142,15 +144,14 @@ def auto_execution(has_fast_kernels: Callable[[], bool]) -> Literal["native", "s
 
 @cache
 def asked_execution() -> Literal["native", "simulated", "auto"]:
-    """The value of AMPBRIDGE_CPU_EXECUTION; "auto" where it is not set."""
+    """The value of AMPBRIDGE_CPU_EXECUTION, read once; "auto" where it is not set."""
     asked = os.environ.get(CPU_EXECUTION, "auto")
     if asked in ("native", "simulated", "auto"):
         return asked  # type: ignore[return-value]  # narrowed by the line above
-    msg = (
+    raise ArgumentError(
         f"Passed {CPU_EXECUTION}={asked!r} in the environment; allowed are {listed(EXECUTIONS)}.\n"
         f"Hint: export {CPU_EXECUTION}=simulated"
     )
-    raise ArgumentError(msg)
 
 
 def asked_setting() -> dict[str, str]:
@@ -184,32 +185,3 @@ def _cpuinfo(field: str) -> str:
     except OSError:
         pass
     return ""
-
-
-# -- messages
-
-
-def _no_such_device(backend: Backend, name: object) -> str:
-    names = list(dict.fromkeys(device.name for device in backend.devices()))
-    known = str(name).partition(":")[0] in ("cpu", "cuda", "gpu", "tpu")
-    allowed = (
-        f"{backend.name} has {listed(names)} here" if known else f"allowed are None, {_DEVICES}"
-    )
-    return f"Passed device={name!r}; {allowed}.\nHint: Policy.auto(device={names[0]!r})"
-
-
-def _no_framework() -> str:
-    return (
-        "Which framework? What a device favours depends on the framework that uses it, and of "
-        f"{registry.backend_names()} this process has imported none.\n"
-        "Hint: import torch; policy = Policy.auto()"
-    )
-
-
-def _frameworks_differ(found: dict[str, Recommendation]) -> str:
-    each = ", ".join(f"{name} {str(r.policy)!r}" for name, r in found.items())
-    low = next(r.policy for r in found.values() if r.policy.level != "O0")
-    return (
-        f"Which framework? This process has imported several, which favour different policies: {each}.\n"
-        f"Hint: Policy.parse({str(low)!r})"
-    )

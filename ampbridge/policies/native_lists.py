@@ -1,10 +1,18 @@
-"""What a framework's own casting does op by op, and how far Paddle's custom lists move it."""
+"""Between our policies and a framework's own: its casting op by op, and its precision objects.
+
+``torch.autocast`` and Keras' ``DTypePolicy`` have a dtype and nothing besides; Paddle's functions take
+lists as well. A model's part of a policy (``keep``, ``output_dtype``) is in none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ampbridge.adapters import registry
+from ampbridge.errors import ArgumentError, UnsupportedError, listed, slips
+from ampbridge.errors.slips import meant
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.paddle_names import looked_up, own_list, paddle_meaning, paddle_names
@@ -12,6 +20,15 @@ from ampbridge.policies.policy import Policy
 
 # Framework -> the list set that is its own.
 OWN: Mapping[str, str] = {"torch": "torch", "paddle": "paddle", "tensorflow": "tensorflow"}
+
+# What a policy has where a framework has nothing to say it with. Its lists are its own then.
+_PLAIN: Mapping[str, Any] = {
+    "allow": (),
+    "deny": (),
+    "keep": (),
+    "output_dtype": "float32",
+    "execution": "native",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +46,9 @@ class PaddleLists:
 
 def paddle_lists(policy: Policy) -> PaddleLists:
     """The custom lists that make ``paddle.amp.auto_cast`` follow an O1 or O2 policy, as far as it can."""
-    white, black = _named(policy.allow), _named(policy.deny)
+    white, black = (
+        {name for op in ops for name in paddle_names(op)} for ops in (policy.allow, policy.deny)
+    )
     immovable: set[str] = set()
     if policy.lists not in ("paddle", "native"):
         own_white = own_list("white", policy.level, policy.dtype)
@@ -42,10 +61,6 @@ def paddle_lists(policy: Policy) -> PaddleLists:
             elif rule == "promote" and name in own_white | own_black:
                 immovable.add(name)
     return PaddleLists(*(tuple(sorted(names)) for names in (white - black, black, immovable)))
-
-
-def _named(ops: Iterable[str]) -> set[str]:
-    return {name for op in ops for name in paddle_names(op)}
 
 
 def _wanted(policy: Policy) -> Mapping[str, Category]:
@@ -65,16 +80,12 @@ def own_policy(framework: str, policy: Policy) -> Policy:
 
 
 def own_rules(framework: str, policy: Policy) -> Mapping[str, Category]:
-    """The rule of the framework's own lists for every op that it has, in the order of the op table."""
-    return _rules(own_policy(framework, policy), framework)
+    """The rule of the framework's own lists for every op that it has."""
+    return wanted_rules(framework, own_policy(framework, policy))
 
 
 def wanted_rules(framework: str, policy: Policy) -> Mapping[str, Category]:
-    """The rule of ``policy`` for the same ops."""
-    return _rules(policy, framework)
-
-
-def _rules(policy: Policy, framework: str) -> Mapping[str, Category]:
+    """The rule of ``policy`` for every op that the framework has, in the order of the op table."""
     spaces = op_table.PREFIXES[framework]
     rules = policy.op_list
     return {
@@ -99,3 +110,81 @@ def paddle_rules(policy: Policy) -> Mapping[str, Category]:
         elif names & white:
             rules[op] = "allow"
     return rules
+
+
+def to_native(policy: Policy, framework: str, drop: Sequence[str]) -> Any:
+    """What ``framework`` has for ``policy``. Refuses fields that it cannot follow, by name."""
+    if framework not in OWN:
+        found = meant(framework, OWN, slips.FRAMEWORKS)
+        hint = "help(amp.Policy.to_native)" if found is None else f"policy.to_native({found!r})"
+        raise ArgumentError(
+            f"{framework!r} has no precision objects of its own; allowed are {listed(OWN)}.\n"
+            f"Hint: {hint}"
+        )
+    fields = tuple(Policy.__dataclass_fields__)
+    if isinstance(drop, str) or not set(drop) <= set(fields):
+        msg = f"Passed drop={drop!r}; allowed are names of a policy's fields, {listed(fields)}.\n"
+        raise ArgumentError(msg + "Hint: drop=['lists', 'keep']")
+    beyond = list(_beyond(policy, framework))
+    kept = {name: getattr(policy, name) for name in beyond if name not in drop}
+    if kept:
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()}
+        raise UnsupportedError(
+            f"What {framework} has for a policy cannot follow "
+            f"{', '.join(f'{name}={value!r}' for name, value in values.items())}.\n"
+            f"Hint: policy.to_native({framework!r}, drop={sorted({*drop, *kept})!r}) gives these up; "
+            f"amp.port.write(amp.Recipe(policy), {framework!r}) writes code that follows more."
+        )
+    changes = {name: value for name, value in _PLAIN.items() if name in drop}
+    if "level" in drop and "level" in beyond:
+        changes["level"] = "O1" if framework == "torch" else "O2"
+    if "lists" in drop and framework != "paddle":  # which follows what it can of lists
+        changes |= {"lists": "native", "allow": (), "deny": ()}
+    return registry.backend(framework).native_policy(policy.replace(**changes))
+
+
+def _beyond(policy: Policy, framework: str) -> Iterator[str]:
+    """The fields of ``policy`` that ``framework`` cannot express."""
+    # A region has no model in low precision, as in torch; Keras has such layers, and no regions.
+    if policy.level == {"torch": "O2", "tensorflow": "O1"}.get(framework):
+        yield "level"
+    if policy.level != "O0" and policy.lists != "native":
+        yield from _lists_beyond(policy, framework)
+    if policy.keep:
+        yield "keep"
+    if policy.output_dtype != "float32":
+        yield "output_dtype"
+    if policy.execution == "simulated":
+        yield "execution"
+
+
+def _lists_beyond(policy: Policy, framework: str) -> Iterator[str]:
+    """Which of ``lists``, ``allow`` and ``deny`` have an effect that the framework cannot be given."""
+    if framework == "tensorflow":  # Keras casts by layers; the nearest lists are TensorFlow's
+        if policy.lists != "tensorflow":
+            yield "lists"
+        yield from (name for name in ("allow", "deny") if getattr(policy, name))
+        return
+    if not _is_followed(policy.replace(allow=(), deny=()), framework):
+        yield "lists"
+    by_own_lists = policy.replace(lists=OWN[framework])
+    for name, other in (("allow", "deny"), ("deny", "allow")):
+        if not _is_followed(by_own_lists.replace(**{other: ()}), framework):
+            yield name
+
+
+def _is_followed(policy: Policy, framework: str) -> bool:
+    """Whether every op runs as the policy says."""
+    rules = paddle_rules(policy) if framework == "paddle" else own_rules(framework, policy)
+    return rules == wanted_rules(framework, policy)
+
+
+def from_native(native: Any) -> Policy:
+    """The policy that a framework's own object stands for."""
+    if isinstance(native, Mapping):  # Paddle has no object for it, but arguments of functions
+        framework = "paddle"
+    elif any(cls.__module__.startswith("keras.") for cls in type(native).__mro__):
+        framework = "tensorflow"  # whose Keras it is
+    else:
+        framework = registry.framework_of(native)
+    return registry.backend(framework).policy_of_native(native)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from ampbridge.errors import PolicyError, nearest
+from ampbridge.errors import PolicyError, nearest, one_of
 
 Category = Literal["allow", "deny", "promote"]
 Unlisted = Literal["follow", "promote", "full"]
@@ -71,7 +71,8 @@ class OpList:
 
 
 @cache
-def _data(file: str) -> Any:
+def data(file: str) -> Any:
+    """A file of ``policies/data``, read once."""
     from importlib.resources import files  # a quarter of the time that importing ampbridge takes
 
     return json.loads((files("ampbridge.policies") / "data" / file).read_text(encoding="utf-8"))
@@ -88,13 +89,13 @@ def ops() -> Mapping[str, Op]:
             entry["why"],
             {namespace: tuple(names) for namespace, names in entry["names"].items()},
         )
-        for entry in _data("ops.json")["ops"]
+        for entry in data("ops.json")["ops"]
     }
 
 
 @cache
 def _aliases() -> Mapping[str, str]:
-    return {alias: e["name"] for e in _data("ops.json")["ops"] for alias in e["aliases"]}
+    return {alias: e["name"] for e in data("ops.json")["ops"] for alias in e["aliases"]}
 
 
 @cache
@@ -108,7 +109,7 @@ def native_names(namespace: str) -> Mapping[str, tuple[str, ...]]:
     for op in ops().values():
         for name in op.names.get(namespace, ()):
             found.setdefault(name, []).append(op.name)
-    owners = _data("ops.json")["owners"].get(namespace, {})
+    owners = data("ops.json")["owners"].get(namespace, {})
     return {
         name: tuple(sorted(candidates, key=lambda op: op != owners.get(name, candidates[0])))
         for name, candidates in found.items()
@@ -138,11 +139,7 @@ def resolve(name: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """The canonical name of ``name``, in any spelling of the op table.
-
-    Raises:
-        PolicyError: If the table has no such op; it suggests the nearest names.
-    """
+    """The canonical name of ``name``, in any spelling of the op table; a PolicyError suggests the nearest."""
     found = _in_table(name)
     if found is None:
         raise _unknown(name)
@@ -151,25 +148,17 @@ def canonical(name: str) -> str:
 
 def op(name: str) -> Op:
     """What is known of an op by the name under which a policy keeps it."""
-    return ops().get(name) or Op(
-        name,
-        "own",
-        "",
-        f"not in the op table: {_whose(name)}, followed where a policy lists it",
-        {},
+    if name in ops():
+        return ops()[name]
+    prefix = own_prefix(name)
+    whose = f"an op of {prefix}'s own" if prefix else "a Python function"
+    return Op(
+        name, "own", "", f"not in the op table: {whose}, followed where a policy lists it", {}
     )
 
 
-def _whose(name: str) -> str:
-    prefix = own_prefix(name)
-    return f"an op of {prefix}'s own" if prefix else "a Python function"
-
-
 def own_prefix(name: str) -> str:
-    """The framework, by its prefix, that alone has the op of this name; of all other names none.
-
-    As for names that ``resolve`` gave.
-    """
+    """The prefix of the framework that alone has the op of this name, as ``resolve`` gave it; or ''."""
     prefix, colon, _ = name.partition(":")
     return prefix if colon and prefix in PREFIXES else ""
 
@@ -189,7 +178,7 @@ def no_such_op(name: str, where: str, known: Iterable[str]) -> PolicyError:
     """
     prefix, _, rest = name.partition(":")
     close = [f"{prefix}:{each}" for each in nearest(rest, known)]
-    msg = f"Unknown op {name!r}: {where} has no {rest!r}.\nHint: {_did_you_mean(close)}"
+    msg = f"Unknown op {name!r}: {where} has no {rest!r}.\nHint: {one_of(close, _ALL_OPS)}"
     return PolicyError(msg)
 
 
@@ -199,6 +188,8 @@ _OWN_PREFIXES: Mapping[str, str] = {
     **{prefix: prefix for prefix in ("torch", "tf", "paddle", "numpy")},
     "tensorflow": "tf",
 }
+
+_ALL_OPS = "`ampbridge.policies.op_table.ops()` lists the canonical names."
 
 _FRAMEWORKS_OWN = re.compile(r"\w+(::\w+)?(\.\w+)*")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.([^\W\d]\w*|<locals>))*")
@@ -232,30 +223,18 @@ def _unknown(name: str) -> PolicyError:
     prefix, colon, _ = name.partition(":")
     if colon and prefix in PREFIXES:
         return no_such_op(name, "the op table", _spellings(prefix))
-    close = nearest(name, [*ops(), *_aliases()]) or _owners_of_bare(name)
-    msg = (
-        f"Unknown op {name!r}; allowed are the canonical names, framework names with a prefix "
-        f"({', '.join(f'{p}:' for p in PREFIXES)}), and functions with their module "
-        "(package.module:function).\n"
-        f"Hint: {_did_you_mean(close)}"
-    )
-    return PolicyError(msg)
-
-
-def _owners_of_bare(name: str) -> list[str]:
-    """Prefixed spellings for a framework name that was written without its prefix."""
-    return [
+    without_its_prefix = [
         f"{prefix}:{name}"
         for prefix in ("torch", "paddle", "tf")
         if any(name in native_names(namespace) for namespace in PREFIXES[prefix])
     ]
-
-
-def _did_you_mean(close: Iterable[str]) -> str:
-    options = list(close)
-    if options:
-        return f"did you mean {' or '.join(map(repr, options))}?"
-    return "`ampbridge.policies.op_table.ops()` lists the canonical names."
+    close = nearest(name, [*ops(), *_aliases()])
+    return PolicyError(
+        f"Unknown op {name!r}; allowed are the canonical names, framework names with a prefix "
+        f"({', '.join(f'{p}:' for p in PREFIXES)}), and functions with their module "
+        "(package.module:function).\n"
+        f"Hint: {one_of(close or without_its_prefix, _ALL_OPS)}"
+    )
 
 
 @cache
@@ -263,18 +242,17 @@ def source(list_set: str) -> str:
     """Where the list set was taken from."""
     if list_set == "native":
         return "the framework's own rules"
-    return str(_data("lists.json")[list_set]["source"])
+    return str(data("lists.json")[list_set]["source"])
 
 
 @cache
 def op_list(list_set: str, level: str, dtype: str) -> OpList:
     """The rules that ``list_set`` has at ``level`` ("O1" or "O2") for ``dtype``."""
-    for entry in _data("lists.json")[list_set]["lists"]:
+    for entry in data("lists.json")[list_set]["lists"]:
         if level in entry["levels"] and dtype in entry["dtypes"]:
             allow, deny, promote = (frozenset(entry[k]) for k in ("allow", "deny", "promote"))
             return OpList(allow, deny, promote, entry["unlisted"])
-    msg = (
+    raise PolicyError(
         f"The list set {list_set!r} has no lists for level {level!r} and dtype {dtype!r}.\n"
         f"Hint: Policy({level!r}, {dtype!r}, lists='torch')"
     )
-    raise PolicyError(msg)

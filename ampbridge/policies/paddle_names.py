@@ -9,11 +9,10 @@ them from Paddle.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ampbridge.errors import PolicyError, nearest
 from ampbridge.policies import op_table
@@ -22,7 +21,7 @@ PaddleList = Literal["custom_white_list", "custom_black_list"]
 
 
 class Remark(NamedTuple):
-    """What is to be said of an entry of a list: as ``Finding`` has it."""
+    """A message about an entry of a list, and a hint."""
 
     message: str
     hint: str = ""
@@ -69,15 +68,10 @@ _PARTS: Mapping[str, frozenset[str]] = {
 }
 
 
-class _Misleading(NamedTuple):
-    stands_for: str
-    instead_of: str
-
-
-# Names that mean another op than Paddle's function of that name.
-_MISLEADING: Mapping[str, _Misleading] = {
-    "mean": _Misleading("mean_all, which some losses end in", "reduce_mean"),
-    "sum": _Misleading("add_n, the sum of several tensors", "reduce_sum"),
+# Names that mean another op than Paddle's function of that name -> what they stand for, and its name.
+_MISLEADING: Mapping[str, tuple[str, str]] = {
+    "mean": ("mean_all, which some losses end in", "reduce_mean"),
+    "sum": ("add_n, the sum of several tensors", "reduce_sum"),
 }
 
 # Names of a part of what a canonical op is, beside the name of the rest.
@@ -110,9 +104,17 @@ def paddle_list(
         if _BESIDE.get(name) in names:
             continue
         if name in _MISLEADING:
-            (notes if stands_for_ops else ignored)[name] = _misleading(name, argument)
+            stands_for, instead_of = _MISLEADING[name]
+            (notes if stands_for_ops else ignored)[name] = Remark(
+                f"{name!r} in {argument} stands for {stands_for}; paddle.{name} is {instead_of!r}.",
+                _how_to_write((name,), argument),
+            )
         elif not _is_looked_up(name, static):
-            ignored[name] = _ignored(name, argument)
+            where = "eager Paddle" if name in STATIC_ALONE else "Paddle"
+            ignored[name] = Remark(
+                f"{name!r} in {argument} has no effect: {where} does not look up that name.",
+                _how_to_write(_probably_meant(name), argument),
+            )
         elif not stands_for_ops:
             lost[name] = Remark(f"{name!r} is cast by Paddle, and has no canonical op.")
     canonical = {op for name in names for op in paddle_meaning(name, static=static)}
@@ -136,12 +138,8 @@ def paddle_names(op: str) -> tuple[str, ...]:
         return tuple(name for name, of in looked_up().items() if of == kernel) or (kernel,)
     names = op_table.op(op).names.get("paddle", ())
     found = [name for name in names if op in paddle_meaning(name)]
-    return (*found, *(part for part, rest in _BESIDE.items() if rest in found and owns(rest, op)))
-
-
-def owns(name: str, op: str) -> bool:
-    """Whether ``op`` is what a name means first, where it stands for several ops."""
-    return paddle_meaning(name)[0] == op
+    owned = [name for name in found if paddle_meaning(name)[0] == op]
+    return (*found, *(part for part, rest in _BESIDE.items() if rest in owned))
 
 
 def moved_with(op: str) -> tuple[str, ...]:
@@ -152,22 +150,13 @@ def moved_with(op: str) -> tuple[str, ...]:
 
 def looked_up() -> Mapping[str, str]:
     """Name in Paddle's AMP lists -> the op of ``paddle._C_ops`` that is looked up under it."""
-    ops: Mapping[str, str] = _data()["ops"]
+    ops: Mapping[str, str] = op_table.data("paddle_names.json")["ops"]
     return ops
 
 
 def own_list(color: Literal["white", "black"], level: str, dtype: str) -> frozenset[str]:
     """Paddle's own list, dead entries and all."""
-    return frozenset(_data()[color][f"{level}:{dtype}"])
-
-
-@cache
-def _data() -> Any:
-    from importlib.resources import files
-
-    return json.loads(
-        (files("ampbridge.policies") / "data" / "paddle_names.json").read_text("utf-8")
-    )
+    return frozenset(op_table.data("paddle_names.json")[color][f"{level}:{dtype}"])
 
 
 def _is_looked_up(name: str, static: bool) -> bool:
@@ -176,56 +165,28 @@ def _is_looked_up(name: str, static: bool) -> bool:
     return name in looked_up() and name not in _MADE_OF_OTHERS
 
 
-# -- what is said of an entry
-
-
-def _ignored(name: str, argument: PaddleList) -> Remark:
-    where = "eager Paddle" if name in STATIC_ALONE else "Paddle"
-    return Remark(
-        f"{name!r} in {argument} has no effect: {where} does not look up that name.",
-        _how_to_write(_probably_meant(name), argument),
-    )
-
-
-def _misleading(name: str, argument: PaddleList) -> Remark:
-    stands_for, instead_of = _MISLEADING[name]
-    return Remark(
-        f"{name!r} in {argument} stands for {stands_for}; paddle.{name} is {instead_of!r}.",
-        _how_to_write((name,), argument),
-    )
-
-
 def _probably_meant(name: str) -> tuple[str, ...]:
-    """Canonical ops: of a static op, of an op so called in Paddle, or of the nearest listed name."""
-    op = STATIC_ALONE.get(name) or _resolved(name)
+    """The canonical ops of a static op, of an op so called in Paddle, or of the nearest listed name."""
+    op = STATIC_ALONE.get(name)
+    bare = name.rpartition(".")[2].removesuffix("_")
+    for spelling in (bare, f"paddle:{bare}"):
+        with suppress(PolicyError):
+            op = op or op_table.canonical(spelling)
     if op is None:
         close = nearest(name, (known for known in looked_up() if paddle_meaning(known)), 1)
         op = paddle_meaning(close[0])[0] if close else None
     return () if op is None else (op, *_ALSO_MEANT.get(op, ()))
 
 
-def _resolved(name: str) -> str | None:
-    bare = name.rpartition(".")[2].removesuffix("_")
-    for spelling in (bare, f"paddle:{bare}"):
-        try:
-            return op_table.canonical(spelling)
-        except PolicyError:
-            continue
-    return None
-
-
 def _how_to_write(meant: tuple[str, ...], argument: PaddleList) -> str:
     if not meant:
         return ""
     key = "allow" if argument == "custom_white_list" else "deny"
-    in_recipe = f"{key} = [{_quoted(meant)}] in a recipe"
     names = [name for op in meant for name in paddle_names(op)]
-    in_paddle = (
-        f"{argument}={{{_quoted(names)}}} in Paddle"
-        if names
-        else "nothing in Paddle, which composes it of several ops"
-    )
-    return f"for {' and '.join(meant)} write {in_paddle}, {in_recipe}."
+    in_paddle = f"{argument}={{{_quoted(names)}}} in Paddle"
+    if not names:
+        in_paddle = "nothing in Paddle, which composes it of several ops"
+    return f"for {' and '.join(meant)} write {in_paddle}, {key} = [{_quoted(meant)}] in a recipe."
 
 
 def _quoted(names: Iterable[str]) -> str:

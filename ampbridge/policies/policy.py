@@ -91,8 +91,9 @@ class Policy:
         _check_choice("execution", self.execution, EXECUTIONS)
         self._set("master_weights", checked_flag("master_weights", self.master_weights))
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
-        self._set("allow", _canonical("allow", self.allow))
-        self._set("deny", _canonical("deny", self.deny))
+        for name in ("allow", "deny"):
+            ops = {op_table.resolve(op) for op in _names(name, getattr(self, name))}
+            self._set(name, tuple(sorted(ops)))
         self._check_lists()
         self._check_level()
 
@@ -102,34 +103,29 @@ class Policy:
     def _check_lists(self) -> None:
         both = sorted(set(self.allow) & set(self.deny))
         if both:
-            msg = (
+            raise PolicyError(
                 f"{', '.join(map(repr, both))} is in both allow and deny; an op has one rule.\n"
                 f"Hint: leave it in one list, for example deny={both!r}."
             )
-            raise PolicyError(msg)
         if self.lists == "native" and (self.allow or self.deny):
-            msg = (
+            raise PolicyError(
                 "lists='native' intercepts nothing, so allow and deny cannot be honoured "
                 f"(allow={list(self.allow)!r}, deny={list(self.deny)!r}).\n"
                 "Hint: start from a list set, lists='torch', and keep allow and deny."
             )
-            raise PolicyError(msg)
 
     def _check_level(self) -> None:
         """Refuse settings of low precision that would have no effect at this level."""
         if self.level == "O0" and self.output_dtype != "float32":
-            msg = (
-                f"output_dtype={self.output_dtype!r} at O0, where a model returns "
-                "float32.\n"
+            raise PolicyError(
+                f"output_dtype={self.output_dtype!r} at O0, where a model returns float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
             )
-            raise PolicyError(msg)
         if self.level != "O2" and not self.master_weights:
-            msg = (
+            raise PolicyError(
                 f"master_weights=False at {self.level}, where parameters are float32 and need no "
                 "masters.\nHint: Policy('O2', master_weights=False)"
             )
-            raise PolicyError(msg)
 
     @property
     def compute_dtype(self) -> str:
@@ -150,11 +146,10 @@ class Policy:
     def op_list(self) -> OpList:
         """The list set of this level and dtype, with the changes by ``allow`` and ``deny``."""
         if self.lists == "native":
-            msg = (
+            raise PolicyError(
                 "With lists='native' the framework decides op by op; there is no list to look at.\n"
                 "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend."
             )
-            raise PolicyError(msg)
         base = op_table.op_list(self.lists, self.level, self.dtype)
         allow, deny = frozenset(self.allow), frozenset(self.deny)
         # O2 is low precision everywhere except where the lists say otherwise.
@@ -181,22 +176,20 @@ class Policy:
         ``linear``). The user's own entries come first, deny before allow; then the category of the
         op that owns the spelling.
         """
-        return {
-            spelling: self._shared_category(candidates)
-            for spelling, candidates in op_table.native_names(namespace).items()
-        }
+        rules: dict[str, Category] = {}
+        for spelling, candidates in op_table.native_names(namespace).items():
+            if self.level == "O0" or not set(candidates).isdisjoint(self.deny):
+                rules[spelling] = "deny"
+            elif not set(candidates).isdisjoint(self.allow):
+                rules[spelling] = "allow"
+            else:
+                rules[spelling] = self.category(candidates[0])
+        return rules
 
     def own_rules(self, prefix: str) -> Mapping[str, Category]:
         """The rules for listed ops outside of the op table, by their names without ``prefix``."""
         listed = (op for op in (*self.allow, *self.deny) if op_table.own_prefix(op) == prefix)
         return {op.removeprefix(f"{prefix}:"): self.category(op) for op in listed}
-
-    def _shared_category(self, candidates: tuple[str, ...]) -> Category:
-        if self.level == "O0" or not set(candidates).isdisjoint(self.deny):
-            return "deny"
-        if not set(candidates).isdisjoint(self.allow):
-            return "allow"
-        return self.category(candidates[0])
 
     def replace(self, **changes: Any) -> Policy:
         """A copy with the named fields changed."""
@@ -214,11 +207,10 @@ class Policy:
         if isinstance(text, Policy):
             return text
         if not isinstance(text, str):
-            msg = (
+            raise ArgumentTypeError(
                 f"A policy is a Policy or a string, not {type(text).__name__} ({text!r}).\n"
                 "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')"
             )
-            raise ArgumentTypeError(msg)
         if text in _SHORT_FORMS:
             return _SHORT_FORMS[text]
         level, _, dtype = text.partition(":")
@@ -288,7 +280,7 @@ class Policy:
             UnsupportedError: if the framework does not support a field; the message names these fields.
         """
         # it asks backends, which ask policies
-        from ampbridge.policies.native_policy import to_native
+        from ampbridge.policies.native_lists import to_native
 
         return to_native(self, framework, drop)
 
@@ -300,7 +292,7 @@ class Policy:
             BackendNotFoundError, ArgumentTypeError: if ``native`` is not such an object.
             UnsupportedError: if no policy is equivalent.
         """
-        from ampbridge.policies.native_policy import from_native
+        from ampbridge.policies.native_lists import from_native
 
         return from_native(native)
 
@@ -329,19 +321,15 @@ def _check_choice(
         return
     found = meant(value, allowed, slips)
     hint = _other_words(str(value)) if found is None else f"{name}={found!r}"
-    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}"
-    raise PolicyError(msg)
+    raise PolicyError(f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}")
 
 
 def _other_words(text: str) -> str:
-    """What to write for a whole policy where a part was asked for, and for apex's level of its own."""
+    """The hint for who wrote a whole policy in place of a part, or apex's own level O3."""
     if text.casefold() == "o3":
         return "Policy('O2', master_weights=False), which apex calls O3."
-    level, _, dtype = text.partition(":")
-    level, dtype = (
-        meant(level, LEVELS, slips.LEVELS) or "",
-        meant(dtype, LOW_DTYPES, slips.DTYPES) or "",
-    )
+    part, _, rest = text.partition(":")
+    level, dtype = meant(part, LEVELS, slips.LEVELS), meant(rest, LOW_DTYPES, slips.DTYPES)
     whole = meant(f"{level}:{dtype}", _SHORT_FORMS) if level and dtype else meant(text, SPELLINGS)
     return "help(amp.Policy)" if whole is None else repr(_SHORT_FORMS[whole])
 
@@ -363,10 +351,6 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
                 example = f"{name.__module__}:{name.__qualname__}"
             raise ArgumentTypeError(msg + f"Hint: {field_name}=[{example!r}]")
     return names
-
-
-def _canonical(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({op_table.resolve(name) for name in _names(field_name, value)}))
 
 
 def _unknown_field(name: str, where: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ampbridge.errors import (
     AmpBridgeError,
@@ -21,21 +20,6 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 """The state of a rule between steps: plain JSON values."""
-
-
-class _Rule(Protocol):
-    """Chooses the policy of the next step. A rule is frozen; its state is passed in and out."""
-
-    @property
-    def policies(self) -> Sequence[Policy]: ...
-
-    def start(self) -> State: ...
-
-    def policy(self, state: State) -> Policy: ...
-
-    def next_state(self, state: State, result: StepResult) -> State: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 class Schedule:
@@ -57,7 +41,7 @@ class Schedule:
     """
 
     def __init__(self, entries: Sequence[tuple[int, str | Policy]]) -> None:
-        self._rule: _Rule = _BySteps(_checked_entries(entries))
+        self._entries = _checked_entries(entries)
 
     @classmethod
     def when(
@@ -83,39 +67,39 @@ class Schedule:
             ArgumentError: unless the arguments are those of exactly one of the two conditions.
         """
         policies = Policy.parse(use), Policy.parse(otherwise)
-        schedule = cls.__new__(cls)
         if loss_below is not None and skips is None and back_after is None:
-            back = loss_below if back_above is None else back_above
-            schedule._rule = _ByLoss(
-                *policies, _number("loss_below", loss_below), _number("back_above", back)
-            )
-        elif skips is not None and loss_below is None and back_above is None:
+            below = _number("loss_below", loss_below)
+            back = below if back_above is None else _number("back_above", back_above)
+            if back < below:
+                raise ArgumentError(
+                    f"Passed loss_below={below!r} and back_above={back!r}; allowed is "
+                    f"back_above from loss_below.\nHint: back_above={1.2 * below!r}"
+                )
+            return _Switch(*policies, {"loss_below": below, "back_above": back})
+        if skips is not None and loss_below is None and back_above is None:
             back_count = None if back_after is None else _count("back_after", back_after)
-            schedule._rule = _BySkips(*policies, _count("skips", skips), back_count)
-        else:
-            msg = (
-                "Schedule.when takes loss_below (and back_above), or skips (and back_after).\n"
-                "Hint: Schedule.when(loss_below=0.5, use='O1', otherwise='O0', back_above=0.6)"
-            )
-            raise ArgumentError(msg)
-        return schedule
+            return _Switch(*policies, {"skips": _count("skips", skips), "back_after": back_count})
+        raise ArgumentError(
+            "Schedule.when takes loss_below (and back_above), or skips (and back_after).\n"
+            "Hint: Schedule.when(loss_below=0.5, use='O1', otherwise='O0', back_above=0.6)"
+        )
 
     @property
     def policies(self) -> tuple[Policy, ...]:
         """Every policy of the schedule, each once."""
-        return tuple(dict.fromkeys(self._rule.policies))
+        return tuple(dict.fromkeys(policy for _, policy in self._entries))
 
     def start(self) -> State:
         """The state before the first step: plain JSON values."""
-        return self._rule.start()
+        return {"step": 0}
 
     def policy(self, state: State) -> Policy:
         """The policy of the next step."""
-        return self._rule.policy(state)
+        return [policy for first, policy in self._entries if first <= state["step"]][-1]
 
     def next_state(self, state: State, result: StepResult) -> State:
         """The state after a step, applied or skipped."""
-        return self._rule.next_state(state, result)
+        return {"step": state["step"] + 1}
 
     def check_state(self, state: Any) -> None:
         """Check that ``state`` is a possible state of this schedule.
@@ -127,172 +111,102 @@ class Schedule:
         fits = isinstance(state, dict) and state.keys() == first.keys()
         if fits and all(_is_like(state[name], value) for name, value in first.items()):
             return
-        msg = (
+        raise StateError(
             f"{state!r:.200} is no state of {self!r}.\n"
             f"Hint: it has the form of {first!r}; pass step.state_dict()'s result unchanged."
         )
-        raise StateError(msg)
 
     @property
     def counts_skips(self) -> bool:
         """Whether skipped steps change the policy."""
-        return isinstance(self._rule, _BySkips)
+        return False
 
     @property
     def watches_loss(self) -> bool:
         """Whether the loss changes the policy."""
-        return isinstance(self._rule, _ByLoss)
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return self._rule.to_dict()
+        return {"steps": [[first, policy.to_dict()] for first, policy in self._entries]}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and self._rule == other._rule
+        return isinstance(other, Schedule) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
-        return hash(self._rule)
+        return hash(self.policies)
 
     def __repr__(self) -> str:
-        return repr(self._rule)
+        return f"Schedule({list(self._entries)!r})"
 
 
-@dataclass(frozen=True)
-class _BySteps:
-    entries: tuple[tuple[int, Policy], ...]
+class _Switch(Schedule):
+    """What ``Schedule.when`` makes. ``condition`` has its arguments for the loss, or for skips."""
 
-    @property
-    def policies(self) -> Sequence[Policy]:
-        return [policy for _, policy in self.entries]
-
-    def start(self) -> State:
-        return {"step": 0}
-
-    def policy(self, state: State) -> Policy:
-        return [policy for first, policy in self.entries if first <= state["step"]][-1]
-
-    def next_state(self, state: State, result: StepResult) -> State:
-        return {"step": state["step"] + 1}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"steps": [[first, policy.to_dict()] for first, policy in self.entries]}
-
-    def __repr__(self) -> str:
-        return f"Schedule({list(self.entries)!r})"
-
-
-@dataclass(frozen=True)
-class _ByLoss:
-    use: Policy
-    otherwise: Policy
-    below: float
-    back_above: float
-
-    def __post_init__(self) -> None:
-        if self.back_above < self.below:
-            msg = (
-                f"Passed loss_below={self.below!r} and back_above={self.back_above!r}; allowed is "
-                f"back_above from loss_below.\nHint: back_above={1.2 * self.below!r}"
-            )
-            raise ArgumentError(msg)
+    def __init__(self, use: Policy, otherwise: Policy, condition: dict[str, Any]) -> None:
+        self._use, self._otherwise, self._condition = use, otherwise, condition
 
     @property
-    def policies(self) -> Sequence[Policy]:
-        return [self.otherwise, self.use]
-
-    def start(self) -> State:
-        return {"using": False}
-
-    def policy(self, state: State) -> Policy:
-        return self.use if state["using"] else self.otherwise
-
-    def next_state(self, state: State, result: StepResult) -> State:
-        if state["using"]:
-            return {"using": not result.loss > self.back_above}
-        return {"using": result.loss < self.below}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "use": self.use.to_dict(),
-            "otherwise": self.otherwise.to_dict(),
-            "loss_below": self.below,
-            "back_above": self.back_above,
-        }
-
-    def __repr__(self) -> str:
-        return (
-            f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
-            f"loss_below={self.below!r}, back_above={self.back_above!r})"
-        )
-
-
-@dataclass(frozen=True)
-class _BySkips:
-    use: Policy
-    otherwise: Policy
-    skips: int
-    back_after: int | None
+    def policies(self) -> tuple[Policy, ...]:
+        return tuple(dict.fromkeys([self._otherwise, self._use]))
 
     @property
-    def policies(self) -> Sequence[Policy]:
-        return [self.otherwise, self.use]
+    def counts_skips(self) -> bool:
+        return "skips" in self._condition
+
+    @property
+    def watches_loss(self) -> bool:
+        return not self.counts_skips
 
     def start(self) -> State:
-        return {"using": False, "skipped": 0, "applied": 0}
+        return {"using": False, **({"skipped": 0, "applied": 0} if self.counts_skips else {})}
 
     def policy(self, state: State) -> Policy:
-        return self.use if state["using"] else self.otherwise
+        return self._use if state["using"] else self._otherwise
 
     def next_state(self, state: State, result: StepResult) -> State:
-        if state["using"]:
-            applied = state["applied"] + int(result.applied)
-            back = self.back_after is not None and applied >= self.back_after
+        is_using, condition = state["using"], self._condition
+        if self.watches_loss:
+            if is_using:
+                return {"using": not result.loss > condition["back_above"]}
+            return {"using": result.loss < condition["loss_below"]}
+        if is_using:
+            applied, enough = state["applied"] + int(result.applied), condition["back_after"]
+            back = enough is not None and applied >= enough
             return self.start() if back else {**state, "applied": applied}
         skipped = 0 if result.applied else state["skipped"] + 1
-        return {"using": skipped >= self.skips, "skipped": skipped, "applied": 0}
+        return {"using": skipped >= condition["skips"], "skipped": skipped, "applied": 0}
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "use": self.use.to_dict(),
-            "otherwise": self.otherwise.to_dict(),
-            "skips": self.skips,
-            "back_after": self.back_after,
-        }
+        policies = {"use": self._use.to_dict(), "otherwise": self._otherwise.to_dict()}
+        return {**policies, **self._condition}
 
     def __repr__(self) -> str:
-        return (
-            f"Schedule.when(use={self.use!r}, otherwise={self.otherwise!r}, "
-            f"skips={self.skips!r}, back_after={self.back_after!r})"
-        )
+        arguments = {"use": self._use, "otherwise": self._otherwise, **self._condition}
+        return f"Schedule.when({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
 
 
 def _is_like(value: Any, first: Any) -> bool:
-    """A bool where it starts with one, a count where it starts with one."""
+    """Whether it is a bool like ``first``, or a count like ``first``."""
     return type(value) is type(first) and (isinstance(value, bool) or 0 <= value < 2**31)
 
 
-def _checked_entries(
-    entries: Sequence[tuple[int, str | Policy]],
-) -> tuple[tuple[int, Policy], ...]:
+def _checked_entries(entries: Sequence[tuple[int, str | Policy]]) -> tuple[tuple[int, Policy], ...]:
     try:
-        pairs = [
-            (_count("step", first, least=0), Policy.parse(policy)) for first, policy in entries
-        ]
+        pairs = [(_count("step", n, least=0), Policy.parse(policy)) for n, policy in entries]
     except (TypeError, ValueError) as error:
         if isinstance(error, (ArgumentError, ArgumentTypeError, PolicyError)):
             raise
-        msg = (
+        raise ArgumentTypeError(
             f"A schedule is a list of (step, policy), not {entries!r}.\n"
             "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
-        )
-        raise ArgumentTypeError(msg) from error
+        ) from error
     firsts = [first for first, _ in pairs]
     if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
-        msg = (
+        raise ArgumentError(
             f"The steps of a schedule start at 0 and rise; passed {firsts!r}.\n"
             "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
         )
-        raise ArgumentError(msg)
     return tuple(pairs)
 
 
@@ -307,41 +221,32 @@ def _number(name: str, value: Any) -> float:
     raise ArgumentTypeError(msg)
 
 
-def parse(policy: str | Policy | Schedule) -> Policy | Schedule:
-    """A schedule as it is, anything else as ``Policy.parse`` reads it."""
-    return policy if isinstance(policy, Schedule) else Policy.parse(policy)
-
-
 def single(policy: str | Policy) -> Policy:
-    """``Policy.parse``, for what runs once and so has no steps that a schedule could count.
-
-    Raises:
-        ArgumentTypeError: for a schedule.
-    """
+    """``Policy.parse``, for what runs once and so has no steps that a schedule could count."""
     if isinstance(policy, Schedule):
-        msg = (
+        raise ArgumentTypeError(
             f"{policy!r} chooses a policy for each step, and this call has no steps.\n"
             "Hint: amp.train_step(..., policy=schedule), or schedule.policy(state) in your own loop."
         )
-        raise ArgumentTypeError(msg)
     return Policy.parse(policy)
 
 
 def from_dict(data: Mapping[str, Any]) -> Policy | Schedule:
-    """What ``to_dict`` of a policy or a schedule described.
-
-    Raises:
-        PolicyError, ArgumentError, ArgumentTypeError: for what neither of them can be.
-    """
+    """The policy or schedule that ``to_dict`` described; policies of a schedule may be short forms."""
     if not isinstance(data, Mapping) or not ("steps" in data or "use" in data):
         return Policy.from_dict(data)
     try:
         if "steps" in data:
-            return Schedule([(first, Policy.from_dict(policy)) for first, policy in data["steps"]])
-        policies = {name: Policy.from_dict(data[name]) for name in ("use", "otherwise")}
+            return Schedule([(first, _read(policy)) for first, policy in data["steps"]])
+        policies = {name: _read(data[name]) for name in ("use", "otherwise")}
         return Schedule.when(**{**data, **policies})
     except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, AmpBridgeError):
             raise
-        msg = f"{data!r:.200} describes no schedule.\n"
-        raise ArgumentTypeError(msg + "Hint: schedule.to_dict() makes such a dict.") from error
+        raise ArgumentTypeError(
+            f"{data!r:.200} describes no schedule.\nHint: schedule.to_dict() makes such a dict."
+        ) from error
+
+
+def _read(policy: Any) -> Policy:
+    return Policy.parse(policy) if isinstance(policy, str) else Policy.from_dict(policy)

@@ -29,43 +29,24 @@ ALARMS = frozenset({"warn_after_skips", "max_consecutive_skips"})
 def to_native(state: Mapping[str, Any], framework: str, optimizer: Any, drop: Sequence[str]) -> Any:
     """A scaler of ``framework`` in the state that ``GradScaler.state_dict`` describes.
 
-    Raises:
-        ArgumentError: for a framework without a scaler, or a ``drop`` that names no setting.
-        UnsupportedError: naming the settings that it cannot follow.
+    Refuses settings that it cannot follow, by name.
     """
     if framework not in NATIVE:
         msg = f"{framework!r} has no scaler of its own; allowed are {listed(NATIVE)}.\n"
         raise ArgumentError(msg + "Hint: scaler.to_native('torch')")
-    _check_dropped(drop)
-    beyond = {name: value for name, value in _beyond(state, framework).items() if name not in drop}
+    settings = {name: field.default for name, field in ScalerConfig.__dataclass_fields__.items()}
+    if isinstance(drop, str) or not set(drop) <= set(settings):
+        msg = f"Passed drop={drop!r}; allowed are names of settings, {listed(settings)}.\n"
+        raise ArgumentError(msg + "Hint: drop=['min_scale', 'max_scale']")
+    preset, expressible = NATIVE[framework]
+    always = {**settings, **PRESETS[preset].settings}  # what the framework's scaler does
+    own = set(settings) - expressible - ALARMS - set(drop)
+    beyond = {name: state[name] for name in settings if name in own and state[name] != always[name]}
     if beyond:
         shown = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
-        msg = (
+        raise UnsupportedError(
             f"The scaler of {framework} cannot follow {shown}.\n"
             f"Hint: scaler.to_native({framework!r}, drop={sorted(beyond)!r}) gives these up, or begin "
-            f"with GradScaler.like({NATIVE[framework][0]!r})."
+            f"with GradScaler.like({preset!r})."
         )
-        raise UnsupportedError(msg)
     return registry.backend(framework).native_scaler(state, optimizer)
-
-
-def _check_dropped(drop: Sequence[str]) -> None:
-    unknown = sorted(set(drop) - set(ScalerConfig.__dataclass_fields__))
-    if isinstance(drop, str) or unknown:
-        msg = f"Passed drop={drop!r}; allowed are names of settings, {listed(_SETTINGS)}.\n"
-        raise ArgumentError(msg + "Hint: drop=['min_scale', 'max_scale']")
-
-
-_SETTINGS = tuple(ScalerConfig.__dataclass_fields__)
-
-
-def _beyond(state: Mapping[str, Any], framework: str) -> dict[str, Any]:
-    """The settings that differ from what the framework's scaler always does."""
-    preset, expressible = NATIVE[framework]
-    defaults = {name: field.default for name, field in ScalerConfig.__dataclass_fields__.items()}
-    fixed = {**defaults, **PRESETS[preset].settings}
-    return {
-        name: state[name]
-        for name in _SETTINGS
-        if name not in expressible | ALARMS and state[name] != fixed[name]
-    }

@@ -110,11 +110,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        ArgumentError: if there is none.
-    """
+    """The preset of that name."""
     if name in PRESETS:
         return PRESETS[name]
     found = meant(name, PRESETS, slips.PRESETS)

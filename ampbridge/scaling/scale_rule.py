@@ -81,9 +81,7 @@ class ScaleState(NamedTuple):
     floor_steps: Scalar = 0
 
     def on_host(self) -> ScaleState:
-        """As Python numbers. Waits for the device."""
-        if isinstance(self.scale, float):
-            return self
+        """The same state as Python numbers. Waits for the device."""
         return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
 
 
@@ -119,9 +117,15 @@ class ScalerConfig:
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least=1)
         object.__setattr__(self, "dynamic", checked_flag("dynamic", self.dynamic))
-        _check_choice("backoff_count", self.backoff_count, BACKOFF_COUNTS)
-        _check_choice("at_max_scale", self.at_max_scale, AT_MAX_SCALE)
-        _check_choice("at_min_scale", self.at_min_scale, AT_MIN_SCALE)
+        for name, words in (
+            ("backoff_count", BACKOFF_COUNTS),
+            ("at_max_scale", AT_MAX_SCALE),
+            ("at_min_scale", AT_MIN_SCALE),
+        ):
+            word = getattr(self, name)
+            if not isinstance(word, str) or word not in words:
+                msg = f"Passed {name}={word!r}; allowed are {listed(words)}.\n"
+                raise ArgumentError(msg + f"Hint: GradScaler({name}={words[0]!r})")
         if not self.growth_factor >= 1.0:
             raise _out_of_range("growth_factor", self.growth_factor, "at least 1.0", 2.0)
         if not 0.0 < self.backoff_factor <= 1.0:
@@ -133,30 +137,21 @@ class ScalerConfig:
             raise _out_of_range("max_scale", self.max_scale, allowed, 2.0**24)
 
     def first_state(self, scale: float) -> ScaleState:
-        """The state before the first step.
-
-        Raises:
-            ArgumentError: if ``scale`` is not between the bounds.
-        """
+        """The state before the first step."""
         return ScaleState(self.check_scale(scale), -self.growth_delay, 0, 0)
 
     def check_scale(self, scale: float, name: str = "init_scale") -> float:
-        """``scale`` as a float; ``name`` is the argument's name, for the message.
-
-        Raises:
-            ArgumentError: if it is not between the bounds.
-        """
+        """``scale`` as a float between the bounds; ``name`` is the argument's, for the message."""
         scale = checked_float(name, scale)
         if self.min_scale <= scale <= self.max_scale:
             return scale
         bound = "max_scale" if scale > self.max_scale else "min_scale"
         possible = SMALLEST_SCALE <= scale <= LARGEST_SCALE
         hint = f"GradScaler({scale!r}, {bound}={scale!r})" if possible else f"{name}=2.0**16"
-        msg = (
+        raise ArgumentError(
             f"Passed {name}={scale!r}; allowed is min_scale ({self.min_scale!r}) to "
             f"max_scale ({self.max_scale!r}).\nHint: {hint}"
         )
-        raise ArgumentError(msg)
 
 
 def next_state(
@@ -173,14 +168,21 @@ def next_state(
     overflowed = overflow > FINITE
     good = where(overflowed, -config.growth_delay, state.good + 1)
     grow = good == config.growth_interval
-    bad = where(overflowed, state.bad + 1, _overflows_after_finite(state.bad, grow, config, where))
+    finite_bad = where(grow, 0, state.bad) if config.backoff_count == "until_growth" else 0
+    bad = where(overflowed, state.bad + 1, finite_bad)
     back_off = where(overflowed, bad >= config.backoff_interval, False)
-    scale = where(back_off, _smaller(state.scale, config, where), state.scale)
-    scale = where(grow, _larger(state.scale, config, where), scale)
+    # Unless overflows are counted in a row, each further one backs off too.
+    bad_after = 0 if config.backoff_count == "consecutive" else config.backoff_interval - 1
+
+    smaller = state.scale * config.backoff_factor
+    smaller = where(smaller < config.min_scale, config.min_scale, smaller)
+    larger = state.scale * config.growth_factor
+    ceiling = config.max_scale if config.at_max_scale == "clamp" else state.scale
+    larger = where(larger > config.max_scale, ceiling, larger)
     return counting._replace(
-        scale=scale,
+        scale=where(grow, larger, where(back_off, smaller, state.scale)),
         good=where(grow, 0, good),
-        bad=_overflows_after_backoff(bad, back_off, config, where),
+        bad=where(back_off, bad_after, bad),
     )
 
 
@@ -205,34 +207,6 @@ def counted(state: ScaleState, overflow: Scalar, config: ScalerConfig, where: Wh
         at_floor = where(lowers, state.scale == config.min_scale, False)
         counts["floor_steps"] = one_more(state.floor_steps, at_floor)
     return state._replace(**counts)
-
-
-def _overflows_after_finite(
-    bad: Scalar, grow: Scalar, config: ScalerConfig, where: Where
-) -> Scalar:
-    return where(grow, 0, bad) if config.backoff_count == "until_growth" else 0
-
-
-def _overflows_after_backoff(
-    bad: Scalar, back_off: Scalar, config: ScalerConfig, where: Where
-) -> Scalar:
-    """The count of overflows after a backoff: 0, or one less than the interval.
-
-    In the second case each further overflow backs off.
-    """
-    rest = 0 if config.backoff_count == "consecutive" else config.backoff_interval - 1
-    return where(back_off, rest, bad)
-
-
-def _larger(scale: Scalar, config: ScalerConfig, where: Where) -> Scalar:
-    larger = scale * config.growth_factor
-    ceiling = config.max_scale if config.at_max_scale == "clamp" else scale
-    return where(larger > config.max_scale, ceiling, larger)
-
-
-def _smaller(scale: Scalar, config: ScalerConfig, where: Where) -> Scalar:
-    smaller = scale * config.backoff_factor
-    return where(smaller < config.min_scale, config.min_scale, smaller)
 
 
 def where_on_host(condition: bool, a: Any, b: Any) -> Any:
@@ -295,13 +269,6 @@ def _check_count(name: str, value: object, least: int) -> None:
         raise _out_of_range(name, value, f"a whole number from {least}", least)
     msg = f"{name} is a whole number, not {value!r} of type {type(value).__name__}.\n"
     raise ArgumentTypeError(msg + f"Hint: {name}={least}")
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if isinstance(value, str) and value in allowed:
-        return
-    msg = f"Passed {name}={value!r}; allowed are {listed(allowed)}.\n"
-    raise ArgumentError(msg + f"Hint: GradScaler({name}={allowed[0]!r})")
 
 
 def _out_of_range(name: str, value: object, allowed: str, example: object) -> ArgumentError:

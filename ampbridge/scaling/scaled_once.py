@@ -12,16 +12,11 @@ scaled_by: Scoped[str | None] = Scoped("ampbridge loss scaled by", None)
 
 @called_as_it_is
 def check_that_nobody_else_scales() -> None:
-    """Check that no loss function is running whose loss will be scaled.
-
-    Raises:
-        CallOrderError: if one is. Gradients would be too large by the scale, and nothing would show it.
-    """
+    """Refuse to scale a loss inside of a ``loss_fn`` whose loss is scaled anyway: nothing would show it."""
     caller = scaled_by.get()
     if caller is not None:
-        msg = (
+        raise CallOrderError(
             f"scaler.scale(loss) inside of the loss_fn of {caller}, which scales and unscales by itself: "
             "gradients would be too large by the scale.\n"
             f"Hint: def loss_fn(model, x, y): return loss  # unscaled; {caller}(..., scaler=scaler)"
         )
-        raise CallOrderError(msg)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Any, TypeVar
 
 from ampbridge.adapters import registry
@@ -19,10 +18,12 @@ from ampbridge.adapters.backend import (
     Scalar,
     ScaleStore,
 )
+from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import OF_A_SCALER, no_attribute, told_of
+from ampbridge.policies.policy import Policy
 from ampbridge.scaling.native_scaler import NATIVE, to_native
 from ampbridge.scaling.presets import preset
 from ampbridge.scaling.scale_rule import (
@@ -64,26 +65,14 @@ class Gradients(Sequence[Array]):
         return iter(self.values)
 
 
-class _Stage(Enum):
-    UNSCALED = "unscaled"
-    STEPPED = "stepped"
-
-
 @dataclass
 class _Checked:
     """One optimizer since the last ``update``. A reference to it keeps its id unique."""
 
     optimizer: Optimizer
-    stage: _Stage
     gradients: Gradients
-    overflow: Scalar
+    has_stepped: bool = False
     applied: Scalar = None
-
-    @property
-    def skipped_on_host(self) -> bool:
-        """Whether the host knows, without waiting, that the gradients overflowed."""
-        known = isinstance(self.overflow, int) and self.overflow != FINITE
-        return known or self.applied is False
 
 
 class GradScaler:
@@ -232,18 +221,18 @@ class GradScaler:
         check_optimizer(owner, self._backend)
         record = self._records.get(id(owner))
         if record is not None:
-            what = "unscale()" if record.stage is _Stage.UNSCALED else "step()"
-            msg = (
+            what = "step()" if record.has_stepped else "unscale()"
+            raise CallOrderError(
                 f"unscale() of this optimizer after {what}, since the last update().\n"
                 "Hint: call unscale() once an iteration, before step(), and update() at its end; after an "
                 "iteration that was cut short, update() alone."
             )
-            raise CallOrderError(msg)
         backend = self._bound_to(owner)
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
-        self._check_masters(backend, owner, stored)
+        if self.enabled:
+            check_masters(backend, owner, stored.parameters, stored.values)
         gradients = self._unscale_values(stored, owner) if self.enabled else stored
-        self._records[id(owner)] = _Checked(owner, _Stage.UNSCALED, gradients, gradients.found)
+        self._records[id(owner)] = _Checked(owner, gradients)
         return gradients
 
     @called_as_it_is
@@ -266,12 +255,11 @@ class GradScaler:
         """
         check_optimizer(optimizer, self._backend)
         record = self._records.get(id(optimizer))
-        if record is not None and record.stage is _Stage.STEPPED:
-            msg = (
+        if record is not None and record.has_stepped:
+            raise CallOrderError(
                 "step() of this optimizer has been called already since the last update().\n"
                 "Hint: scaler.step(optimizer); scaler.update()"
             )
-            raise CallOrderError(msg)
         gradients = self._gradients_for(optimizer, grads, record)
         backend = self._bound_to(optimizer)
         check_that_it_holds_some(backend, optimizer, gradients.parameters)
@@ -283,9 +271,7 @@ class GradScaler:
         except RaisedAfterStep as after:
             found, raised = gradients.found, after.error
             applied = found is None or found == FINITE
-        self._records[id(optimizer)] = _Checked(
-            optimizer, _Stage.STEPPED, gradients, gradients.found, applied
-        )
+        self._records[id(optimizer)] = _Checked(optimizer, gradients, True, applied)
         if raised is not None:
             raise raised
         return applied
@@ -303,27 +289,24 @@ class GradScaler:
             OverflowStuckError: if too many steps were skipped in a row; the scale has been updated.
         """
         if new_scale is not None:
-            self._set_scale(new_scale)
+            if self.enabled:
+                checked = self.config.check_scale(new_scale, "new_scale")
+                self.store.write(self.store.read()._replace(scale=checked))
+            self._records.clear()
             return
         records = list(self._records.values())
         if not records:
-            msg = (
+            raise CallOrderError(
                 "update() without a step() or unscale() since the last one: nothing was checked.\n"
                 "Hint: scaler.step(optimizer); scaler.update()"
             )
-            raise CallOrderError(msg)
         self._records.clear()
-        kinds = [record.overflow for record in records if record.overflow is not None]
+        kinds = [each.gradients.found for each in records if each.gradients.found is not None]
         if self.enabled and kinds:
             self.store.update(self._bound_to(records[0].optimizer).worst(kinds), self.config)
-            if any(record.skipped_on_host for record in records):
-                self.sound_alarms()
-
-    def _set_scale(self, scale: float) -> None:
-        if self.enabled:
-            checked = self.config.check_scale(scale, "new_scale")
-            self.store.write(self.store.read()._replace(scale=checked))
-        self._records.clear()
+            overflowed = any(isinstance(kind, int) and kind != FINITE for kind in kinds)
+            if overflowed or any(record.applied is False for record in records):
+                self.sound_alarms()  # the host knows of a skip, without waiting
 
     @called_as_it_is
     def minimize(self, optimizer: Optimizer, scaled_loss: Any) -> bool:
@@ -357,12 +340,12 @@ class GradScaler:
         self.sound_alarms()
         record = self._records.get(id(optimizer))
         if record is None:
-            msg = (
+            raise CallOrderError(
                 "found_inf() of an optimizer whose gradients were not checked since update().\n"
                 "Hint: scaler.unscale(optimizer) checks them."
             )
-            raise CallOrderError(msg)
-        return record.overflow is not None and int(record.overflow) > 0
+        found = record.gradients.found
+        return found is not None and int(found) > 0
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain JSON values, with the same keys on every backend. Waits for the device.
@@ -437,7 +420,9 @@ class GradScaler:
         """
         if not self.enabled:
             return
-        now = (self.store.read() if state is None else state).on_host()
+        now = self.store.read() if state is None else state
+        if not isinstance(now.scale, float):
+            now = now.on_host()
         if now[ALARMS] != self._alarms:
             given, self._alarms = self._alarms, self._alarms.with_all_of(Told.due_in(now))
             sound(given, now, self.config, in_own_loop=state is None)
@@ -452,12 +437,11 @@ class GradScaler:
             self.store = backend.scale_store(self.store.read(), like) or self.store
             self._backend = backend
         elif self._backend.name != backend.name:
-            msg = (
+            raise ArgumentTypeError(
                 f"This GradScaler works for {self._backend.name} and was given something of "
                 f"{backend.name}.\nHint: other = GradScaler(); "
                 "other.load_state_dict(scaler.state_dict())"
             )
-            raise ArgumentTypeError(msg)
 
     def factor(self, backend: Backend, like: Any) -> Scalar:
         """The factor for a loss, None if disabled; moves the state to the device of ``like``."""
@@ -475,7 +459,7 @@ class GradScaler:
     def _bound_to(self, obj: Any) -> Backend:
         """The backend of a loss or an optimizer; it must be the same for all of them."""
         present = self._backend
-        if present is not None and registry.framework_if_known(obj) in (None, present.name):
+        if present is not None and registry.framework_of_type(type(obj)) in (None, present.name):
             return present
         backend = registry.backend(obj)
         self.bind(backend, obj)
@@ -487,18 +471,26 @@ class GradScaler:
         if not isinstance(grads, Gradients):
             grads = Gradients(grads, ())
         if grads.found is not None:
-            msg = (
+            raise CallOrderError(
                 "These gradients have been unscaled already.\n"
                 "Hint: grads = scaler.unscale(grads), once; then scaler.step(optimizer, grads)."
             )
-            raise CallOrderError(msg)
         if not self.enabled:
             return grads
         if not self._has_scaled:
-            raise CallOrderError(_NEVER_SCALED)
+            raise CallOrderError(
+                "These gradients would be divided by a loss scale that this GradScaler has multiplied no "
+                "loss by.\nHint: scaler.scale(loss).backward(), before step() and unscale(); or "
+                "amp.value_and_grad(..., scaler=scaler)"
+            )
         backend = self._backend
         if backend is None or all(gradient is None for gradient in grads):
-            raise CallOrderError(_NO_GRADIENTS)
+            raise CallOrderError(
+                "There is not one gradient to unscale: nothing was differentiated since gradients were "
+                "cleared, or the loss does not depend on these parameters.\n"
+                "Hint: scaler.scale(loss).backward(), before step() and unscale(), with a loss that "
+                "depends on them."
+            )
         scale = self.store.read().scale
         if optimizer is None:
             values, overflow = backend.unscale(grads.values, scale)
@@ -510,24 +502,21 @@ class GradScaler:
         self, optimizer: Optimizer, grads: Sequence[Array] | None, record: _Checked | None
     ) -> Gradients:
         if grads is None:
-            return self._present(record) if record else self.unscale(optimizer)
+            if record is None:
+                return self.unscale(optimizer)
+            # Unscaled; the caller may have replaced them since.
+            present = self._bound_to(optimizer).stored_gradients(optimizer)
+            return Gradients(present, record.gradients.parameters, record.gradients.found)
         gradients = grads if isinstance(grads, Gradients) else Gradients(grads, ())
         if self.enabled and gradients.found is None:
             gradients = self._unscale_values(gradients, optimizer)
+        backend = self._bound_to(optimizer)
         if not gradients.parameters:
-            parameters = self._bound_to(optimizer).parameters(optimizer)
+            parameters = backend.parameters(optimizer)
             gradients = Gradients(gradients.values, parameters, gradients.found)
-        self._check_masters(self._bound_to(optimizer), optimizer, gradients)
-        return gradients
-
-    def _check_masters(self, backend: Backend, optimizer: Optimizer, grads: Gradients) -> None:
         if self.enabled:
-            check_masters(backend, optimizer, grads.parameters, grads.values)
-
-    def _present(self, record: _Checked) -> Gradients:
-        """The current unscaled gradients of ``record``; the caller may have replaced them."""
-        present = self._bound_to(record.optimizer).stored_gradients(record.optimizer)
-        return Gradients(present, record.gradients.parameters, record.overflow)
+            check_masters(backend, optimizer, gradients.parameters, gradients.values)
+        return gradients
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles.
@@ -536,11 +525,10 @@ class GradScaler:
             CallOrderError: between ``unscale`` or ``step`` and ``update``.
         """
         if any(self._checked.values()):
-            msg = (
+            raise CallOrderError(
                 "A GradScaler can be copied or pickled only between iterations: gradients checked since "
                 "the last update() belong to an optimizer.\nHint: scaler.update(), then copy.deepcopy(scaler)"
             )
-            raise CallOrderError(msg)
         return {**vars(self), "_checked": defaultdict(dict)}
 
     def __getattr__(self, name: str) -> Any:
@@ -557,14 +545,28 @@ class GradScaler:
         return f"GradScaler({', '.join([f'{self._present_scale()!r}', *changed])})"
 
 
-_NEVER_SCALED = (
-    "These gradients would be divided by a loss scale that this GradScaler has multiplied no loss by.\n"
-    "Hint: scaler.scale(loss).backward(), before step() and unscale(); or "
-    "amp.value_and_grad(..., scaler=scaler)"
-)
+def scaler_for(policies: Sequence[Policy], scaler: GradScaler | str | None) -> GradScaler | None:
+    """The scaler of steps under ``policies``: "auto" makes one where one of them needs it.
 
-_NO_GRADIENTS = (
-    "There is not one gradient to unscale: nothing was differentiated since gradients were cleared, or "
-    "the loss does not depend on these parameters.\n"
-    "Hint: scaler.scale(loss).backward(), before step() and unscale(), with a loss that depends on them."
-)
+    Warns where one is needed and there is none.
+    """
+    in_need = next((policy for policy in policies if policy.needs_scaling), None)
+    if scaler == "auto":
+        return GradScaler() if in_need else None
+    chosen = checked_scaler(scaler, "an ampbridge.GradScaler, 'auto' or None")
+    if in_need and (chosen is None or not chosen.enabled):
+        warn(
+            f"{in_need!r} without loss scaling: gradients under 6e-8 become zero.\n"
+            "Hint: scaler='auto', or a bfloat16 policy, which needs none."
+        )
+    return chosen
+
+
+def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
+    """A scaler, or None for none; ``allowed`` says in the message what may be passed."""
+    if scaler is None or isinstance(scaler, GradScaler):
+        return scaler
+    raise ArgumentTypeError(
+        f"scaler is {allowed}, not {scaler!r} ({registry.full_name(type(scaler))}).\n"
+        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
+    )

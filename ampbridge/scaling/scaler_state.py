@@ -83,10 +83,7 @@ def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> 
     """State and settings out of ``data``; what it does not say stays as ``config`` has it.
 
     A scale outside of the bounds is moved to the nearest one, with a warning; a counter that has
-    passed its interval (torch never grows again then) is set to one before it.
-
-    Raises:
-        StateError: if ``data`` is of no known form, lacks its scale, or holds an impossible value.
+    passed its interval (torch never grows again then) is set to one before it. Refuses the rest.
     """
     values = _translate(data)
     try:
@@ -94,20 +91,24 @@ def read_state(data: Mapping[str, Any], config: ScalerConfig, enabled: bool) -> 
         counters = {k: _count(k, values.get(k, 0)) for k in _COUNTERS}
         scale = checked_float("scale", _number("scale", values["scale"]))
     except AmpBridgeError as error:
-        msg = f"The state holds an impossible value. {error}"
-        raise StateError(msg) from error
+        raise StateError(f"The state holds an impossible value. {error}") from error
     least = {"good_steps": -config.growth_delay}
     impossible = {k: count for k, count in counters.items() if count < least.get(k, 0)}
     if not scale > 0 or impossible:
-        msg = (
+        raise StateError(
             f"The state holds an impossible value: {impossible or {'scale': scale}}.\n"
             "Hint: start again with GradScaler(); the saved scaler had collapsed."
         )
-        raise StateError(msg)
     good = min(counters["good_steps"], config.growth_interval - 1)
     bad = min(counters["bad_steps"], config.backoff_interval - 1)
     counters |= {"good_steps": good, "bad_steps": bad}
-    state = ScaleState(_within(scale, config), *counters.values())
+    bounded = min(max(scale, config.min_scale), config.max_scale)
+    if bounded != scale:
+        warn(
+            f"The loaded scale {scale!r} lies outside of this scaler's bounds and becomes {bounded!r}.\n"
+            f"Hint: GradScaler(min_scale=..., max_scale={scale!r}) keeps it."
+        )
+    state = ScaleState(bounded, *counters.values())
     return state, config, bool(values.get("enabled", enabled))
 
 
@@ -116,36 +117,29 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
         msg = f"A scaler's state is a dict, not {type(data).__name__}.\nHint: scaler.state_dict()"
         raise StateError(msg)
     if "version" in data:
-        return _ours(data)
+        version = data["version"]
+        if type(version) is not int or version != VERSION:
+            raise StateError(
+                f"Scaler state of version {version!r}; this ampbridge reads version {VERSION}.\n"
+                "Hint: pip install --upgrade ampbridge"
+            )
+        missing = sorted(set(_KEYS) - set(data))
+        unknown = sorted(set(map(str, data)) - set(_KEYS))
+        if missing or unknown:
+            raise StateError(
+                f"A scaler state of version {version} has other keys: missing {missing}, unknown {unknown}.\n"
+                "Hint: pass GradScaler.state_dict()'s result unchanged."
+            )
+        return dict(data)
     for signature, names in FOREIGN.values():
         if signature in data:
             values = {ours: data[theirs] for theirs, ours in names.items() if theirs in data}
             if "scale" in values:
                 return values
-    msg = (
+    raise StateError(
         f"No known scaler state: its keys are {sorted(map(str, data))}.\n"
         f"Hint: accepted are GradScaler.state_dict() of ampbridge, {', '.join(FOREIGN)}."
     )
-    raise StateError(msg)
-
-
-def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
-    version = data["version"]
-    if type(version) is not int or version != VERSION:
-        msg = (
-            f"Scaler state of version {version!r}; this ampbridge reads version {VERSION}.\n"
-            "Hint: pip install --upgrade ampbridge"
-        )
-        raise StateError(msg)
-    missing = sorted(set(_KEYS) - set(data))
-    unknown = sorted(set(map(str, data)) - set(_KEYS))
-    if missing or unknown:
-        msg = (
-            f"A scaler state of version {version} has other keys: missing {missing}, unknown {unknown}.\n"
-            "Hint: pass GradScaler.state_dict()'s result unchanged."
-        )
-        raise StateError(msg)
-    return dict(data)
 
 
 def _setting(name: str, value: Any) -> Any:
@@ -166,17 +160,5 @@ def _number(name: str, value: Any) -> Any:
         return value
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        msg = f"{name} is one number, not {value!r}.\nHint: {name}=1"
-        raise StateError(msg)
+        raise StateError(f"{name} is one number, not {value!r}.\nHint: {name}=1")
     return array.reshape(()).item()
-
-
-def _within(scale: float, config: ScalerConfig) -> float:
-    bounded = min(max(scale, config.min_scale), config.max_scale)
-    if bounded != scale:
-        msg = (
-            f"The loaded scale {scale!r} lies outside of this scaler's bounds and becomes {bounded!r}.\n"
-            f"Hint: GradScaler(min_scale=..., max_scale={scale!r}) keeps it."
-        )
-        warn(msg)
-    return bounded

@@ -28,7 +28,7 @@ class Told(NamedTuple):
         return cls(*state[ALARMS])
 
     def with_all_of(self, due: Told) -> Told:
-        """With all alarms of ``due``, which may be those of an older state."""
+        """These alarms and those of ``due``, which may be of an older state."""
         return Told(*map(max, self, due))
 
     def pending(self, state: ScaleState) -> ScaleState:
@@ -40,28 +40,31 @@ class Told(NamedTuple):
 def sound(given: Told, now: ScaleState, config: ScalerConfig, in_own_loop: bool) -> None:
     """Give the alarms that are due in ``now``, on the host, and not among those ``given``.
 
-    Args:
-        in_own_loop: whether it may be a loop that has to clear the gradients of each step.
-
-    Raises:
-        OverflowStuckError: for ``max_consecutive_skips`` steps skipped in a row; or, with
-            ``at_min_scale="raise"``, for an overflow that should lower a scale at its minimum.
+    ``in_own_loop``: whether it may be a loop that has to clear the gradients of each step.
     """
     if now.nan_warnings > given.nan_warnings:
-        warn(_nan(now, in_own_loop))
+        hint = (
+            "look for 0/0, log(0) or inf - inf in the loss; train_step(..., name_overflows=True) says "
+            "which parameters' gradients are NaN."
+        )
+        if in_own_loop:
+            hint = (
+                "where gradients are stored, optimizer.zero_grad() after each step (in Paddle "
+                f"clear_grad()), or an inf stays in .grad; else {hint}"
+            )
+        warn(
+            f"{max(now.consecutive_nans, NANS_BEFORE_WARNING)} steps in a row had NaN in their gradients "
+            f"and no inf: lowering the loss scale has not helped.\nHint: {hint}"
+        )
     if now.floor_steps > given.floor_steps:
-        raise OverflowStuckError(_at_floor(config))
+        raise OverflowStuckError(
+            f"The loss scale is at its minimum, {config.min_scale!r}, and the gradients still "
+            "overflow.\nHint: a lower min_scale, a lower learning rate, or a bfloat16 policy."
+        )
     if now.stuck_steps > given.stuck_steps:
         raise OverflowStuckError(_skipped(now, config.max_consecutive_skips))
     if now.skip_warnings > given.skip_warnings:
         warn(_skipped(now, config.warn_after_skips))
-
-
-def _at_floor(config: ScalerConfig) -> str:
-    return (
-        f"The loss scale is at its minimum, {config.min_scale!r}, and the gradients still "
-        "overflow.\nHint: a lower min_scale, a lower learning rate, or a bfloat16 policy."
-    )
 
 
 def _skipped(now: ScaleState, due: int | None) -> str:
@@ -73,20 +76,4 @@ def _skipped(now: ScaleState, due: int | None) -> str:
         f"{max(now.consecutive_skips, least)} steps in a row were skipped; the loss scale is "
         f"{now.scale!r} now. {ended}\n"
         "Hint: result.reason says inf or NaN; train_step(..., name_overflows=True) says where."
-    )
-
-
-def _nan(now: ScaleState, in_own_loop: bool) -> str:
-    hint = (
-        "look for 0/0, log(0) or inf - inf in the loss; train_step(..., name_overflows=True) says "
-        "which parameters' gradients are NaN."
-    )
-    if in_own_loop:
-        hint = (
-            "where gradients are stored, optimizer.zero_grad() after each step (in Paddle "
-            f"clear_grad()), or an inf stays in .grad; else {hint}"
-        )
-    return (
-        f"{max(now.consecutive_nans, NANS_BEFORE_WARNING)} steps in a row had NaN in their gradients "
-        f"and no inf: lowering the loss scale has not helped.\nHint: {hint}"
     )

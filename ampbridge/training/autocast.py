@@ -70,7 +70,12 @@ class AutocastRegion:
 
     def __init__(self, policy: str | Policy, backend: str | Backend | None) -> None:
         self._policy = single(policy)
-        _refuse_kept_layers(self._policy)
+        if self._policy.keep:
+            raise UnsupportedError(
+                f"{self._policy!r}: a region has no model, so it cannot keep layers in float32.\n"
+                "Hint: amp.decorate(model, policy=policy), then call the model; or "
+                "policy.replace(keep=()) for the region."
+            )
         self._backend: Backend = registry.backend(
             _loaded(backend) if backend is None or isinstance(backend, str) else backend
         )
@@ -100,20 +105,19 @@ class AutocastRegion:
         return wraps(function)(_in_region(function, self._entry))  # type: ignore[return-value]
 
     def _check_is_function(self, thing: Any) -> None:
-        """Models and classes can be called too."""
+        """Refuse models and classes, which can be called too."""
         is_function = isinstance(thing, partial) or (callable(thing) and hasattr(thing, "__name__"))
         if not is_function or inspect.isclass(thing) or self._backend.kind(thing) is not None:
-            msg = (
+            raise ArgumentTypeError(
                 "A region decorates a function, a generator or a coroutine, not "
                 f"{described(thing, self._backend)}.\n"
                 f"Hint: with amp.autocast({self._policy!r}): y = model(x)"
             )
-            raise ArgumentTypeError(msg)
 
 
 @contextmanager
 def _entry(backend: Backend, policy: Policy) -> Iterator[None]:
-    """It knows nothing of the region, whose end it could not follow at once if it held it."""
+    """A block under ``policy``. It must not hold the region: it ends with the region."""
     with backend.autocast(policy):
         yield
 
@@ -121,7 +125,7 @@ def _entry(backend: Backend, policy: Policy) -> Iterator[None]:
 def _in_region(
     function: Callable[..., Any], entry: Callable[[], AbstractContextManager[None]]
 ) -> Callable[..., Any]:
-    """A function of the same kind: what waits to be resumed is in no region meanwhile."""
+    """``function`` in regions, of the same kind: while it waits to be resumed it is in no region."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         with entry():
@@ -157,7 +161,7 @@ def _in_region(
 def _resumed(
     entry: Callable[[], AbstractContextManager[None]], body: Any
 ) -> Generator[Any, Any, Any]:
-    """``body``, a generator or a coroutine, in an entry of its own each time that it is resumed."""
+    """Run ``body``, a generator or a coroutine, in a new entry each time that it is resumed."""
     resume, value = body.send, None
     while True:
         with entry():
@@ -197,16 +201,5 @@ def _forget(number: int) -> None:
 
 @constant_result
 def _loaded(name: str | None) -> str:
-    """The name of the backend of that name, or of the active one, which is loaded now."""
+    """Load the backend of that name, or the active one; returns its name."""
     return (registry.active_backend() if name is None else registry.backend(name)).name
-
-
-def _refuse_kept_layers(policy: Policy) -> None:
-    """A region has no model, so it cannot tell which layers to keep in float32."""
-    if policy.keep:
-        msg = (
-            f"{policy!r}: a region has no model, so it cannot keep layers in float32.\n"
-            "Hint: amp.decorate(model, policy=policy), then call the model; or "
-            "policy.replace(keep=()) for the region."
-        )
-        raise UnsupportedError(msg)

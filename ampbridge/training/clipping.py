@@ -13,13 +13,13 @@ CLIPPINGS = ("clip_norm", "clip_each_norm", "clip_value")
 
 
 class Clipping(NamedTuple):
-    """One of ``CLIPPINGS``, and its limit."""
+    """A way to clip, one of ``CLIPPINGS``, and its limit."""
 
     name: str
     limit: float
 
     def clip(self, backend: Backend, grads: Sequence[Array]) -> tuple[list[Array], Scalar | None]:
-        """The clipped gradients; and what their joint norm was, which ``clip_norm`` alone computes."""
+        """The clipped gradients, and their joint norm before if the way is ``clip_norm``."""
         if self.name == "clip_norm":
             return backend.clip(grads, self.limit)
         if self.name == "clip_value":
@@ -29,27 +29,18 @@ class Clipping(NamedTuple):
 
 
 def clipping_of(settings: Mapping[str, float | None]) -> Clipping | None:
-    """The one of ``CLIPPINGS`` that is set.
-
-    Raises:
-        ArgumentError: if two are.
-    """
+    """The one of ``CLIPPINGS`` that is set; refuses two."""
     chosen = [Clipping(name, limit) for name in CLIPPINGS if (limit := settings[name]) is not None]
     if len(chosen) > 1:
         passed = " and ".join(f"{name}={limit:g}" for name, limit in chosen)
-        msg = (
+        raise ArgumentError(
             f"Passed {passed}; a step clips in one way.\nHint: {chosen[0].name}={chosen[0].limit:g}"
         )
-        raise ArgumentError(msg)
     return chosen[0] if chosen else None
 
 
 def checked_limit(name: str, value: Any) -> float | None:
-    """The limit of the clipping ``name``; None for none.
-
-    Raises:
-        ArgumentError: unless it is positive.
-    """
+    """The limit of the clipping ``name``, a positive number; None for none."""
     if value is None:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:

@@ -9,10 +9,18 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_decorated
-from ampbridge.adapters.backend import Backend, Decoration, Layer, Magnitude, Model, Optimizer
+from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
-from ampbridge.errors import ArgumentError, CallOrderError, PolicyError, first_of, listed, nearest
+from ampbridge.errors import (
+    ArgumentError,
+    CallOrderError,
+    PolicyError,
+    first_of,
+    listed,
+    nearest,
+    one_of,
+)
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
@@ -23,7 +31,7 @@ _Optimizer = TypeVar("_Optimizer")
 
 
 class _ByHand(Decoration):
-    """One that the user made, by ``decorate``, and no step."""
+    """A decoration that the user made with ``decorate``, and not a step."""
 
     __slots__ = ()
 
@@ -114,28 +122,21 @@ def decorate(
 
 
 def check_parameter_settings(policies: Sequence[Policy], save_dtype: Any, master_grad: Any) -> None:
-    """Check the settings for parameters that are not part of a policy: ``save_dtype``, ``master_grad``.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: for a value that is not allowed, or that has no effect under
-            any of ``policies``.
-    """
+    """Refuse a ``save_dtype`` or ``master_grad`` that has no effect under any of ``policies``."""
     if save_dtype is not None and save_dtype not in OUTPUT_DTYPES:
         msg = f"Passed save_dtype={save_dtype!r}; allowed are {listed((None, *OUTPUT_DTYPES))}.\n"
         raise ArgumentError(msg + "Hint: save_dtype='float32'")
     levels = {policy.level for policy in policies}
     if save_dtype is not None and levels == {"O0"}:
-        msg = (
+        raise ArgumentError(
             f"save_dtype={save_dtype!r} at O0, which decorates nothing: a model saves its parameters "
             "as they are.\nHint: save_dtype=None, or a policy of O1 or O2."
         )
-        raise ArgumentError(msg)
     if checked_flag("master_grad", master_grad) and "O2" not in levels:
-        msg = (
+        raise ArgumentError(
             f"master_grad=True at {max(levels)}, where parameters and their gradients are float32.\n"
             "Hint: master_grad=False, or policy='O2'."
         )
-        raise ArgumentError(msg)
 
 
 @overload
@@ -193,11 +194,10 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         yield
         return
     if optimizer is None and not present.policy.master_weights:
-        msg = (
+        raise ArgumentError(
             f"The model is decorated with {present.policy!r}: without masters it is decorated "
             "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
         )
-        raise ArgumentError(msg)
     outside = ExitStack()
     try:
         with uninterrupted():
@@ -214,9 +214,11 @@ def for_steps(
     policy: Policy,
     save_dtype: str | None = None,
     master_grad: bool = False,
-) -> Decoration:
-    """What steps under ``policy`` need. Below O2 the model stays as it is outside of their regions."""
+) -> Decoration | None:
+    """The decoration for steps under ``policy``. Below O2 the model is unchanged outside of their regions."""
     kept = kept_layers(backend, model, policy)
+    if policy.level == "O0":
+        return None
     return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
 
 
@@ -226,12 +228,12 @@ def policy_by_hand(backend: Backend, model: Model) -> Policy | None:
     return present.policy if isinstance(present, _ByHand) else None
 
 
-def fit_to(backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration) -> bool:
-    """Decorate for steps under a policy, unless it is done already; whether it was not."""
+def fit_to(
+    backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
+) -> bool:
+    """Decorate for steps, or undecorate for None; whether the model was not decorated so before."""
     present = backend.decoration(model, optimizer)
-    if present is wanted:
-        return False  # as ahead of almost each step
-    if wanted.policy.level == "O0":
+    if wanted is None:
         if present is not None:
             with uninterrupted():
                 backend.undecorate(model, optimizer)
@@ -252,10 +254,8 @@ def under_another_policy(caller: str, policy: object, decorated: Policy) -> Call
     )
 
 
-def _each_of(
-    optimizer: Optimizer | Sequence[Optimizer] | None,
-) -> Sequence[Optimizer | None]:
-    """The optimizers that were passed; of none at all, None."""
+def _each_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer | None]:
+    """The optimizers that were passed; a None if there is none."""
     return (optimizer or [None]) if isinstance(optimizer, (list, tuple)) else [optimizer]
 
 
@@ -263,7 +263,7 @@ def _each_of(
 def _replace(
     backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
 ) -> None:
-    """``wanted`` in the place of what is there; if it is refused, that stays."""
+    """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
     earlier = backend.decoration(model, None)
     served = None if backend.decoration(model, optimizer) is None else optimizer
     backend.undecorate(model, optimizer)
@@ -280,74 +280,66 @@ def _replace(
         raise
 
 
+def names_by_id(backend: Backend, model: Model) -> dict[int, str]:
+    """The names of a model's parameters, by the parameters' ids."""
+    parameters, names = backend.parameters(model), backend.parameter_names(model)
+    return dict(zip(map(id, parameters), names, strict=True))
+
+
 def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> None:
-    """``model.half()`` ahead of a policy is pure 16-bit training, at any level."""
-    own = backend.parameters(model)
-    low = set(map(id, backend.low_parameters(own)))
+    """Warn of parameters that the user made 16-bit: ``model.half()`` trains without masters at any level."""
+    low = set(map(id, backend.low_parameters(backend.parameters(model))))
     if low:
-        pairs = zip(own, backend.parameter_names(model), strict=True)
-        names = [name for parameter, name in pairs if id(parameter) in low]
-        msg = (
+        names = [name for key, name in names_by_id(backend, model).items() if key in low]
+        warn(
             "Parameters of the undecorated model are in 16 bits: "
             f"{first_of(names)}. {policy!r} has no float32 "
             "masters of them, so that updates under half a unit in the last place are lost.\n"
             f"Hint: {backend.examples['float32 model']}: the policy then casts the parameters."
         )
-        warn(msg)
 
 
 def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
-    """What is inf or zero in every forward pass is nothing that another loss scale could mend."""
+    """Warn of weights that are inf or zero in float16, which no loss scale can mend."""
     policy = wanted.policy
     if (policy.level, policy.dtype) != ("O2", "float16"):
         return
     magnitudes = backend.largest_magnitudes(model, wanted.kept)
     beyond = [each for each in magnitudes if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf]
-    if beyond:
-        _warn_of_weights(
-            beyond,
-            policy,
-            "Its largest number is 65504, and magnitudes of 65520 and above become inf: with such a "
-            "weight in use every step is skipped.",
-        )
     below = [each for each in magnitudes if 0 < each.largest <= _FLOAT16_ROUNDS_TO_ZERO]
-    if below:
-        _warn_of_weights(
-            below,
-            policy,
-            "Its smallest number is 6e-8, and magnitudes of 3e-8 and below become zero: the largest "
-            "magnitude of each of these weights does.",
-        )
-
-
-def _warn_of_weights(named: Sequence[Magnitude], policy: Policy, reason: str) -> None:
-    names = [
-        f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
-        for each in named
-    ]
-    layers = dict.fromkeys(each.layer.name or each.layer.kind for each in named)
-    keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
-    msg = (
-        f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
-        f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. {reason}\n"
-        f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
-        "float32."
+    why_beyond = (
+        "Its largest number is 65504, and magnitudes of 65520 and above become inf: with such a "
+        "weight in use every step is skipped."
     )
-    warn(msg)
+    why_below = (
+        "Its smallest number is 6e-8, and magnitudes of 3e-8 and below become zero: the largest "
+        "magnitude of each of these weights does."
+    )
+    for weights, why in ((beyond, why_beyond), (below, why_below)):
+        if not weights:
+            continue
+        names = [
+            f"{'.'.join(filter(None, (each.layer.name, each.parameter)))} ({each.largest:g})"
+            for each in weights
+        ]
+        layers = dict.fromkeys(each.layer.name or each.layer.kind for each in weights)
+        keeping = f"policy=amp.{policy.replace(keep=(*policy.keep, *layers))!r}; or "
+        warn(
+            f"float16 does not hold these weights of the model: {', '.join(names[:4])}"
+            f"{f', ... ({len(names)} in all)' if len(names) > 4 else ''}. {why}\n"
+            f"Hint: {keeping if len(layers) <= 4 else ''}policy='O2:bfloat16', which has the range of "
+            "float32."
+        )
 
 
 def kept_layers(backend: Backend, model: Model, policy: Policy) -> list[Model]:
-    """The native layers that ``policy.keep`` names, by dotted name, pattern or class name.
-
-    Raises:
-        PolicyError: if an entry matches none; it suggests the nearest names.
-    """
+    """The native layers that ``policy.keep`` names, by dotted name, pattern or class name."""
     if not policy.keep:
         return []
     layers = backend.layers(model)
     for entry in policy.keep:
         if not any(_matches(entry, layer) for layer in layers):
-            raise PolicyError(_no_such_layer(entry, layers))
+            raise _no_such_layer(entry, layers)
     return [layer.layer for layer in layers if any(_matches(entry, layer) for entry in policy.keep)]
 
 
@@ -355,14 +347,14 @@ def _matches(entry: str, layer: Layer) -> bool:
     return entry == layer.kind or (layer.name != "" and fnmatchcase(layer.name, entry))
 
 
-def _no_such_layer(entry: str, layers: Sequence[Layer]) -> str:
+def _no_such_layer(entry: str, layers: Sequence[Layer]) -> PolicyError:
     names = [layer.name for layer in layers if layer.name]
     kinds = sorted({layer.kind for layer in layers if layer.name})  # the root's is the whole model
     close = nearest(entry, [*names, *kinds], 3)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"keep={kinds[-1:]!r}"
     classes = f"; classes {', '.join(kinds)}" if kinds else ""
-    return (
+    return PolicyError(
         f"keep={[entry]!r} matches no layer of this model. "
-        f"It has {shown or 'no named layers'}{classes}.\nHint: {hint}"
+        f"It has {shown or 'no named layers'}{classes}.\n"
+        f"Hint: {one_of(close, f'keep={kinds[-1:]!r}')}"
     )

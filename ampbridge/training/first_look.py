@@ -1,6 +1,6 @@
 """One look at what a step trains, for what would go wrong in silence: at its first call and after a change.
 
-Not at each call: a look takes longer than a small step. (A scheduler's count is read at each one.)
+Not at each call: a look takes longer than a small step.
 """
 
 from __future__ import annotations
@@ -9,53 +9,35 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from ampbridge.adapters.arguments import check_masters
-from ampbridge.adapters.backend import Array, Backend, Model, Optimizer, OwnPrecisionNotice
+from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import first_of
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaled_once import scaled_by
-from ampbridge.training.decorate import policy_by_hand, under_another_policy, warn_of_low_parameters
-from ampbridge.training.recipe import Recipe
+from ampbridge.training.decorate import names_by_id, policy_by_hand, warn_of_low_parameters
 
 
-def look(backend: Backend, model: Model, recipe: Recipe) -> None:
-    """Look at what a step under ``recipe`` is about to train; nothing has been changed yet.
-
-    Raises:
-        CallOrderError: if the user has decorated the model with a policy that is none of the recipe's.
-    """
-    decorated = policy_by_hand(backend, model)
-    if decorated is not None and decorated not in recipe.policies:
-        raise under_another_policy("train_step", recipe.plan, decorated)
-
-
-def own_precision_notice(policy: Policy) -> OwnPrecisionNotice:
-    """What warns of a framework's own mixed precision beside a step under ``policy``."""
-
-    def notice(what: str, dtype: str, counts: bool) -> None:
-        if dtype == policy.compute_dtype:
-            return
-        effect = (
-            f"comes before the step's {policy!r}: what it covers follows it"
-            if counts
-            else f"does not reach into the step, which runs under {policy!r}"
-        )
-        level = "O1" if policy.level == "O0" else policy.level
-        hint = f"leave it out; or leave it to train_step(..., policy='{level}:{dtype}')"
-        warn(f"{what} {effect}.\nHint: {hint}")
-
-    return notice
+def warn_of_own_precision(policy: Policy, what: str, dtype: str, counts: bool) -> None:
+    """Warn of a framework's own mixed precision beside a step under ``policy``: an ``OwnPrecisionNotice``."""
+    if dtype == policy.compute_dtype:
+        return
+    effect = (
+        f"comes before the step's {policy!r}: what it covers follows it"
+        if counts
+        else f"does not reach into the step, which runs under {policy!r}"
+    )
+    level = "O1" if policy.level == "O0" else policy.level
+    hint = f"leave it out; or leave it to train_step(..., policy='{level}:{dtype}')"
+    warn(f"{what} {effect}.\nHint: {hint}")
 
 
 _dtype = attrgetter("dtype")
 
 
 class LookAtGradients:
-    """Looks at the gradients of a step where their parameters are not as they were in the last one."""
+    """Looks at a step's gradients if dtypes, or the number of missing gradients, have changed."""
 
     def __init__(self, backend: Backend, model: Model, optimizer: Optimizer) -> None:
         self._backend, self._model, self._optimizer = backend, model, optimizer
@@ -91,7 +73,7 @@ class LookAtGradients:
     def _warn_of_what_keep_does_not_reach(
         self, trained: Sequence[Array], grads: Sequence[Array]
     ) -> None:
-        """Where parameters of a kept layer are used, and neither it nor a layer around is called."""
+        """Warn if parameters of a kept layer are used, and neither it nor a layer around it is called."""
         backend, model = self._backend, self._model
         called, decoration = self._called(), backend.decoration(model, None)
         if called is None or decoration is None:
@@ -101,74 +83,31 @@ class LookAtGradients:
             if id(layer.layer) in called:
                 inside.difference_update(map(id, backend.parameters(layer.layer)))
         used = {id(p) for p, g in zip(trained, grads, strict=True) if g is not None}
-        pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
-        names = [name for p, name in pairs if id(p) in inside & used] if inside & used else []
-        if names:
-            msg = (
+        if inside & used:
+            names = [
+                name for key, name in names_by_id(backend, model).items() if key in inside & used
+            ]
+            warn(
                 f"keep={list(decoration.policy.keep)!r} does not reach where these parameters are used: "
                 f"{first_of(names)}. A kept layer is float32 where "
                 "it is called, and their layers were not called: a function or another method read them.\n"
                 "Hint: def forward(self, x): ...  # of the kept layer, with all that reads them"
             )
-            warn(msg)
 
     def _warn_of_what_is_left_out(self, trained: Sequence[Array], grads: Sequence[Array]) -> None:
-        """Where a layer was replaced, the optimizer has the old one's parameters, and no loss does.
+        """Warn if a layer was replaced: the optimizer has the old one's parameters, and no loss does.
 
         Parameters that no optimizer has, and those that are not in the model, are common by themselves.
         """
         backend, model = self._backend, self._model
-        own, held = backend.parameters(model), set(map(id, trained))
-        inside = set(map(id, own))
+        inside, held = set(map(id, backend.parameters(model))), set(map(id, trained))
         stale = sum(g is None and id(p) not in inside for p, g in zip(trained, grads, strict=True))
         if not stale or held >= inside:
             return
-        pairs = zip(own, backend.parameter_names(model), strict=True)
-        names = [name for p, name in pairs if id(p) not in held]
-        msg = (
+        names = [name for key, name in names_by_id(backend, model).items() if key not in held]
+        warn(
             f"{stale} of the optimizer's parameters are neither in the model nor in the loss, and these "
             f"of the model are not trained: {first_of(names)}. "
             "So it is where a layer was replaced after the optimizer was made.\n"
             f"Hint: {backend.examples['optimizer']}; then amp.train_step(loss_fn, model, optimizer)"
         )
-        warn(msg)
-
-
-class LookAtScheduler:
-    """Sees whether a loop moves the scheduler that a step moves, and warns of it once.
-
-    By the count of torch's and Paddle's. A loaded one differs too: so two moves of one are awaited.
-    """
-
-    def __init__(self, backend: Backend, scheduler: Any) -> None:
-        is_native = scheduler is not None and backend.kind(scheduler) == "scheduler"
-        self._scheduler = scheduler if is_native else None
-        self._moves_by_hand = 0
-
-    def before_a_step(self) -> None:
-        """Compare with what the last step, of this ``TrainStep`` or of another, has left."""
-        if self._scheduler is None:
-            return
-        left = _left_at.get(self._scheduler)
-        if left is not None and _count(self._scheduler) == left + 1:
-            self._moves_by_hand += 1
-            if self._moves_by_hand == 2:
-                msg = (
-                    f"The {type(self._scheduler).__name__} that train_step has moves twice: each applied "
-                    "step advances it, and so does the loop, between steps.\n"
-                    "Hint: leave scheduler.step() out of the loop; or scheduler=None in train_step"
-                )
-                warn(msg)
-        self.note()
-
-    def note(self) -> None:
-        """Note where the scheduler is."""
-        if self._scheduler is not None:
-            _left_at[self._scheduler] = _count(self._scheduler)
-
-
-_left_at: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
-
-
-def _count(scheduler: Any) -> int | None:
-    return getattr(scheduler, "last_epoch", None)

@@ -11,15 +11,14 @@ from ampbridge.errors import CallOrderError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
-from ampbridge.scaling.scaler import Gradients, GradScaler
+from ampbridge.scaling.scaler import Gradients, GradScaler, checked_scaler
 from ampbridge.training.decorate import (
     fit_to,
     for_steps,
     under_another_policy,
     warn_of_low_parameters,
 )
-from ampbridge.training.step_program import returning_aux, taking_both
-from ampbridge.training.step_settings import checked_scaler
+from ampbridge.training.step_program import returning_aux
 
 
 def value_and_grad(
@@ -55,7 +54,7 @@ def value_and_grad(
     scaler = checked_scaler(scaler, "an ampbridge.GradScaler or None")
     factor = None if scaler is None else scaler.factor(backend, model)
     fit_for_own_loop(backend, model, parsed, "value_and_grad")
-    paired = taking_both(returning_aux(loss_fn))
+    paired = returning_aux(loss_fn)
     with scaled_by.during(None if factor is None else "value_and_grad"):
         loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
@@ -64,11 +63,7 @@ def value_and_grad(
 
 @called_as_it_is
 def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str) -> None:
-    """Check the user's decoration: it must have the same policy, and is not changed here.
-
-    Raises:
-        CallOrderError: if it has another one, or at O2 there is none.
-    """
+    """Decorate for a loop by hand; refuse a user's decoration with another policy, and at O2 none."""
     present = backend.decoration(model, None)
     decorated = present.policy if present is not None and present.standalone else None
     if decorated == policy:
@@ -76,10 +71,9 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
     if decorated is not None:
         raise under_another_policy(caller, policy, decorated)
     if policy.level == "O2":
-        msg = (
+        raise CallOrderError(
             f"{caller} under {policy!r} of a model that is not decorated.\n"
             f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
         )
-        raise CallOrderError(msg)
     if fit_to(backend, model, None, for_steps(backend, model, policy)):
         warn_of_low_parameters(backend, model, policy)

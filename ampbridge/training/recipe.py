@@ -6,17 +6,17 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from dataclasses import replace as replace_fields
 from os import PathLike
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ampbridge.checkpoints import atomic_files
-from ampbridge.errors import AmpBridgeError, ArgumentTypeError, RecipeError
-from ampbridge.errors.flags import checked_flag
+from ampbridge.errors import AmpBridgeError, ArgumentError, ArgumentTypeError, RecipeError, listed
+from ampbridge.errors.flags import checked_count, checked_flag
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, single
 from ampbridge.policies.schedule import from_dict as plan_from_dict
@@ -26,12 +26,9 @@ from ampbridge.scaling.scaler import GradScaler
 from ampbridge.training import recipe_file
 from ampbridge.training.clipping import CLIPPINGS, Clipping, checked_limit, clipping_of
 from ampbridge.training.decorate import check_parameter_settings
-from ampbridge.training.recipe_file import SECTIONS
-from ampbridge.training.step_settings import (
-    OnOverflow,
-    check_on_overflow,
-    checked_accumulate,
-)
+from ampbridge.training.recipe_file import ON_OVERFLOW, SECTIONS
+
+OnOverflow = Literal["drop_step", "drop_microbatch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +126,18 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._set("policy", self._first_policy())
-        self._set("scaler", self._checked_scaler())
-        checked_accumulate(self.accumulate)
+        scaler: Any = self.scaler
+        if scaler == "auto":
+            in_need = any(policy.needs_scaling for policy in self.policies)
+            self._set("scaler", Scaling() if in_need else None)
+        elif not (scaler is None or isinstance(scaler, Scaling)):
+            msg = f"A recipe's scaler is a Scaling, 'auto' or None, not {scaler!r}.\n"
+            raise ArgumentTypeError(msg + "Hint: scaler=amp.Scaling(init_scale=1024.0)")
+        checked_count("accumulate", self.accumulate, "accumulate=4")
         for name in CLIPPINGS:
             self._set(name, checked_limit(name, getattr(self, name)))
         clipping_of(vars(self))
-        check_on_overflow(self.on_overflow, self.plan)
+        self._check_on_overflow()
         self._set("master_grad", checked_flag("master_grad", self.master_grad))
         check_parameter_settings(self.policies, self.save_dtype, self.master_grad)
 
@@ -149,20 +152,22 @@ class Recipe:
             raise ArgumentTypeError(msg + "Hint: schedule=amp.Schedule([(0, 'O0'), (200, 'O1')])")
         first = self.schedule.policy(self.schedule.start())
         if Policy.parse(self.policy) not in (Policy(), first):
-            msg = (
+            raise RecipeError(
                 f"The schedule begins with {first!r}; policy={self.policy!r} would never be used.\n"
                 "Hint: leave policy out if there is a schedule."
             )
-            raise RecipeError(msg)
         return first
 
-    def _checked_scaler(self) -> Scaling | None:
-        if self.scaler is None or isinstance(self.scaler, Scaling):
-            return self.scaler
-        if self.scaler == "auto":
-            return Scaling() if any(policy.needs_scaling for policy in self.policies) else None
-        msg = f"A recipe's scaler is a Scaling, 'auto' or None, not {self.scaler!r}.\n"
-        raise ArgumentTypeError(msg + "Hint: scaler=amp.Scaling(init_scale=1024.0)")
+    def _check_on_overflow(self) -> None:
+        if self.on_overflow not in ON_OVERFLOW:
+            msg = f"Passed on_overflow={self.on_overflow!r}; allowed are {listed(ON_OVERFLOW)}.\n"
+            raise ArgumentError(msg + "Hint: on_overflow='drop_step'")
+        waits_for_skips = self.schedule is not None and self.schedule.counts_skips
+        if self.on_overflow == "drop_microbatch" and waits_for_skips:
+            raise ArgumentError(
+                f"on_overflow='drop_microbatch' skips no step, which {self.schedule!r} waits for.\n"
+                "Hint: on_overflow='drop_step', or a schedule by steps or by the loss."
+            )
 
     @property
     def plan(self) -> Policy | Schedule:
@@ -187,21 +192,16 @@ class Recipe:
         """
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
-            raise RecipeError(
-                recipe_file.unknown("Recipe", unknown[0], [f.name for f in fields(self)])
-            )
+            known = [f.name for f in fields(self)]
+            raise RecipeError(recipe_file.unknown("Recipe", unknown[0], known))
         return replace_fields(self, **changes)
 
     def __repr__(self) -> str:
         usual = Recipe(self.policy, schedule=self.schedule)
-        shown = [repr(self.policy)]
-        if self.schedule is not None:
-            shown = [f"schedule={self.schedule!r}"]
-        for f in fields(self)[1:]:
-            value = getattr(self, f.name)
-            if value != getattr(usual, f.name):
-                shown.append(f"{f.name}={value!r}")
-        return f"Recipe({', '.join(shown)})"
+        values = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
+        changed = {k: v for k, v in values.items() if v != getattr(usual, k)}
+        plan = repr(self.policy) if self.schedule is None else f"schedule={self.schedule!r}"
+        return f"Recipe({', '.join([plan, *(f'{k}={v!r}' for k, v in changed.items())])})"
 
     # -- as data
 
@@ -236,15 +236,15 @@ class Recipe:
             raise RecipeError(msg + "Hint: Recipe.from_dict(recipe.to_dict())")
         recipe_file.check_keys(data)
         arguments: dict[str, Any] = {}
-        with _errors_name("policy"):
-            if "policy" in data:
-                arguments["policy"] = Policy.from_dict(data["policy"])
-        with _errors_name("schedule"):
-            if "schedule" in data:
-                arguments["schedule"] = plan_from_dict(_with_expanded_policies(data["schedule"]))
-        with _errors_name("scaler"):
-            if "scaler" in data:
-                arguments["scaler"] = _scaling(data["scaler"])
+        readers: dict[str, Callable[[Any], Any]] = {
+            "policy": Policy.from_dict,
+            "schedule": plan_from_dict,
+            "scaler": _scaling,
+        }
+        for section, read in readers.items():
+            if section in data:
+                with _errors_name(section):
+                    arguments[section] = read(data[section])
         with _errors_name("step"):
             return cls(**arguments, **data.get("step", {}), **data.get("decorate", {}))
 
@@ -305,56 +305,32 @@ def _policy_section(policy: Policy) -> dict[str, Any]:
 
 
 def _schedule_section(schedule: Schedule) -> dict[str, Any]:
+    """``Schedule.to_dict`` with its policies in short."""
     section = {k: v for k, v in schedule.to_dict().items() if v is not None}
     if "steps" in section:
-        steps = [(first, Policy.from_dict(policy)) for first, policy in section["steps"]]
-        return {"steps": [[first, _short(policy)] for first, policy in steps]}
-    policies = {k: Policy.from_dict(section[k]) for k in ("use", "otherwise")}
-    return {**section, **{k: _short(policy) for k, policy in policies.items()}}
+        return {"steps": [[first, _short(policy)] for first, policy in section["steps"]]}
+    return {**section, **{k: _short(section[k]) for k in ("use", "otherwise")}}
 
 
-def _short(policy: Policy) -> str | dict[str, Any]:
+def _short(values: Mapping[str, Any]) -> str | dict[str, Any]:
     """``"O1:float16"``, if the other fields have their defaults."""
+    policy = Policy.from_dict(values)
     return str(policy) if Policy.parse(str(policy)) == policy else _policy_section(policy)
 
 
-def _with_expanded_policies(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule's section with its policies as dictionaries, as in ``Schedule.to_dict``."""
-    expanded = dict(section)
-    if isinstance(expanded.get("steps"), list):
-        expanded["steps"] = [_expanded_entry(entry) for entry in expanded["steps"]]
-    for key in {"use", "otherwise"} & expanded.keys():
-        expanded[key] = _expanded(expanded[key])
-    return expanded
-
-
-def _expanded_entry(entry: Any) -> Any:
-    is_pair = isinstance(entry, list) and len(entry) == 2
-    return [entry[0], _expanded(entry[1])] if is_pair else entry
-
-
-def _expanded(policy: Any) -> Any:
-    return Policy.parse(policy).to_dict() if isinstance(policy, str) else policy
-
-
 def _scaler_section(scaling: Scaling) -> dict[str, Any]:
-    """The initial scale, and the settings that differ from the defaults.
-
-    TOML has no null, so false stands for None.
-    """
+    """The initial scale, and the settings that differ from the defaults. TOML has no null: false is None."""
     changed = {**scaling.changes(), "init_scale": as_written(scaling.init_scale)}
-    return {
-        k: False if changed[k] is None else changed[k] for k in SECTIONS["scaler"] if k in changed
-    }
+    values = {key: changed[key] for key in SECTIONS["scaler"] if key in changed}
+    return {key: False if value is None else value for key, value in values.items()}
 
 
 def _scaling(section: Mapping[str, Any]) -> Scaling | None:
     arguments = dict(section)
     enabled = arguments.pop("enabled", True)
     if not isinstance(enabled, bool):
-        raise ArgumentTypeError(
-            f"enabled is true or false, not {enabled!r}.\nHint: enabled = false"
-        )
+        msg = f"enabled is true or false, not {enabled!r}.\nHint: enabled = false"
+        raise ArgumentTypeError(msg)
     for name in ("warn_after_skips", "max_consecutive_skips"):
         if arguments.get(name) is False:
             arguments[name] = None
@@ -365,7 +341,7 @@ def _scaling(section: Mapping[str, Any]) -> Scaling | None:
 
 @contextmanager
 def _errors_name(where: str) -> Iterator[None]:
-    """Turns an error inside into a RecipeError that begins with ``where``."""
+    """A block whose errors become a RecipeError that begins with ``where``."""
     try:
         yield
     except AmpBridgeError as error:

@@ -27,7 +27,8 @@ from ampbridge.policies import op_table
 from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.scaling.scale_rule import AT_MAX_SCALE, AT_MIN_SCALE, BACKOFF_COUNTS
-from ampbridge.training.step_settings import ON_OVERFLOW
+
+ON_OVERFLOW = ("drop_step", "drop_microbatch")
 
 JsonType = dict[str, Any]
 
@@ -111,11 +112,7 @@ HEADER = "A mixed-precision recipe: amp.train_step(..., recipe=amp.Recipe.load(p
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The tables of TOML ``text`` as plain values, their sections and keys checked.
-
-    Raises:
-        RecipeError: with the line where it is no TOML, or naming what it does not know.
-    """
+    """The tables of TOML ``text`` as plain values, their sections and keys checked."""
     if len(text) > LONGEST:
         msg = f"{where} has {len(text):,} characters; a recipe has {LONGEST:,} at most.\n"
         raise RecipeError(msg + "Hint: amp.Recipe().save('recipe.toml') writes a short one.")
@@ -136,20 +133,15 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def check_keys(data: Mapping[str, Any]) -> None:
-    """Whether all sections and keys are known ones.
-
-    Raises:
-        RecipeError: naming the first that is not, and the nearest that is.
-    """
+    """Refuse a section or a key that is not known, and name the nearest that is."""
     known: Mapping[str, Iterable[str]] = {**SECTIONS, "schedule": SCHEDULE}
     for section, values in data.items():
         if section not in known:
             raise RecipeError(unknown("A recipe", section, known, _under_a_section(section)))
         if not isinstance(values, Mapping):
-            msg = (
+            raise RecipeError(
                 f"[{section}] is a table, not {values!r:.100}.\nHint: write [{section}] on a line."
             )
-            raise RecipeError(msg)
         for key in values:
             if key not in known[section]:
                 hint = _under_a_section(key)
@@ -165,7 +157,7 @@ def unknown(
 
 
 def _under_a_section(name: object) -> str:
-    """Where a key belongs that stands elsewhere."""
+    """The hint for a key that belongs into another section."""
     for section, keys in SECTIONS.items():
         key = meant(name, keys, slips.KEYS)
         if key is not None:
@@ -197,7 +189,16 @@ def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
 
 def schema() -> JsonType:
     """The JSON schema (2020-12) of a recipe file, for editors that check TOML by one."""
-    tables = {section: _table(keys) for section, keys in {**SECTIONS, "schedule": SCHEDULE}.items()}
+    tables = {
+        section: {
+            "type": "object",
+            "properties": {
+                key: {"description": says, **kind} for key, (says, kind) in keys.items()
+            },
+            "additionalProperties": False,
+        }
+        for section, keys in {**SECTIONS, "schedule": SCHEDULE}.items()
+    }
     policy = tables.pop("policy")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -208,8 +209,3 @@ def schema() -> JsonType:
         "additionalProperties": False,
         "$defs": {"policy": policy},
     }
-
-
-def _table(keys: Mapping[str, tuple[str, JsonType]]) -> JsonType:
-    properties = {key: {"description": says, **kind} for key, (says, kind) in keys.items()}
-    return {"type": "object", "properties": properties, "additionalProperties": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput
@@ -15,7 +16,7 @@ REASONS: dict[int, Reason | None] = {FINITE: None, INF: "inf", NAN: "nan"}
 
 
 class _Loss(float):
-    """A number that says so to who takes it for a tensor."""
+    """A number. It tells so if it is taken for a tensor."""
 
     __slots__ = ()
 
@@ -96,11 +97,10 @@ class StepResult:
             CallOrderError: unless the step was made with ``name_overflows=True``.
         """
         if self._output.kinds is None:
-            msg = (
+            raise CallOrderError(
                 "Overflowing parameters were not recorded for this step.\n"
                 "Hint: amp.train_step(..., name_overflows=True)"
             )
-            raise CallOrderError(msg)
         kinds = zip(self._names, self._output.kinds, strict=True)
         return {name: reason for name, kind in kinds if (reason := REASONS[int(kind)])}
 
@@ -128,7 +128,9 @@ class StepResult:
             grad_norm=self.grad_norm,
             kinds=None if output.kinds is None else [int(kind) for kind in output.kinds],
         )
-        return _read_result, (read, self.step, reason == "accumulating", tuple(self._names))
+        is_accumulating, names = reason == "accumulating", tuple(self._names)
+        made = partial(StepResult, read, self.step, accumulating=is_accumulating, names=names)
+        return made, ()
 
     def _raise_alarm(self) -> None:
         """Give the alarm, once. It waits for the device, so only call it when the result is read."""
@@ -141,9 +143,3 @@ class StepResult:
             f"StepResult(step={self.step}, loss={self.loss:.6g}, applied={self.applied}, "
             f"scale={self.scale:g}, reason={self.reason!r})"
         )
-
-
-def _read_result(
-    output: StepOutput, step: int, accumulating: bool, names: Sequence[str]
-) -> StepResult:
-    return StepResult(output, step, accumulating=accumulating, names=names)

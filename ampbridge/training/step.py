@@ -45,20 +45,21 @@ from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import OF_A_STEP, no_attribute, told_of
 from ampbridge.errors.foreign_text import ShownInNotebooks
 from ampbridge.policies.policy import Policy
-from ampbridge.policies.schedule import Schedule, parse
-from ampbridge.scaling.scaler import GradScaler
-from ampbridge.training.decorate import fit_to, for_steps, policy_by_hand
-from ampbridge.training.first_look import LookAtScheduler, look, own_precision_notice
-from ampbridge.training.recipe import Recipe
+from ampbridge.policies.schedule import Schedule
+from ampbridge.scaling.scaler import GradScaler, scaler_for
+from ampbridge.training.decorate import (
+    fit_to,
+    for_steps,
+    names_by_id,
+    policy_by_hand,
+    under_another_policy,
+)
+from ampbridge.training.first_look import LookAtGradients, warn_of_own_precision
+from ampbridge.training.recipe import OnOverflow, Recipe
 from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.result import StepResult
+from ampbridge.training.scheduler import StepScheduler
 from ampbridge.training.step_program import StepProgram
-from ampbridge.training.step_settings import (
-    OnOverflow,
-    checked_compile,
-    checked_scheduler,
-    scaler_for,
-)
 from ampbridge.training.step_state import STATE_VERSION, CheckedState, checked_state
 
 
@@ -89,41 +90,58 @@ class TrainStep(ShownInNotebooks):
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self._backend, self._recipe, self._plan = backend, recipe, recipe.plan
-        self._loss_fn, self._compiled = loss_fn, compiled
+        self._loss_fn, self._scaler = loss_fn, scaler
+        self._compiled, self._name_overflows = compiled, name_overflows
         self._schedule_state = {} if recipe.schedule is None else recipe.schedule.start()
         self._decorations = {
             policy: for_steps(backend, model, policy, recipe.save_dtype, recipe.master_grad)
             for policy in recipe.policies
         }
-        self._scheduler = scheduler
-        self._advance_scheduler = checked_scheduler(backend, scheduler, optimizer)
-        self._look_at_scheduler = LookAtScheduler(backend, scheduler)
+        self._scheduler = (
+            None if scheduler is None else StepScheduler(backend, scheduler, optimizer)
+        )
+        self._look_at_gradients = LookAtGradients(backend, model, optimizer)
         self._trained = Trained(backend, model, optimizer, scheduler)
         # Steps without loss scaling are also checked and counted.
         self._unscaled = GradScaler(1.0, dynamic=False)
         for each in (scaler, self._unscaled):
             if each is not None and each.enabled:
                 each.bind(backend, model)
-        self._calculation = StepProgram(
-            backend, model, optimizer, recipe, scaler, self._unscaled, name_overflows
-        )
-        build = self._calculation.build
-        self._make_program = (
-            partial(backend.compile, build, loss_fn) if compiled else partial(build, loss_fn)
-        )
-        self._settings: object = ...  # of the scaler, in a program that is not built yet
-        self._program = self._present_program()
+        self._build()
         self._has_looked = False
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
+
+    def _build(self) -> None:
+        """Make the step's program, for the scaler's settings of this moment, which a trace keeps."""
+        backend, recipe, scaler = self._backend, self._recipe, self._scaler
+        self._built_for = None if scaler is None else (scaler.config, scaler.enabled)
+        own = scaler if scaler is not None and scaler.enabled else self._unscaled
+        # The scaler of a schedule scales the steps that need it.
+        self._counting = {
+            policy: own if recipe.schedule is None or policy.needs_scaling else self._unscaled
+            for policy in recipe.policies
+        }
+        build = StepProgram(
+            backend,
+            self.model,
+            self.optimizer,
+            recipe,
+            self._counting,
+            self._unscaled,
+            self._look_at_gradients,
+            self._name_overflows,
+        ).build
+        loss_fn = self._loss_fn
+        self._program = backend.compile(build, loss_fn) if self._compiled else build(loss_fn)
 
     # The settings of the step; to change one of these, make another step.
 
     @property
     def scaler(self) -> GradScaler | None:
         """The loss scaler; None without one."""
-        return self._calculation.scaler
+        return self._scaler
 
     @property
     def loss_fn(self) -> LossFn:
@@ -158,7 +176,7 @@ class TrainStep(ShownInNotebooks):
     @property
     def name_overflows(self) -> bool:
         """Whether results name the parameters whose gradients were not finite."""
-        return self._calculation.name_overflows
+        return self._name_overflows
 
     @property
     def policy(self) -> Policy:
@@ -172,36 +190,39 @@ class TrainStep(ShownInNotebooks):
 
         Calls ``loss_fn(model, *batch, **named)``.
         """
-        recipe, plan = self._recipe, self._plan
+        backend, recipe, plan, scaler = self._backend, self._recipe, self._plan, self._scaler
         with Whole():
             final = self._micro_steps + 1 == recipe.accumulate
             policy = plan if isinstance(plan, Policy) else self.policy
             check_that_it_holds_examples(batch)
-            if self._advance_scheduler is not None:
-                self._look_at_scheduler.before_a_step()
-            run = self._present_program() if self._has_looked else self._first_program(policy)
-            fit_to(self._backend, self.model, self.optimizer, self._decorations[policy])
+            if self._scheduler is not None:
+                self._scheduler.before_a_step()
+            if scaler is not None and (scaler.config, scaler.enabled) != self._built_for:
+                self._build()
+            run = self._program if self._has_looked else self._first_program(policy)
+            wanted = self._decorations[policy]
+            if backend.decoration(self.model, self.optimizer) is not wanted:
+                fit_to(backend, self.model, self.optimizer, wanted)
             try:
                 output = run(policy, final, self._total, (batch, named))
             except Exception as error:
                 check_that_a_batch_is_spread(self._loss_fn, batch, named, error)
-                check_batch(self._backend, (batch, named), error)
+                check_batch(backend, (batch, named), error)
                 raise
             if recipe.on_overflow == "drop_microbatch" and int(output.overflow) != FINITE:
                 return self._result(output, policy)
             if not final:
                 self._micro_steps, self._total = self._micro_steps + 1, output.grads
-                return self._result(output, policy, accumulating=True)
+                return StepResult(output, self._steps, accumulating=True)
             self._micro_steps, self._total = 0, None
             self._steps += 1
             if isinstance(plan, Schedule):
                 if plan.watches_loss:  # on all ranks the same
-                    output = output._replace(loss=self._backend.mean_loss(output.loss, self.model))
+                    output = output._replace(loss=backend.mean_loss(output.loss, self.model))
                 counted = StepResult(output, self._steps)  # without alarms, which may raise
                 self._schedule_state = plan.next_state(self._schedule_state, counted)
-            if self._advance_scheduler is not None and bool(output.applied):
-                self._advance_scheduler()
-                self._look_at_scheduler.note()
+            if self._scheduler is not None and bool(output.applied):
+                self._scheduler.advance()
             if output.raised is not None:
                 raise output.raised
             return self._result(output, policy)
@@ -214,48 +235,40 @@ class TrainStep(ShownInNotebooks):
         """
         self._micro_steps, self._total = 0, None
 
-    def _present_program(self) -> Program:
-        """The step's program. It is built again if the scaler's settings, which a trace keeps, changed."""
-        scaler = self._calculation.scaler
-        settings = None if scaler is None else (scaler.config, scaler.enabled)
-        if settings != self._settings:
-            self._program, self._settings = self._make_program(), settings
-        return self._program
-
     def _first_program(self, policy: Policy) -> Program:
-        """The program of the first step, with a look at what it trains, and under which precision."""
-        look(self._backend, self.model, self._recipe)
-        run, notice = self._present_program(), own_precision_notice(policy)
+        """The program of the first step, with a look at what it trains, and under which precision.
+
+        Raises:
+            CallOrderError: if the user has decorated the model with a policy that is none of the recipe's.
+        """
+        decorated = policy_by_hand(self._backend, self.model)
+        if decorated is not None and decorated not in self._recipe.policies:
+            raise under_another_policy("train_step", self._plan, decorated)
+        run, notice = self._program, partial(warn_of_own_precision, policy)
         noticing = self._backend.noticing_own_precision(self.model, notice)
 
         def program(*arguments: Any) -> StepOutput:
-            with noticing, self._calculation.look.watching():
+            with noticing, self._look_at_gradients.watching():
                 output = run(*arguments)
             self._has_looked = True
             return output
 
         return program
 
-    def _result(
-        self, output: StepOutput, policy: Policy, *, accumulating: bool = False
-    ) -> StepResult:
-        if accumulating:
-            return StepResult(output, self._steps, accumulating=True)
-        calculation, after = self._calculation, output.after
-        sound_alarms = calculation.counting(policy).sound_alarms
-        names = self._parameter_names() if calculation.name_overflows else ()
-        costs_nothing = after is not None and isinstance(after.scale, float)
-        if costs_nothing or (isinstance(output.overflow, int) and output.overflow != FINITE):
-            sound_alarms(after)
+    def _result(self, output: StepOutput, policy: Policy) -> StepResult:
+        """The result of a checked step. It gives the alarms at once where nobody waits for them."""
+        names = self._parameter_names() if self._name_overflows else ()
+        alarm = partial(self._counting[policy].sound_alarms, output.after)
+        is_on_host = output.after is not None and isinstance(output.after.scale, float)
+        if is_on_host or (isinstance(output.overflow, int) and output.overflow != FINITE):
+            alarm()
             return StepResult(output, self._steps, names=names)
-        return StepResult(output, self._steps, alarm=partial(sound_alarms, after), names=names)
+        return StepResult(output, self._steps, alarm=alarm, names=names)
 
     def _parameter_names(self) -> list[str]:
         """The names of the optimizer's parameters; those outside of the model are named by index."""
-        backend, model = self._backend, self.model
-        pairs = zip(backend.parameters(model), backend.parameter_names(model), strict=True)
-        names = {id(parameter): name for parameter, name in pairs}
-        trained = enumerate(backend.parameters(self.optimizer))
+        names = names_by_id(self._backend, self.model)
+        trained = enumerate(self._backend.parameters(self.optimizer))
         return [names.get(id(p), name_of(place)) for place, p in trained]
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,12 +284,11 @@ class TrainStep(ShownInNotebooks):
             StateError: between micro-batches.
         """
         if self._micro_steps:
-            msg = (
+            raise StateError(
                 f"state_dict() after {self._micro_steps} of {self.accumulate} micro-batches would "
                 "lose their gradients.\nHint: save when result.reason != 'accumulating'; or "
                 "step.reset(), which drops them."
             )
-            raise StateError(msg)
         return {
             "version": STATE_VERSION,
             "step": self._steps,
@@ -388,16 +400,16 @@ class TrainStep(ShownInNotebooks):
         memo[id(self._backend)] = self._backend
         try:
             model, optimizer = self._backend.copied(self.model, self.optimizer, memo)
-            parts = self._loss_fn, self.scaler, self._scheduler, self._schedule_state, self._total
+            scheduler = self._trained.scheduler
+            parts = self._loss_fn, self._scaler, scheduler, self._schedule_state, self._total
             loss_fn, scaler, scheduler, schedule_state, total = deepcopy(parts, memo)
         except AmpBridgeError:
             raise
         except Exception as error:  # whatever classes of others raise
-            msg = (
+            raise UnsupportedError(
                 f"{described(self.model)} and {described(self.optimizer)} cannot be copied: "
                 f"{type(error).__name__}: {str(error).strip():.200}.\n{_ANEW}"
-            )
-            raise UnsupportedError(msg) from error
+            ) from error
         copied = memo[id(self)] = TrainStep(
             loss_fn,
             model,
@@ -406,7 +418,7 @@ class TrainStep(ShownInNotebooks):
             recipe=self._recipe,
             scaler=scaler,
             scheduler=scheduler,
-            name_overflows=self.name_overflows,
+            name_overflows=self._name_overflows,
             compiled=self._compiled,
         )
         copied._unscaled.load_state_dict(self._unscaled.state_dict())
@@ -415,11 +427,10 @@ class TrainStep(ShownInNotebooks):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        msg = (
+        raise UnsupportedError(
             "A TrainStep cannot be pickled, nor copied without its model: it contains functions and "
             f"compiled programs.\n{_ANEW}"
         )
-        raise UnsupportedError(msg)
 
 
 _ANEW = "Hint: step.save(path); then step.load(path) in a new step of a new model and optimizer"
@@ -500,12 +511,26 @@ def train_step(
     }
     passed: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if recipe is None:
-        plan = parse(policy_by_hand(backend, model) or "O1" if policy is None else policy)
-        kind = "schedule" if isinstance(plan, Schedule) else "policy"
-        recipe = Recipe(**{kind: plan, **passed}, scaler=None)
+        if policy is None:
+            policy = policy_by_hand(backend, model) or "O1"
+        if isinstance(policy, Schedule):
+            recipe = Recipe(schedule=policy, **passed, scaler=None)
+        else:
+            recipe = Recipe(Policy.parse(policy), **passed, scaler=None)
     else:
-        _check_it_stands_alone(recipe, scaler, policy, passed)
+        if not isinstance(recipe, Recipe):
+            msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
+            raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
+        if scaler != "auto" or policy is not None or passed:
+            raise ArgumentError(
+                "A recipe replaces policy, scaler, accumulate, clipping and on_overflow; "
+                "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
+            )
         scaler = None if recipe.scaler is None else recipe.scaler.make()
+    if compile != "auto" and not isinstance(compile, bool):
+        raise ArgumentError(
+            f"Passed compile={compile!r}; allowed are True, False and 'auto'.\nHint: compile='auto'"
+        )
     return TrainStep(
         loss_fn,
         model,
@@ -515,23 +540,5 @@ def train_step(
         scaler=scaler_for(recipe.policies, scaler),
         scheduler=scheduler,
         name_overflows=checked_flag("name_overflows", name_overflows),
-        compiled=backend.compiles_by_default if compile == "auto" else checked_compile(compile),
+        compiled=backend.compiles_by_default if compile == "auto" else compile,
     )
-
-
-def _check_it_stands_alone(recipe: Recipe, scaler: Any, policy: Any, passed: Any) -> None:
-    """Check that no setting is passed together with a recipe.
-
-    Raises:
-        ArgumentTypeError: if ``recipe`` is not a Recipe.
-        ArgumentError: if another setting was passed.
-    """
-    if not isinstance(recipe, Recipe):
-        msg = f"recipe is an ampbridge.Recipe, not {recipe!r}.\n"
-        raise ArgumentTypeError(msg + "Hint: recipe=amp.Recipe.load('recipe.toml')")
-    if scaler != "auto" or policy is not None or passed:
-        msg = (
-            "A recipe replaces policy, scaler, accumulate, clipping and on_overflow; "
-            "one of these was passed as well.\nHint: recipe=recipe.replace(accumulate=4)"
-        )
-        raise ArgumentError(msg)

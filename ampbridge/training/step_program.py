@@ -5,8 +5,8 @@ It knows the parts of a step and not the step: a dropped step is freed at once, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ampbridge.adapters.backend import (
@@ -32,36 +32,30 @@ from ampbridge.training.recipe import Recipe
 
 @dataclass(eq=False)
 class StepProgram:
-    """Model, optimizer and scalers, and the recipe that says what a step does with them.
+    """What a step computes with, and the recipe that says how.
 
     Attributes:
-        scaler: the step's own; the recipe tells settings alone.
+        counting: of each policy the scaler that counts its steps, and scales them if it is not ``unscaled``.
         unscaled: counts the steps that are not scaled.
+        look: is shown the gradients of each step.
     """
 
     backend: Backend
     model: Model
     optimizer: Optimizer
     recipe: Recipe
-    scaler: GradScaler | None
+    counting: Mapping[Policy, GradScaler]
     unscaled: GradScaler
+    look: LookAtGradients
     name_overflows: bool
-    look: LookAtGradients = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.look = LookAtGradients(self.backend, self.model, self.optimizer)
 
     def build(self, loss_fn: LossFn) -> Program:
-        """The step on every replica that this process holds."""
-        return self.backend.on_replicas(self._on_one(loss_fn), self.model)
+        """The step on every replica that this process holds.
 
-    def _on_one(self, loss_fn: LossFn) -> Program:
-        """The step as a function of native values; a backend may trace it.
-
-        ``policy`` and ``final`` (the last micro-batch, which steps) are fixed for one trace.
+        Of its arguments ``policy`` and ``final`` (the last micro-batch, which steps) are fixed in a trace.
         """
         backend, model, optimizer = self.backend, self.model, self.optimizer
-        loss_and_aux = taking_both(returning_aux(loss_fn))
+        loss_and_aux = returning_aux(loss_fn)
         whole_steps = self.recipe.on_overflow == "drop_step"
         clipping, share = self.recipe.clipping, self.recipe.accumulate
         is_direct = share == 1 and clipping is None and not self.name_overflows
@@ -73,7 +67,7 @@ class StepProgram:
             gradients = bound.get(policy)
             if gradients is None:
                 gradients = bound[policy] = backend.bind(loss_and_aux, model, policy, optimizer)
-            counting = self.counting(policy)
+            counting = self.counting[policy]
             store, scaling = counting.store, counting is not self.unscaled
             scale = factor = store.read().scale if scaling else None
             at_once = getattr(gradients, "at_once", None) if is_direct else None
@@ -93,76 +87,61 @@ class StepProgram:
                 return StepOutput(loss, aux, grads, scale)
             scaled = grads
             grads, overflow = backend.unscale_for(optimizer, scaled, scale)
-            kinds = self._kinds(scaled, overflow) if self.name_overflows else None
+            kinds = _kinds(backend, scaled, overflow) if self.name_overflows else None
             overflow = backend.agree(overflow, optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
-            if not final:
-                hold_interrupts()
-                store.update(overflow, counting.config)
-                after = store.read()
-                return StepOutput(loss, aux, grads, scale, after, overflow, kinds=kinds)
-            norm = None
-            if clipping is not None:
+            norm = applied = raised = None
+            if final and clipping is not None:
                 grads, norm = clipping.clip(backend, grads)
             hold_interrupts()  # up to here nothing has changed that would stay
-            raised = None
-            try:
-                applied = backend.apply(optimizer, parameters, grads, overflow)
-            except RaisedAfterStep as after:
-                applied, raised = overflow is None or overflow == FINITE, after.error
+            if final:
+                try:
+                    applied = backend.apply(optimizer, parameters, grads, overflow)
+                except RaisedAfterStep as after:
+                    applied, raised = overflow is None or overflow == FINITE, after.error
             store.update(overflow, counting.config)  # last: what raises moves no scale
+            rest = None if final else grads
             state = store.read()
-            return StepOutput(loss, aux, None, scale, state, overflow, applied, norm, kinds, raised)
+            return StepOutput(loss, aux, rest, scale, state, overflow, applied, norm, kinds, raised)
 
-        return program
+        return backend.on_replicas(program, model)
 
-    def _kinds(self, grads: Sequence[Array], overflow: Scalar) -> Sequence[Scalar]:
-        """What is in each gradient: a pass of its own, if it is not known yet.
 
-        Gradients that were unscaled in place will do: what was not finite is not finite now.
-        """
-        if isinstance(overflow, int) and overflow == FINITE:
-            return [FINITE] * len(grads)
-        return [self.backend.unscale([grad], None)[1] for grad in grads]
+def _kinds(backend: Backend, grads: Sequence[Array], overflow: Scalar) -> Sequence[Scalar]:
+    """The overflow of each gradient. It takes another pass if it is not known yet.
 
-    def counting(self, policy: Policy) -> GradScaler:
-        """The scaler that counts the steps under ``policy``: the step's own, if it scales them.
-
-        That of a schedule scales the steps that need it.
-        """
-        scaler = self.scaler
-        if scaler is None or not scaler.enabled:
-            return self.unscaled
-        return scaler if self.recipe.schedule is None or policy.needs_scaling else self.unscaled
+    Gradients that were unscaled in place will do: what was not finite is not finite now.
+    """
+    if isinstance(overflow, int) and overflow == FINITE:
+        return [FINITE] * len(grads)
+    return [backend.unscale([grad], None)[1] for grad in grads]
 
 
 def returning_aux(loss_fn: LossFn) -> LossFn:
-    """``loss_fn`` made to return ``(loss, aux)``, the loss checked to be a scalar."""
+    """``loss_fn`` as a backend calls it: with the positional part of a batch, and the named one.
 
-    def loss_and_aux(model: Model, /, *batch: Any, **named: Any) -> tuple[Array, Any]:
+    It returns ``(loss, aux)``, the loss checked to be a scalar.
+    """
+
+    def loss_and_aux(
+        model: Model, batch: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[Array, Any]:
         output = loss_fn(model, *batch, **named)
         loss, aux = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
         dimensions = getattr(loss, "ndim", loss)
         if dimensions is loss:
-            msg = (
+            raise ArgumentTypeError(
                 f"loss_fn returned {type(loss).__name__}, not a tensor.\n"
                 "Hint: def loss_fn(model, x, y): return loss  # or (loss, aux)"
             )
-            raise ArgumentTypeError(msg)
         if dimensions and hasattr(loss, "sum") and set(loss.shape) == {1}:
             loss = loss.sum()  # one number, which torch's and Paddle's backward() takes
         elif dimensions:
-            msg = (
+            raise ArgumentError(
                 f"loss_fn returned a loss of shape {tuple(loss.shape)}; a scalar is needed.\n"
                 "Hint: return loss.mean()"
             )
-            raise ArgumentError(msg)
         return loss, aux
 
     return loss_and_aux
-
-
-def taking_both(loss_fn: LossFn) -> LossFn:
-    """``loss_fn`` as a backend calls it: with the positional part of a batch, and the named one."""
-    return lambda model, batch, named: loss_fn(model, *batch, **named)

@@ -31,20 +31,26 @@ def checked_state(
     scaler: GradScaler | None,
     unscaled: GradScaler,
 ) -> CheckedState:
-    """All of ``state``, if it fits a step with these three.
-
-    Raises:
-        StateError: if it does not.
-    """
+    """All of ``state``; refuses one that does not fit a step with these three."""
     version = state.get("version") if isinstance(state, Mapping) else None
     if type(version) is not int or version != STATE_VERSION or set(state) != _KEYS:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        msg = (
+        raise StateError(
             f"Not a train_step state of version {STATE_VERSION}: {found}.\n"
             f"Hint: pass step.state_dict()'s result, keys {sorted(_KEYS)}."
         )
-        raise StateError(msg)
-    _check_plan(state["policy"], plan)
+    saved = state["policy"]
+    try:
+        saved_plan = from_dict(saved)
+    except (AmpBridgeError, TypeError, KeyError, ValueError) as error:
+        raise StateError(
+            f"The state's policy cannot be read. {_impossible('policy', saved)}"
+        ) from error
+    if saved_plan != plan:
+        raise StateError(
+            f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
+            f"Hint: amp.train_step(..., policy={saved_plan!r})"
+        )
     if (state["scaler"] is None) != (scaler is None):
         has, wants = ("no", "a") if state["scaler"] is None else ("a", "no")
         msg = f"The state has {has} scaler, this step has {wants} scaler.\n"
@@ -63,20 +69,6 @@ def checked_state(
         None if scaler is None else scaler.checked_state(state["scaler"]),
         unscaled.checked_state(state["unscaled"]),
     )
-
-
-def _check_plan(saved: Any, plan: Policy | Schedule) -> None:
-    try:
-        saved_plan = from_dict(saved)
-    except (AmpBridgeError, TypeError, KeyError, ValueError) as error:
-        msg = f"The state's policy cannot be read. {_impossible('policy', saved)}"
-        raise StateError(msg) from error
-    if saved_plan != plan:
-        msg = (
-            f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
-            f"Hint: amp.train_step(..., policy={saved_plan!r})"
-        )
-        raise StateError(msg)
 
 
 def _impossible(name: str, value: Any) -> str:

@@ -5,7 +5,6 @@ import pytest
 import ampbridge as amp
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.roles import claims
 from ampbridge.adapters.roles.native_objects import NativeObjects
 from ampbridge.adapters.roles.observing import Observing
 from ampbridge.adapters.roles.probing import Probing
@@ -13,6 +12,7 @@ from ampbridge.adapters.roles.saving import Saving
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.testing import NumpyHarness
 from ampbridge_testing.reference import example
+from ampbridge_testing.roles import claims
 from ampbridge_testing.runner import outcomes
 
 ROLES = (Saving, Observing, Probing, NativeObjects)

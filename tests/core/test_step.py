@@ -154,18 +154,18 @@ def scheduled(toy):
 def test_a_scheduler_that_the_loop_moves_too_is_warned_of_once(scheduled, toy, monkeypatch):
     monkeypatch.setattr(toy.Backend, "kind", _kind_of_subclasses(toy))
     step, _ = scheduled
-    step(), step._scheduler.step()
-    step(), step._scheduler.step()  # one may have been loaded
+    step(), step._trained.scheduler.step()
+    step(), step._trained.scheduler.step()  # one may have been loaded
     with pytest.warns(amp.AmpBridgeWarning, match=r"(?s)The Counting .* moves twice.*Hint: leave"):
         step()
-    step._scheduler.step()
+    step._trained.scheduler.step()
     step()
 
 
 def test_a_scheduler_that_is_loaded_or_moved_by_steps_is_not_warned_of(scheduled, toy, monkeypatch):
     monkeypatch.setattr(toy.Backend, "kind", _kind_of_subclasses(toy))
     one, other = scheduled
-    scheduler = one._scheduler
+    scheduler = one._trained.scheduler
     for slope in (1.0, np.inf, 1.0, 1.0):
         one.model.slope = slope  # by steps that take turns, one of which is skipped
         one(), other()

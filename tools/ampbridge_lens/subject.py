@@ -146,7 +146,7 @@ class Subject:
 
         def observed(model: Model, *inputs: Any) -> tuple[Array, Any]:
             with self._observed(model, observer, gradients=gradients):
-                loss, aux = self._loss_fn(model, *inputs)
+                loss, aux = self._loss_fn(model, inputs, {})
                 return loss, aux
 
         try:

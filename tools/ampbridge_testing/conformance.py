@@ -13,7 +13,6 @@ import pytest
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.roles import claims
 from ampbridge.adapters.roles.observing import Observing
 from ampbridge.adapters.roles.probing import Probing
 from ampbridge.adapters.roles.saving import Saving
@@ -36,7 +35,7 @@ from ampbridge_testing.options import OptionsConformance
 from ampbridge_testing.parts import ArgumentConformance, BatchConformance, OutsideConformance
 from ampbridge_testing.reference import example
 from ampbridge_testing.regions import CastConformance, RegionConformance
-from ampbridge_testing.roles import skip_if_not_claimed
+from ampbridge_testing.roles import claims, skip_if_not_claimed
 from ampbridge_testing.scaler import GradScalerConformance, StoredGradientsConformance
 from ampbridge_testing.schedules import ScheduleConformance
 from ampbridge_testing.threads import ThreadConformance

@@ -26,12 +26,12 @@ from ampbridge import (
     value_and_grad,
 )
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
-from ampbridge.adapters.roles import overrides
 from ampbridge.training.decorate import policy_by_hand
 from ampbridge_testing.decorating import Layered, levels
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge_testing.harness import untransposed
 from ampbridge_testing.reference import example, reference, relative_error
+from ampbridge_testing.roles import overrides
 from ampbridge_testing.updates import RATE
 
 FLOAT16_WITHOUT_MASTERS = r"(?s)are float16, without float32 masters.*Hint: "

@@ -31,11 +31,10 @@ from ampbridge import (
     value_and_grad,
 )
 from ampbridge.adapters.backend import Model
-from ampbridge.adapters.roles import claims
 from ampbridge.adapters.roles.probing import Probing
 from ampbridge_testing.decorating import Layered
 from ampbridge_testing.harness import Harness
-from ampbridge_testing.roles import needs
+from ampbridge_testing.roles import claims, needs
 
 LEVELS = ("O0", "O1", "O2")
 HISTORY = (1.0, 1.0, 1.0, math.inf, math.inf, math.nan, 1.0, math.inf, 1.0, 1.0, 1.0, 1.0)

@@ -8,9 +8,21 @@ from typing import Any, TypeVar
 import pytest
 
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.roles import claims, overrides
 
 Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+def claims(backend: object, role: type) -> bool:
+    """Whether the class of ``backend`` overrides a method of ``role``."""
+    methods = [
+        name for name in vars(role) if not name.startswith("_") and callable(vars(role)[name])
+    ]
+    return any(overrides(backend, role, name) for name in methods)
+
+
+def overrides(backend: object, protocol: type, method: str) -> bool:
+    """Whether the class of ``backend`` has a method of its own in place of the protocol's default."""
+    return getattr(type(backend), method) is not getattr(protocol, method)
 
 
 def needs(what: type | str) -> Callable[[Test], Test]:

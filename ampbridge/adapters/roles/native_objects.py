@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ampbridge.adapters.natives import Optimizer
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 
 if TYPE_CHECKING:
+    from ampbridge.adapters.backend import Optimizer
     from ampbridge.policies.policy import Policy
 
 

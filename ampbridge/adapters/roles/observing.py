@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ampbridge.adapters.natives import Array, Model
 from ampbridge.adapters.roles import cannot
 from ampbridge.adapters.roles.saving import Saving
 
 if TYPE_CHECKING:
-    from ampbridge.adapters.natives import NumpyArray
+    import numpy.typing as npt
+
+    from ampbridge.adapters.backend import Array, Model
     from ampbridge.adapters.observation import Observer
 
 
@@ -40,7 +41,7 @@ class Observing(Saving, Protocol):
             self.name, "observe ops", "amp.lens.census(...) with a model of another framework"
         )
 
-    def to_numpy(self, x: Array) -> NumpyArray:
+    def to_numpy(self, x: Array) -> npt.NDArray[Any]:
         """The values on the host, as float32; float64 stays float64. Waits for the device.
 
         Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from ampbridge.adapters.natives import Model
 from ampbridge.adapters.roles import cannot
 
 if TYPE_CHECKING:
+    from ampbridge.adapters.backend import Model
     from ampbridge.policies.op_table import Category
     from ampbridge.policies.policy import Policy
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ampbridge.adapters.natives import Model, Optimizer
 from ampbridge.adapters.roles import cannot
 
 if TYPE_CHECKING:
-    from ampbridge.adapters.natives import NumpyArray
+    import numpy.typing as npt
+
+    from ampbridge.adapters.backend import Model, Optimizer
     from ampbridge.checkpoints.weights import Weight
 
 
 class OptimizerState(NamedTuple):
     """The state of an optimizer: arrays by name, and plain JSON values."""
 
-    slots: Mapping[str, NumpyArray]
+    slots: Mapping[str, npt.NDArray[Any]]
     settings: Mapping[str, Any]
 
 
@@ -30,12 +31,12 @@ class Saving(Protocol):
         del model
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
-    def read_weights(self, model: Model) -> dict[str, NumpyArray]:
+    def read_weights(self, model: Model) -> dict[str, npt.NDArray[Any]]:
         """Copies of the values of ``weights(model)`` by name; masters for low-precision parameters."""
         del model
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
-    def write_weights(self, model: Model, values: Mapping[str, NumpyArray]) -> None:
+    def write_weights(self, model: Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Set ``weights(model)`` in place: the masters and their low-precision copies."""
         del model, values
         raise cannot(self.name, _SAVE, _SAVE_HINT)

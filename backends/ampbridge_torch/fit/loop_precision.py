@@ -21,9 +21,9 @@ from ampbridge.adapters.backend import FINITE, Scalar
 from ampbridge.errors import CallOrderError, StateError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
+from ampbridge.scaling.scaler import scaler_for
 from ampbridge.training.decorate import fit_to, for_steps
 from ampbridge.training.result import REASONS, Reason
-from ampbridge.training.step_settings import scaler_for
 from ampbridge_torch import devices
 from ampbridge_torch.autocast.casting import devices_of, region_on
 from ampbridge_torch.model.decorating import has_low_slots, update_masters_by
@@ -121,7 +121,7 @@ class LoopPrecision:
         self._models.add(model)
         save_dtype = "float32" if self.policy.level == "O2" else None
         wanted = for_steps(self._backend, model, self.policy, save_dtype)
-        if calls_open_regions:
+        if calls_open_regions and wanted is not None:
             wanted = wanted._replace(standalone=True)
         fit_to(self._backend, model, None, wanted)
 
