@@ -3,10 +3,7 @@
 import grimp
 
 DECLARED = {
-    frozenset(
-        f"ampbridge.policies.{name}"
-        for name in ("policy", "hardware", "native_lists")
-    )
+    frozenset(f"ampbridge.policies.{name}" for name in ("policy", "hardware", "native_lists"))
 }
 """``Policy.auto``, ``to_native`` and ``from_native`` import the others when they are called."""
 
