@@ -24,8 +24,8 @@ from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting, execution
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, names_of
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.model import decorating
 

@@ -22,7 +22,7 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers, own_variables, unique
 from ampbridge_tensorflow.native_values import native_variable
 from ampbridge_tensorflow.step.gradients import built_optimizer, parameters

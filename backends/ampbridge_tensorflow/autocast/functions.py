@@ -25,7 +25,7 @@ from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import simulation
-from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     LOW,
     NEVER_CAST,
@@ -150,7 +150,6 @@ def run_as_one_op(
     rules: Rules,
     spelling: str,
     function: Callable[..., Any],
-    regions: Regions,
     args: Any,
     kwargs: Any,
 ) -> Any:
@@ -162,7 +161,7 @@ def run_as_one_op(
     if owner in LOOKED_INTO and rule != "deny":
         args, kwargs = _cast_by(rules, rule, args, kwargs)
         return function(*args, **kwargs)
-    return run_whole(rules, rule, spelling, function, regions, args, kwargs)
+    return run_whole(rules, rule, spelling, function, args, kwargs)
 
 
 def run_whole(
@@ -170,33 +169,31 @@ def run_whole(
     rule: Category,
     spelling: str,
     function: Callable[..., Any],
-    regions: Regions,
     args: Any,
     kwargs: Any,
 ) -> Any:
     """Call ``function``, of the table or not, with its inputs cast and nothing cast inside of it."""
     args, kwargs = _cast_by(rules, rule, args, kwargs)
     try:
-        return _run(rules, spelling, function, regions, args, kwargs)
+        return _run(rules, spelling, function, args, kwargs)
     except (TypeError, ValueError, UnboundLocalError):  # the last where TensorFlow forgot a dtype
         if rule == "deny" or not _some_are_low(args, kwargs):
             raise
     # It takes no low values, as an op that has no low kernel: it runs in float32.
     args, kwargs = _cast_by(rules, "deny", args, kwargs)
-    return _run(rules, spelling, function, regions, args, kwargs)
+    return _run(rules, spelling, function, args, kwargs)
 
 
 def _run(
     rules: Rules,
     spelling: str,
     function: Callable[..., Any],
-    regions: Regions,
     args: Any,
     kwargs: Any,
 ) -> Any:
     if rules.simulated:
         namespace = spelling_namespace(spelling)
-        return simulation.run_function(rules, namespace, spelling, function, regions, args, kwargs)
+        return simulation.run_function(rules, namespace, spelling, function, args, kwargs)
     with regions.paused(PROMOTE_ONLY):
         return function(*args, **kwargs)
 
@@ -218,25 +215,31 @@ def spelling_namespace(spelling: str) -> str:
     return "keras_ops" if spelling.startswith("keras.ops.") else "tensorflow_api"
 
 
-def _replacement(spelling: str, original: Any, regions: Regions) -> Any:
+def _replacement(spelling: str, original: Any) -> Any:
     @functools.wraps(original)
     def one_op(*args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         if rules is None:
             return original(*args, **kwargs)
-        return run_as_one_op(rules, spelling, original, regions, args, kwargs)
+        return run_as_one_op(rules, spelling, original, args, kwargs)
 
     return one_op
+
+
+@functools.cache
+def sites() -> FunctionSites:
+    """Where the named functions stand in this process."""
+    return FunctionSites()
 
 
 class FunctionSites:
     """Where the named functions stand; modules imported since the last look are looked at too."""
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self) -> None:
         named = named_functions()
         self._spellings = {id(function): spelling for spelling, function in named.items()}
         self._by_id = {
-            id(function): (function, _replacement(spelling, function, regions))
+            id(function): (function, _replacement(spelling, function))
             for spelling, function in named.items()
         }
         self._seen: set[str] = set()
@@ -270,16 +273,17 @@ class FunctionSites:
         ]
 
 
-def replace_loss_call(original: Any, regions: Regions) -> Any:
+@replaces(_private.LOSS_CLASS)
+def replace_loss_call(original: Any) -> Any:
     """``LossFunctionWrapper.call``: a Keras Loss object casts its inputs to float32 itself."""
 
     @functools.wraps(original)
     def call(self: Any, y_true: Any, y_pred: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         spelling = loss_spelling(self)
         if rules is None or spelling is None:
             return original(self, y_true, y_pred)
-        return run_as_one_op(rules, spelling, original, regions, (self, y_true, y_pred), {})
+        return run_as_one_op(rules, spelling, original, (self, y_true, y_pred), {})
 
     return call
 
@@ -294,6 +298,3 @@ def _loss_spellings() -> Mapping[int, str]:
     named = named_functions().items()
     # Unwrapped: either may have been looked up where a region or a watch has replaced it.
     return {id(inspect.unwrap(f)): s for s, f in named if s.startswith("keras.losses.")}
-
-
-REPLACE: Mapping[_private.PrivateName, Replace] = {_private.LOSS_CLASS: replace_loss_call}

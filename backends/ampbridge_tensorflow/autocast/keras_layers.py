@@ -8,7 +8,6 @@ as outside of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,7 +17,7 @@ from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.functions import owner_family
-from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
@@ -35,17 +34,18 @@ from ampbridge_tensorflow.model import fitted
 FLOAT32 = Policy("O0")
 
 
-def replace_layer_call(original: Any, regions: Regions) -> Any:
+@replaces(_private.LAYER_CALL)
+def replace_layer_call(original: Any) -> Any:
     """``Operation.__call__``, after the layer has prepared its inputs.
 
     Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
     rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
     """
-    original = _rounding_once(original, regions)
+    original = _rounding_once(original)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         if rules is None or not _follows_rules(self) or _is_symbolic((args, kwargs)):
             return original(self, *args, **kwargs)
         if rules.low in LOW:
@@ -69,7 +69,7 @@ def replace_layer_call(original: Any, regions: Regions) -> Any:
     return call
 
 
-def _rounding_once(original: Any, regions: Regions) -> Any:
+def _rounding_once(original: Any) -> Any:
     """``original``; where low precision is simulated, a layer that is one op is rounded once.
 
     That is a product with its bias, and a normalization of low inputs, whose result comes in
@@ -78,7 +78,7 @@ def _rounding_once(original: Any, regions: Regions) -> Any:
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         inside = rules
         if rules is not None and rules.simulated:
             if isinstance(self, PRODUCTS):
@@ -137,7 +137,8 @@ PRODUCTS = (*_layers_of("matmul"), *_layers_of("conv"))
 ATTENTIONS = _layers_of("attention")
 
 
-def replace_without_rules(original: Any, regions: Regions) -> Any:
+@replaces(_private.OUTPUT_SPEC)
+def replace_without_rules(original: Any) -> Any:
     """Building, and finding out what an operation returns: as outside of any region.
 
     In a layer that is low, where values of both precisions meet, these are promoted.
@@ -147,7 +148,7 @@ def replace_without_rules(original: Any, regions: Regions) -> Any:
     def without_rules(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_low = isinstance(self, keras.Layer) and fitted.replaced(self) is not None
         inside = PROMOTE_ONLY if is_low else None
-        if regions.active.get() is inside:
+        if active_rules() is inside:
             return original(self, *args, **kwargs)
         with regions.paused(inside):
             return original(self, *args, **kwargs)
@@ -155,9 +156,10 @@ def replace_without_rules(original: Any, regions: Regions) -> Any:
     return without_rules
 
 
-def replace_build(original: Any, regions: Regions) -> Any:
+@replaces(_private.LAYER_BUILD)
+def replace_build(original: Any) -> Any:
     """``Layer._maybe_build``, which every call of a layer passes through."""
-    build = replace_without_rules(original, regions)
+    build = replace_without_rules(original)
 
     @functools.wraps(original)
     def maybe_build(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +172,8 @@ def replace_build(original: Any, regions: Regions) -> Any:
     return maybe_build
 
 
-def replace_layer_input(original: Any, regions: Regions) -> Any:
+@replaces(_private.LAYER_INPUT)
+def replace_layer_input(original: Any) -> Any:
     """``DTypePolicy.convert_input``: a float32 layer takes low inputs as they are.
 
     So does a decorated one with float32 inputs: whether its op rounds them is up to the rules.
@@ -178,7 +181,7 @@ def replace_layer_input(original: Any, regions: Regions) -> Any:
 
     @functools.wraps(original)
     def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any:
-        if regions.active.get() is None:
+        if active_rules() is None:
             return original(self, x, autocast, dtype)
         if fitted.is_ours(self):
             dtype = "float32"
@@ -189,13 +192,14 @@ def replace_layer_input(original: Any, regions: Regions) -> Any:
     return convert_input
 
 
-def replace_model_input(original: Any, regions: Regions) -> Any:
+@replaces(_private.MODEL_INPUT)
+def replace_model_input(original: Any) -> Any:
     """``Functional._convert_inputs_to_tensors``: inputs in the floating dtype in which they come."""
 
     @functools.wraps(original)
     def convert_inputs(self: Any, inputs: Any) -> Any:
         converted = original(self, inputs)
-        if regions.active.get() is None:
+        if active_rules() is None:
             return converted
         return [
             given if tf.is_tensor(given) and {given.dtype, made.dtype} <= FLOATS else made
@@ -203,12 +207,3 @@ def replace_model_input(original: Any, regions: Regions) -> Any:
         ]
 
     return convert_inputs
-
-
-REPLACE: Mapping[_private.PrivateName, Replace] = {
-    _private.LAYER_CALL: replace_layer_call,
-    _private.OUTPUT_SPEC: replace_without_rules,
-    _private.LAYER_BUILD: replace_build,
-    _private.LAYER_INPUT: replace_layer_input,
-    _private.MODEL_INPUT: replace_model_input,
-}

@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.adapters.interception import Interception
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
@@ -31,10 +31,6 @@ from ampbridge_tensorflow.autocast.rules import (
     map_floats,
     rounded,
 )
-
-Regions = Interception[Rules]
-
-# -- ops and functions
 
 _PRODUCTS = frozenset(op.name for op in op_table.ops().values() if op.family in ("matmul", "conv"))
 
@@ -66,7 +62,6 @@ def run_function(
     namespace: str,
     spelling: str,
     function: Callable[..., Any],
-    regions: Regions,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
@@ -98,7 +93,8 @@ class Results(list[Any]):
         self.inputs, self.attrs, self.made = inputs, attrs, made
 
 
-def replace_record_gradient(original: Any, regions: Regions) -> Any:
+@replaces(_private.RECORD_GRADIENT)
+def replace_record_gradient(original: Any) -> Any:
     """``record_gradient``, by which tapes learn of an op, after its result was rounded.
 
     The op made what was rounded; the cast behind it was made before the tape knew of the op.
@@ -114,7 +110,7 @@ def replace_record_gradient(original: Any, regions: Regions) -> Any:
                     attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
                     original("Cast", [made], attributes, [output])
             return
-        graph = regions.active.get() is not None and not tf.executing_eagerly()
+        graph = active_rules() is not None and not tf.executing_eagerly()
         cast = [graph and op_name != output.op.type == "Cast" for output in outputs]
         made = [o.op.inputs[0] if is_cast else o for o, is_cast in zip(outputs, cast, strict=True)]
         original(op_name, inputs, attrs, made)
@@ -126,6 +122,3 @@ def replace_record_gradient(original: Any, regions: Regions) -> Any:
 
 def _attributes(cast: tf.Operation) -> tuple[Any, ...]:
     return tuple(x for name in ("SrcT", "DstT", "Truncate") for x in (name, cast.get_attr(name)))
-
-
-REPLACE = {_private.RECORD_GRADIENT: replace_record_gradient}

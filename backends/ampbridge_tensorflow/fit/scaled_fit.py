@@ -20,8 +20,8 @@ from typing import Any
 import keras
 
 from ampbridge.adapters.interception import Interception, Site
-from ampbridge_tensorflow.autocast.keras_fit import scales_by_itself
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
+from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.fitted import Fitted, Mark
 from ampbridge_tensorflow.native_values import made_under

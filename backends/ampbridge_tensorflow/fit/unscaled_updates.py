@@ -1,7 +1,9 @@
-"""A warning where an optimizer updates a model that is decorated in float16, and nobody has scaled the loss.
+"""Warnings where a model is trained in float16 and nobody has scaled the loss.
 
-That is seen where all updates pass, in ``Optimizer.apply``, once for each optimizer: a ``train_step`` of
-the user's own, or a loop by hand, may use any number of them.
+Of a decorated model that is seen where all updates pass, in ``Optimizer.apply``, once for each optimizer:
+a ``train_step`` of the user's own, or a loop by hand, may use any number of them. Of another one, which
+Keras' own loop trains in a float16 region, it is seen before the first batch: ``compile`` scales the loss
+of decorated models alone.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from functools import cache, wraps
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.regions import active_rules, replaces
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.native_values import native_variable
@@ -79,3 +83,37 @@ def _unscaled(optimizer: Any, found: Fitted) -> str:
         f"{found.decoration.policy!r}, from a loss without loss scaling: gradients under 6e-8 become "
         f"zero.\nHint: {hint}; or a bfloat16 policy, which needs none."
     )
+
+
+# -- in a region
+
+
+def scales_by_itself(optimizer: Any) -> bool:
+    """Whether a Keras optimizer scales the loss, by whatever rule."""
+    wraps_another = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return wraps_another or optimizer.loss_scale_factor is not None
+
+
+@replaces(_private.MAKE_TRAIN_FUNCTION)
+def _replace_make_train_function(original: Any) -> Any:
+    """What ``fit`` and ``train_on_batch`` call before the first batch."""
+
+    @wraps(original)
+    def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        rules, optimizer = active_rules(), self.optimizer
+        if (
+            rules is not None
+            and rules.low == tf.float16
+            and optimizer is not None
+            and not scales_by_itself(optimizer)
+            and fitted.fitted(self) is None
+        ):
+            warn(
+                f"Keras trains a {type(self).__name__} in a float16 region, and its "
+                f"{type(optimizer).__name__} scales no loss: gradients under 6e-8 become zero.\n"
+                "Hint: amp.decorate(model, policy='O1:float16') in place of the region, before "
+                "model.compile, scales the loss; or a bfloat16 policy, which needs no scale."
+            )
+        return original(self, *args, **kwargs)
+
+    return make_train_function

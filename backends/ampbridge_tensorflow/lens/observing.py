@@ -26,7 +26,8 @@ from ampbridge.adapters.observation import Observer
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast import casting, functions, op_entry
+from ampbridge_tensorflow.autocast import casting, functions
+from ampbridge_tensorflow.autocast.regions import REPLACEMENTS, active_rules, regions
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.watching import Watch
 from ampbridge_tensorflow.model.model_calls import defining_class
@@ -51,7 +52,7 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
     modules = [part.layer for part in layers(model) if not isinstance(part.layer, keras.Layer)]
     with ExitStack() as stack:
         # The region's replacements are what ours stand on, also where no region is open.
-        stack.enter_context(casting.regions.region(casting.regions.active.get()))
+        stack.enter_context(regions.region(active_rules()))
         for owner in {defining_class(type(module)) for module in modules} - {None}:
             stack.enter_context(_module_calls(owner).region(None))
         stack.enter_context(_watches.region(watch))
@@ -85,9 +86,9 @@ def _find_sites() -> Sequence[Site]:
 def _entry_sites() -> Iterator[Site]:
     """Where eager ops enter: as a region has it, with one watcher above and one below."""
     for name, (above, below) in _ENTRIES.items():
-        entry = casting.entry(name)
+        entry = casting.made.get(name)
         if entry is not None:
-            cast = op_entry.REPLACE[name](below(entry.original), casting.regions)
+            cast = REPLACEMENTS[name](below(entry.original))
             yield Site(
                 entry.owner, entry.attribute, vars(entry.owner)[entry.attribute], above(cast)
             )
@@ -102,7 +103,7 @@ def _private_sites() -> Iterator[Site]:
 
 def _function_sites() -> Iterator[Site]:
     """One for each function that the region has replaced and that is an op of its own."""
-    for spelling, site in casting.function_sites():
+    for spelling, site in functions.sites().standing():
         op = observed_ops.of_function(spelling)
         if op is not None:
             watched = _replace_function(op, site.replacement)
@@ -276,6 +277,6 @@ def to_numpy(x: Array) -> np.ndarray:
     """See ``Backend.to_numpy``."""
     if _private.is_keras_variable(x):
         x = native_variable(x)
-    with casting.regions.paused(None):
+    with regions.paused(None):
         value = x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x).numpy()
     return value if value.dtype == np.float64 else value.astype(np.float32)

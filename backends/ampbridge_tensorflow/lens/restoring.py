@@ -14,7 +14,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers
 from ampbridge_tensorflow.native_values import native_variable
 from ampbridge_tensorflow.training_state import all_variables

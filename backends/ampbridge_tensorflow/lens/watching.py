@@ -18,8 +18,8 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import regions
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
+from ampbridge_tensorflow.autocast.regions import active_rules, regions
 from ampbridge_tensorflow.autocast.rules import LOW
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.observed_gradients import (
@@ -266,7 +266,7 @@ class Watch:
 
     def _begun(self, name: str) -> Call:
         self.report_pending()
-        frame, rules = self._frames[-1], regions.active.get()
+        frame, rules = self._frames[-1], active_rules()
         if frame.product is not None and family(name) in PRODUCTS:
             name = frame.product
         simulated = rules is not None and rules.simulated

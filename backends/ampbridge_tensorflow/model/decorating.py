@@ -37,8 +37,8 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
+from ampbridge_tensorflow.autocast.regions import outside_of_regions, regions
 from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.fit import scaled_fit, unscaled_updates
 from ampbridge_tensorflow.model import fitted, model_calls
@@ -70,7 +70,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         _check_free(found)
         if not policy.master_weights:
             _check_built(found.layers, policy)
-    others: list[Interception[Any]] = [casting.regions, _configurations()]
+    others: list[Interception[Any]] = [regions, _configurations()]
     if found.scales:
         others += [scaled_fit.compiling(), unscaled_updates.updates()]
     found.release = model_calls.install(model, found, others)

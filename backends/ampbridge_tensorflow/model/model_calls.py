@@ -27,6 +27,7 @@ from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.regions import active_rules
 from ampbridge_tensorflow.autocast.rules import LOW, cast_with_mask
 from ampbridge_tensorflow.model import fitted
 
@@ -94,7 +95,7 @@ def _prepared(
     model: Any, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call | None:
     """The call as the decoration wants it; None to leave it alone."""
-    active = casting.regions.active.get()
+    active = active_rules()
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
     if found is None and active is None:
         found = fitted.part_of(model)

@@ -20,12 +20,8 @@ from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import (
-    differentiation,
-    explained,
-    outside_of_regions,
-    region,
-)
+from ampbridge_tensorflow.autocast.casting import differentiation, explained, region
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.fitted import low_variables
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
