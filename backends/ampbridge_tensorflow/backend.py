@@ -16,7 +16,7 @@ from ampbridge_tensorflow import arguments, probing, training_state
 from ampbridge_tensorflow.autocast import casting, execution
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
-from ampbridge_tensorflow.model import copying, decorating
+from ampbridge_tensorflow.model import decorating
 from ampbridge_tensorflow.native import native_policy, native_scaler
 from ampbridge_tensorflow.step import compiling, gradients, own_precision, ranks, scaling
 
@@ -42,7 +42,7 @@ class TensorflowBackend(Backend):
     undecorate = staticmethod(decorating.undecorate)
     decoration = staticmethod(decorating.decoration)
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)
-    copied = staticmethod(copying.copied)
+    copied = staticmethod(decorating.copied)
 
     cast = staticmethod(gradients.cast)
     parameters = staticmethod(gradients.parameters)

@@ -32,6 +32,12 @@ def values_of(gradient: Array) -> Array:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def rounded_to(dtype: str, values: Array) -> Array:
+    """``values`` rounded to ``dtype``, in the dtype that they had."""
+    values = tf.convert_to_tensor(values)
+    return tf.cast(tf.cast(values, dtype), values.dtype)
+
+
 def on_values(gradient: Array | None, function: Callable[[Array], Array]) -> Array | None:
     """``function`` of a gradient's values; dense gradients and IndexedSlices stay what they are."""
     if gradient is None:

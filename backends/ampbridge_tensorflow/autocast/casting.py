@@ -63,15 +63,16 @@ class _Explained(AbstractContextManager[None]):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not isinstance(error, (TypeError, ValueError, tf.errors.OpError)):
             return
-        if not hasattr(error, "add_note") or not _ABOUT_LOW_DTYPES.search(str(error)):
-            return  # of a Python before 3.11, or another matter
+        add_note = getattr(error, "add_note", None)  # of Python 3.11 and later
+        if add_note is None or not _ABOUT_LOW_DTYPES.search(str(error)):
+            return
         hint = (
             "Hint: Policy(..., deny=['tf:OP']) runs the op that raised in float32, "
             "deny=['module:function'] (or 'module:Class.__init__') the Python function that compared "
             "dtypes, and keep=['LAYER'] the layer whose values it was handed."
         )
         if hint not in getattr(error, "__notes__", ()):
-            error.add_note(hint)
+            add_note(hint)
 
 
 _EXPLAINED = _Explained()

@@ -32,6 +32,19 @@ def replaces(*names: PrivateName) -> Callable[[Replace], Replace]:
     return register
 
 
+def defining_class(kind: type, method: str) -> type | None:
+    """The class from which ``kind`` has ``method``; None if it has none."""
+    return next((base for base in kind.__mro__ if method in vars(base)), None)
+
+
+def method_site(kind: type, method: str, replace: Replace) -> Site:
+    """A method of ``kind``, replaced on the class from which it has it."""
+    owner = defining_class(kind, method)
+    assert owner is not None
+    original = vars(owner)[method]
+    return Site(owner, method, original, replace(original))
+
+
 def _find_sites() -> Sequence[Site]:
     from ampbridge_tensorflow.autocast import casting  # which imports this module
 

@@ -20,8 +20,8 @@ from ampbridge_tensorflow.fit.scaled_fit import wrapped
 from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
 
 
-def _check_that_steps_are_skipped(callback: keras.callbacks.Callback) -> None:
-    name, optimizer = type(callback).__name__, callback.model.optimizer
+def _check_that_steps_are_skipped(optimizer: Any, name: str) -> None:
+    """Refuse for the callback ``name`` an optimizer that skips no steps."""
     check_keras_backend(name)
     if not isinstance(optimizer, LossScaleOptimizer):
         msg = (
@@ -50,7 +50,7 @@ class ScaleLogs(keras.callbacks.Callback):
             ArgumentTypeError: for an optimizer that skips none.
             UnsupportedError: for data of unknown length in several steps per execution.
         """
-        _check_that_steps_are_skipped(self)
+        _check_that_steps_are_skipped(self.model.optimizer, "ScaleLogs")
         if self.model.steps_per_execution > 1 and self.params.get("steps") is None:
             msg = (
                 f"ScaleLogs with steps_per_execution={self.model.steps_per_execution} cannot count the "
@@ -101,7 +101,7 @@ class SkipWatch(keras.callbacks.Callback):
         self._next_look = every
 
     def on_train_begin(self, logs: Any = None) -> None:
-        _check_that_steps_are_skipped(self)
+        _check_that_steps_are_skipped(self.model.optimizer, "SkipWatch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._next_look = self.every

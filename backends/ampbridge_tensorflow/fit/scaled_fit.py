@@ -12,14 +12,14 @@ scaled are applied as they are, with a warning.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import keras
 
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Interception
+from ampbridge_tensorflow.autocast.regions import method_site
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
 from ampbridge_tensorflow.model import fitted
@@ -67,18 +67,6 @@ class _Wrapper(Mark):
         self.optimizer = optimizer
 
 
-@cache
-def compiling() -> Interception[None]:
-    """``Model.compile``, while a model is decorated in float16."""
-
-    def find_sites() -> Sequence[Site]:
-        owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
-        original = vars(owner)["compile"]
-        return [Site(owner, "compile", original, _replace_compile(original))]
-
-    return Interception("ampbridge_tensorflow compile", find_sites)
-
-
 def _replace_compile(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -96,3 +84,10 @@ def _replace_compile(original: Any) -> Any:
             scale(self, found)
 
     return compile
+
+
+compiling: Interception[None] = Interception(
+    "ampbridge_tensorflow compile",
+    lambda: [method_site(keras.Model, "compile", _replace_compile)],
+)
+"""``Model.compile``, while a model is decorated in float16."""

@@ -9,7 +9,7 @@ of decorated models alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import keras
@@ -18,25 +18,19 @@ import tensorflow as tf
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, replaces
+from ampbridge_tensorflow.autocast.regions import active_rules, method_site, replaces
 from ampbridge_tensorflow.model import fitted
-from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.native_values import native_variable
 
 
-@cache
-def updates() -> Interception[bool]:
-    """The updates of Keras optimizers; the state is True where a scaler makes them."""
+def _find_sites() -> Sequence[Site]:
+    sites = [method_site(keras.optimizers.Optimizer, "apply", _replace_apply)]
+    by_keras = _private.find(_private.FINITE_BRANCH)
+    return sites if by_keras is None else [*sites, Site(*by_keras, scaled(by_keras.value))]
 
-    def find_sites() -> Sequence[Site]:
-        owner = next(base for base in keras.optimizers.Optimizer.__mro__ if "apply" in vars(base))
-        sites = [Site(owner, "apply", vars(owner)["apply"], _replace_apply(vars(owner)["apply"]))]
-        by_keras = _private.find(_private.FINITE_BRANCH)
-        if by_keras is not None:
-            sites.append(Site(*by_keras, scaled(by_keras.value)))
-        return sites
 
-    return Interception("ampbridge_tensorflow updates", find_sites)
+updates: Interception[bool] = Interception("ampbridge_tensorflow updates", _find_sites)
+"""The updates of Keras optimizers; the state is True where a scaler makes them."""
 
 
 def scaled(function: Any) -> Any:
@@ -44,7 +38,7 @@ def scaled(function: Any) -> Any:
 
     @wraps(function)
     def update(*args: Any, **kwargs: Any) -> Any:
-        with updates().paused(True):
+        with updates.paused(True):
             return function(*args, **kwargs)
 
     return update
@@ -53,36 +47,34 @@ def scaled(function: Any) -> Any:
 def _replace_apply(original: Any) -> Any:
     @wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not updates().active.get() and self.loss_scale_factor is None:
+        if not updates.active.get() and self.loss_scale_factor is None:
             updated = self.variables if trainable_variables is None else trainable_variables
-            _check(self, {id(native_variable(variable)) for variable in updated})
+            _warn_of(self, {id(native_variable(variable)) for variable in updated})
         return original(self, grads, trainable_variables)
 
     return apply
 
 
-def _check(optimizer: Any, updated: set[int]) -> None:
+def _warn_of(optimizer: Any, updated: set[int]) -> None:
+    """Warn of each float16 decoration of a model with variables among those that were ``updated``."""
     for found in fitted.standing():
         if not found.scales or optimizer in found.unscaled:
             continue
         found.unscaled.add(optimizer)
-        if any(id(native_variable(variable)) in updated for variable in found.model.variables):
-            warn(_unscaled(optimizer, found))
-
-
-def _unscaled(optimizer: Any, found: Fitted) -> str:
-    waiting = found.scaled is not None and found.scaled.inner_optimizer is optimizer
-    hint = (
-        "in train_step, loss = self.optimizer.scale_loss(loss) before tape.gradient(loss, weights)"
-        if waiting
-        else "optimizer = ampbridge_tensorflow.LossScaleOptimizer(optimizer), and "
-        "loss = optimizer.scale_loss(loss) before tape.gradient(loss, weights)"
-    )
-    return (
-        f"{type(optimizer).__name__} updates a {type(found.model).__name__} that is decorated with "
-        f"{found.decoration.policy!r}, from a loss without loss scaling: gradients under 6e-8 become "
-        f"zero.\nHint: {hint}; or a bfloat16 policy, which needs none."
-    )
+        if updated.isdisjoint(id(native_variable(variable)) for variable in found.model.variables):
+            continue
+        is_wrapped = found.scaled is not None and found.scaled.inner_optimizer is optimizer
+        hint = (
+            "in train_step, loss = self."
+            if is_wrapped
+            else "optimizer = ampbridge_tensorflow.LossScaleOptimizer(optimizer), and loss = "
+        )
+        warn(
+            f"{type(optimizer).__name__} updates a {type(found.model).__name__} that is decorated "
+            f"with {found.decoration.policy!r}, from a loss without loss scaling: gradients under "
+            f"6e-8 become zero.\nHint: {hint}optimizer.scale_loss(loss) before "
+            "tape.gradient(loss, weights); or a bfloat16 policy, which needs none."
+        )
 
 
 # -- in a region

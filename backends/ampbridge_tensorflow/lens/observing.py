@@ -27,10 +27,15 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting, functions
-from ampbridge_tensorflow.autocast.regions import REPLACEMENTS, active_rules, regions
+from ampbridge_tensorflow.autocast.regions import (
+    REPLACEMENTS,
+    active_rules,
+    defining_class,
+    method_site,
+    regions,
+)
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.watching import Watch
-from ampbridge_tensorflow.model.model_calls import defining_class
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import native_variable
 
@@ -53,7 +58,7 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
     with ExitStack() as stack:
         # The region's replacements are what ours stand on, also where no region is open.
         stack.enter_context(regions.region(active_rules()))
-        for owner in {defining_class(type(module)) for module in modules} - {None}:
+        for owner in {defining_class(type(module), "__call__") for module in modules} - {None}:
             stack.enter_context(_module_calls(owner).region(None))
         stack.enter_context(_watches.region(watch))
         stack.enter_context(function_ops.watched(_function_op))
@@ -217,11 +222,10 @@ def _replace_layer_call(original: Any) -> Any:
 def _module_calls(owner: type) -> Interception[None]:
     """Where calls of tf.Modules of one class are seen."""
 
-    def find_sites() -> Sequence[Site]:
-        original = vars(owner)["__call__"]
-        return [Site(owner, "__call__", original, _replace_module_call(original))]
-
-    return Interception(f"ampbridge_tensorflow watched calls of {owner.__qualname__}", find_sites)
+    return Interception(
+        f"ampbridge_tensorflow watched calls of {owner.__qualname__}",
+        lambda: [method_site(owner, "__call__", _replace_module_call)],
+    )
 
 
 def _replace_module_call(original: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import Context
 from typing import Any, NamedTuple
@@ -21,13 +21,13 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Interception
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.autocast import casting
-from ampbridge_tensorflow.autocast.regions import active_rules
+from ampbridge_tensorflow.autocast.regions import active_rules, defining_class, method_site
 from ampbridge_tensorflow.autocast.rules import LOW, cast_with_mask
 from ampbridge_tensorflow.model import fitted
 
@@ -49,22 +49,16 @@ class Call(NamedTuple):
 
 def calls_of(kind: type) -> Interception[None] | None:
     """What replaces ``__call__`` on the class from which ``kind`` has it; None if it has none."""
-    owner = defining_class(kind)
+    owner = defining_class(kind, "__call__")
     return None if owner is None else _calls(owner)
-
-
-def defining_class(kind: type) -> type | None:
-    """The class from which ``kind`` has its ``__call__``; None if it has none."""
-    return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 @functools.cache
 def _calls(owner: type) -> Interception[None]:
-    def find_sites() -> Sequence[Site]:
-        original = vars(owner)["__call__"]
-        return [Site(owner, "__call__", original, _replace_call(original, owner))]
-
-    return Interception(f"ampbridge_tensorflow calls of {owner.__qualname__}", find_sites)
+    return Interception(
+        f"ampbridge_tensorflow calls of {owner.__qualname__}",
+        lambda: [method_site(owner, "__call__", lambda original: _replace_call(original, owner))],
+    )
 
 
 def _replace_call(original: Any, owner: type) -> Any:
@@ -103,7 +97,7 @@ def _prepared(
         kept_calls.note(model)
     elif found is None:
         return None
-    if defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
+    if defining_class(type(model), "__call__") is not owner or _is_symbolic((args, kwargs)):
         return None
     casts_here = active is not None and active.low in LOW
     if found is None or not (found.decoration.standalone or casts_here):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from ampbridge_tensorflow.autocast.casting import differentiation, explained, re
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.fitted import low_variables
 from ampbridge_tensorflow.model.model_layers import layers
-from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
+from ampbridge_tensorflow.native_values import made_under, native_variable, on_values, rounded_to
 from ampbridge_tensorflow.step import ranks
 from ampbridge_tensorflow.step.recording import recorded
 
@@ -213,10 +214,11 @@ def gradients(
         _built_for[optimizer] = weakref.ref(model)
     elif optimizer is not None:
         _check_that_it_trains_all(optimizer, model)
+    # A gradient of a low parameter has its precision, also where TensorFlow has added up its parts.
     low = {id(variable) for variable in low_variables(model)}
+    rounded = partial(rounded_to, policy.dtype)
     grads = [
-        _rounded(g, policy.dtype) if id(p) in low else g
-        for p, g in zip(trained, grads, strict=True)
+        on_values(g, rounded) if id(p) in low else g for p, g in zip(trained, grads, strict=True)
     ]
     if total is not None:
         grads = add(total, grads)
@@ -262,11 +264,6 @@ class _CastVariablesAsBefore:
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is not None and self._state is not None:
             self._state.set_global_attribute("autocast_scope", self._scope)
-
-
-def _rounded(gradient: Array | None, dtype: str) -> Array | None:
-    """A gradient of a low-precision parameter, which has that precision: its parts were added up."""
-    return on_values(gradient, lambda values: tf.cast(tf.cast(values, dtype), values.dtype))
 
 
 def _detached(value: Any) -> Any:

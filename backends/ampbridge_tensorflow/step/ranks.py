@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -131,27 +131,26 @@ def gradients_are_reduced() -> Iterator[None]:
         yield
         return
     _private.check(_private.REDUCE_GRADIENTS)
-    with _reductions().region(True):
+    with _reductions.region(True):
         yield
-
-
-@cache
-def _reductions() -> Interception[bool]:
-    def find_sites() -> Sequence[Site]:
-        place = _private.find(_private.REDUCE_GRADIENTS)
-        assert place is not None
-        return [Site(*place, _replace_reduction(place.value))]
-
-    return Interception("ampbridge_tensorflow reductions", find_sites)
 
 
 def _replace_reduction(original: Any) -> Any:
     @wraps(original)
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        reduced = _reductions().active.get()
+        reduced = _reductions.active.get()
         return list(grads_and_vars) if reduced else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
+
+
+def _find_sites() -> Sequence[Site]:
+    place = _private.find(_private.REDUCE_GRADIENTS)
+    assert place is not None
+    return [Site(*place, _replace_reduction(place.value))]
+
+
+_reductions: Interception[bool] = Interception("ampbridge_tensorflow reductions", _find_sites)
 
 
 def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
