@@ -49,7 +49,7 @@ class Input(NamedTuple):
     Attributes:
         source: the tensor that the op took, or the handle of a variable that it read.
         operand: the same before it was converted.
-        dtypes: from ``source`` back to ``operand``, those that it was converted from.
+        dtypes: the dtypes through which it was converted, from that of ``source`` back.
     """
 
     source: tf.Tensor
@@ -57,7 +57,7 @@ class Input(NamedTuple):
     dtypes: tuple[tf.DType, ...] = ()
 
 
-class Call:
+class RunningOp:
     """One call of an op while it runs; a product stays open for its bias."""
 
     def __init__(self, op: str, layer: str, *, simulated: bool, gradients: bool) -> None:
@@ -116,11 +116,11 @@ class Call:
 
     @property
     def dtype(self) -> str:
-        """In which it computed; simulated, that to which it was rounded."""
+        """The dtype in which it computed or, if that was simulated, to which it was rounded."""
         return self._rounded_to or self.kernels[0].dtype
 
     def notice_rounding(self, result: Any) -> None:
-        """Of a part of it, or of all: a low result of what is simulated has been rounded."""
+        """A low result of a simulated op, or of a part of it, has been rounded."""
         low = [x.dtype.name for x in tf.nest.flatten(result) if is_floating(x) and x.dtype in LOW]
         if self._simulated and low:
             self._rounded_to = low[0]
@@ -153,13 +153,6 @@ def _operand(tensor: tf.Tensor) -> Operand:
     return Operand(tensor, tensor.dtype.name)
 
 
-class Frame(NamedTuple):
-    """A layer that is running: its name, and what its product is, if it is one's layer."""
-
-    name: str
-    product: str | None
-
-
 class Watch:
     """Reports the ops of one forward pass."""
 
@@ -169,10 +162,15 @@ class Watch:
         self._observer = observer
         self._gradients = gradients
         self._names: dict[int, tuple[str | None, Any]] = {}
-        self._frames = [Frame("", None)]
-        self._open: Call | None = None
-        self._pending: Call | None = None
-        self._last: Call | None = None
+        self._layer = ""
+        """The name of the layer that is running."""
+        self._product: str | None = None
+        """The op that the product in that layer is, if it is a layer of one."""
+        self._open: RunningOp | None = None
+        """The op that is running."""
+        self._pending: RunningOp | None = None
+        """The product that waits for its bias."""
+        self._last: RunningOp | None = None
         self._reported = 0
         self._conversions: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         """Tensors that were converted, by their ids, beside what they were converted from."""
@@ -264,17 +262,17 @@ class Watch:
             self._open.notice_rounding(result)
         return result
 
-    def _begun(self, name: str) -> Call:
+    def _begun(self, name: str) -> RunningOp:
         self.report_pending()
-        frame, rules = self._frames[-1], active_rules()
-        if frame.product is not None and family(name) in PRODUCTS:
-            name = frame.product
+        rules = active_rules()
+        if self._product is not None and family(name) in PRODUCTS:
+            name = self._product
         simulated = rules is not None and rules.simulated
-        return Call(name, frame.name, simulated=simulated, gradients=self._gradients)
+        return RunningOp(name, self._layer, simulated=simulated, gradients=self._gradients)
 
-    def _gone_on_with(self, name: str, given: Sequence[Any]) -> Call | None:
+    def _gone_on_with(self, name: str, given: Sequence[Any]) -> RunningOp | None:
         """The product that a bias is added to now, or whose layer gives its bias a shape."""
-        call, in_layer = self._pending, self._frames[-1].product is not None
+        call, in_layer = self._pending, self._product is not None
         if call is None:
             return None
         adds = name == BIAS or (in_layer and name == "add")
@@ -283,7 +281,7 @@ class Watch:
         shapes = in_layer and family(name) in MOVES and not any(map(call.has_made, given))
         return call if shapes else None
 
-    def _end(self, call: Call, name: str, result: Any) -> None:
+    def _end(self, call: RunningOp, name: str, result: Any) -> None:
         """Report it, unless more may belong to it."""
         if call is not self._pending:
             call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
@@ -302,7 +300,7 @@ class Watch:
         if call is not None:
             self._report(call)
 
-    def _report(self, call: Call) -> None:
+    def _report(self, call: RunningOp) -> None:
         if not (call.kernels and call.inputs):  # nothing was computed, or numbers were only made
             return
         kernels, seconds = tuple(call.kernels), call.seconds if self._waits else None
@@ -315,7 +313,7 @@ class Watch:
         if self._gradients:
             self._report_gradients(call, reported)
 
-    def _report_gradients(self, call: Call, reported: OpCall) -> None:
+    def _report_gradients(self, call: RunningOp, reported: OpCall) -> None:
         """Have the tapes tell of its outputs' gradients, and work out what leaves by its inputs."""
         places = {id(output): place for place, output in enumerate(call.outputs)}
         observer = self._observer
@@ -386,14 +384,13 @@ class Watch:
     @contextmanager
     def running(self, layer: Any) -> Iterator[None]:
         """A call of a layer; what is no part of the model runs in the name of its caller."""
-        name = self._name(layer)
-        caller = self._frames[-1].name
-        product = observed_ops.of_product_in(layer)
-        self._frames.append(Frame(caller if name is None else name, product))
+        name, caller = self._name(layer), (self._layer, self._product)
+        self._layer = self._layer if name is None else name
+        self._product = observed_ops.of_product_in(layer)
         try:
             yield
         finally:
-            self._frames.pop()
+            self._layer, self._product = caller
         if self._open is None:
             self.report_pending()
 
