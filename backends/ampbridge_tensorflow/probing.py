@@ -24,7 +24,12 @@ from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting, execution
-from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, names_of
+from ampbridge_tensorflow.autocast.functions import (
+    LOOKED_INTO,
+    names_of,
+    owner_of,
+    spelling_namespace,
+)
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.model import decorating
@@ -163,8 +168,8 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
     raw, functions, layers = names_of(op)
     if policy.level == "O0" and (raw or functions or layers):
         return OpTreatment("native", "deny", "float32")
-    own = [name for name in raw if _owner("tensorflow", name) == op.name]
-    own_functions = [name for name in functions if _owner(*name) == op.name]
+    own = [name for name in raw if op_table.native_names("tensorflow")[name][0] == op.name]
+    own_functions = [spelling for spelling in functions if owner_of(spelling) == op.name]
     if own_functions and not own:
         return _function_treatment(op, own_functions[0], policy, rules)
     if raw:
@@ -179,25 +184,15 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
     )
 
 
-def _has_attribute(name: str, attribute: str) -> bool:
-    definition = _private.value(_private.OP_DEFINITION)(name)
-    return any(a.name == attribute for a in definition.attr)
-
-
-def _owner(namespace: str, spelling: str) -> str:
-    return op_table.native_names(namespace)[spelling][0]
-
-
 def _by(rules: Rules, category: Category) -> Literal["ampbridge", "simulated"]:
     return "simulated" if rules.simulated and category != "deny" else "ampbridge"
 
 
 def _function_treatment(
-    op: op_table.Op, function: tuple[str, str], policy: Policy, rules: Rules
+    op: op_table.Op, spelling: str, policy: Policy, rules: Rules
 ) -> OpTreatment:
-    namespace, spelling = function
     category = rules.functions[spelling]
-    why = sharing(policy, op.name, category, namespace, spelling)
+    why = sharing(policy, op.name, category, spelling_namespace(spelling), spelling)
     return _whole_treatment(op, category, policy, rules, why)
 
 
@@ -219,8 +214,8 @@ def _op_treatment(op: str, name: str, policy: Policy, rules: Rules) -> OpTreatme
     if plan is None:
         return OpTreatment("native", category, INPUTS_DTYPE, why)
     by_attribute = {group.attribute: group.target for group in plan.by_position}
-    main = "T" if _has_attribute(name, "T") else plan.by_position[0].attribute
-    target = by_attribute.get(main)
+    attributes = [a.name for a in _private.value(_private.OP_DEFINITION)(name).attr]
+    target = by_attribute.get("T" if "T" in attributes else plan.by_position[0].attribute)
     if category != "deny" and target == tf.float32:
         why = f"{name} has no {policy.dtype} kernel"
     return OpTreatment(_by(rules, category), category, target.name if target else INPUTS_DTYPE, why)

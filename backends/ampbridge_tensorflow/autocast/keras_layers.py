@@ -23,10 +23,9 @@ from ampbridge_tensorflow.autocast.rules import (
     LOW,
     PROMOTE_ONLY,
     Rules,
-    cast_float,
+    cast_all,
     float_dtype,
     is_floating,
-    map_floats,
     rules_of,
 )
 from ampbridge_tensorflow.model import fitted
@@ -52,14 +51,14 @@ def replace_layer_call(original: Any) -> Any:
             args, kwargs = fitted.taken((args, kwargs), self)
         rule = rules.layer(self)
         if rule == "deny":
-            args, kwargs = _cast((args, kwargs), tf.float32)
+            args, kwargs = cast_all((args, kwargs), tf.float32)
             # A decorated layer makes low values of its own: variables, first states.
             decorated = fitted.is_ours(self.dtype_policy)
             with regions.paused(rules_of(FLOAT32) if decorated else PROMOTE_ONLY):
                 return original(self, *args, **kwargs)
         arrived = _float_dtypes((args, kwargs))
         if rule == "allow" and not isinstance(self, ATTENTIONS):
-            args, kwargs = _cast((args, kwargs), rules.low)
+            args, kwargs = cast_all((args, kwargs), rules.low)
             with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
                 outputs = original(self, *args, **kwargs)
         else:
@@ -84,7 +83,7 @@ def _rounding_once(original: Any) -> Any:
             if isinstance(self, PRODUCTS):
                 inside = rules.in_layer
             elif isinstance(self, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
-                args, kwargs = _cast((args, kwargs), tf.float32)
+                args, kwargs = cast_all((args, kwargs), tf.float32)
                 inside = rules.inside
         if inside is rules:
             return original(self, *args, **kwargs)
@@ -105,10 +104,6 @@ def _is_symbolic(structure: Any) -> bool:
     return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
 
 
-def _cast(structure: Any, dtype: tf.DType) -> Any:
-    return map_floats(lambda v: cast_float(v, dtype), structure)
-
-
 def _float_dtypes(structure: Any) -> set[Any]:
     return {float_dtype(v) for v in tf.nest.flatten(structure) if is_floating(v)}
 
@@ -118,8 +113,8 @@ def _as_ruled(layer: Any, outputs: Any, rules: Rules, rule: Any, arrived: set[An
     if not isinstance(layer, NORMALIZATIONS):
         return outputs
     if rule == "allow":
-        return _cast(outputs, rules.low)
-    return _cast(outputs, arrived.pop()) if len(arrived) == 1 and arrived <= LOW else outputs
+        return cast_all(outputs, rules.low)
+    return cast_all(outputs, arrived.pop()) if len(arrived) == 1 and arrived <= LOW else outputs
 
 
 def _layers_of(family: str) -> tuple[type, ...]:

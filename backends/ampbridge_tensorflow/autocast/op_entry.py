@@ -20,10 +20,10 @@ from ampbridge_tensorflow.autocast.rules import (
     LOW,
     Group,
     Member,
+    cast_all,
     cast_float,
     cast_groups,
     float_dtype,
-    map_floats,
     widest,
 )
 from ampbridge_tensorflow.autocast.simulation import Results, rounded_results
@@ -199,11 +199,11 @@ def replace_global_dispatchers(original: list[Any]) -> Any:
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
             if active_rules() is None:
                 return self.NOT_SUPPORTED
-            low = any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
-            if not low:  # nothing left to settle: the error stands
+            dtypes = map(float_dtype, tf.nest.flatten((args, kwargs)))
+            if LOW.isdisjoint(dtypes):  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
             with regions.paused(None):  # a cast that raises is not to be retried by another one
-                args, kwargs = map_floats(lambda v: cast_float(v, tf.float32), (args, kwargs))
+                args, kwargs = cast_all((args, kwargs), tf.float32)
             return op(*args, **kwargs)
 
     class Dispatchers:

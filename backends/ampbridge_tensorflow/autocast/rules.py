@@ -25,6 +25,7 @@ from ampbridge_tensorflow import _private
 
 LOW = frozenset({tf.float16, tf.bfloat16})
 FLOATS = LOW | {tf.float32}
+ALL_FLOATS = FLOATS | {tf.float64}
 
 # They move, name or convert values and have no precision of their own.
 NEVER_CAST = frozenset(
@@ -180,22 +181,15 @@ class Rules:
         """The dtype that ``rule`` gives this group, as far as the op and the device have it."""
 
         def runs_in(dtype: tf.DType) -> bool:
-            return _accepts(definition, attribute, dtype)
+            accepted = _accepts(definition, attribute, dtype)
+            return accepted and _has_kernel(definition.name, attribute, dtype)
 
-        if not runs_in(tf.float32):
+        if not _accepts(definition, attribute, tf.float32):
             return None
-        if (
-            rule == "allow"
-            and runs_in(self.low)
-            and _has_kernel(definition.name, attribute, self.low)
-        ):
+        if rule == "allow" and runs_in(self.low):
             return self.low
-        if rule != "promote":
-            return tf.float32
         lows = (self.low,) if self.low in LOW else tuple(LOW)
-        if all(runs_in(d) and _has_kernel(definition.name, attribute, d) for d in lows):
-            return None
-        return tf.float32
+        return None if rule == "promote" and all(map(runs_in, lows)) else tf.float32
 
 
 def _group(
@@ -243,13 +237,11 @@ def _has_kernel(op: str, attribute: str, dtype: tf.DType) -> bool:
             if k.device_type == device
         ]
         if supported:
-            low, full = dtype.as_datatype_enum, tf.float32.as_datatype_enum
-            any_dtype = any(not types for types in supported)
-            return (
-                any_dtype
-                or any(low in t for t in supported)
-                or not any(full in t for t in supported)
+            low, full = (
+                any(not types or wanted.as_datatype_enum in types for types in supported)
+                for wanted in (dtype, tf.float32)
             )
+            return low or not full
     return True
 
 
@@ -339,7 +331,7 @@ def float_dtype(value: Any) -> tf.DType | str | None:
 
 def is_floating(value: Any) -> bool:
     """Whether it is a tensor of floating-point numbers, a variable, or what becomes such a tensor."""
-    return float_dtype(value) in FLOATS | {tf.float64}
+    return float_dtype(value) in ALL_FLOATS
 
 
 def cast_to(value: Any, dtype: tf.DType) -> Any:
@@ -454,6 +446,11 @@ def widest(values: Sequence[Any]) -> list[Any]:
     if len(dtypes) > 1 and dtypes <= FLOATS:
         return [cast_float(v, tf.float32) for v in values]
     return list(values)
+
+
+def cast_all(structure: Any, dtype: tf.DType) -> Any:
+    """``structure`` with its float16, bfloat16 and float32 values in ``dtype``."""
+    return map_floats(lambda value: cast_float(value, dtype), structure)
 
 
 def map_floats(cast: Callable[[Any], Any], structure: Any) -> Any:

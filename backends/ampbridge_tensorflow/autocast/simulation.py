@@ -11,7 +11,7 @@ value until the first op that reads it, and the op that adds the bias asks for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, wraps
 from itertools import compress
 from typing import Any
@@ -20,17 +20,8 @@ import tensorflow as tf
 
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
-from ampbridge_tensorflow.autocast.rules import (
-    FLOATS,
-    LOW,
-    Plan,
-    Rules,
-    float_dtype,
-    in_float32,
-    map_floats,
-    rounded,
-)
+from ampbridge_tensorflow.autocast.regions import active_rules, replaces
+from ampbridge_tensorflow.autocast.rules import Plan, rounded
 
 _PRODUCTS = frozenset(op.name for op in op_table.ops().values() if op.family in ("matmul", "conv"))
 
@@ -53,37 +44,8 @@ def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: 
     ]
 
 
-# Of functions: it becomes BiasAdd, which finds out what it is given.
-_LEFT_TO_ITS_OP = frozenset({"keras.ops.add"})
-
-
-def run_function(
-    rules: Rules,
-    namespace: str,
-    spelling: str,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Call ``function``, whose inputs have been cast, as one op.
-
-    Inputs of mixed dtypes are settled inside, op by op, as in a native region.
-    """
-    dtypes = {float_dtype(value) for value in tf.nest.flatten((args, kwargs))}
-    dtypes &= FLOATS | {tf.float64}
-    if len(dtypes) != 1 or not dtypes <= LOW or spelling in _LEFT_TO_ITS_OP:
-        with regions.paused(rules.inside):
-            return function(*args, **kwargs)
-    low = dtypes.pop()
-    args, kwargs = map_floats(lambda v: in_float32(v, low), (args, kwargs))
-    with regions.paused(rules.inside):
-        results = function(*args, **kwargs)
-    of_product = is_product(namespace, spelling)
-    return map_floats(lambda v: rounded(v, low, of_product), results)
-
-
 class Results(list[Any]):
-    """An eager op's results, as they are given on, with what ran: a tape is told of that.
+    """An eager op's results as they are handed on, beside what ran, which the tapes are told.
 
     Gradients that are registered in Python look at the dtypes of an op's inputs, and refuse some.
     """

@@ -7,11 +7,11 @@ in a common one, and gradients have rules of their own: their dtypes follow the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import Replace, active_rules, regions, replaces
@@ -60,41 +60,31 @@ def replace_while_loop(original: Any) -> Any:
     return while_loop
 
 
-def _ending_in_full(branch: Callable[[], Any]) -> Callable[[], Any]:
+def _ending_in_full(branch: Any) -> Any:
+    """A function whose low results are float32; anything else as it is."""
+    if not callable(branch):
+        return branch
+
     def full(value: Any) -> Any:
         return cast_to(value, tf.float32) if float_dtype(value) in LOW else value
 
     return lambda: tf.nest.map_structure(full, branch())
 
 
-@replaces(_private.COND)
-def replace_cond(original: Any) -> Any:
-    """``cond_v2``: branches that disagree are traced again, to end in float32."""
+@replaces(_private.COND, _private.INDEXED_CASE)
+def replace_branches(original: Any) -> Any:
+    """``cond_v2`` and ``indexed_case``: branches that disagree are traced again, to end in float32."""
 
-    def cond(pred: Any, true_fn: Any, false_fn: Any, name: str = "cond") -> Any:
+    def choose(*args: Any, **kwargs: Any) -> Any:
         try:
-            return original(pred, true_fn, false_fn, name)
+            return original(*args, **kwargs)
         except TypeError:
             if active_rules() is None:
                 raise
-            return original(pred, _ending_in_full(true_fn), _ending_in_full(false_fn), name)
+            args, kwargs = map_leaves(_ending_in_full, (args, kwargs))
+            return original(*args, **kwargs)
 
-    return cond
-
-
-@replaces(_private.INDEXED_CASE)
-def replace_indexed_case(original: Any) -> Any:
-    """``indexed_case``: as ``cond_v2``."""
-
-    def indexed_case(branch_index: Any, branch_fns: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(branch_index, branch_fns, *args, **kwargs)
-        except TypeError:
-            if active_rules() is None:
-                raise
-            return original(branch_index, list(map(_ending_in_full, branch_fns)), *args, **kwargs)
-
-    return indexed_case
+    return choose
 
 
 @replaces(_private.AUTOGRAPH_LOOP)

@@ -10,10 +10,8 @@ import tensorflow as tf
 
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, owner_family, spelling_namespace
-from ampbridge_tensorflow.autocast.rules import LOW, NEVER_CAST, uses_storage
-
-FLOATING = LOW | {tf.float32, tf.float64}
+from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, owner_family, owner_of
+from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, NEVER_CAST, uses_storage
 
 PRODUCTS = frozenset({"matmul", "conv"})
 """The families of ops to which a bias is added."""
@@ -33,7 +31,7 @@ _OTHER_LAYERS = frozenset({"embedding"})
 
 def is_floating(x: Any) -> bool:
     """Whether it is a tensor of floating-point numbers."""
-    return isinstance(x, tf.Tensor) and x.dtype in FLOATING
+    return isinstance(x, tf.Tensor) and x.dtype in ALL_FLOATS
 
 
 def family(op: str) -> str:
@@ -60,7 +58,7 @@ def of_own_op(op: str) -> str | None:
 @cache
 def of_function(spelling: str) -> str | None:
     """The op that a function of the table is; None if its parts have rules of their own."""
-    owner = op_table.native_names(spelling_namespace(spelling))[spelling][0]
+    owner = owner_of(spelling)
     return None if owner in LOOKED_INTO else owner
 
 

@@ -20,7 +20,7 @@ from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.autocast.regions import active_rules, regions
-from ampbridge_tensorflow.autocast.rules import LOW
+from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, LOW
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.observed_gradients import (
     Arrived,
@@ -32,7 +32,6 @@ from ampbridge_tensorflow.lens.observed_gradients import (
 )
 from ampbridge_tensorflow.lens.observed_ops import (
     BIAS,
-    FLOATING,
     MOVES,
     PRODUCTS,
     family,
@@ -368,7 +367,7 @@ class Watch:
         return Input(x, _operand(origin), tuple(dtypes))
 
     def _variable_input(self, variable: tf.Variable) -> Input | None:
-        if variable.dtype not in FLOATING:
+        if variable.dtype not in ALL_FLOATS:
             return None
         with self._apart():
             return Input(variable.handle, _operand(variable.value()))
