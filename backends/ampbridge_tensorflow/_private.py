@@ -366,7 +366,10 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
 
 
 def trackers(optimizer: Any) -> list[Any]:
-    """Where a Keras optimizer notes the variables that it has met (``_tracker``)."""
+    """See ``Backend.records``: a Keras optimizer's ``_tracker``.
+
+    It passes over a variable whose ``id`` it has met before.
+    """
     found = getattr(optimizer, "_tracker", None)
     return [] if found is None else [found]
 

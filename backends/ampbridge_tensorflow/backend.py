@@ -12,7 +12,7 @@ from ampbridge.adapters.backend import (
     ScaleStore,
 )
 from ampbridge.scaling.scale_rule import ScaleState
-from ampbridge_tensorflow import arguments, probing, training_state
+from ampbridge_tensorflow import _private, arguments, probing, training_state
 from ampbridge_tensorflow.autocast import casting, execution
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
@@ -46,7 +46,7 @@ class TensorflowBackend(Backend):
 
     cast = staticmethod(gradients.cast)
     parameters = staticmethod(gradients.parameters)
-    records = staticmethod(gradients.records)
+    records = staticmethod(_private.trackers)
     add = staticmethod(gradients.add)
     gradients = staticmethod(gradients.gradients)
 
@@ -84,7 +84,7 @@ class TensorflowBackend(Backend):
     native_policy = staticmethod(native_policy.native_policy)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
-        return gradients.OfOneModel(ranks.on_replicas(program, model), model)
+        return gradients.StepOfModel(ranks.on_replicas(program, model), model)
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         if isinstance(like, LossScaleOptimizer):

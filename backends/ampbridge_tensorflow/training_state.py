@@ -24,7 +24,7 @@ from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers, own_variables, unique
-from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.step.gradients import built_optimizer, parameters
 
 Roles = Mapping[str, tuple[str, str]]
@@ -248,11 +248,11 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
         slot = attribute.lstrip("_")
         if _private.is_machinery(attribute):
             continue
-        if _is_variable(value):
+        if is_variable(value):
             slots[slot] = native_variable(value)
         elif isinstance(value, (list, tuple)) and len(value) == len(names):
             pairs = zip(names, value, strict=True)
-            slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if _is_variable(v)}
+            slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if is_variable(v)}
     known = {id(variable) for variable in slots.values()}
     unknown = [v.path for v in optimizer.variables if id(native_variable(v)) not in known]
     if unknown:
@@ -263,10 +263,6 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
         )
         raise UnsupportedError(msg)
     return slots
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, tf.Variable) or _private.is_keras_variable(value)
 
 
 def _names_of(variables: Sequence[Any], model: Model) -> list[str]:

@@ -22,13 +22,13 @@ from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
     PROMOTE_ONLY,
-    Rules,
     cast_all,
     float_dtype,
     is_floating,
     rules_of,
 )
 from ampbridge_tensorflow.model import fitted
+from ampbridge_tensorflow.native_values import is_symbolic
 
 FLOAT32 = Policy("O0")
 
@@ -45,7 +45,7 @@ def replace_layer_call(original: Any) -> Any:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         rules = active_rules()
-        if rules is None or not _follows_rules(self) or _is_symbolic((args, kwargs)):
+        if rules is None or not _follows_rules(self) or is_symbolic((args, kwargs)):
             return original(self, *args, **kwargs)
         if rules.low in LOW:
             args, kwargs = fitted.taken((args, kwargs), self)
@@ -63,7 +63,12 @@ def replace_layer_call(original: Any) -> Any:
                 outputs = original(self, *args, **kwargs)
         else:
             outputs = original(self, *args, **kwargs)
-        return _as_ruled(self, outputs, rules, rule, arrived)
+        if not isinstance(self, NORMALIZATIONS):
+            return outputs
+        # Keras casts the results of a normalization to float32.
+        if rule == "allow":
+            return cast_all(outputs, rules.low)
+        return cast_all(outputs, *arrived) if len(arrived) == 1 and arrived <= LOW else outputs
 
     return call
 
@@ -94,27 +99,14 @@ def _rounding_once(original: Any) -> Any:
 
 
 def _follows_rules(operation: Any) -> bool:
-    """Whether it is a layer without a precision of its own choice."""
+    """Whether it is a layer for which nobody has chosen a precision."""
     return isinstance(operation, keras.Layer) and (
         operation.compute_dtype == "float32" or fitted.is_ours(operation.dtype_policy)
     )
 
 
-def _is_symbolic(structure: Any) -> bool:
-    return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
-
-
 def _float_dtypes(structure: Any) -> set[Any]:
     return {float_dtype(v) for v in tf.nest.flatten(structure) if is_floating(v)}
-
-
-def _as_ruled(layer: Any, outputs: Any, rules: Rules, rule: Any, arrived: set[Any]) -> Any:
-    """The results of a normalisation, which Keras casts to float32, in the dtype of its rule."""
-    if not isinstance(layer, NORMALIZATIONS):
-        return outputs
-    if rule == "allow":
-        return cast_all(outputs, rules.low)
-    return cast_all(outputs, arrived.pop()) if len(arrived) == 1 and arrived <= LOW else outputs
 
 
 def _layers_of(family: str) -> tuple[type, ...]:

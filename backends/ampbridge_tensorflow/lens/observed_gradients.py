@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.step.recording import recorded
+from ampbridge_tensorflow.step.gradients import recorded
 
 Arrived = Sequence[tuple[tf.Tensor, Any]]
 """Outputs of an op, each with its gradient: a tensor or IndexedSlices."""

@@ -38,7 +38,7 @@ from ampbridge_tensorflow.lens.observed_ops import (
     is_floating,
 )
 from ampbridge_tensorflow.model.model_layers import layers
-from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.probing import devices
 
 
@@ -353,7 +353,7 @@ class Watch:
         """``x`` as an input, if it is a floating-point array or a variable that holds one."""
         if isinstance(x, tf.Tensor) and x.dtype == tf.resource:
             x = self._variables.get(id(x))
-        if _is_variable(x):
+        if is_variable(x):
             with _private.value(_private.LAYER_VARIABLES)(None):  # as it is, whoever reads it
                 return self._variable_input(native_variable(x))
         if isinstance(x, np.ndarray) and x.dtype.name in ("float16", "float32", "float64"):
@@ -406,15 +406,11 @@ def _unrecorded() -> AbstractContextManager[None]:
     return stop
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, tf.Variable) or _private.is_keras_variable(x)
-
-
 def _read(argument: Any) -> Any:
     """A variable as the tensor that TensorFlow's function would read from it, also in a list."""
     if isinstance(argument, (list, tuple)):
-        return [_read(item) for item in argument] if any(map(_is_variable, argument)) else argument
-    return tf.convert_to_tensor(argument) if _is_variable(argument) else argument
+        return [_read(item) for item in argument] if any(map(is_variable, argument)) else argument
+    return tf.convert_to_tensor(argument) if is_variable(argument) else argument
 
 
 def _computes_while_the_caller_waits() -> bool:

@@ -25,17 +25,16 @@ from ampbridge.adapters.interception import Interception
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.tracing import called_as_it_is
-from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.keras_layers import FLOAT32
 from ampbridge_tensorflow.autocast.regions import active_rules, defining_class, method_site
 from ampbridge_tensorflow.autocast.rules import LOW, cast_with_mask
 from ampbridge_tensorflow.model import fitted
+from ampbridge_tensorflow.native_values import is_symbolic
 
-FLOAT32_REGION = Policy("O0")
 
-
-class Call(NamedTuple):
-    """One call: the region to run it in, its inputs, and the dtype of what comes out.
+class PreparedCall(NamedTuple):
+    """The region in which a call runs, its inputs, and the dtype of what it returns.
 
     ``inputs`` is a context in which layers know what the model was given.
     """
@@ -87,7 +86,7 @@ def _dtype_name(value: Any) -> str | None:
 @called_as_it_is
 def _prepared(
     model: Any, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call | None:
+) -> PreparedCall | None:
     """The call as the decoration wants it; None to leave it alone."""
     active = active_rules()
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
@@ -97,7 +96,7 @@ def _prepared(
         kept_calls.note(model)
     elif found is None:
         return None
-    if defining_class(type(model), "__call__") is not owner or _is_symbolic((args, kwargs)):
+    if defining_class(type(model), "__call__") is not owner or is_symbolic((args, kwargs)):
         return None
     casts_here = active is not None and active.low in LOW
     if found is None or not (found.decoration.standalone or casts_here):
@@ -107,19 +106,15 @@ def _prepared(
         return _in_float32(args, kwargs, policy.output_dtype)
     region = casting.region(policy) if found.decoration.standalone else nullcontext()
     if policy.level != "O2":
-        return Call(region, args, kwargs, policy.output_dtype)
+        return PreparedCall(region, args, kwargs, policy.output_dtype)
     args, kwargs = map_leaves(_as_keras_converts, (args, kwargs))
     inputs = fitted.inputs_known((args, kwargs))
-    return Call(region, args, kwargs, policy.output_dtype, inputs)
+    return PreparedCall(region, args, kwargs, policy.output_dtype, inputs)
 
 
-def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> Call:
+def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> PreparedCall:
     args, kwargs = _in_dtype((args, kwargs), "float32")
-    return Call(casting.region(FLOAT32_REGION), args, kwargs, output_dtype)
-
-
-def _is_symbolic(structure: Any) -> bool:
-    return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
+    return PreparedCall(casting.region(FLOAT32), args, kwargs, output_dtype)
 
 
 @called_as_it_is
@@ -140,20 +135,8 @@ def _as_keras_converts(value: Any) -> Any:
 # -- from decorate to undecorate
 
 
-class Hooks:
-    """Keeps interceptions installed: a region of each, in a context that nothing runs in."""
-
-    def __init__(self, interceptions: Iterable[Interception[Any]]) -> None:
-        self._context, self._open = Context(), ExitStack()
-        for each in interceptions:
-            self._context.run(self._open.enter_context, each.region(None))
-
-    def remove(self) -> None:
-        """Take them back."""
-        self._context.run(self._open.close)
-
-
-_abandoned: list[Hooks] = []
+_abandoned: list[Callable[[], None]] = []
+"""Takes back the hooks of models that were collected while that was not possible."""
 
 
 def install(
@@ -164,27 +147,34 @@ def install(
     If it is standalone now, with ``others``; else each region does as it opens.
     """
     while _abandoned:
-        _abandoned.pop().remove()
+        _abandoned.pop()()
     parts = (reference() for reference in found.parts.values())
     kinds = {type(model), *map(type, found.kept), *map(type, parts)} - {type(None)}
     calls = frozenset(c for c in map(calls_of, kinds) if c is not None)
     hooked = [*calls, *others] if found.decoration.standalone else []
-    hooks, key = Hooks(hooked), found.trace_key(calls)
+    # They are installed as long as a region of each is open, in a context that nothing runs in.
+    context, hooks = Context(), ExitStack()
+    for each in hooked:
+        context.run(hooks.enter_context, each.region(None))
+    key = found.trace_key(calls)
     fitted.register(key, found)
+
+    def remove_hooks() -> None:
+        context.run(hooks.close)
 
     def collected() -> None:
         """The model is gone, or all is. Interceptions take locks; a garbage collection may not wait."""
         fitted.forget(key)
         if any(each.is_changing() for each in hooked):
-            _abandoned.append(hooks)
+            _abandoned.append(remove_hooks)
         else:
-            hooks.remove()
+            remove_hooks()
 
     watch = weakref.finalize(model, collected)
 
     def remove() -> None:
         watch.detach()
         fitted.forget(key)
-        hooks.remove()
+        remove_hooks()
 
     return remove

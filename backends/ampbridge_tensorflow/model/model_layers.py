@@ -17,6 +17,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Layer
 from ampbridge.errors import ArgumentTypeError
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.native_values import is_variable
 
 
 def layers(model: Any) -> list[Layer]:
@@ -73,7 +74,7 @@ def own_variables(layer: Any) -> dict[str, Any]:
     """
     held = {}
     for name, value in _attributes(layer):
-        if isinstance(value, tf.Variable) or _private.is_keras_variable(value):
+        if is_variable(value):
             held[name] = value
     if isinstance(layer, keras.Layer):
         known = {id(v) for v in held.values()}

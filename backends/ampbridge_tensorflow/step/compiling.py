@@ -17,7 +17,7 @@ from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import explained
 from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.step.direct_calls import DirectCalls
-from ampbridge_tensorflow.step.gradients import OfOneModel, native_batch, unbuilt_if_it_fails
+from ampbridge_tensorflow.step.gradients import StepOfModel, native_batch, unbuilt_if_it_fails
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -27,7 +27,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     The policy says how the step's own model is decorated; that other models are decorated meanwhile
     makes no new trace. One that ``loss_fn`` calls runs as it was decorated at the first step.
     """
-    step = build(_with_autograph(loss_fn))
+    step = build(_private.with_autograph(loss_fn))
     traced: dict[tuple[Policy, bool, bool, Structure, tuple[bool, ...]], Any] = {}
     direct_calls: defaultdict[tuple[bool, ...], DirectCalls] = defaultdict(DirectCalls)
 
@@ -51,7 +51,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
         trained: tuple[bool, ...] = ()
-        if isinstance(step, OfOneModel):
+        if isinstance(step, StepOfModel):
             step.check_layers()
             trained = step.trained()
         direct = direct_calls[trained]
@@ -77,8 +77,3 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         return output
 
     return program
-
-
-def _with_autograph(loss_fn: LossFn) -> LossFn:
-    converted: LossFn = _private.with_autograph(loss_fn)
-    return converted

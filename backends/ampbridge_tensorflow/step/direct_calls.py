@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -30,7 +30,8 @@ class DirectCalls:
     """Which trace of a step runs for which arguments."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable | None, _Known] = {}
+        self._known: dict[Hashable | None, tuple[Any, Call]] = {}
+        """The tf.function that chose a trace, and the call of that trace."""
         self._context = _private.find(_CONTEXT)
 
     def clear(self) -> None:
@@ -53,8 +54,8 @@ class DirectCalls:
 
     def find(self, key: Hashable | None) -> Call | None:
         """The call for ``key``, of its tensors; None the first time, and where functions run eagerly."""
-        known = self._known.get(key)
-        return None if known is None or _private.runs_eagerly(known.traced) else known.call
+        traced, call = self._known.get(key, (None, None))
+        return None if call is None or _private.runs_eagerly(traced) else call
 
     def note(self, key: Hashable | None, traced: Any, arguments: Sequence[Any]) -> None:
         """Remember the trace that ``traced``, a ``tf.function``, has run for ``arguments``."""
@@ -64,12 +65,7 @@ class DirectCalls:
             return  # what a handle is of counts, too
         call = _private.direct_call(traced.get_concrete_function(*arguments))
         if call is not None:
-            self._known[key] = _Known(traced, call)
-
-
-class _Known(NamedTuple):
-    traced: Any
-    call: Call
+            self._known[key] = traced, call
 
 
 def _described(value: Any, tensors: list[Any]) -> Hashable | None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
+from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.checkpoints.remembering import Remembered
@@ -27,7 +28,8 @@ from ampbridge_tensorflow.model.fitted import low_variables
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import made_under, native_variable, on_values, rounded_to
 from ampbridge_tensorflow.step import ranks
-from ampbridge_tensorflow.step.recording import recorded
+
+T = TypeVar("T")
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -99,7 +101,7 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
     if not optimizer.built:
         remembered = _built_here.get()
         if remembered is not None:
-            remembered.append(Remembered(optimizer, *records(optimizer)))
+            remembered.append(Remembered(optimizer, *_private.trackers(optimizer)))
         strategy = made_under(parameters[0]) if parameters else None
         with ranks.variables_made_under(strategy):
             optimizer.build(list(parameters))
@@ -107,11 +109,6 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
 
 
 _built_here: Scoped[list[Remembered] | None] = Scoped("ampbridge_tensorflow builds", None)
-
-
-def records(optimizer: Any) -> Sequence[Any]:
-    """See ``Backend.records``. Keras' tracker passes over a variable whose ``id`` it has met before."""
-    return _private.trackers(optimizer)
 
 
 @contextmanager
@@ -132,7 +129,7 @@ def unbuilt_if_it_fails(forget: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-class OfOneModel:
+class StepOfModel:
     """``program``, a step of ``model``: each eager run leaves optimizers unbuilt if it fails.
 
     A graph's runs are seen from outside of it.
@@ -170,12 +167,9 @@ class OfOneModel:
         if tf.inside_function():
             return self._program(*arguments)
         self.check_layers()
-        with unbuilt_if_it_fails(_nothing):
+        # Eager runs leave nothing that was made for an optimizer's variables.
+        with unbuilt_if_it_fails(lambda: None):
             return self._program(*arguments)
-
-
-def _nothing() -> None:
-    """Eager runs leave nothing that was made for an optimizer's variables."""
 
 
 def gradients(
@@ -222,7 +216,27 @@ def gradients(
     ]
     if total is not None:
         grads = add(total, grads)
-    return tf.stop_gradient(loss), map_leaves(_detached, aux), grads
+    detached = map_leaves(lambda x: tf.stop_gradient(x) if isinstance(x, tf.Tensor) else x, aux)
+    return tf.stop_gradient(loss), detached, grads
+
+
+def recorded(tape: tf.GradientTape, compute: Callable[[], T]) -> T:
+    """What ``compute`` returns, recorded on ``tape``, which stands on TensorFlow's stack no longer than that.
+
+    ``with tape:`` leaves it there if Ctrl-C comes just when its ``__exit__`` begins. It would record all
+    that the thread computes from then on, and keep it.
+    """
+    try:
+        with uninterrupted():
+            tape.__enter__()
+        result = compute()
+        with uninterrupted():
+            tape.__exit__(None, None, None)
+        return result
+    except BaseException:
+        with uninterrupted():
+            tape.__exit__(None, None, None)  # nothing, if it has been done
+        raise
 
 
 _built_for: WeakKeyDictionary[Any, weakref.ref[Any]] = WeakKeyDictionary()
@@ -264,10 +278,6 @@ class _CastVariablesAsBefore:
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is not None and self._state is not None:
             self._state.set_global_attribute("autocast_scope", self._scope)
-
-
-def _detached(value: Any) -> Any:
-    return tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value
 
 
 def native_batch(batch: Sequence[Any]) -> Any:

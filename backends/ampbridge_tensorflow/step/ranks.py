@@ -69,9 +69,8 @@ def replica() -> int:
     if not in_replica():
         return 0
     context = tf.distribute.get_replica_context()
-    place: int = tf.get_static_value(
-        context.replica_id_in_sync_group
-    )  # among all processes' replicas
+    # Among the replicas of all processes.
+    place: int = tf.get_static_value(context.replica_id_in_sync_group)
     return place % len(context.strategy.extended.worker_devices)
 
 
@@ -98,23 +97,23 @@ def step_if(
     The branch is taken once for all replicas of this process, and then each steps in a branch of its
     own: a replica in a ``tf.cond`` could not wait for the others, and Keras' optimizers do.
     """
+
+    def step_or_not(wanted: Scalar, function: Callable[..., Any], *arguments: Any) -> Scalar:
+        def done() -> Array:
+            function(*arguments)
+            return tf.constant(True)
+
+        return tf.cond(wanted, done, lambda: tf.constant(False))
+
     if not in_replica():
-        return tf.cond(wanted, lambda: _done(step, grads), lambda: tf.constant(False))
+        return step_or_not(wanted, step, grads)
 
     def branch(strategy: Strategy, wanted: Any, grads: Any) -> None:
-        def step_everywhere() -> Array:
-            return _done(strategy.extended.call_for_each_replica, step, (grads,))
-
-        agreed = _first(strategy, wanted)
-        tf.cond(agreed, step_everywhere, lambda: tf.constant(False))
+        step_everywhere = strategy.extended.call_for_each_replica
+        step_or_not(_first(strategy, wanted), step_everywhere, step, (grads,))
 
     tf.distribute.get_replica_context().merge_call(branch, args=(wanted, grads))
     return wanted
-
-
-def _done(function: Callable[..., Any], *arguments: Any) -> Array:
-    function(*arguments)
-    return tf.constant(True)
 
 
 # -- the optimizer's own reduction
@@ -250,17 +249,14 @@ def _check_call(strategy: Strategy, items: Sequence[Any]) -> None:
         raise CallOrderError(msg)
     replicas = len(strategy.extended.worker_devices)
     shared = [item for item in items if getattr(item, "ndim", 0)]
-    if replicas > 1 and shared and not any(map(_is_distributed, items)):
+    distributed = [item for item in items if isinstance(item, tf.distribute.DistributedValues)]
+    if replicas > 1 and shared and not distributed:
         msg = (
             f"Each of {replicas} replicas would train on the same batch: nothing in it is distributed, "
             f"an array of shape {tuple(shared[0].shape)} for one.\n"
             "Hint: for batch in strategy.experimental_distribute_dataset(dataset): step(*batch)"
         )
         raise ArgumentError(msg)
-
-
-def _is_distributed(item: Any) -> bool:
-    return isinstance(item, tf.distribute.DistributedValues)
 
 
 # -- several processes

@@ -54,9 +54,13 @@ def _found(values: Sequence[Array]) -> Scalar:
 
 def kind_of(values: Sequence[Array]) -> Scalar:
     """FINITE, INF or NAN, number by number."""
-    infinite = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
     nan = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_nan(v)) for v in values]))
-    return tf.where(infinite, INF, tf.where(nan, NAN, FINITE))
+    return tf.where(has_inf(values), INF, tf.where(nan, NAN, FINITE))
+
+
+def has_inf(values: Sequence[Array]) -> Array:
+    """Whether any number in ``values`` is infinite."""
+    return tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
 
 
 @outside_of_regions
