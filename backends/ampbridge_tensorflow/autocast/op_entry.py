@@ -24,7 +24,6 @@ from ampbridge_tensorflow.autocast.rules import (
     cast_float,
     cast_groups,
     float_dtype,
-    widest,
 )
 from ampbridge_tensorflow.autocast.simulation import Results, rounded_results
 from ampbridge_tensorflow.model import fitted
@@ -109,7 +108,9 @@ def replace_eager_fallback(original: Any) -> Any:
         values = _by_argument(op_name, list(inputs), attributes)
         lows = cast_groups(plan.by_name, values)
         for group in plan.by_name:
-            _restate_dtype(group, values, attributes)
+            first = next(iter(_as_list(values[group.members[0].key])), None)
+            if group.attribute in attributes and isinstance(first, tf.Tensor):
+                attributes[group.attribute] = first.dtype.as_datatype_enum
         inputs = [v for value in values.values() for v in _as_list(value)]
         attrs = tuple(item for pair in attributes.items() for item in pair)
         results = original(op, num_outputs, inputs, attrs, ctx, name)
@@ -123,22 +124,15 @@ def _by_argument(op: str, flat: list[Any], attributes: Mapping[str, Any]) -> dic
     """The flat inputs under the op's argument names, lists as lists."""
     values: dict[str, Any] = {}
     for argument in _private.value(_private.OP_DEFINITION)(op).input_arg:
-        if argument.number_attr or argument.type_list_attr:
-            length = (
-                attributes[argument.number_attr]
-                if argument.number_attr
-                else len(attributes[argument.type_list_attr])
-            )
-            values[argument.name], flat = flat[:length], flat[length:]
-        else:
+        if not (argument.number_attr or argument.type_list_attr):
             values[argument.name], *flat = flat
+            continue
+        if argument.number_attr:
+            length = attributes[argument.number_attr]
+        else:
+            length = len(attributes[argument.type_list_attr])
+        values[argument.name], flat = flat[:length], flat[length:]
     return values
-
-
-def _restate_dtype(group: Group, values: Mapping[str, Any], attributes: dict[str, Any]) -> None:
-    first = next(iter(_as_list(values[group.members[0].key])), None)
-    if group.attribute in attributes and isinstance(first, tf.Tensor):
-        attributes[group.attribute] = first.dtype.as_datatype_enum
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -181,7 +175,9 @@ def replace_sparse_matmul(original: Any) -> Any:
     ) -> Any:
         if active_rules() is None or a_is_sparse or b_is_sparse:
             return original(a, b, transpose_a, transpose_b, a_is_sparse, b_is_sparse, name)
-        a, b = widest([a, b])
+        dtypes = {float_dtype(a), float_dtype(b)} - {None}
+        if len(dtypes) > 1 and dtypes <= FLOATS:
+            a, b = cast_float(a, tf.float32), cast_float(b, tf.float32)
         return tf.raw_ops.MatMul(
             a=a, b=b, transpose_a=transpose_a, transpose_b=transpose_b, name=name
         )

@@ -10,7 +10,7 @@ takes its inputs, rounded to it, up to float32, and its result is rounded once (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -154,28 +154,34 @@ class Rules:
         rule = self.ops.get(op)
         if rule is None:
             rule = "promote" if uses_storage(definition) else self.unlisted
-        groups = list(self._groups(definition, rule))
-        if not groups:
+        by_position = tuple(self._groups(definition, rule))
+        if not by_position:
             return None
+        by_name = []
+        for group in by_position:
+            members = [Member(definition.input_arg[m.key].name, m.is_list) for m in group.members]
+            by_name.append(group._replace(members=tuple(members)))
         results = tuple(a.type_attr for a in definition.output_arg)
-        return Plan(tuple(g for g, _ in groups), tuple(g for _, g in groups), results)
+        return Plan(by_position, tuple(by_name), results)
 
-    def _groups(self, definition: Any, rule: Category) -> Any:
-        """Pairs of one group by position and by name."""
+    def _groups(self, definition: Any, rule: Category) -> Iterator[Group]:
+        """The groups of an op's inputs, by position."""
         inputs = [a for a in enumerate(definition.input_arg) if not a[1].is_ref]
         simulated = self.simulated and _computes(definition)
         for attribute in dict.fromkeys(a.type_attr for _, a in inputs if a.type_attr):
-            members = [(i, a) for i, a in inputs if a.type_attr == attribute]
+            of_it = [(i, a) for i, a in inputs if a.type_attr == attribute]
+            members = tuple(Member(i, bool(a.number_attr)) for i, a in of_it)
             target = self._target(definition, attribute, rule)
-            alone = len(members) == 1 and not members[0][1].number_attr
+            alone = len(members) == 1 and not members[0].is_list
             rounds = simulated and any(a.type_attr == attribute for a in definition.output_arg)
             if target is not None or not alone or rounds:
                 first = definition.name in FOLLOWS_FIRST_INPUT and target is None
                 adds_bias = rounds and definition.name in self.bias_ops
-                yield _group(attribute, members, target, first, rounds, adds_bias)
+                yield Group(attribute, members, target, first, rounds, adds_bias)
         fixed = [(i, a) for i, a in inputs if a.type == tf.float32.as_datatype_enum]
         if fixed:  # declared float32 by the op itself
-            yield _group("", fixed, tf.float32)
+            members = tuple(Member(i, bool(a.number_attr)) for i, a in fixed)
+            yield Group("", members, tf.float32)
 
     def _target(self, definition: Any, attribute: str, rule: Category) -> tf.DType | None:
         """The dtype that ``rule`` gives this group, as far as the op and the device have it."""
@@ -190,17 +196,6 @@ class Rules:
             return self.low
         lows = (self.low,) if self.low in LOW else tuple(LOW)
         return None if rule == "promote" and all(map(runs_in, lows)) else tf.float32
-
-
-def _group(
-    attribute: str, members: Sequence[Any], target: tf.DType | None, *options: bool
-) -> tuple[Group, Group]:
-    by_position = tuple(Member(i, bool(a.number_attr)) for i, a in members)
-    by_name = tuple(Member(a.name, bool(a.number_attr)) for _, a in members)
-    return (
-        Group(attribute, by_position, target, *options),
-        Group(attribute, by_name, target, *options),
-    )
 
 
 def _computes(definition: Any) -> bool:
@@ -273,31 +268,22 @@ def rules_of(policy: Policy, simulated: bool = False) -> Rules:
 def _rules_of(policy: Policy, simulated: bool, python: function_ops.Rules) -> Rules:
     import keras
 
+    own = policy.own_rules("tf")
+    for name in own:
+        if not is_defined(name):
+            raise no_such_op(f"tf:{name}", f"TensorFlow {tf.__version__}", dir(tf.raw_ops))
     layers = policy.native_rules("keras_layers")
     functions = {**policy.native_rules("keras_ops"), **policy.native_rules("tensorflow_api")}
     full = policy.level == "O0" or policy.op_list.unlisted == "full"
     return Rules(
         tf.as_dtype(policy.compute_dtype),
-        {**policy.native_rules("tensorflow"), **_own_rules(policy)},
+        {**policy.native_rules("tensorflow"), **own},
         functions,
         {getattr(keras.layers, n): r for n, r in layers.items() if hasattr(keras.layers, n)},
         "deny" if full else "promote",
         simulated=simulated,
         python=dict(python),
     )
-
-
-def _own_rules(policy: Policy) -> Mapping[str, Category]:
-    """Of the listed ops of TensorFlow's that the op table lacks.
-
-    Raises:
-        PolicyError: for a name that no op has.
-    """
-    rules = policy.own_rules("tf")
-    for name in rules:
-        if not is_defined(name):
-            raise no_such_op(f"tf:{name}", f"TensorFlow {tf.__version__}", dir(tf.raw_ops))
-    return rules
 
 
 def is_defined(op: str) -> bool:
@@ -401,9 +387,14 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
     for group in groups:
         found = [(member, _found(values, member)) for member in group.members]
         dtypes = {d for _, ds in found for d in ds if d is not None}
-        target = _settled(group, dtypes, found[0][1])
-        if target is None:
+        if not dtypes or not dtypes <= FLOATS:
             continue
+        if group.follows_first and found[0][1][0] in LOW:
+            target = found[0][1][0]
+        elif group.target is None and len(dtypes) == 1:
+            (target,) = dtypes
+        else:
+            target = group.target or tf.float32
         if group.simulated and target in LOW:
             lows[group.attribute] = target
             cast = in_float32_unrounded if group.adds_bias else in_float32
@@ -427,25 +418,6 @@ def _found(values: Any, member: Member) -> list[Any]:
     if isinstance(value, (list, tuple)) and any(map(tf.is_tensor, tf.nest.flatten(value))):
         value = values[member.key] = tf.convert_to_tensor(value)
     return [float_dtype(value)]
-
-
-def _settled(group: Group, dtypes: set[Any], first: list[Any]) -> tf.DType | None:
-    """The dtype of the group; None if it is left as it is."""
-    if not dtypes or not dtypes <= FLOATS:
-        return None
-    if group.follows_first and first[0] in LOW:
-        return first[0]
-    if group.target is None and len(dtypes) == 1:
-        return next(iter(dtypes))
-    return group.target or tf.float32
-
-
-def widest(values: Sequence[Any]) -> list[Any]:
-    """``values`` in float32 if their float dtypes are mixed, else as they are."""
-    dtypes = {float_dtype(v) for v in values} - {None}
-    if len(dtypes) > 1 and dtypes <= FLOATS:
-        return [cast_float(v, tf.float32) for v in values]
-    return list(values)
 
 
 def cast_all(structure: Any, dtype: tf.DType) -> Any:

@@ -8,6 +8,7 @@ an op is made once more, with a backward function that tells what comes and does
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,15 +40,6 @@ def new_tape() -> tf.GradientTape:
     return tf.GradientTape(persistent=True, watch_accessed_variables=False)
 
 
-def is_differentiable(x: Any) -> bool:
-    """Whether it is a tensor that may have a gradient, or the handle of a variable."""
-    if not isinstance(x, tf.Tensor):
-        return False
-    dtype: Any = x.dtype
-    differentiable: bool = dtype.is_floating or dtype.is_complex or dtype == tf.resource
-    return differentiable
-
-
 def recorded_on_a_tape(
     op: str, run: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[Any, Recorded]:
@@ -58,7 +50,10 @@ def recorded_on_a_tape(
     def told_apart(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [told_apart(item) for item in x]
-        if not is_differentiable(x):
+        may_have_a_gradient = isinstance(x, tf.Tensor) and (
+            x.dtype.is_floating or x.dtype.is_complex or x.dtype == tf.resource
+        )
+        if not may_have_a_gradient:
             return x
         again = any(x is earlier for earlier in inputs)
         inputs.append(x)
@@ -81,23 +76,18 @@ def report_arrivals(
     recorded: Iterable[Recorded], outputs: Container[int], report: Callable[[Arrived], None]
 ) -> None:
     """Have each op that made one of ``outputs`` (ids) report their gradients as it gets them."""
-    for each in recorded:
-        if any(id(output) in outputs for output in each.outputs):
-            _record_once_more(each, outputs, report)
 
-
-def _record_once_more(
-    each: Recorded, outputs: Container[int], report: Callable[[Arrived], None]
-) -> None:
-    def backward(*gradients: Any) -> Sequence[Any]:
-        come = [(o, g) for o, g in zip(each.outputs, gradients, strict=True) if g is not None]
+    def backward(op: Recorded, *gradients: Any) -> Sequence[Any]:
+        come = [(o, g) for o, g in zip(op.outputs, gradients, strict=True) if g is not None]
         arrived = [(o, g) for o, g in come if id(o) in outputs]
         if arrived:
             report(arrived)
-        return gradients_on(each.tape, come, each.apart)
+        return gradients_on(op.tape, come, op.apart)
 
     record = _private.value(_private.RECORD_OPERATION)
-    record(each.op, list(each.outputs), list(each.inputs), backward)
+    for op in recorded:
+        if any(id(output) in outputs for output in op.outputs):
+            record(op.op, list(op.outputs), list(op.inputs), partial(backward, op))
 
 
 def gradients_on(

@@ -138,14 +138,10 @@ class RunningOp:
         gradients = gradients_on(self._tape, arrived, sources)
         for (place, each), gradient in zip(first.values(), gradients, strict=True):
             if gradient is not None:
-                yield place, _converted_back(gradient, each.dtypes)
-
-
-def _converted_back(gradient: Any, dtypes: Sequence[tf.DType]) -> tf.Tensor:
-    gradient = tf.convert_to_tensor(gradient)
-    for dtype in dtypes:
-        gradient = tf.cast(gradient, dtype)
-    return gradient
+                gradient = tf.convert_to_tensor(gradient)
+                for dtype in each.dtypes:
+                    gradient = tf.cast(gradient, dtype)
+                yield place, gradient
 
 
 def _operand(tensor: tf.Tensor) -> Operand:
@@ -173,7 +169,9 @@ class Watch:
         self._reported = 0
         self._conversions: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         """Tensors that were converted, by their ids, beside what they were converted from."""
-        self._waits = _computes_while_the_caller_waits()
+        synchronous = tf.config.experimental.get_synchronous_execution()
+        self._waits = synchronous and devices()[0].kind == "cpu"
+        """Whether an op has been computed when its call returns."""
 
     # -- ops
 
@@ -191,7 +189,9 @@ class Watch:
             layer: that it is the call of, whose variables it takes besides its arguments.
         """
         if self._open is not None:
-            return self._part(run, args, kwargs)
+            result = run(*args, **kwargs)
+            self._open.notice_rounding(result)
+            return result
         given = tf.nest.flatten((args, kwargs, [] if layer is None else layer.variables))
         call = self._gone_on_with(name, given) or self._begun(name)
         inputs = [self._input(x) for x in given if not call.has_made(x)]
@@ -209,11 +209,10 @@ class Watch:
     def own_op(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Run one of TensorFlow's own, and report it unless it only moves, makes or converts values."""
         name = observed_ops.of_own_op(op)
-        if self._open is not None:
-            arguments = list(map(_read, arguments))
-            return run(*arguments) if name is None else self._part(run, arguments, {})
         if name is not None:
             return self.op(name, lambda *given: run(*map(_read, given)), arguments, {})
+        if self._open is not None:
+            return run(*map(_read, arguments))
         result = run(*arguments)
         if op == "Cast" and is_floating(arguments[0]) and is_floating(result):
             self._conversions[id(result)] = (result, arguments[0])
@@ -253,13 +252,6 @@ class Watch:
                 self._report_gradients(call, call.reported)
         else:
             run(inputs)
-
-    def _part(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function or an op that another one is made of."""
-        result = run(*args, **kwargs)
-        if self._open is not None:
-            self._open.notice_rounding(result)
-        return result
 
     def _begun(self, name: str) -> RunningOp:
         self.report_pending()
@@ -354,8 +346,12 @@ class Watch:
         if isinstance(x, tf.Tensor) and x.dtype == tf.resource:
             x = self._variables.get(id(x))
         if is_variable(x):
-            with _private.value(_private.LAYER_VARIABLES)(None):  # as it is, whoever reads it
-                return self._variable_input(native_variable(x))
+            variable = native_variable(x)
+            if variable.dtype not in ALL_FLOATS:
+                return None
+            # As it is, whoever reads it.
+            with _private.value(_private.LAYER_VARIABLES)(None), self._apart():
+                return Input(variable.handle, _operand(variable.value()))
         if isinstance(x, np.ndarray) and x.dtype.name in ("float16", "float32", "float64"):
             x = tf.constant(x)
         if not is_floating(x):
@@ -365,12 +361,6 @@ class Watch:
             origin = self._conversions[id(origin)][1]
             dtypes.append(origin.dtype)
         return Input(x, _operand(origin), tuple(dtypes))
-
-    def _variable_input(self, variable: tf.Variable) -> Input | None:
-        if variable.dtype not in ALL_FLOATS:
-            return None
-        with self._apart():
-            return Input(variable.handle, _operand(variable.value()))
 
     @cached_property
     def _variables(self) -> Mapping[int, tf.Variable]:
@@ -402,8 +392,8 @@ class Watch:
 
 
 def _unrecorded() -> AbstractContextManager[None]:
-    stop: AbstractContextManager[None] = _private.value(_private.STOP_RECORDING)()
-    return stop
+    without_tapes: AbstractContextManager[None] = _private.value(_private.STOP_RECORDING)()
+    return without_tapes
 
 
 def _read(argument: Any) -> Any:
@@ -411,8 +401,3 @@ def _read(argument: Any) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_read(item) for item in argument] if any(map(is_variable, argument)) else argument
     return tf.convert_to_tensor(argument) if is_variable(argument) else argument
-
-
-def _computes_while_the_caller_waits() -> bool:
-    waits: bool = tf.config.experimental.get_synchronous_execution()
-    return waits and devices()[0].kind == "cpu"

@@ -58,7 +58,17 @@ def _layers(model: Any, lasting: bool) -> list[Layer]:
         )
         raise ArgumentTypeError(msg)
     found: dict[int, Layer] = {}
-    _collect("", model, found, lasting)
+
+    def collect(name: str, layer: Any) -> None:
+        if id(layer) in found:
+            return
+        trainable = {n: v for n, v in own_variables(layer).items() if v.trainable}
+        shapes = {n: tuple(v.shape) for n, v in trainable.items()}
+        found[id(layer)] = Layer(name, type(layer).__name__, layer, shapes)
+        for part_name, part in _parts(layer, lasting):
+            collect(f"{name}.{part_name}" if name else part_name, part)
+
+    collect("", model)
     return list(found.values())
 
 
@@ -84,19 +94,9 @@ def own_variables(layer: Any) -> dict[str, Any]:
         names = unique([*held, *map(_without_number, others)])[len(held) :]
         held.update(zip(names, others, strict=True))
         places = {id(v): place for place, v in enumerate(layer.variables)}
-        listed = sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places)))
-        held = dict(listed)
+        in_order = sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places)))
+        held = dict(in_order)
     return held
-
-
-def _collect(name: str, layer: Any, found: dict[int, Layer], lasting: bool) -> None:
-    if id(layer) in found:
-        return
-    trainable = {n: v for n, v in own_variables(layer).items() if v.trainable}
-    shapes = {n: tuple(v.shape) for n, v in trainable.items()}
-    found[id(layer)] = Layer(name, type(layer).__name__, layer, shapes)
-    for part_name, part in _parts(layer, lasting):
-        _collect(f"{name}.{part_name}" if name else part_name, part, found, lasting)
 
 
 def _parts(layer: Any, lasting: bool) -> Iterator[tuple[str, Any]]:
