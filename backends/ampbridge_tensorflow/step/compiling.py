@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +28,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     """
     step = build(_private.with_autograph(loss_fn))
     traced: dict[tuple[Policy, bool, bool, Structure, tuple[bool, ...]], Any] = {}
-    direct_calls: defaultdict[tuple[bool, ...], DirectCalls] = defaultdict(DirectCalls)
+    direct = DirectCalls()
 
     def trace(policy: Policy, final: bool, first: bool, structure: Structure) -> Any:
         # One flat list of arguments: tf.function knows fewer containers, and takes 0.1 ms to look
@@ -45,7 +44,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
     def forget() -> None:
         traced.clear()
-        direct_calls.clear()
+        direct.clear()
 
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -54,10 +53,9 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         if isinstance(step, StepOfModel):
             step.check_layers()
             trained = step.trained()
-        direct = direct_calls[trained]
         native = native_batch(batch)
         tensors: list[Any] = []
-        key = direct.key(policy, final, (native, total), tensors)
+        key = direct.key((policy, final, trained), (native, total), tensors)
         call = direct.find(key)
         output: StepOutput
         if call is not None:

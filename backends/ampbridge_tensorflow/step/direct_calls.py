@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 
-Call: TypeAlias = Callable[[list[Any]], Any]
+DirectCall: TypeAlias = Callable[[list[Any]], Any]
 
 MOST = 64
 """How many calls are remembered at a time. Data of ever-new shapes make no more of them."""
@@ -30,7 +29,7 @@ class DirectCalls:
     """Which trace of a step runs for which arguments."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable | None, tuple[Any, Call]] = {}
+        self._known: dict[Hashable | None, tuple[Any, DirectCall]] = {}
         """The tf.function that chose a trace, and the call of that trace."""
         self._context = _private.find(_CONTEXT)
 
@@ -38,10 +37,10 @@ class DirectCalls:
         """Forget all calls."""
         self._known.clear()
 
-    def key(
-        self, policy: Policy, final: bool, arguments: Any, tensors: list[Any]
-    ) -> Hashable | None:
-        """What the choice of a trace depends on; the tensors in ``arguments`` go to ``tensors``.
+    def key(self, kind: Hashable, arguments: Any, tensors: list[Any]) -> Hashable | None:
+        """What the choice of a trace of this ``kind`` of step depends on.
+
+        The tensors in ``arguments`` go to ``tensors``.
 
         None where that is for ``tf.function`` to say: other arguments than tensors and plain values in
         plain containers.
@@ -50,9 +49,9 @@ class DirectCalls:
         if described is None or self._context is None:
             return None
         around = getattr(self._context.owner, self._context.attribute)()
-        return policy, final, described, around
+        return kind, described, around
 
-    def find(self, key: Hashable | None) -> Call | None:
+    def find(self, key: Hashable | None) -> DirectCall | None:
         """The call for ``key``, of its tensors; None the first time, and where functions run eagerly."""
         traced, call = self._known.get(key, (None, None))
         return None if call is None or _private.runs_eagerly(traced) else call
