@@ -18,7 +18,7 @@ from ampbridge_tensorflow import _private
 
 
 class _Adam:
-    """What both have in common."""
+    """The step that both of torch's Adams have in common."""
 
     iterations: Any
     epsilon: Any
@@ -26,7 +26,7 @@ class _Adam:
     beta_2: float
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Keras' step, with the rate and the epsilon that amount to torch's at this one.
+        """Keras' step with the rate and the epsilon that make it torch's.
 
         Keras computes ``1 - beta_2 ** step`` in float32, which at first has an error of 5e-5.
         """

@@ -38,7 +38,7 @@ from ampbridge_tensorflow.model import decorating
 
 
 def devices() -> list[Device]:
-    """Those that TensorFlow places ops on: TPUs, GPUs, and the CPU."""
+    """The devices that TensorFlow places ops on: TPUs, GPUs, and the CPU."""
     found = {kind: tf.config.list_logical_devices(kind) for kind in ("TPU", "GPU", "CPU")}
     return [_device(kind, d.name) for kind, logical in found.items() for d in logical]
 
@@ -104,7 +104,7 @@ def _xla() -> str:
 
 
 def products(model: Any) -> list[Product]:
-    """Of dense, convolution and recurrent layers that have been built."""
+    """The products of dense, convolution and recurrent layers that have been built."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)
@@ -157,7 +157,7 @@ def explain(policy: Policy) -> Explanation:
 
 
 def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
-    """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
+    """The treatment of the first that ``op`` is here: its own op, a function, another's op, a layer."""
     raw, functions, kinds = names_of(op)
     if policy.level == "O0" and (raw or functions or kinds):
         return OpTreatment("native", "deny", "float32")

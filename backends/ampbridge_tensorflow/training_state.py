@@ -153,7 +153,7 @@ def _random_states(model: Model) -> set[int]:
 
 
 def _role(held: Held) -> tuple[str, str]:
-    """What a variable is for; of unknown layers, its own name and axes without meaning."""
+    """The role and the axes of a variable; in unknown layers, its name and axes without meaning."""
     attribute = held.attribute.lstrip("_")  # as Keras' own layers hide them from subclasses
     for name, roles in ROLES.items():
         kind = getattr(keras.layers, name, None)
@@ -226,7 +226,7 @@ def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
 
 
 def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
-    """The variables of an optimizer by attribute; lists of one for each parameter, by weight too.
+    """The variables of an optimizer by attribute; in a list of one for each parameter, by weight too.
 
     Raises:
         UnsupportedError: if it holds some in other ways.
@@ -255,7 +255,7 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
 
 
 def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
-    """The weights' names; of a variable that the model has not, its place in the list."""
+    """The names of weights; a variable that is not the model's gets its place in the list."""
     names = {id(held.variable): held.name for held in all_variables(model)}
     return [
         names.get(id(native_variable(variable)), outside.name_of(place))

@@ -53,12 +53,12 @@ def region(policy: Policy) -> Iterator[None]:
 
 
 def explained(policy: Policy) -> AbstractContextManager[None]:
-    """Where an error about the low dtypes of ``policy`` comes with a hint."""
+    """A block in which an error about the low dtypes of ``policy`` gets a hint."""
     return nullcontext() if policy.level == "O0" else _EXPLAINED
 
 
 class _Explained(AbstractContextManager[None]):
-    """Adds a hint to an error that Python code raised which no rule reaches."""
+    """Adds a hint to an error of Python code that no rule reaches."""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not isinstance(error, (TypeError, ValueError, tf.errors.OpError)):
@@ -84,12 +84,12 @@ _ABOUT_LOW_DTYPES = re.compile(
 
 
 def rules_for(policy: Policy) -> Rules:
-    """What a region of ``policy`` follows."""
+    """The rules that a region of ``policy`` follows."""
     return rules_of(policy, execution.of(policy) == "simulated")
 
 
 def differentiation(policy: Policy) -> AbstractContextManager[None]:
-    """Where the gradients of a region of ``policy`` are built."""
+    """A block in which the gradients of a region of ``policy`` are built."""
     return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
 
 
@@ -130,7 +130,7 @@ made: dict[_private.PrivateName, Site] = {}
 
 
 def find_sites() -> Sequence[Site]:
-    """What a region replaces. A site is made anew where somebody else has replaced the name since."""
+    """The places that a region replaces; made anew where somebody else has replaced one since."""
     sites = []
     for name in _private.PRIVATE_NAMES:
         place = _private.find(name)

@@ -98,7 +98,7 @@ def named_functions() -> Mapping[str, Any]:
 
 
 class Names(NamedTuple):
-    """What a canonical op is here: TensorFlow's ops, functions, and Keras' layers."""
+    """TensorFlow's ops, functions and Keras' layers that are one canonical op."""
 
     ops: list[str]
     functions: list[str]
@@ -106,7 +106,7 @@ class Names(NamedTuple):
 
 
 def names_of(op: op_table.Op) -> Names:
-    """What ``op`` is here, as far as this TensorFlow and this Keras have it."""
+    """The names of ``op`` that this TensorFlow and this Keras have."""
     spellings = (*op.names.get("tensorflow_api", ()), *op.names.get("keras_ops", ()))
     layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
     return Names(
@@ -117,7 +117,7 @@ def names_of(op: op_table.Op) -> Names:
 
 
 def has_effect(op: op_table.Op) -> bool:
-    """Whether there is something to cast that is ``op``."""
+    """Whether there is anything to cast for ``op``."""
     return any(names_of(op))
 
 
@@ -186,7 +186,7 @@ def run_whole(
 
 
 def _run(rules: Rules, spelling: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call ``function``, whose inputs have been cast; simulated, it is rounded once if all are low.
+    """Call ``function``, whose inputs have been cast. Simulated, its result is rounded once if all are low.
 
     Inputs of mixed dtypes are settled inside, op by op.
     """
@@ -225,12 +225,12 @@ def _replacement(spelling: str, original: Any) -> Any:
 
 @functools.cache
 def sites() -> FunctionSites:
-    """Where the named functions stand in this process."""
+    """The places in this process that hold the named functions."""
     return FunctionSites()
 
 
 class FunctionSites:
-    """Where the named functions stand; modules imported since the last look are looked at too."""
+    """Finds the places that hold the named functions, also in modules that were imported since."""
 
     def __init__(self) -> None:
         named = named_functions().items()
@@ -252,7 +252,7 @@ class FunctionSites:
         return [s for s in self._sites if vars(s.owner).get(s.attribute) is s.original]
 
     def standing(self) -> list[tuple[str, Site]]:
-        """Those at which a region's replacement stands now, with the function's spelling."""
+        """The sites at which a region's replacement stands now, with the function's spelling."""
         return [
             (self._spellings[id(s.original)], s)
             for s in self._sites

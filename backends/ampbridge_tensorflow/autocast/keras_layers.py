@@ -74,7 +74,7 @@ def replace_layer_call(original: Any) -> Any:
 
 
 def _rounding_once(original: Any) -> Any:
-    """``original``; where low precision is simulated, a layer that is one op is rounded once.
+    """``original``; but where low precision is simulated, a layer that is one op is rounded once.
 
     That is a product with its bias, and a normalization of low inputs, whose result comes in
     float32 then.
@@ -126,7 +126,7 @@ ATTENTIONS = _layers_of("attention")
 
 @replaces(_private.OUTPUT_SPEC)
 def replace_without_rules(original: Any) -> Any:
-    """Building, and finding out what an operation returns: as outside of any region.
+    """Layers are built, and asked what they would return, as outside of any region.
 
     In a layer that is low, where values of both precisions meet, these are promoted.
     """
@@ -181,7 +181,7 @@ def replace_layer_input(original: Any) -> Any:
 
 @replaces(_private.MODEL_INPUT)
 def replace_model_input(original: Any) -> Any:
-    """``Functional._convert_inputs_to_tensors``: inputs in the floating dtype in which they come."""
+    """``Functional._convert_inputs_to_tensors``: inputs keep the floating dtype in which they come."""
 
     @functools.wraps(original)
     def convert_inputs(self: Any, inputs: Any) -> Any:

@@ -121,7 +121,7 @@ def replace_eager_fallback(original: Any) -> Any:
 
 
 def _by_argument(op: str, flat: list[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat inputs under the op's argument names, lists as lists."""
+    """The flat inputs by the names of the op's arguments; a list argument gets a list."""
     values: dict[str, Any] = {}
     for argument in _private.value(_private.OP_DEFINITION)(op).input_arg:
         if not (argument.number_attr or argument.type_list_attr):
@@ -187,7 +187,7 @@ def replace_sparse_matmul(original: Any) -> Any:
 
 @replaces(_private.GLOBAL_DISPATCHERS)
 def replace_global_dispatchers(original: list[Any]) -> Any:
-    """The dispatchers that TensorFlow asks when a function raised: one more, the last resort."""
+    """The dispatchers that TensorFlow asks when a function has raised; ours is the last one."""
 
     class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):
         """Retries in float32 what a comparison of dtypes in Python has refused."""
@@ -203,7 +203,7 @@ def replace_global_dispatchers(original: list[Any]) -> Any:
             return op(*args, **kwargs)
 
     class Dispatchers:
-        """The original list, also for what is registered meanwhile, and the promoter after it."""
+        """The original list, to which others may still append, and the promoter after it."""
 
         def __iter__(self) -> Iterator[Any]:
             return iter([*original, promoter])
@@ -220,7 +220,7 @@ def replace_global_dispatchers(original: list[Any]) -> Any:
 
 @replaces(_private.VARIABLE_READ, _private.VARIABLE_GATHER, _private.VARIABLE_GATHER_ND)
 def replace_read(original: Any) -> Any:
-    """Methods that read a variable's value; that of a decorated model's is cast each time it is read.
+    """Methods that read a variable: the value of a decorated model's variable is cast each time.
 
     What is stored, assigned and updated is float32.
     """

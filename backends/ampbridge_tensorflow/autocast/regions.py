@@ -23,7 +23,7 @@ REPLACEMENTS: dict[PrivateName, Replace] = {}
 
 
 def replaces(*names: PrivateName) -> Callable[[Replace], Replace]:
-    """A decorator for what a region puts in the place of ``names``."""
+    """A decorator for the function that makes a region's replacement of ``names``."""
 
     def register(replace: Replace) -> Replace:
         REPLACEMENTS.update(dict.fromkeys(names, replace))
@@ -38,7 +38,7 @@ def defining_class(kind: type, method: str) -> type | None:
 
 
 def method_site(kind: type, method: str, replace: Replace) -> Site:
-    """A method of ``kind``, replaced on the class from which it has it."""
+    """A method of ``kind``, replaced on the class that defines it."""
     owner = defining_class(kind, method)
     assert owner is not None
     original = vars(owner)[method]

@@ -74,7 +74,7 @@ class Member(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Inputs that share a dtype. ``target`` None is the widest of those that arrive.
+    """Inputs that share a dtype. If ``target`` is None, they get the widest dtype that arrives.
 
     ``simulated``: where that is a low one, they are rounded to it and computed with in float32.
     ``adds_bias``: one of them may be a product that waits for its bias, still unrounded.
@@ -132,19 +132,19 @@ class Rules:
 
     @cached_property
     def inside(self) -> Rules:
-        """Inside of an op that has been cast as a whole: only mixed dtypes need settling."""
+        """The rules inside of an op that has been cast as a whole: they settle mixed dtypes alone."""
         if not self.simulated:
             return PROMOTE_ONLY
         return replace(PROMOTE_ONLY, simulated=True, bias_ops=self.bias_ops)
 
     @cached_property
     def in_layer(self) -> Rules:
-        """Inside of a layer that is a product and a bias."""
+        """The rules inside of a layer that is a product and a bias."""
         return replace(self, bias_ops=LAYERS_BIAS_OPS)
 
     @property
     def gradients(self) -> Rules:
-        """While gradients of this region are built."""
+        """The rules while gradients of this region are built."""
         return SIMULATED_GRADIENTS if self.simulated else GRADIENTS
 
     def _make_plan(self, op: str) -> Plan | None:
@@ -184,7 +184,7 @@ class Rules:
             yield Group("", members, tf.float32)
 
     def _target(self, definition: Any, attribute: str, rule: Category) -> tf.DType | None:
-        """The dtype that ``rule`` gives this group, as far as the op and the device have it."""
+        """The dtype that ``rule`` gives the inputs of ``attribute``, if op and device have it."""
 
         def runs_in(dtype: tf.DType) -> bool:
             accepted = _accepts(definition, attribute, dtype)
@@ -199,7 +199,7 @@ class Rules:
 
 
 def _computes(definition: Any) -> bool:
-    """Whether its results have to be rounded; those of a list beside others cannot be told apart."""
+    """Whether its results are rounded. Where a list is one of several outputs, they cannot be told apart."""
     outputs = definition.output_arg
     some_in_a_list = len(outputs) > 1 and any(a.number_attr for a in outputs)
     return not (definition.name in EXACT or some_in_a_list or uses_storage(definition))
@@ -334,7 +334,7 @@ def cast_float(value: Any, dtype: tf.DType) -> Any:
 
 
 def cast_with_mask(value: Any, dtype: tf.DType) -> Any:
-    """The same, with what Keras has written on a tensor for the layers and losses that it is given to."""
+    """The same; what Keras has written on the tensor, for the layers and losses after it, is kept."""
     made = cast_float(value, dtype)
     mask, logits = getattr(value, "_keras_mask", None), getattr(value, "_keras_logits", None)
     if mask is not None:
@@ -367,7 +367,7 @@ def in_float32(value: Any, low: tf.DType) -> Any:
 
 
 def in_float32_unrounded(value: Any, low: tf.DType) -> Any:
-    """The same; but a product that nothing has read yet as it was before it was rounded."""
+    """The same; but a product that nothing has read yet is returned unrounded."""
     product = _unrounded(value)
     return in_float32(value, low) if product is None else product
 
@@ -411,7 +411,7 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
 
 
 def _found(values: Any, member: Member) -> list[Any]:
-    """The dtypes of one input; lists of tensors that TensorFlow would stack are stacked here."""
+    """The dtypes of one input. A list of tensors that TensorFlow would stack is stacked here."""
     value = values[member.key]
     if member.is_list:
         return [float_dtype(v) for v in value] if isinstance(value, (list, tuple)) else ["other"]

@@ -33,7 +33,7 @@ def is_product(namespace: str, spelling: str) -> bool:
 
 
 def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: Any) -> Any:
-    """The results of ``op``, a tensor or a list, each of a simulated group's dtype rounded."""
+    """The results of ``op``, a tensor or a list; those with the dtype of a simulated group are rounded."""
     of_product = is_product("tensorflow", op)
     if not isinstance(results, list):
         return rounded(results, lows[plan.results[0]], of_product)
@@ -45,7 +45,7 @@ def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: 
 
 
 class Results(list[Any]):
-    """An eager op's results as they are handed on, beside what ran, which the tapes are told.
+    """The results of an eager op as they are handed on, and what ran: the tapes are told the latter.
 
     Gradients that are registered in Python look at the dtypes of an op's inputs, and refuse some.
     """
@@ -57,7 +57,7 @@ class Results(list[Any]):
 
 @replaces(_private.RECORD_GRADIENT)
 def replace_record_gradient(original: Any) -> Any:
-    """``record_gradient``, by which tapes learn of an op, after its result was rounded.
+    """``record_gradient``, through which tapes learn of an op, here after its result was rounded.
 
     The op made what was rounded; the cast behind it was made before the tape knew of the op.
     """

@@ -21,7 +21,7 @@ from ampbridge_tensorflow.model import fitted
 
 @replaces(_private.FUNCTION_CONTEXT)
 def replace_function_context(original: Any) -> Any:
-    """The key of tf.function's traces, with the active rules and all decorations as part of it."""
+    """tf.function keeps its traces by a key, which here includes the active rules and all decorations."""
 
     def make_function_context(scope_type: Any = None) -> Any:
         context = original(scope_type)
@@ -42,7 +42,7 @@ def like(reference: Any, value: Any) -> Any:
 
 @replaces(_private.WHILE_LOOP)
 def replace_while_loop(original: Any) -> Any:
-    """``while_loop``: what the body returns takes the dtypes that went in."""
+    """``while_loop``: the body's results are cast to the dtypes of its inputs."""
 
     def while_loop(cond: Any, body: Any, loop_vars: Any, *args: Any, **kwargs: Any) -> Any:
         if active_rules() is None:
@@ -89,7 +89,7 @@ def replace_branches(original: Any) -> Any:
 
 @replaces(_private.AUTOGRAPH_LOOP)
 def replace_autograph_loop(original: Any) -> Any:
-    """AutoGraph's check of a loop variable, ahead of ``while_loop``."""
+    """AutoGraph checks a loop variable before it calls ``while_loop``."""
 
     def verify(name: str, check_shape: bool, init: Any, entry: Any, exit_: Any, shape: Any) -> Any:
         if active_rules() is not None:
@@ -101,7 +101,7 @@ def replace_autograph_loop(original: Any) -> Any:
 
 @replaces(_private.AUTOGRAPH_COND)
 def replace_autograph_cond(original: Any) -> Any:
-    """AutoGraph's check of what two branches set, ahead of ``cond_v2``."""
+    """AutoGraph checks what two branches set before it calls ``cond_v2``."""
 
     def verify(name: str, body_var: Any, orelse_var: Any) -> Any:
         if active_rules() is not None:
@@ -139,7 +139,7 @@ replaces(_private.TENSOR_ARRAY_WRITE, _private.TENSOR_ARRAY_SCATTER)(_replace_te
 
 @replaces(_private.EAGER_GRADIENT, _private.GRAPH_GRADIENT)
 def replace_gradient(original: Any) -> Any:
-    """The two functions that build gradients, run by the rules for gradients.
+    """The two functions that build gradients; they follow the rules for gradients.
 
     Also outside of regions, where a decorated model has opened its own: in ``fit``, for instance.
     """
@@ -158,7 +158,7 @@ def replace_gradient(original: Any) -> Any:
 
 @replaces(_private.CUSTOM_GRADIENT_EAGER, _private.CUSTOM_GRADIENT_GRAPH)
 def replace_custom_gradient(original: Any) -> Any:
-    """``tf.custom_gradient``: backward as all gradients, results in the dtypes of their inputs.
+    """``tf.custom_gradient``: gradients follow their rules, and get the dtypes of the inputs.
 
     ``tf.recompute_grad`` computes its forward pass once more in there, which must cast as the first
     one did; and that is often after the region has closed.

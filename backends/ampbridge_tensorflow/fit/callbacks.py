@@ -188,7 +188,7 @@ class PolicySchedule(keras.callbacks.Callback):
             self.model.optimizer.active = policy.needs_scaling
 
     def _result(self) -> StepResult:
-        """What the last step did; read from the device only where the schedule looks."""
+        """The last step's result, which is read from the device only if the schedule looks at it."""
         tracker, optimizer = self.model.metrics[0], self.model.optimizer
         total, count = tracker.total.value.read_value(), tracker.count.value.read_value()
         loss = (total - self._total) / (count - self._count)  # Keras logs the mean of the epoch

@@ -61,7 +61,7 @@ _WRAPPER = "_ampbridge_wrapper"
 
 
 class _Wrapper(Mark):
-    """What an optimizer has been wrapped in."""
+    """The LossScaleOptimizer that an optimizer has been wrapped in."""
 
     def __init__(self, optimizer: LossScaleOptimizer) -> None:
         self.optimizer = optimizer

@@ -34,7 +34,7 @@ updates: Interception[bool] = Interception("ampbridge_tensorflow updates", _find
 
 
 def scaled(function: Any) -> Any:
-    """``function``, the updates of which come from a scaled loss, or from one that needs no scale."""
+    """``function``, which updates with gradients of a scaled loss, or of one that needs no scale."""
 
     @wraps(function)
     def update(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def _replace_apply(original: Any) -> Any:
 
 
 def _warn_of(optimizer: Any, updated: set[int]) -> None:
-    """Warn of each float16 decoration of a model with variables among those that were ``updated``."""
+    """Warn if a model that is decorated in float16 has variables among ``updated`` (ids)."""
     for found in fitted.standing():
         if not found.scales or optimizer in found.unscaled:
             continue
@@ -88,7 +88,7 @@ def scales_by_itself(optimizer: Any) -> bool:
 
 @replaces(_private.MAKE_TRAIN_FUNCTION)
 def _replace_make_train_function(original: Any) -> Any:
-    """What ``fit`` and ``train_on_batch`` call before the first batch."""
+    """``fit`` and ``train_on_batch`` call it before the first batch."""
 
     @wraps(original)
     def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:

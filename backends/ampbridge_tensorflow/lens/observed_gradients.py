@@ -43,7 +43,7 @@ def new_tape() -> tf.GradientTape:
 def recorded_on_a_tape(
     op: str, run: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[Any, Recorded]:
-    """What ``run(*arguments)`` returns, the outputs, and what a backward pass needs to know of it."""
+    """The outputs of ``run(*arguments)``, and what a backward pass needs to know of it."""
     inputs: list[tf.Tensor] = []
     apart: list[tf.Tensor] = []
 
@@ -75,7 +75,7 @@ def recorded_on_a_tape(
 def report_arrivals(
     recorded: Iterable[Recorded], outputs: Container[int], report: Callable[[Arrived], None]
 ) -> None:
-    """Have each op that made one of ``outputs`` (ids) report their gradients as it gets them."""
+    """Have each op that made one of ``outputs`` (ids) report the gradients that reach them."""
 
     def backward(op: Recorded, *gradients: Any) -> Sequence[Any]:
         come = [(o, g) for o, g in zip(op.outputs, gradients, strict=True) if g is not None]
@@ -93,7 +93,7 @@ def report_arrivals(
 def gradients_on(
     tape: tf.GradientTape, arrived: Arrived, sources: Sequence[tf.Tensor]
 ) -> Sequence[Any]:
-    """What ``arrived`` makes of the gradients of ``sources``; IndexedSlices stay what they are."""
+    """The gradients of ``sources``, from those that ``arrived``; IndexedSlices stay what they are."""
     if not arrived:
         return [None] * len(sources)
     targets, gradients = map(list, zip(*arrived, strict=True))

@@ -35,7 +35,7 @@ def is_floating(x: Any) -> bool:
 
 
 def family(op: str) -> str:
-    """The family of a canonical op; of others, none."""
+    """The family of a canonical op; empty for other ops."""
     return owner_family(op) if op in op_table.ops() else ""
 
 
@@ -72,7 +72,7 @@ def of_layer(layer: keras.Layer) -> str | None:
 
 
 def of_product_in(layer: Any) -> str | None:
-    """The op that the product in a layer is, with its bias; None of other layers."""
+    """The op that a layer's product with its bias is; None for other layers."""
     own: type = type(layer)
     _, op = _in_the_table(own)
     return op if op is not None and owner_family(op) in PRODUCTS and op not in LOOKED_INTO else None

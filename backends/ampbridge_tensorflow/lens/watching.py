@@ -1,4 +1,4 @@
-"""One forward pass as it is watched: which op runs, in which layer, on what, made of what.
+"""Watches one forward pass: which ops run, in which layers, with which inputs and kernels.
 
 A conversion between floating dtypes is part of the op that takes its result, whoever wrote it: else
 what overflows in a cast would overflow nowhere. A product and the bias that is added to it are one op.
@@ -74,7 +74,7 @@ class RunningOp:
         self._tape = new_tape() if gradients else None
 
     def run(self, inputs: Sequence[Input], action: Callable[[], Any]) -> Any:
-        """Run it, or what belongs to it besides; nothing has happened if it raises."""
+        """Run the op, or what else belongs to it; nothing has happened if it raises."""
         started = time.perf_counter()
         with self.on_tape(inputs):
             result = action()
@@ -85,7 +85,7 @@ class RunningOp:
 
     @contextmanager
     def on_tape(self, inputs: Sequence[Input]) -> Iterator[None]:
-        """Where its tape records; none does where gradients are not reported."""
+        """A block that its tape records; it has no tape if gradients are not reported."""
         if self._tape is None:
             yield
             return
@@ -94,7 +94,7 @@ class RunningOp:
             yield
 
     def run_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Run a part of it, below the casts."""
+        """Run a kernel of it, which gets what the casts have made."""
         result = run(*arguments) if self._tape is None else self.record(op, run, arguments)
         self.notice_kernel(op, arguments, result)
         return result
@@ -106,7 +106,7 @@ class RunningOp:
         return result
 
     def notice_kernel(self, op: str, arguments: Sequence[Any], result: Any) -> None:
-        """Remember what a part of it was, below the casts."""
+        """Remember a kernel of it and the dtype in which that ran."""
         if observed_ops.of_own_op(op) is not None:
             # What reads a variable has no floating-point input, but an output.
             values = [*tf.nest.flatten(list(arguments)), *tf.nest.flatten(result)]
@@ -129,7 +129,7 @@ class RunningOp:
         return any(x is result for result in self._made)
 
     def leaving(self, arrived: Arrived) -> Iterator[tuple[int, tf.Tensor]]:
-        """The gradients of its inputs, by their places; of one that is there twice, once."""
+        """The places of its inputs with their gradients; an input that is there twice comes once."""
         assert self._tape is not None  # else nothing arrives
         first: dict[int, tuple[int, Input]] = {}
         for place, each in enumerate(self.inputs):
@@ -225,7 +225,7 @@ class Watch:
         return self._open.run_kernel(op, run, arguments)
 
     def unrecorded_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """The same, where tapes learn of it later; see ``record``."""
+        """The same for a kernel that tapes learn of later, in ``record``."""
         result = run(*arguments)
         if self._open is not None:
             self._open.notice_kernel(op, arguments, result)
@@ -262,7 +262,7 @@ class Watch:
         return RunningOp(name, self._layer, simulated=simulated, gradients=self._gradients)
 
     def _gone_on_with(self, name: str, given: Sequence[Any]) -> RunningOp | None:
-        """The product that a bias is added to now, or whose layer gives its bias a shape."""
+        """The pending product, if this op adds its bias, or gives the bias in its layer a shape."""
         call, in_layer = self._pending, self._product is not None
         if call is None:
             return None
@@ -305,7 +305,7 @@ class Watch:
             self._report_gradients(call, reported)
 
     def _report_gradients(self, call: RunningOp, reported: OpCall) -> None:
-        """Have the tapes tell of its outputs' gradients, and work out what leaves by its inputs."""
+        """Have the tapes report the gradients of its outputs, and compute those of its inputs."""
         places = {id(output): place for place, output in enumerate(call.outputs)}
         observer = self._observer
 
@@ -326,7 +326,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Where what runs is no part of the forward pass."""
+        """A block that is no part of the forward pass."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -335,7 +335,7 @@ class Watch:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Where what runs is our own or the observer's: also not cast, and on no tape."""
+        """A block of our own code or the observer's: it is not cast either, and on no tape."""
         with self.paused(), regions.paused(None), _unrecorded():
             yield
 
@@ -346,11 +346,11 @@ class Watch:
         if isinstance(x, tf.Tensor) and x.dtype == tf.resource:
             x = self._variables.get(id(x))
         if is_variable(x):
-            variable = native_variable(x)
+            with _private.value(_private.LAYER_VARIABLES)(None):  # as it is, whoever reads it
+                variable = native_variable(x)
             if variable.dtype not in ALL_FLOATS:
                 return None
-            # As it is, whoever reads it.
-            with _private.value(_private.LAYER_VARIABLES)(None), self._apart():
+            with self._apart():
                 return Input(variable.handle, _operand(variable.value()))
         if isinstance(x, np.ndarray) and x.dtype.name in ("float16", "float32", "float64"):
             x = tf.constant(x)
@@ -364,7 +364,7 @@ class Watch:
 
     @cached_property
     def _variables(self) -> Mapping[int, tf.Variable]:
-        """The model's, by the ids of their handles."""
+        """The model's variables, by the ids of their handles."""
         variables = map(native_variable, self._model.variables)
         return {id(variable.handle): variable for variable in variables}
 
@@ -372,7 +372,7 @@ class Watch:
 
     @contextmanager
     def running(self, layer: Any) -> Iterator[None]:
-        """A call of a layer; what is no part of the model runs in the name of its caller."""
+        """A call of a layer. A layer that is no part of the model counts as its caller."""
         name, caller = self._name(layer), (self._layer, self._product)
         self._layer = self._layer if name is None else name
         self._product = observed_ops.of_product_in(layer)
@@ -384,7 +384,7 @@ class Watch:
             self.report_pending()
 
     def _name(self, layer: Any) -> str | None:
-        """Its dotted name, also of what was made meanwhile; None of what is no part of the model."""
+        """The layer's dotted name, also if it was made meanwhile; None if it is no part of the model."""
         if id(layer) not in self._names:
             self._names |= {id(part.layer): (part.name, part.layer) for part in layers(self._model)}
             self._names.setdefault(id(layer), (None, layer))

@@ -190,7 +190,7 @@ def largest_magnitudes(model: Model, kept: Sequence[Any]) -> list[Magnitude]:
 
 
 def _is_castable(layer: keras.Layer) -> bool:
-    """Whether it computes in float32 because nobody has said otherwise, or does but for a decoration."""
+    """Whether nobody but a decoration has chosen a precision for it."""
     if fitted.replaced(layer) is not None:
         return True
     return (
@@ -228,7 +228,7 @@ def _set_constraint(variable: Any, constraint: Any) -> None:
 
 
 def _replace_get_config(original: Any) -> Any:
-    """``Layer.get_config``: the dtype policy is that from before."""
+    """``Layer.get_config``: the dtype policy is that from before the decoration."""
 
     @wraps(original)
     def get_config(self: keras.Layer) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _replace_get_config(original: Any) -> Any:
 
 
 def _replace_get_compile_config(original: Any) -> Any:
-    """``Model.get_compile_config``: the optimizer is the one there is.
+    """``Model.get_compile_config``: the optimizer is the model's, wrapped if it is.
 
     Of one that has been wrapped to scale the loss Keras saves what is inside: it would wrap it again when
     it loads a model of ``mixed_float16``.
@@ -291,7 +291,7 @@ def _check_that_it_is_called(layer: Any) -> None:
 
 
 def _check_free(found: Fitted) -> None:
-    """That no part is in low precision by another model's decoration."""
+    """Refuse parts that are in low precision by another model's decoration."""
     taken = [layer for layer in found.layers if fitted.replaced(layer) is not None]
     taken += [v for v in found.variables if fitted.read_low_by(v) is not None]
     if taken:

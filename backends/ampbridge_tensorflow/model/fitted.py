@@ -33,7 +33,7 @@ class Mark:
 
 
 class Fitted(Mark):
-    """The decoration of one model, and what it has marked, for as long as it lasts."""
+    """The decoration of one model, and what it has marked."""
 
     def __init__(self, model: Any, decoration: Decoration, rules: Rules) -> None:
         self._model = weakref.ref(model)
@@ -71,12 +71,12 @@ class Fitted(Mark):
         return self.decoration.standalone and self.decoration.policy.needs_scaling
 
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
-        """What a trace that is made under it belongs to."""
+        """The key of the traces that are made under this decoration."""
         kept, standalone = frozenset(map(id, self.kept)), self.decoration.standalone
         return TraceKey(id(self.model), self.rules, kept, standalone, calls, bool(self.variables))
 
     def mark(self, model: Any) -> None:
-        """Write it on the model and on all that it lists."""
+        """Write this decoration on the model and on all that it lists."""
         # Not by their own __setattr__: these are no parts of a model that Keras should track.
         object.__setattr__(model, _FITTED, self)
         for layer in self.kept:
@@ -103,7 +103,7 @@ class Fitted(Mark):
                 self.full_variables.append(variable)
 
     def unmark(self, model: Any, present: Sequence[Any]) -> None:
-        """Take ``mark`` back, also from layers that were made since; ``present`` are all there are."""
+        """Take ``mark`` back, from all layers that are ``present``: some were made since."""
         for layer in (*self.layers, *present):
             before = replaced(layer) if isinstance(layer, keras.Layer) else None
             if before is not None and before.by is self:
@@ -149,7 +149,7 @@ def read_low_by(variable: Any) -> Fitted | None:
 
 
 def low_value(value: Any) -> Any:
-    """A variable that is read in low precision, also in a list, as a tensor; all else as it is."""
+    """``value`` with a tensor for each variable that is read in low precision, also in a list."""
     if isinstance(value, (list, tuple)):
         return [low_value(item) for item in value] if any(map(_is_low, value)) else value
     return tf.convert_to_tensor(value) if _is_low(value) else value
@@ -162,7 +162,7 @@ def _is_low(value: Any) -> bool:
 
 
 class Replaced(NamedTuple):
-    """What stands behind a low dtype policy of ours."""
+    """The policy that a low dtype policy of ours replaced, and the decoration that did so."""
 
     policy: keras.DTypePolicy
     by: Fitted
@@ -194,13 +194,13 @@ _inputs: Scoped[Mapping[int, Any]] = Scoped("ampbridge_tensorflow inputs", {})
 
 
 def inputs_known(inputs: Any) -> AbstractContextManager[None]:
-    """While a model that is decorated at O2 is called with ``inputs``."""
+    """A block in which a model that is decorated at O2 is called with ``inputs``."""
     floats = {id(leaf): leaf for leaf in leaves(inputs) if float_dtype(leaf) in FLOATS}
     return _inputs.during(floats)
 
 
 def taken(inputs: Any, layer: keras.Layer) -> Any:
-    """``inputs`` as ``layer`` takes them: one that is low casts what the model itself was given.
+    """``inputs`` as ``layer`` takes them: a low layer casts what the model itself was given.
 
     As Keras' own mixed policies do, but for models and for layers with a part in float32. These hand
     the inputs on, so that the part sees them unrounded. What a layer has computed follows the rules.
@@ -266,7 +266,7 @@ _standing: dict[TraceKey, weakref.ref[Fitted]] = {}
 
 
 def register(key: TraceKey, found: Fitted) -> None:
-    """Traces belong to ``key``'s decoration, ``found``, too, from now on."""
+    """From now on traces belong to ``found``, too, which has this ``key``."""
     global _present
     _present |= {key}
     _standing[key] = weakref.ref(found)
@@ -298,12 +298,12 @@ _keyed_otherwise: Scoped[bool] = Scoped("ampbridge_tensorflow traces", False)
 
 
 def trace_key() -> frozenset[TraceKey] | None:
-    """Which decorations a trace that is made now would see; None for none, or if they do not count."""
+    """The decorations that a trace made now would see; None if there are none or they do not count."""
     return None if _keyed_otherwise.get() else _present or None
 
 
 def traces_keyed_otherwise() -> AbstractContextManager[None]:
-    """Where traces are kept by what is decorated already."""
+    """A block whose traces are kept by their decoration in another way."""
     return _keyed_otherwise.during(True)
 
 
@@ -314,7 +314,7 @@ def some_variables_are_low() -> bool:
 
 @contextmanager
 def calls_seen() -> Iterator[None]:
-    """Where models that are not standalone see that they are called: inside of regions."""
+    """A block in which models that are not standalone notice their calls: a region."""
     with ExitStack() as stack:
         for calls in {c for key in _present if not key.standalone for c in key.calls}:
             stack.enter_context(calls.region(None))

@@ -79,7 +79,7 @@ def _replace_call(original: Any, owner: type) -> Any:
 
 
 def _dtype_name(value: Any) -> str | None:
-    """None for what is no tensor."""
+    """The name of a tensor's dtype; None for anything else."""
     return value.dtype.name if isinstance(value, tf.Tensor) else None
 
 
@@ -87,7 +87,7 @@ def _dtype_name(value: Any) -> str | None:
 def _prepared(
     model: Any, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> PreparedCall | None:
-    """The call as the decoration wants it; None to leave it alone."""
+    """The call as the decoration wants it; None if it is left alone."""
     active = active_rules()
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
     if found is None and active is None:
@@ -163,7 +163,7 @@ def install(
         context.run(hooks.close)
 
     def collected() -> None:
-        """The model is gone, or all is. Interceptions take locks; a garbage collection may not wait."""
+        """The model is gone. Interceptions take locks, for which a garbage collection may not wait."""
         fitted.forget(key)
         if any(each.is_changing() for each in hooked):
             _abandoned.append(remove_hooks)

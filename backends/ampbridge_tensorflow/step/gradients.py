@@ -148,7 +148,7 @@ class StepOfModel:
         return tuple([part.trainable for part in present if part is not None])
 
     def check_layers(self) -> None:
-        """That nobody has added layers to a Sequential model, or taken some out.
+        """Refuse a Sequential model to which layers were added, or from which some were taken.
 
         Raises:
             UnsupportedError: if somebody has. A trace has the layers of before.
@@ -221,7 +221,7 @@ def gradients(
 
 
 def recorded(tape: tf.GradientTape, compute: Callable[[], T]) -> T:
-    """What ``compute`` returns, recorded on ``tape``, which stands on TensorFlow's stack no longer than that.
+    """Run ``compute`` on ``tape``, which leaves TensorFlow's stack in any case.
 
     ``with tape:`` leaves it there if Ctrl-C comes just when its ``__exit__`` begins. It would record all
     that the thread computes from then on, and keep it.
@@ -244,7 +244,7 @@ _built_for: WeakKeyDictionary[Any, weakref.ref[Any]] = WeakKeyDictionary()
 
 
 def _check_that_it_trains_all(optimizer: Optimizer, model: Model) -> None:
-    """That an optimizer that was built for all variables of ``model`` still has them all.
+    """Refuse an optimizer that was built for all variables of ``model`` and lacks some now.
 
     One that somebody has built for some of them trains those.
     """
@@ -265,7 +265,7 @@ def _check_that_it_trains_all(optimizer: Optimizer, model: Model) -> None:
 
 
 class _CastVariablesAsBefore:
-    """Where a forward pass that is cut short leaves no scope open in which Keras casts variables.
+    """A block that leaves no scope of Keras' open, in which variables are cast, if it is cut short.
 
     Keras' own ``__exit__`` sees to it, unless Ctrl-C comes just when it begins.
     """

@@ -121,7 +121,7 @@ def step_if(
 
 @contextmanager
 def gradients_are_reduced() -> Iterator[None]:
-    """Where a Keras optimizer takes gradients as they are, and does not sum them over the replicas.
+    """A block in which Keras' optimizers do not sum gradients over the replicas.
 
     Raises:
         UnsupportedError: if Keras has moved what does so.
@@ -153,7 +153,7 @@ _reductions: Interception[bool] = Interception("ampbridge_tensorflow reductions"
 
 
 def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
-    """That optimizer and parameters were made in the scope of the strategy whose replica calls, if any.
+    """Refuse an optimizer or parameters from outside of the scope of the strategy that runs.
 
     (TensorFlow lets each replica write to one and the same counter of steps.)
 
@@ -186,7 +186,7 @@ def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
 
 @contextmanager
 def variables_made_under(strategy: Strategy | None) -> Iterator[None]:
-    """Where variables are made eagerly under a strategy, unseen by the trace or the replica one is in.
+    """A block that makes variables eagerly under a strategy, unseen by the present trace or replica.
 
     (A trace that sees variables made is traced once more.)
     """
@@ -226,7 +226,7 @@ def on_replicas(program: Program, model: Model) -> Program:
 
 
 def _joint(strategy: Strategy, output: StepOutput) -> StepOutput:
-    """What replicas return, once for all of them."""
+    """One output for those of all replicas."""
 
     def agreed(value: Any) -> Any:
         return tf.nest.map_structure(lambda leaf: _first(strategy, leaf), value)
@@ -273,13 +273,13 @@ def on_one_rank(model: Model, action: Callable[[], None]) -> None:
 
 
 def _place(context: tf.distribute.experimental.ValueContext) -> int:
-    """Which of all processes' replicas a value is for."""
+    """The number, among the replicas of all processes, of that which a value is for."""
     place: int = context.replica_id_in_sync_group
     return place
 
 
 def _sent(strategy: Strategy, text: str | None) -> str | None:
-    """What the process of the first replica passes as ``text``, in all of them: its first 4,096 bytes."""
+    """The ``text`` of the first replica's process, in all processes; its first 4,096 bytes."""
     encoded = np.frombuffer((text or "").encode()[:4096], np.uint8)
     codes = np.pad(encoded.astype(np.float32), (0, 4096 - encoded.size))  # bytes cannot be summed
 

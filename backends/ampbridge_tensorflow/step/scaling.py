@@ -178,7 +178,7 @@ class VariableStore:
 
     @outside_of_regions
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
-        """State <- next_state(state, overflow). Most of a finite step's is known when it is traced."""
+        """Set the state to ``next_state``. Most of a finite step's is known when it is traced."""
         state = self.read()
 
         def after(overflow: Scalar) -> tuple[Array, Array]:
@@ -196,7 +196,7 @@ class VariableStore:
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
-    """``tf.where``; of what is known while a step is traced, one of both."""
+    """``tf.where``, or a Python choice if ``condition`` is known while a step is traced."""
     if isinstance(condition, bool):
         return a if condition else b
     return tf.where(condition, a, b)
