@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.backend import (
-    Backend,
-    Model,
-    Program,
-    ScaleStore,
-)
+from ampbridge.adapters.backend import Backend, Model, Program, ScaleStore
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_tensorflow import _private, arguments, probing, training_state
 from ampbridge_tensorflow.autocast import casting, execution

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -145,16 +145,16 @@ def _is_own_op(canonical: str) -> bool:
 
 def _lookup(spelling: str) -> Any:
     root, *path = spelling.split(".")
-    owner = tf if root == "tf" else keras
-    return functools.reduce(lambda owner, name: getattr(owner, name, None), path, owner)
+    found = tf if root == "tf" else keras
+    for name in path:
+        found = getattr(found, name, None)
+    return found
 
 
 # -- how they run
 
 
-def run_as_one_op(
-    rules: Rules, spelling: str, function: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
+def run_as_one_op(rules: Rules, spelling: str, function: Any, args: Any, kwargs: Any) -> Any:
     """Call ``function`` of the table with its inputs cast by its rule and nothing cast inside of it."""
     rule = rules.functions.get(spelling)
     if rule is None or (rule != "deny" and spelling in CASTS_BACK):
@@ -166,12 +166,7 @@ def run_as_one_op(
 
 
 def run_whole(
-    rules: Rules,
-    rule: Category,
-    spelling: str,
-    function: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
+    rules: Rules, rule: Category, spelling: str, function: Any, args: Any, kwargs: Any
 ) -> Any:
     """Call ``function``, of the table or not, with its inputs cast and nothing cast inside of it."""
     args, kwargs = _cast_by(rules, rule, args, kwargs)
@@ -185,7 +180,7 @@ def run_whole(
     return _run(rules, spelling, function, args, kwargs)
 
 
-def _run(rules: Rules, spelling: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _run(rules: Rules, spelling: str, function: Any, args: Any, kwargs: Any) -> Any:
     """Call ``function``, whose inputs have been cast. Simulated, its result is rounded once if all are low.
 
     Inputs of mixed dtypes are settled inside, op by op.

@@ -204,7 +204,10 @@ def _replace_module_call(original: Any) -> Any:
 
 _ENTRIES: Mapping[_private.PrivateName, tuple[Replace, Replace]] = {
     _private.EAGER_OP: (_eager_op, _eager_kernel),
-    _private.EAGER_FALLBACK: (_fallback(Watch.own_op), _fallback(Watch.unrecorded_kernel)),
+    _private.EAGER_FALLBACK: (
+        _fallback(Watch.own_op),
+        _fallback(partial(Watch.kernel, recorded_now=False)),
+    ),
 }
 """Where eager ops enter, and what stands above and below the region's replacement."""
 

@@ -30,13 +30,7 @@ from ampbridge_tensorflow.lens.observed_gradients import (
     recorded_on_a_tape,
     report_arrivals,
 )
-from ampbridge_tensorflow.lens.observed_ops import (
-    BIAS,
-    MOVES,
-    PRODUCTS,
-    family,
-    is_floating,
-)
+from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, family, is_floating
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.probing import devices
@@ -92,12 +86,6 @@ class RunningOp:
         with self._tape:
             self._tape.watch([each.source for each in inputs])
             yield
-
-    def run_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Run a kernel of it, which gets what the casts have made."""
-        result = run(*arguments) if self._tape is None else self.record(op, run, arguments)
-        self.notice_kernel(op, arguments, result)
-        return result
 
     def record(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Run what tapes record as ``op``."""
@@ -218,17 +206,16 @@ class Watch:
             self._conversions[id(result)] = (result, arguments[0])
         return result
 
-    def kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Run what reaches TensorFlow below the casts."""
-        if self._open is None:
+    def kernel(
+        self, op: str, run: Callable[..., Any], arguments: Sequence[Any], recorded_now: bool = True
+    ) -> Any:
+        """Run what reaches TensorFlow below the casts; tapes may learn of it later, in ``record``."""
+        call = self._open
+        if call is None:
             return run(*arguments)
-        return self._open.run_kernel(op, run, arguments)
-
-    def unrecorded_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """The same for a kernel that tapes learn of later, in ``record``."""
-        result = run(*arguments)
-        if self._open is not None:
-            self._open.notice_kernel(op, arguments, result)
+        records = recorded_now and self._gradients
+        result = call.record(op, run, arguments) if records else run(*arguments)
+        call.notice_kernel(op, arguments, result)
         return result
 
     def record(

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
 from ampbridge.adapters.interrupts import hold_interrupts
-from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.adapters.nested import Structure, leaves, map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import explained
 from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.step.direct_calls import DirectCalls
-from ampbridge_tensorflow.step.gradients import StepOfModel, native_batch, unbuilt_if_it_fails
+from ampbridge_tensorflow.step.gradients import StepOfModel, native_array, unbuilt_if_it_fails
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -53,7 +53,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         if isinstance(step, StepOfModel):
             step.check_layers()
             trained = step.trained()
-        native = native_batch(batch)
+        native = map_leaves(native_array, batch)
         tensors: list[Any] = []
         key = direct.key((policy, final, trained), (native, total), tensors)
         call = direct.find(key)

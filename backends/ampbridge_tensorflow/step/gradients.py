@@ -186,7 +186,7 @@ def gradients(
     An optimizer that has not been built yet is built for the model's variables, which a Keras model
     may make in its first call; last, so that a step that fails leaves it as it was.
     """
-    batch = native_batch(batch)
+    batch = map_leaves(native_array, batch)
 
     def forward() -> tuple[Array, Array, Any]:
         with region(policy), _CastVariablesAsBefore():
@@ -280,17 +280,12 @@ class _CastVariablesAsBefore:
             self._state.set_global_attribute("autocast_scope", self._scope)
 
 
-def native_batch(batch: Sequence[Any]) -> Any:
-    """``batch`` with NumPy arrays as tensors, those of float64 in Keras' floatx.
+def native_array(item: Any) -> Any:
+    """A NumPy array as a tensor, one of float64 in Keras' floatx; anything else as it is.
 
     So does ``Model.fit``. A tensor in place of an array also keeps a traced step from being traced
     anew for each value.
     """
-    return map_leaves(native_array, batch)
-
-
-def native_array(item: Any) -> Any:
-    """A NumPy array as a tensor; anything else as it is."""
     if not isinstance(item, (np.ndarray, np.generic)):
         return item
     dtype = keras.config.floatx() if item.dtype == np.float64 else None

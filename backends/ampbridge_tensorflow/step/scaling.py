@@ -141,12 +141,8 @@ def apply(
 
 
 @outside_of_regions
-def variable_store(
-    state: ScaleState, strategy: tf.distribute.Strategy | None = None
-) -> VariableStore:
-    """A place for ``state``. Every replica of ``strategy`` has its own, and updates it alike: by what
-    all have agreed on.
-    """
+def variable_store(state: ScaleState, strategy: ranks.Strategy | None = None) -> VariableStore:
+    """A place for ``state``. Every replica of ``strategy`` has its own, and updates it as all do."""
     counts = [int(count) for count in state[1:]]
     # A scaler may be met first while a step is being traced.
     with ranks.variables_made_under(strategy):
