@@ -69,7 +69,6 @@ class SGD(keras.optimizers.SGD):
         self.l2 = l2
 
     def get_config(self) -> dict[str, Any]:
-        """With ``l2``."""
         return {**super().get_config(), "l2": self.l2}
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

@@ -22,6 +22,7 @@ from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
     PROMOTE_ONLY,
+    Rules,
     cast_all,
     float_dtype,
     is_floating,
@@ -40,13 +41,14 @@ def replace_layer_call(original: Any) -> Any:
     Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
     rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
     """
-    original = _rounding_once(original)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         rules = active_rules()
-        if rules is None or not _follows_rules(self) or is_symbolic((args, kwargs)):
+        if rules is None:
             return original(self, *args, **kwargs)
+        if not _follows_rules(self) or is_symbolic((args, kwargs)):
+            return _call_as_one_op(original, rules, self, args, kwargs)
         if rules.low in LOW:
             args, kwargs = fitted.taken((args, kwargs), self)
         rule = rules.layer(self)
@@ -60,9 +62,9 @@ def replace_layer_call(original: Any) -> Any:
         if rule == "allow" and not isinstance(self, ATTENTIONS):
             args, kwargs = cast_all((args, kwargs), rules.low)
             with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
-                outputs = original(self, *args, **kwargs)
+                outputs = _call_as_one_op(original, rules, self, args, kwargs)
         else:
-            outputs = original(self, *args, **kwargs)
+            outputs = _call_as_one_op(original, rules, self, args, kwargs)
         if not isinstance(self, NORMALIZATIONS):
             return outputs
         # Keras casts the results of a normalization to float32.
@@ -73,29 +75,23 @@ def replace_layer_call(original: Any) -> Any:
     return call
 
 
-def _rounding_once(original: Any) -> Any:
-    """``original``; but where low precision is simulated, a layer that is one op is rounded once.
+def _call_as_one_op(original: Any, rules: Rules, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``layer``; where low precision is simulated, one that is one op is rounded once.
 
     That is a product with its bias, and a normalization of low inputs, whose result comes in
     float32 then.
     """
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rules = active_rules()
-        inside = rules
-        if rules is not None and rules.simulated:
-            if isinstance(self, PRODUCTS):
-                inside = rules.in_layer
-            elif isinstance(self, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
-                args, kwargs = cast_all((args, kwargs), tf.float32)
-                inside = rules.inside
-        if inside is rules:
-            return original(self, *args, **kwargs)
-        with regions.paused(inside):
-            return original(self, *args, **kwargs)
-
-    return call
+    inside = rules
+    if rules.simulated:
+        if isinstance(layer, PRODUCTS):
+            inside = rules.in_layer
+        elif isinstance(layer, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
+            args, kwargs = cast_all((args, kwargs), tf.float32)
+            inside = rules.inside
+    if inside is rules:
+        return original(layer, *args, **kwargs)
+    with regions.paused(inside):
+        return original(layer, *args, **kwargs)
 
 
 def _follows_rules(operation: Any) -> bool:

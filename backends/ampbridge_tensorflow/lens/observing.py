@@ -102,18 +102,13 @@ def _watched(seen: Callable[..., Any]) -> Replace:
     return replace
 
 
-@_watched
-def _eager_op(
-    watch: Watch, original: Any, context: Any, op: str, name: str | None, *arguments: Any
-) -> Any:
-    return watch.own_op(op, partial(original, context, op, name), arguments)
+def _eager_op(seen_by: Callable[..., Any]) -> Replace:
+    def eager_op(
+        watch: Watch, original: Any, context: Any, op: str, name: str | None, *arguments: Any
+    ) -> Any:
+        return seen_by(watch, op, partial(original, context, op, name), arguments)
 
-
-@_watched
-def _eager_kernel(
-    watch: Watch, original: Any, context: Any, op: str, name: str | None, *arguments: Any
-) -> Any:
-    return watch.kernel(op, partial(original, context, op, name), arguments)
+    return _watched(eager_op)
 
 
 def _fallback(seen_by: Callable[..., Any]) -> Replace:
@@ -203,7 +198,7 @@ def _replace_module_call(original: Any) -> Any:
 
 
 _ENTRIES: Mapping[_private.PrivateName, tuple[Replace, Replace]] = {
-    _private.EAGER_OP: (_eager_op, _eager_kernel),
+    _private.EAGER_OP: (_eager_op(Watch.own_op), _eager_op(Watch.kernel)),
     _private.EAGER_FALLBACK: (
         _fallback(Watch.own_op),
         _fallback(partial(Watch.kernel, recorded_now=False)),

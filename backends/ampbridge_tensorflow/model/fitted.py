@@ -62,7 +62,7 @@ class Fitted(Mark):
 
     @property
     def model(self) -> Any:
-        """The model; None if it is gone."""
+        """None if it is gone."""
         return self._model()
 
     @property

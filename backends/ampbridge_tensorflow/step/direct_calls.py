@@ -34,7 +34,6 @@ class DirectCalls:
         self._context = _private.find(_CONTEXT)
 
     def clear(self) -> None:
-        """Forget all calls."""
         self._known.clear()
 
     def key(self, kind: Hashable, arguments: Any, tensors: list[Any]) -> Hashable | None:

@@ -59,7 +59,6 @@ def kind_of(values: Sequence[Array]) -> Scalar:
 
 
 def has_inf(values: Sequence[Array]) -> Array:
-    """Whether any number in ``values`` is infinite."""
     return tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
 
 
@@ -98,7 +97,7 @@ def _without_repeats(gradient: Array | None) -> Array | None:
 
 
 def _full(values: Array) -> Array:
-    """float32 or wider."""
+    """``values`` in float32, or wider if they are."""
     values = tf.convert_to_tensor(values)
     return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
 
@@ -163,12 +162,10 @@ class VariableStore:
         self._scale, self._counts = scale, counts
 
     def read(self) -> ScaleState:
-        """The state as tensors."""
         scale, counts = tf.convert_to_tensor(self._scale), tf.convert_to_tensor(self._counts)
         return ScaleState(scale, *tf.unstack(counts, len(ScaleState._fields) - 1))
 
     def write(self, state: ScaleState) -> None:
-        """Set the variables, from Python numbers or tensors."""
         self._scale.assign(state.scale)
         self._counts.assign(state[1:])
 
