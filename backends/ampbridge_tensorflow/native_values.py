@@ -44,8 +44,7 @@ def values_of(gradient: Array) -> Array:
 
 
 def rounded_to(dtype: str, values: Array) -> Array:
-    """``values`` rounded to ``dtype``, in the dtype that they had."""
-    values = tf.convert_to_tensor(values)
+    """The tensor ``values`` rounded to ``dtype``, in its own."""
     return tf.cast(tf.cast(values, dtype), values.dtype)
 
 

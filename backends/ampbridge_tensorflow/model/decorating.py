@@ -92,7 +92,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         scaled_fit.scale(model, found)
     if policy.level == "O2" and not policy.master_weights:
         for variable in fitted.low_variables(model):
-            variable.assign(rounded_to(policy.dtype, variable))
+            variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
             _set_constraint(variable, Rounded(policy.dtype, variable.constraint))
 
 
@@ -216,7 +216,8 @@ class Rounded(keras.constraints.Constraint):
         self.dtype, self.before = dtype, before
 
     def __call__(self, variable: Any) -> tf.Tensor:
-        return rounded_to(self.dtype, variable if self.before is None else self.before(variable))
+        value = variable if self.before is None else self.before(variable)
+        return rounded_to(self.dtype, tf.convert_to_tensor(value))
 
 
 def _set_constraint(variable: Any, constraint: Any) -> None:
