@@ -31,6 +31,17 @@ class PrivateName(NamedTuple):
         return f"{self.module}.{self.attribute}"
 
 
+def _required(place: str, without_it: str) -> PrivateName:
+    """The name at ``place``, written as "module:attribute"."""
+    module, attribute = place.split(":")
+    return PrivateName(module, attribute, without_it)
+
+
+def _optional(place: str, without_it: str) -> PrivateName:
+    """The same; a version without it loses that one feature."""
+    return _required(place, without_it)._replace(required=False)
+
+
 class Location(NamedTuple):
     """Where an attribute is held, and what ``vars(owner)`` holds there, descriptors included."""
 
@@ -40,298 +51,224 @@ class Location(NamedTuple):
 
 
 # -- where ops enter
-EAGER_OP = PrivateName(
-    "tensorflow.python.pywrap_tfe",
-    "TFE_Py_FastPathExecute",
-    "eager ops do not follow the lists",
+EAGER_OP = _required(
+    "tensorflow.python.pywrap_tfe:TFE_Py_FastPathExecute", "eager ops do not follow the lists"
 )
-GRAPH_OP = PrivateName(
-    "tensorflow.python.framework.op_def_library",
-    "_apply_op_helper",
+GRAPH_OP = _required(
+    "tensorflow.python.framework.op_def_library:_apply_op_helper",
     "ops in tf.function do not follow the lists",
 )
-EAGER_FALLBACK = PrivateName(
-    "tensorflow.python.eager.execute",
-    "execute",
+EAGER_FALLBACK = _optional(
+    "tensorflow.python.eager.execute:execute",
     "eager ops with inputs that the C function does not take (Python lists) do not follow the lists",
-    required=False,
 )
-RECORD_GRADIENT = PrivateName(
-    "tensorflow.python.eager.execute",
-    "record_gradient",
+RECORD_GRADIENT = _optional(
+    "tensorflow.python.eager.execute:record_gradient",
     "gradients of simulated ops in tf.function, taken outside of a region, raise",
-    required=False,
 )
-OP_DEFINITION = PrivateName(
-    "tensorflow.python.framework.op_def_registry",
-    "get",
+OP_DEFINITION = _required(
+    "tensorflow.python.framework.op_def_registry:get",
     "which inputs of an op share a dtype is unknown",
 )
-KERNELS = PrivateName(
-    "tensorflow.python.framework.kernels",
-    "get_registered_kernels_for_op",
+KERNELS = _optional(
+    "tensorflow.python.framework.kernels:get_registered_kernels_for_op",
     "ops without a low-precision kernel on this device (Svd, Cholesky, ...) raise",
-    required=False,
 )
-CONVERSION = PrivateName(
-    "tensorflow.python.framework.tensor_conversion_registry",
-    "convert",
+CONVERSION = _required(
+    "tensorflow.python.framework.tensor_conversion_registry:convert",
     "Variable.assign(low) and every convert_to_tensor(low, dtype=float32) raise",
 )
-SPARSE_MATMUL = PrivateName(
-    "tensorflow.python.ops.math_ops",
-    "sparse_matmul",
+SPARSE_MATMUL = _optional(
+    "tensorflow.python.ops.math_ops:sparse_matmul",
     "tf.matmul(bfloat16, float32) becomes SparseMatMul, whose result is float32",
-    required=False,
 )
-GLOBAL_DISPATCHERS = PrivateName(
-    "tensorflow.python.util.dispatch",
-    "_GLOBAL_DISPATCHERS",
+GLOBAL_DISPATCHERS = _optional(
+    "tensorflow.python.util.dispatch:_GLOBAL_DISPATCHERS",
     "what compares dtypes in Python (x / y, tf.one_hot, tf.math.divide_no_nan) raises on mixed inputs",
-    required=False,
 )
 
 # -- traced code
-FUNCTION_CONTEXT = PrivateName(
-    "tensorflow.python.eager.polymorphic_function.function_context",
-    "make_function_context",
+FUNCTION_CONTEXT = _required(
+    "tensorflow.python.eager.polymorphic_function.function_context:make_function_context",
     "a traced tf.function is reused under another policy",
 )
-EAGER_TENSOR = PrivateName(
-    "tensorflow.python.framework.ops",
-    "EagerTensor",
+EAGER_TENSOR = _optional(
+    "tensorflow.python.framework.ops:EagerTensor",
     "compiled steps go through tf.function's dispatch, which takes longer",
-    required=False,
 )
-CALL_FLAT = PrivateName(
-    "tensorflow.python.eager.polymorphic_function.concrete_function",
-    "ConcreteFunction._call_flat",
+CALL_FLAT = _optional(
+    "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction._call_flat",
     "the same",
-    required=False,
 )
-WHILE_LOOP = PrivateName(
-    "tensorflow.python.ops.while_v2",
-    "while_loop",
+WHILE_LOOP = _optional(
+    "tensorflow.python.ops.while_v2:while_loop",
     "loops whose body returns another float dtype raise",
-    required=False,
 )
-COND = PrivateName(
-    "tensorflow.python.ops.cond_v2",
-    "cond_v2",
+COND = _optional(
+    "tensorflow.python.ops.cond_v2:cond_v2",
     "tf.cond raises where its branches end in different float dtypes",
-    required=False,
 )
-INDEXED_CASE = PrivateName(
-    "tensorflow.python.ops.cond_v2",
-    "indexed_case",
+INDEXED_CASE = _optional(
+    "tensorflow.python.ops.cond_v2:indexed_case",
     "tf.switch_case raises where its branches end in different float dtypes",
-    required=False,
 )
-AUTOGRAPH_LOOP = PrivateName(
-    "tensorflow.python.autograph.operators.control_flow",
-    "_verify_single_loop_var",
+AUTOGRAPH_LOOP = _optional(
+    "tensorflow.python.autograph.operators.control_flow:_verify_single_loop_var",
     "Python loops that AutoGraph converts raise where a variable changes its float dtype",
-    required=False,
 )
-AUTOGRAPH_COND = PrivateName(
-    "tensorflow.python.autograph.operators.control_flow",
-    "verify_single_cond_var",
+AUTOGRAPH_COND = _optional(
+    "tensorflow.python.autograph.operators.control_flow:verify_single_cond_var",
     "Python ifs that AutoGraph converts raise where branches end in different float dtypes",
-    required=False,
 )
-TENSOR_ARRAY = "tensorflow.python.ops.tensor_array_ops"
-TENSOR_ARRAY_WRITE = PrivateName(
-    TENSOR_ARRAY, "TensorArray.write", "TensorArray(float32).write(low) raises", required=False
+TENSOR_ARRAY_WRITE = _optional(
+    "tensorflow.python.ops.tensor_array_ops:TensorArray.write",
+    "TensorArray(float32).write(low) raises",
 )
-TENSOR_ARRAY_UNSTACK = PrivateName(
-    TENSOR_ARRAY, "TensorArray.unstack", "TensorArray(float32).unstack(low) raises", required=False
+TENSOR_ARRAY_UNSTACK = _optional(
+    "tensorflow.python.ops.tensor_array_ops:TensorArray.unstack",
+    "TensorArray(float32).unstack(low) raises",
 )
-TENSOR_ARRAY_SCATTER = PrivateName(
-    TENSOR_ARRAY, "TensorArray.scatter", "TensorArray(float32).scatter(low) raises", required=False
+TENSOR_ARRAY_SCATTER = _optional(
+    "tensorflow.python.ops.tensor_array_ops:TensorArray.scatter",
+    "TensorArray(float32).scatter(low) raises",
 )
-TENSOR_ARRAY_SPLIT = PrivateName(
-    TENSOR_ARRAY, "TensorArray.split", "TensorArray(float32).split(low) raises", required=False
+TENSOR_ARRAY_SPLIT = _optional(
+    "tensorflow.python.ops.tensor_array_ops:TensorArray.split",
+    "TensorArray(float32).split(low) raises",
 )
-TO_AUTOGRAPH = PrivateName(
-    "tensorflow.python.autograph.impl.api",
-    "tf_convert",
+TO_AUTOGRAPH = _optional(
+    "tensorflow.python.autograph.impl.api:tf_convert",
     "a compiled step does not convert Python control flow on tensors in loss_fn",
-    required=False,
 )
-AUTOGRAPH_STATUS = PrivateName(
-    "tensorflow.python.autograph.core.ag_ctx",
-    "control_status_ctx",
-    "the same",
-    required=False,
+AUTOGRAPH_STATUS = _optional(
+    "tensorflow.python.autograph.core.ag_ctx:control_status_ctx", "the same"
 )
 
 # -- variables
-VARIABLES = "tensorflow.python.ops.resource_variable_ops"
-VARIABLE_READ = PrivateName(
-    VARIABLES,
-    "BaseResourceVariable._read_variable_op",
+VARIABLE_READ = _required(
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._read_variable_op",
     "variables of tf.Modules stay float32 at O2",
 )
-VARIABLE_TO_TENSOR = PrivateName(VARIABLES, "BaseResourceVariable._dense_var_to_tensor", "the same")
-VARIABLE_GATHER = PrivateName(
-    VARIABLES, "BaseResourceVariable.sparse_read", "the same, for tf.gather"
+VARIABLE_TO_TENSOR = _required(
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._dense_var_to_tensor",
+    "the same",
 )
-VARIABLE_GATHER_ND = PrivateName(
-    VARIABLES, "BaseResourceVariable.gather_nd", "the same, for tf.gather_nd"
+VARIABLE_GATHER = _required(
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.sparse_read",
+    "the same, for tf.gather",
+)
+VARIABLE_GATHER_ND = _required(
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.gather_nd",
+    "the same, for tf.gather_nd",
 )
 
 # -- gradients
-EAGER_GRADIENT = PrivateName(
-    "tensorflow.python.eager.imperative_grad",
-    "imperative_grad",
+EAGER_GRADIENT = _required(
+    "tensorflow.python.eager.imperative_grad:imperative_grad",
     "gradients taken inside of a region cast the gradient functions' ops by the lists again",
 )
-GRAPH_GRADIENT = PrivateName(
-    "tensorflow.python.ops.gradients_util",
-    "_GradientsHelper",
+GRAPH_GRADIENT = _required(
+    "tensorflow.python.ops.gradients_util:_GradientsHelper",
     "the same, for tf.gradients and the backward pass of tf.function",
 )
-CUSTOM_GRADIENT_EAGER = PrivateName(
-    "tensorflow.python.ops.custom_gradient",
-    "_eager_mode_decorator",
+CUSTOM_GRADIENT_EAGER = _required(
+    "tensorflow.python.ops.custom_gradient:_eager_mode_decorator",
     "tf.custom_gradient and tf.recompute_grad run their backward pass in another precision",
 )
-CUSTOM_GRADIENT_GRAPH = PrivateName(
-    "tensorflow.python.ops.custom_gradient",
-    "_graph_mode_decorator",
-    "the same, in tf.function",
+CUSTOM_GRADIENT_GRAPH = _required(
+    "tensorflow.python.ops.custom_gradient:_graph_mode_decorator", "the same, in tf.function"
 )
 
 # -- observing
-RECORD_OPERATION = PrivateName(
-    "tensorflow.python.eager.record",
-    "record_operation_backprop_only",
+RECORD_OPERATION = _optional(
+    "tensorflow.python.eager.record:record_operation_backprop_only",
     "the gradients of ops cannot be observed",
-    required=False,
 )
-STOP_RECORDING = PrivateName(
-    "tensorflow.python.eager.record",
-    "stop_recording",
+STOP_RECORDING = _optional(
+    "tensorflow.python.eager.record:stop_recording",
     "what an observer computes would be on the tapes of what it observes",
-    required=False,
 )
-RUNS_EAGERLY = PrivateName(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function",
-    "Function._run_functions_eagerly",
+RUNS_EAGERLY = _optional(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function._run_functions_eagerly",
     "ops of tf.functions cannot be observed",
-    required=False,
 )
-PROFILE = PrivateName(
-    "tensorflow.tsl.profiler.protobuf.xplane_pb2",
-    "XSpace",
-    "peak memory on CPUs is not known",
-    required=False,
+PROFILE = _optional(
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace", "peak memory on CPUs is not known"
 )
 OF_OBSERVING = (RECORD_OPERATION, STOP_RECORDING, RUNS_EAGERLY)
 
 # -- Keras
-LAYER_CALL = PrivateName(
-    "keras.src.ops.operation",
-    "Operation.__call__",
+LAYER_CALL = _required(
+    "keras.src.ops.operation:Operation.__call__",
     "Keras layers do not follow the lists as a whole; Dense ends in float32",
 )
-OUTPUT_SPEC = PrivateName(
-    "keras.src.ops.operation",
-    "Operation.compute_output_spec",
+OUTPUT_SPEC = _required(
+    "keras.src.ops.operation:Operation.compute_output_spec",
     "a functional model that is made inside of a region keeps that region's dtypes",
 )
-LAYER_BUILD = PrivateName(
-    "keras.src.layers.layer",
-    "Layer._maybe_build",
+LAYER_BUILD = _required(
+    "keras.src.layers.layer:Layer._maybe_build",
     "weights and sublayers that are made inside of a region keep low precision",
 )
-LAYER_INPUT = PrivateName(
-    "keras.src.dtype_policies.dtype_policy",
-    "DTypePolicy.convert_input",
+LAYER_INPUT = _required(
+    "keras.src.dtype_policies.dtype_policy:DTypePolicy.convert_input",
     "every float32 layer casts its inputs back up to float32",
 )
-MODEL_INPUT = PrivateName(
-    "keras.src.models.functional",
-    "Functional._convert_inputs_to_tensors",
+MODEL_INPUT = _optional(
+    "keras.src.models.functional:Functional._convert_inputs_to_tensors",
     "functional models cast low inputs up, and low-precision ones cast float32 inputs down",
-    required=False,
 )
-LAYER_VARIABLES = PrivateName(
-    "keras.src.backend.common.variables",
-    "AutocastScope",
+LAYER_VARIABLES = _required(
+    "keras.src.backend.common.variables:AutocastScope",
     "biases stay float32 and promote the results of Dense and Conv",
 )
-KERAS_STATE = PrivateName(
-    "keras.src.backend.common",
-    "global_state",
+KERAS_STATE = _optional(
+    "keras.src.backend.common:global_state",
     "an interrupt between two layers leaves Keras casting variables",
-    required=False,
 )
-LOSS_CLASS = PrivateName(
-    "keras.src.losses.losses",
-    "LossFunctionWrapper.call",
+LOSS_CLASS = _optional(
+    "keras.src.losses.losses:LossFunctionWrapper.call",
     "Keras Loss objects stay float32 where a policy allows their op",
-    required=False,
 )
-MAKE_TRAIN_FUNCTION = PrivateName(
-    "keras.src.backend.tensorflow.trainer",
-    "TensorFlowTrainer.make_train_function",
+MAKE_TRAIN_FUNCTION = _optional(
+    "keras.src.backend.tensorflow.trainer:TensorFlowTrainer.make_train_function",
     "nothing says that fit in a float16 region scales no loss",
-    required=False,
 )
-FINITE_BRANCH = PrivateName(
-    "keras.src.optimizers.loss_scale_optimizer",
-    "LossScaleOptimizer._stateful_handle_finite_grads",
+FINITE_BRANCH = _optional(
+    "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._stateful_handle_finite_grads",
     "a LossScaleOptimizer cannot follow the rule of a GradScaler",
-    required=False,
 )
-OVERFLOW_BRANCH = PrivateName(
-    "keras.src.optimizers.loss_scale_optimizer",
-    "LossScaleOptimizer._stateful_handle_non_finite_grads",
+OVERFLOW_BRANCH = _optional(
+    "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._stateful_handle_non_finite_grads",
     "the same",
-    required=False,
 )
-EAGER_MODE = PrivateName(
-    "tensorflow.python.eager.context",
-    "eager_mode",
+EAGER_MODE = _optional(
+    "tensorflow.python.eager.context:eager_mode",
     "the first step is traced twice where the optimizer has not been built, and fails on a replica",
-    required=False,
 )
-REDUCE_GRADIENTS = PrivateName(
-    "keras.src.backend.tensorflow.optimizer",
-    "TFOptimizer._all_reduce_sum_gradients",
+REDUCE_GRADIENTS = _optional(
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
     "Keras' optimizers would sum what the replicas of a strategy have averaged",
-    required=False,
 )
-SNAKE_CASE = PrivateName(
-    "keras.src.utils.naming",
-    "to_snake_case",
+SNAKE_CASE = _optional(
+    "keras.src.utils.naming:to_snake_case",
     "checkpoints of models whose layers have no names are not found to fit in another process",
-    required=False,
 )
-SEED_GENERATOR = PrivateName(
-    "keras.src.random.seed_generator",
-    "GLOBAL_SEED_GENERATOR",
+SEED_GENERATOR = _optional(
+    "keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR",
     "what Keras draws without a seed is not given back after a look by amp.lens",
-    required=False,
 )
-GLOBAL_GENERATOR = PrivateName(
-    "tensorflow.python.ops.stateful_random_ops",
-    "global_generator",
+GLOBAL_GENERATOR = _optional(
+    "tensorflow.python.ops.stateful_random_ops:global_generator",
     "what the global tf.random.Generator draws is not given back after a look by amp.lens",
-    required=False,
 )
-EAGER_CONTEXT = PrivateName(
-    "tensorflow.python.eager.context",
-    "context",
+EAGER_CONTEXT = _optional(
+    "tensorflow.python.eager.context:context",
     "what ops draw by tf.random.set_seed is not given back after a look by amp.lens",
-    required=False,
 )
-SLOT_INDEX = PrivateName(
-    "keras.src.optimizers.base_optimizer",
-    "BaseOptimizer._get_variable_index",
+SLOT_INDEX = _optional(
+    "keras.src.optimizers.base_optimizer:BaseOptimizer._get_variable_index",
     "neutral.optimizer('sgd', ...) has no momentum",
-    required=False,
 )
 PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
 
@@ -397,24 +334,24 @@ def moved(name: PrivateName) -> UnsupportedError:
 
 
 def op_seeds() -> random.Random | None:
-    """What eager ops take their seeds from after ``tf.random.set_seed``; None before."""
+    """The generator of eager ops' seeds, which ``tf.random.set_seed`` makes; None before."""
     context = value(EAGER_CONTEXT)
     return None if context is None else getattr(context(), "_rng", None)
 
 
 def set_op_seeds(seeds: random.Random) -> None:
-    """Let them take their seeds from ``seeds``, where ``op_seeds`` has said from what they do."""
+    """Replace the generator that ``op_seeds`` returns."""
     value(EAGER_CONTEXT)()._rng = seeds
 
 
 def keras_seed_generator() -> Any:
-    """What Keras takes seeds from where its user gives none; None if that has not happened yet."""
+    """Keras' generator for seeds that its user does not give; None if none was needed yet."""
     key, state = value(SEED_GENERATOR), value(KERAS_STATE)
     return None if key is None or state is None else state.get_global_attribute(key)
 
 
 def set_keras_seed_generator(generator: Any) -> None:
-    """Let Keras take them from ``generator``; from a new one, made when it is needed, if that is None."""
+    """Replace it; after None Keras makes a new one when it needs one."""
     key, state = value(SEED_GENERATOR), value(KERAS_STATE)
     if key is not None and state is not None:
         state.set_global_attribute(key, generator)
@@ -429,7 +366,10 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
 
 
 def trackers(optimizer: Any) -> list[Any]:
-    """Where a Keras optimizer notes the variables that it has met (``_tracker``)."""
+    """See ``Backend.records``: a Keras optimizer's ``_tracker``.
+
+    It passes over a variable whose ``id`` it has met before.
+    """
     found = getattr(optimizer, "_tracker", None)
     return [] if found is None else [found]
 

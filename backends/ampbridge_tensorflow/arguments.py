@@ -28,7 +28,7 @@ def kind(obj: object) -> Kind | None:
 
 
 def check_keras_backend(what: str) -> None:
-    """That Keras runs on TensorFlow, as ``what``, a part of ``fit``, needs.
+    """Refuse ``what``, a part of ``fit``, where Keras does not run on TensorFlow.
 
     Raises:
         UnsupportedError: for Keras on torch or JAX.

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any, final
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.backend import (
-    Backend,
-    Model,
-    Program,
-    ScaleStore,
-)
+from ampbridge.adapters.backend import Backend, Model, Program, ScaleStore
 from ampbridge.scaling.scale_rule import ScaleState
-from ampbridge_tensorflow import arguments, probing, training_state
+from ampbridge_tensorflow import _private, arguments, probing, training_state
 from ampbridge_tensorflow.autocast import casting, execution
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
-from ampbridge_tensorflow.model import copying, decorating
+from ampbridge_tensorflow.model import decorating
 from ampbridge_tensorflow.native import native_policy, native_scaler
 from ampbridge_tensorflow.step import compiling, gradients, own_precision, ranks, scaling
 
@@ -42,11 +37,11 @@ class TensorflowBackend(Backend):
     undecorate = staticmethod(decorating.undecorate)
     decoration = staticmethod(decorating.decoration)
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)
-    copied = staticmethod(copying.copied)
+    copied = staticmethod(decorating.copied)
 
     cast = staticmethod(gradients.cast)
     parameters = staticmethod(gradients.parameters)
-    records = staticmethod(gradients.records)
+    records = staticmethod(_private.trackers)
     add = staticmethod(gradients.add)
     gradients = staticmethod(gradients.gradients)
 
@@ -84,7 +79,7 @@ class TensorflowBackend(Backend):
     native_policy = staticmethod(native_policy.native_policy)
 
     def on_replicas(self, program: Program, model: Model) -> Program:
-        return gradients.OfOneModel(ranks.on_replicas(program, model), model)
+        return gradients.StepOfModel(ranks.on_replicas(program, model), model)
 
     def scale_store(self, state: ScaleState, like: Any) -> ScaleStore:
         if isinstance(like, LossScaleOptimizer):

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ampbridge.adapters.backend import Array
 from ampbridge_tensorflow import _private
+
+
+def is_variable(value: Any) -> bool:
+    """Whether it is a variable, TensorFlow's or Keras'."""
+    return isinstance(value, tf.Variable) or _private.is_keras_variable(value)
+
+
+def is_symbolic(structure: Any) -> bool:
+    """Whether a KerasTensor is among the values: a functional model is being made."""
+    return any(isinstance(value, keras.KerasTensor) for value in tf.nest.flatten(structure))
 
 
 def native_variable(parameter: Any) -> tf.Variable:
@@ -30,6 +41,11 @@ def made_under(variable: Any) -> tf.distribute.Strategy | None:
 def values_of(gradient: Array) -> Array:
     """The values of a gradient, dense or IndexedSlices."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def rounded_to(dtype: str, values: Array) -> Array:
+    """The tensor ``values`` rounded to ``dtype``, in its own."""
+    return tf.cast(tf.cast(values, dtype), values.dtype)
 
 
 def on_values(gradient: Array | None, function: Callable[[Array], Array]) -> Array | None:

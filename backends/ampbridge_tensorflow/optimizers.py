@@ -18,7 +18,7 @@ from ampbridge_tensorflow import _private
 
 
 class _Adam:
-    """What both have in common."""
+    """The step that both of torch's Adams have in common."""
 
     iterations: Any
     epsilon: Any
@@ -26,7 +26,7 @@ class _Adam:
     beta_2: float
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Keras' step, with the rate and the epsilon that amount to torch's at this one.
+        """Keras' step with the rate and the epsilon that make it torch's.
 
         Keras computes ``1 - beta_2 ** step`` in float32, which at first has an error of 5e-5.
         """
@@ -69,7 +69,6 @@ class SGD(keras.optimizers.SGD):
         self.l2 = l2
 
     def get_config(self) -> dict[str, Any]:
-        """With ``l2``."""
         return {**super().get_config(), "l2": self.l2}
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

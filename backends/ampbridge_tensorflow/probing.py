@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import keras
 import tensorflow as tf
+from keras import layers
 
 from ampbridge.adapters.roles.probing import (
     Device,
@@ -24,8 +24,13 @@ from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import INPUTS_DTYPE, PARTS_DTYPE, dtype_of, sharing, unless_refused
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting, execution
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
-from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, names_of
+from ampbridge_tensorflow.autocast.functions import (
+    LOOKED_INTO,
+    names_of,
+    owner_of,
+    spelling_namespace,
+)
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.model import decorating
 
@@ -33,7 +38,7 @@ from ampbridge_tensorflow.model import decorating
 
 
 def devices() -> list[Device]:
-    """Those that TensorFlow places ops on: TPUs, GPUs, and the CPU."""
+    """The devices that TensorFlow places ops on: TPUs, GPUs, and the CPU."""
     found = {kind: tf.config.list_logical_devices(kind) for kind in ("TPU", "GPU", "CPU")}
     return [_device(kind, d.name) for kind, logical in found.items() for d in logical]
 
@@ -99,7 +104,7 @@ def _xla() -> str:
 
 
 def products(model: Any) -> list[Product]:
-    """Of dense, convolution and recurrent layers that have been built."""
+    """The products of dense, convolution and recurrent layers that have been built."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)
@@ -108,20 +113,11 @@ def products(model: Any) -> list[Product]:
     ]
 
 
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_TRANSPOSED = (
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-)
-_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)
-
-
 def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
     """Inputs, outputs and window of each product."""
-    if isinstance(layer, keras.layers.Dense):
+    if isinstance(layer, layers.Dense):
         yield *layer.kernel.shape, 1
-    elif isinstance(layer, keras.layers.EinsumDense):
+    elif isinstance(layer, layers.EinsumDense):
         terms, _, _ = layer.equation.replace(" ", "").partition("->")
         x, _, kernel = terms.partition(",")
         sides = dict(zip(kernel, layer.kernel.shape, strict=True))
@@ -130,13 +126,15 @@ def _sizes(layer: Any) -> Iterator[tuple[int, int, int]]:
             math.prod(n for letter, n in sides.items() if letter not in x),
             1,
         )
-    elif isinstance(layer, _CONVOLUTIONS):
+    elif isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):
         *window, inputs, outputs = layer.kernel.shape
         yield inputs, outputs // layer.groups, math.prod(window)
-    elif isinstance(layer, _TRANSPOSED):
+    elif isinstance(
+        layer, (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+    ):
         *window, outputs, inputs = layer.kernel.shape
         yield inputs, outputs, math.prod(window)
-    elif isinstance(layer, _CELLS):
+    elif isinstance(layer, (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)):
         yield *layer.kernel.shape, 1
         yield *layer.recurrent_kernel.shape, 1
 
@@ -159,57 +157,41 @@ def explain(policy: Policy) -> Explanation:
 
 
 def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
-    """By what ``op`` is here, the first of: an op of its own, a function, an op of others, a layer."""
-    raw, functions, layers = names_of(op)
-    if policy.level == "O0" and (raw or functions or layers):
+    """The treatment of the first that ``op`` is here: its own op, a function, another's op, a layer."""
+    raw, functions, kinds = names_of(op)
+    if policy.level == "O0" and (raw or functions or kinds):
         return OpTreatment("native", "deny", "float32")
-    own = [name for name in raw if _owner("tensorflow", name) == op.name]
-    own_functions = [name for name in functions if _owner(*name) == op.name]
+    own = [name for name in raw if op_table.native_names("tensorflow")[name][0] == op.name]
+    own_functions = [spelling for spelling in functions if owner_of(spelling) == op.name]
     if own_functions and not own:
-        return _function_treatment(op, own_functions[0], policy, rules)
+        spelling = own_functions[0]
+        return _whole_treatment(op, spelling, rules.functions[spelling], policy, rules)
     if raw:
         return _op_treatment(op.name, (own or raw)[0], policy, rules)
-    categories = [rules.layers[layer] for layer in layers if layer in rules.layers]
+    categories = [rules.layers[kind] for kind in kinds if kind in rules.layers]
     if categories:
-        return _whole_treatment(op, categories[0], policy, rules)
+        return _whole_treatment(op, None, categories[0], policy, rules)
     if functions:
-        return _function_treatment(op, functions[0], policy, rules)
-    return OpTreatment(
-        "absent", None, "", "TensorFlow and Keras have no such op, or it is never cast"
-    )
-
-
-def _has_attribute(name: str, attribute: str) -> bool:
-    definition = _private.value(_private.OP_DEFINITION)(name)
-    return any(a.name == attribute for a in definition.attr)
-
-
-def _owner(namespace: str, spelling: str) -> str:
-    return op_table.native_names(namespace)[spelling][0]
+        return _whole_treatment(op, functions[0], rules.functions[functions[0]], policy, rules)
+    why = "TensorFlow and Keras have no such op, or it is never cast"
+    return OpTreatment("absent", None, "", why)
 
 
 def _by(rules: Rules, category: Category) -> Literal["ampbridge", "simulated"]:
     return "simulated" if rules.simulated and category != "deny" else "ampbridge"
 
 
-def _function_treatment(
-    op: op_table.Op, function: tuple[str, str], policy: Policy, rules: Rules
-) -> OpTreatment:
-    namespace, spelling = function
-    category = rules.functions[spelling]
-    why = sharing(policy, op.name, category, namespace, spelling)
-    return _whole_treatment(op, category, policy, rules, why)
-
-
 def _whole_treatment(
-    op: op_table.Op, category: Category, policy: Policy, rules: Rules, why: str = ""
+    op: op_table.Op, spelling: str | None, category: Category, policy: Policy, rules: Rules
 ) -> OpTreatment:
-    """A function or a layer that is run as one op."""
+    """A function of that spelling, or a layer, that is run as one op."""
+    by = _by(rules, category)
     if op.name in LOOKED_INTO and category != "deny":
-        return OpTreatment(
-            _by(rules, category), category, PARTS_DTYPE, "its parts have rules of their own"
-        )
-    return OpTreatment(_by(rules, category), category, dtype_of(category, policy), why)
+        return OpTreatment(by, category, PARTS_DTYPE, "its parts have rules of their own")
+    why = ""
+    if spelling is not None:
+        why = sharing(policy, op.name, category, spelling_namespace(spelling), spelling)
+    return OpTreatment(by, category, dtype_of(category, policy), why)
 
 
 def _op_treatment(op: str, name: str, policy: Policy, rules: Rules) -> OpTreatment:
@@ -219,8 +201,8 @@ def _op_treatment(op: str, name: str, policy: Policy, rules: Rules) -> OpTreatme
     if plan is None:
         return OpTreatment("native", category, INPUTS_DTYPE, why)
     by_attribute = {group.attribute: group.target for group in plan.by_position}
-    main = "T" if _has_attribute(name, "T") else plan.by_position[0].attribute
-    target = by_attribute.get(main)
+    attributes = [a.name for a in _private.value(_private.OP_DEFINITION)(name).attr]
+    target = by_attribute.get("T" if "T" in attributes else plan.by_position[0].attribute)
     if category != "deny" and target == tf.float32:
         why = f"{name} has no {policy.dtype} kernel"
     return OpTreatment(_by(rules, category), category, target.name if target else INPUTS_DTYPE, why)

@@ -9,7 +9,7 @@ from another framework. A ``tf.random.Generator`` in a tf.Module is the user's o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -22,62 +22,41 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers, own_variables, unique
-from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.step.gradients import built_optimizer, parameters
 
-Roles = Mapping[str, tuple[str, str]]
+_CONVOLUTIONS = {"1D": "w", "2D": "hw", "3D": "dhw"}
+_DEPTHWISE = "depthwise_conv.kernel"
+_BIAS = {"bias": ("conv.bias", "o")}
+_SCALE_AND_OFFSET = {"gamma": ("norm.scale", "c"), "beta": ("norm.offset", "c")}
 
-DEPTHWISE = "depthwise_conv.kernel"
-
-
-def _convolution(window: str) -> Roles:
-    return {"kernel": ("conv.kernel", f"{window}io"), "bias": ("conv.bias", "o")}
-
-
-def _transposed(window: str) -> Roles:
-    return {"kernel": ("conv_transpose.kernel", f"{window}oi"), "bias": ("conv.bias", "o")}
-
-
-def _depthwise(window: str) -> Roles:
-    """Each channel "c" has "m" outputs."""
-    return {"kernel": (DEPTHWISE, f"{window}cm"), "bias": ("conv.bias", "o")}
-
-
-def _separable(window: str) -> Roles:
-    return {
-        "depthwise_kernel": (DEPTHWISE, f"{window}cm"),
-        "pointwise_kernel": ("conv.kernel", f"{window}io"),
-        "bias": ("conv.bias", "o"),
-    }
-
-
-_NORMALIZATION: Roles = {"gamma": ("norm.scale", "c"), "beta": ("norm.offset", "c")}
-
-# Keras' name of a layer class -> its variables' roles and axes.
-ROLES: Mapping[str, Roles] = {
+# Keras' name of a layer class -> its variables' roles and axes. In a depthwise convolution each channel
+# "c" has "m" outputs.
+ROLES: dict[str, Mapping[str, tuple[str, str]]] = {
     "Dense": {"kernel": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
-    "Conv1D": _convolution("w"),
-    "Conv2D": _convolution("hw"),
-    "Conv3D": _convolution("dhw"),
-    "Conv1DTranspose": _transposed("w"),
-    "Conv2DTranspose": _transposed("hw"),
-    "Conv3DTranspose": _transposed("dhw"),
-    "DepthwiseConv1D": _depthwise("w"),
-    "DepthwiseConv2D": _depthwise("hw"),
-    "SeparableConv1D": _separable("w"),
-    "SeparableConv2D": _separable("hw"),
     "Embedding": {"embeddings": ("embedding.table", "no")},
     "BatchNormalization": {
-        **_NORMALIZATION,
+        **_SCALE_AND_OFFSET,
         "moving_mean": ("norm.mean", "c"),
         "moving_variance": ("norm.variance", "c"),
     },
-    "LayerNormalization": _NORMALIZATION,
-    "GroupNormalization": _NORMALIZATION,
+    "LayerNormalization": _SCALE_AND_OFFSET,
+    "GroupNormalization": _SCALE_AND_OFFSET,
     "RMSNormalization": {"scale": ("norm.scale", "c")},
 }
+for _rank, _window in _CONVOLUTIONS.items():
+    _kernel, _depthwise = ("conv.kernel", f"{_window}io"), (_DEPTHWISE, f"{_window}cm")
+    _transposed = ("conv_transpose.kernel", f"{_window}oi")
+    ROLES[f"Conv{_rank}"] = {"kernel": _kernel, **_BIAS}
+    ROLES[f"Conv{_rank}Transpose"] = {"kernel": _transposed, **_BIAS}
+    ROLES[f"DepthwiseConv{_rank}"] = {"kernel": _depthwise, **_BIAS}
+    ROLES[f"SeparableConv{_rank}"] = {
+        "depthwise_kernel": _depthwise,
+        "pointwise_kernel": _kernel,
+        **_BIAS,
+    }
 
 
 class Held(NamedTuple):
@@ -98,14 +77,12 @@ def weights(model: Model) -> list[Weight]:
     Raises:
         CallOrderError: for a Keras model that has not been built.
     """
-    return [
-        Weight(held.name, *_role(held), tuple(held.variable.shape), _is_floating(held.variable))
-        for held in _weights(model)
-    ]
-
-
-def _is_floating(variable: tf.Variable) -> bool:
-    return bool(variable.dtype.is_floating or variable.dtype.is_complex)
+    found = []
+    for held in _weights(model):
+        shape, dtype = tuple(held.variable.shape), held.variable.dtype
+        is_floating = bool(dtype.is_floating or dtype.is_complex)
+        found.append(Weight(held.name, *_role(held), shape, is_floating))
+    return found
 
 
 @outside_of_regions
@@ -123,7 +100,12 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """
     held = {each.name: each.variable for each in _weights(model)}
     for name, variable in held.items():
-        _check_kind(name, values[name], variable)
+        if values[name].dtype.kind != _file_dtype(variable).kind:
+            msg = (
+                f"weight {name!r} is of dtype {variable.dtype.name}, not {values[name].dtype}.\n"
+                "Hint: amp.load_weights(path, model, mapping={...})"
+            )
+            raise StateError(msg)
     for name, variable in held.items():
         variable.assign(values[name].astype(variable.dtype.as_numpy_dtype))
 
@@ -147,32 +129,31 @@ def all_variables(model: Model) -> list[Held]:
         )
         raise CallOrderError(msg)
     found: dict[int, Held] = {}
-    for held in _occurrences(model):
-        found.setdefault(id(held.variable), held)
+
+    def note(name: str, layer: Any, attribute: str, variable: Any) -> None:
+        native = native_variable(variable)
+        found.setdefault(id(native), Held(name, layer, attribute, native))
+
+    for name, _, layer, _ in lasting_layers(model):
+        for attribute, variable in own_variables(layer).items():
+            note(f"{name}.{attribute}".lstrip("."), layer, attribute, variable)
+    # Variables in sets and the like, under their own names.
+    for variable in getattr(model, "variables", ()):
+        name = variable.name.partition(":")[0]
+        note(name, model, name, variable)
     names = unique(held.name for held in found.values())
     return [held._replace(name=name) for held, name in zip(found.values(), names, strict=True)]
 
 
-def _occurrences(model: Model) -> Iterator[Held]:
-    """Variables wherever they are held; last, under their own names, those in sets and the like."""
-    for name, _, layer, _ in lasting_layers(model):
-        for attribute, variable in own_variables(layer).items():
-            path = f"{name}.{attribute}".lstrip(".")
-            yield Held(path, layer, attribute, native_variable(variable))
-    for variable in getattr(model, "variables", ()):
-        name = variable.name.partition(":")[0]
-        yield Held(name, model, name, native_variable(variable))
-
-
 def _random_states(model: Model) -> set[int]:
-    """The ids of seed generators' variables: what Keras counts among variables, and not as weights."""
+    """The ids of seed generators' variables, which Keras does not count among the weights."""
     kept = [part.layer for part in lasting_layers(model) if isinstance(part.layer, keras.Layer)]
     everything = {id(native_variable(v)) for layer in kept for v in layer.variables}
     return everything - {id(native_variable(v)) for layer in kept for v in layer.weights}
 
 
 def _role(held: Held) -> tuple[str, str]:
-    """What a variable is for; of unknown layers, its own name and axes without meaning."""
+    """The role and the axes of a variable; in unknown layers, its name and axes without meaning."""
     attribute = held.attribute.lstrip("_")  # as Keras' own layers hide them from subclasses
     for name, roles in ROLES.items():
         kind = getattr(keras.layers, name, None)
@@ -212,7 +193,13 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         )
         raise StateError(msg)
     for name, variable in variables.items():
-        _check_exact(name, state.slots[name], variable)
+        value, wanted = state.slots[name], (_file_dtype(variable), tuple(variable.shape))
+        if (value.dtype, value.shape) != wanted:
+            msg = (
+                f"slot {name!r} is of dtype {value.dtype} and shape {value.shape}, not {wanted[0]} and "
+                f"{wanted[1]}.\nHint: make model and optimizer as they were when it was saved."
+            )
+            raise StateError(msg)
     for name, variable in variables.items():
         variable.assign(state.slots[name].astype(variable.dtype.as_numpy_dtype))
     if rate is not None:
@@ -223,21 +210,23 @@ _RATE = "learning_rate"
 
 
 def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
-    """What changes in a step beside the weights: slots, counters, the rate, seed generators' states, and
-    what the optimizer trains outside of the model."""
-    random = _random_states(model)
-    states = [held for held in all_variables(model) if id(held.variable) in random]
+    """What changes in a step beside the weights.
+
+    That is slots, counters, the rate, seed generators' states, and what the optimizer trains outside of
+    the model.
+    """
+    held, random = all_variables(model), _random_states(model)
     built = built_optimizer(optimizer, parameters(model))
-    own = [held.variable for held in all_variables(model)]
+    own = [each.variable for each in held]
     return {
         **_slots(built, model),
         **outside.among(map(native_variable, parameters(built)), own),
-        **{f"random/{held.name}": held.variable for held in states},
+        **{f"random/{each.name}": each.variable for each in held if id(each.variable) in random},
     }
 
 
 def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
-    """The variables of an optimizer by attribute; lists of one for each parameter, by weight too.
+    """The variables of an optimizer by attribute; in a list of one for each parameter, by weight too.
 
     Raises:
         UnsupportedError: if it holds some in other ways.
@@ -248,11 +237,11 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
         slot = attribute.lstrip("_")
         if _private.is_machinery(attribute):
             continue
-        if _is_variable(value):
+        if is_variable(value):
             slots[slot] = native_variable(value)
         elif isinstance(value, (list, tuple)) and len(value) == len(names):
             pairs = zip(names, value, strict=True)
-            slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if _is_variable(v)}
+            slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if is_variable(v)}
     known = {id(variable) for variable in slots.values()}
     unknown = [v.path for v in optimizer.variables if id(native_variable(v)) not in known]
     if unknown:
@@ -265,12 +254,8 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
     return slots
 
 
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, tf.Variable) or _private.is_keras_variable(value)
-
-
 def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
-    """The weights' names; of a variable that the model has not, its place in the list."""
+    """The names of weights; a variable that is not the model's gets its place in the list."""
     names = {id(held.variable): held.name for held in all_variables(model)}
     return [
         names.get(id(native_variable(variable)), outside.name_of(place))
@@ -282,7 +267,7 @@ def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
 
 
 def _read(variable: tf.Variable) -> np.ndarray:
-    """A copy, in a dtype that NumPy knows: bfloat16 and the like, of Keras' own policies, in float32."""
+    """A copy in a dtype that NumPy knows: bfloat16 and the like, of Keras' own policies, in float32."""
     value = variable.read_value().numpy()
     return np.array(value, dtype=_file_dtype(variable))
 
@@ -290,23 +275,6 @@ def _read(variable: tf.Variable) -> np.ndarray:
 def _file_dtype(variable: tf.Variable) -> np.dtype:
     dtype = np.dtype(variable.dtype.as_numpy_dtype)
     return np.dtype(np.float32) if dtype.kind == "V" else dtype
-
-
-def _check_kind(name: str, value: np.ndarray, variable: tf.Variable) -> None:
-    kind = _file_dtype(variable).kind
-    if value.dtype.kind != kind:
-        msg = f"weight {name!r} is of dtype {variable.dtype.name}, not {value.dtype}.\n"
-        raise StateError(msg + "Hint: amp.load_weights(path, model, mapping={...})")
-
-
-def _check_exact(name: str, value: np.ndarray, variable: tf.Variable) -> None:
-    wanted = _file_dtype(variable), tuple(variable.shape)
-    if (value.dtype, value.shape) != wanted:
-        msg = (
-            f"slot {name!r} is of dtype {value.dtype} and shape {value.shape}, not {wanted[0]} and "
-            f"{wanted[1]}.\nHint: make model and optimizer as they were when it was saved."
-        )
-        raise StateError(msg)
 
 
 def _check_rate(saved: Any, rate: tf.Variable | None, optimizer: Any) -> None:

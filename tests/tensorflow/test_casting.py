@@ -61,12 +61,12 @@ def test_o0_alone_replaces_nothing() -> None:
 
 def held() -> list[int]:
     """The identity of what every place that the adapter replaces holds at this moment."""
-    sites = casting._find_sites()
+    sites = casting.find_sites()
     return [id(vars(site.owner)[site.attribute]) for site in sites]
 
 
 def test_everything_is_restored_also_by_an_exception() -> None:
-    places = [(s.owner, s.attribute, s.original) for s in casting._find_sites()]
+    places = [(s.owner, s.attribute, s.original) for s in casting.find_sites()]
     assert len(places) > 150
     with pytest.raises(KeyError), o1():
         replaced = [vars(owner)[name] is not original for owner, name, original in places]

@@ -1,40 +1,33 @@
-"""The region: while it is open, the ops of this thread run as a policy says.
-
-Functions of TensorFlow and Keras are replaced as long as any region is open in the process, and
-look at each call at the rules that are active in their own thread or task.
-"""
+"""The region: while it is open, the ops of this thread run as a policy says."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, lru_cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Site
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.policies import function_ops
 from ampbridge.policies.effects import warn_of_rules_without_effect
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast import (
+from ampbridge_tensorflow.autocast import (  # noqa: F401 - some say what they replace, and no more
     execution,
     functions,
-    keras_fit,
     keras_layers,
     op_entry,
     simulation,
     traced_code,
-    variable_reads,
 )
+from ampbridge_tensorflow.autocast.regions import REPLACEMENTS, active_rules, regions
 from ampbridge_tensorflow.autocast.rules import Rules, rules_of
+from ampbridge_tensorflow.fit import unscaled_updates  # noqa: F401 - the same
 from ampbridge_tensorflow.model import fitted
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @contextmanager
@@ -47,7 +40,7 @@ def region(policy: Policy) -> Iterator[None]:
         UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself.
     """
     execution.check(policy)
-    if policy.level == "O0" and regions.active.get() is None:
+    if policy.level == "O0" and active_rules() is None:
         yield
         return
     _warn_of_missing(policy)
@@ -60,31 +53,29 @@ def region(policy: Policy) -> Iterator[None]:
 
 
 def explained(policy: Policy) -> AbstractContextManager[None]:
-    """Where an error about the low dtypes of ``policy`` comes with a hint."""
+    """A block in which an error about the low dtypes of ``policy`` gets a hint."""
     return nullcontext() if policy.level == "O0" else _EXPLAINED
 
 
 class _Explained(AbstractContextManager[None]):
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (TypeError, ValueError, tf.errors.OpError)):
-            _explain(error)
+    """Adds a hint to an error of Python code that no rule reaches."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, (TypeError, ValueError, tf.errors.OpError)):
+            return
+        add_note = getattr(error, "add_note", None)  # of Python 3.11 and later
+        if add_note is None or not _ABOUT_LOW_DTYPES.search(str(error)):
+            return
+        hint = (
+            "Hint: Policy(..., deny=['tf:OP']) runs the op that raised in float32, "
+            "deny=['module:function'] (or 'module:Class.__init__') the Python function that compared "
+            "dtypes, and keep=['LAYER'] the layer whose values it was handed."
+        )
+        if hint not in getattr(error, "__notes__", ()):
+            add_note(hint)
 
 
 _EXPLAINED = _Explained()
-
-
-def _explain(error: BaseException) -> None:
-    """Add a hint to an error about low dtypes, which Python code raised that no rule reaches by itself."""
-    if not hasattr(error, "add_note") or not _ABOUT_LOW_DTYPES.search(str(error)):
-        return  # of a Python before 3.11, or another matter
-    hint = (
-        "Hint: Policy(..., deny=['tf:OP']) runs the op that raised in float32, "
-        "deny=['module:function'] (or 'module:Class.__init__') the Python function that compared "
-        "dtypes, and keep=['LAYER'] the layer whose values it was handed."
-    )
-    if hint not in getattr(error, "__notes__", ()):
-        error.add_note(hint)
-
 
 _ABOUT_LOW_DTYPES = re.compile(
     r"dtype.*float16|float16.*dtype|DT_HALF|DT_BFLOAT16|attr 'T'.*half|half (tensor|is provided)"
@@ -93,12 +84,12 @@ _ABOUT_LOW_DTYPES = re.compile(
 
 
 def rules_for(policy: Policy) -> Rules:
-    """What a region of ``policy`` follows."""
+    """The rules that a region of ``policy`` follows."""
     return rules_of(policy, execution.of(policy) == "simulated")
 
 
 def differentiation(policy: Policy) -> AbstractContextManager[None]:
-    """Where the gradients of a region of ``policy`` are built."""
+    """A block in which the gradients of a region of ``policy`` are built."""
     return nullcontext() if policy.level == "O0" else regions.region(rules_for(policy).gradients)
 
 
@@ -117,12 +108,10 @@ def _function_op(name: str, function: Callable[..., Any]) -> Callable[..., Any] 
 
     @called_as_it_is
     def call(*args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         assert rules is not None
         converted = _private.with_autograph(function)
-        return functions.run_whole(
-            rules, rules.python[name], name, converted, regions, args, kwargs
-        )
+        return functions.run_whole(rules, rules.python[name], name, converted, args, kwargs)
 
     return call
 
@@ -130,66 +119,25 @@ def _function_op(name: str, function: Callable[..., Any]) -> Callable[..., Any] 
 @constant_result
 def has_rule(name: str) -> bool:
     """Whether a region is open that allows or denies the function of this name."""
-    rules = regions.active.get()
+    rules = active_rules()
     return rules is not None and name in rules.python
 
 
 # -- what stands in the place of what
 
-REPLACEMENTS = {
-    **op_entry.REPLACE,
-    **traced_code.REPLACE,
-    **functions.REPLACE,
-    **keras_layers.REPLACE,
-    **keras_fit.REPLACE,
-    **simulation.REPLACE,
-    **variable_reads.REPLACE,
-}
+made: dict[_private.PrivateName, Site] = {}
+"""Where the region that was opened last has replaced a private name."""
 
 
-def _find_sites() -> Sequence[Site]:
-    return [*_private_sites(), *_function_sites().find()]
-
-
-def _private_sites() -> Iterator[Site]:
-    """One for each name there is, made anew where somebody else has replaced it since."""
+def find_sites() -> Sequence[Site]:
+    """The places that a region replaces; made anew where somebody else has replaced one since."""
+    sites = []
     for name in _private.PRIVATE_NAMES:
         place = _private.find(name)
         if place is None or name not in REPLACEMENTS:
             continue
-        site = _made.get(name)
+        site = made.get(name)
         if site is None or site.original is not place.value:
-            site = _made[name] = Site(*place, REPLACEMENTS[name](place.value, regions))
-        yield site
-
-
-def entry(name: _private.PrivateName) -> Site | None:
-    """Where a region replaces ``name``, while one is open; None if this version has no such name."""
-    return _made.get(name)
-
-
-def function_sites() -> Sequence[tuple[str, Site]]:
-    """The functions that a region runs as one op, while one is open, with their spellings."""
-    return _function_sites().standing()
-
-
-_made: dict[_private.PrivateName, Site] = {}
-
-
-@cache
-def _function_sites() -> functions.FunctionSites:
-    return functions.FunctionSites(regions)
-
-
-regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
-
-
-def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` in plain TensorFlow, whatever region its caller stands in."""
-
-    @wraps(function)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
-        with regions.paused(None):
-            return function(*args, **kwargs)
-
-    return plain
+            site = made[name] = Site(*place, REPLACEMENTS[name](place.value))
+        sites.append(site)
+    return [*sites, *functions.sites().find()]

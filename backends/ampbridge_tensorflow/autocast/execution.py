@@ -25,7 +25,7 @@ def of(policy: Policy) -> Literal["native", "simulated"]:
 
 
 def check(policy: Policy) -> None:
-    """Refuse a list set that TensorFlow has not.
+    """Refuse a list set that TensorFlow does not have.
 
     Raises:
         UnsupportedError: for ``lists="native"``.
@@ -61,7 +61,7 @@ _warned = False
 
 
 def warn_once(policy: Policy) -> None:
-    """Say, once in a process, that "auto" has chosen to simulate."""
+    """Warn once in a process that "auto" has chosen to simulate."""
     global _warned
     if hardware.asked_execution() != "auto" or _warned:
         return

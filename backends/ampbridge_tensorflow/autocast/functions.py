@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -24,18 +24,20 @@ from ampbridge.adapters.interception import Site
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast import simulation
-from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
+    ALL_FLOATS,
     LOW,
     NEVER_CAST,
-    PROMOTE_ONLY,
     Rules,
-    cast_float,
+    cast_all,
     float_dtype,
+    in_float32,
     is_defined,
     map_floats,
+    rounded,
 )
+from ampbridge_tensorflow.autocast.simulation import is_product
 
 # They move values: the rules of TensorFlow's own ops say all there is to say.
 MOVES_VALUES = frozenset({"shape", "index", "comparison", "random"})
@@ -67,6 +69,9 @@ LOOKED_INTO = frozenset(
     {"separable_conv2d", "scaled_dot_product_attention", "multi_head_attention"}
 )
 
+# It becomes BiasAdd, which finds out what it is given.
+LEFT_TO_ITS_OP = frozenset({"keras.ops.add"})
+
 # TensorFlow 1's names: there the ops alone follow the rules. Opening a region stays cheap.
 OLD_NAMES = "tensorflow._api.v2.compat."
 
@@ -74,49 +79,45 @@ OLD_NAMES = "tensorflow._api.v2.compat."
 PARTS = frozenset({"tf.nn.bias_add"})
 
 
-def named_functions() -> dict[str, Any]:
+# -- which functions are one op
+
+
+@functools.cache
+def named_functions() -> Mapping[str, Any]:
     """The functions to run as one op, by their spelling in the table."""
-    found = {
-        spelling: _lookup(spelling, {"tf": tf, "keras": keras})
-        for spelling, (owner, *_) in op_table.native_names("tensorflow_api").items()
-        if _is_whole(spelling, owner) or not (_moves_values(owner) or _is_own_op(owner))
-    }
-    for spelling, (owner, *_) in op_table.native_names("keras_ops").items():
-        if _is_whole(spelling, owner) or not _moves_values(owner):
-            found[spelling] = _private.keras_implementation(spelling)
-    return {s: f for s, f in found.items() if f is not None and s not in PARTS}
+    found = {}
+    for namespace in ("tensorflow_api", "keras_ops"):
+        for spelling, (owner, *_) in op_table.native_names(namespace).items():
+            of_keras, family = namespace == "keras_ops", owner_family(owner)
+            follows_ops = family in MOVES_VALUES or (not of_keras and _is_own_op(owner))
+            whole = spelling in NOT_REACHED_BY_OPS or family in CHECKS_DTYPES
+            if spelling not in PARTS and (whole or not follows_ops):
+                find = _private.keras_implementation if of_keras else _lookup
+                found[spelling] = find(spelling)
+    return {spelling: function for spelling, function in found.items() if function is not None}
 
 
 class Names(NamedTuple):
-    """What a canonical op is here: TensorFlow's ops, functions with their namespace, Keras' layers."""
+    """TensorFlow's ops, functions and Keras' layers that are one canonical op."""
 
     ops: list[str]
-    functions: list[tuple[str, str]]
+    functions: list[str]
     layers: list[type]
 
 
 def names_of(op: op_table.Op) -> Names:
-    """What ``op`` is here, as far as this TensorFlow and this Keras have it."""
+    """The names of ``op`` that this TensorFlow and this Keras have."""
+    spellings = (*op.names.get("tensorflow_api", ()), *op.names.get("keras_ops", ()))
     layers = [getattr(keras.layers, name, None) for name in op.names.get("keras_layers", ())]
     return Names(
         [n for n in op.names.get("tensorflow", ()) if is_defined(n) and n not in NEVER_CAST],
-        [
-            (namespace, name)
-            for namespace in ("tensorflow_api", "keras_ops")
-            for name in op.names.get(namespace, ())
-            if name in _run_as_one_op()
-        ],
+        [spelling for spelling in spellings if spelling in named_functions()],
         [layer for layer in layers if layer is not None],
     )
 
 
-@functools.cache
-def _run_as_one_op() -> frozenset[str]:
-    return frozenset(named_functions())
-
-
 def has_effect(op: op_table.Op) -> bool:
-    """Whether there is something to cast that is ``op``."""
+    """Whether there is anything to cast for ``op``."""
     return any(names_of(op))
 
 
@@ -125,120 +126,111 @@ def owner_family(op: str) -> str:
     return op_table.ops()[op].family
 
 
-def _is_whole(spelling: str, owner: str) -> bool:
-    return spelling in NOT_REACHED_BY_OPS or owner_family(owner) in CHECKS_DTYPES
+def spelling_namespace(spelling: str) -> str:
+    """The table's namespace of a function's ``spelling``."""
+    return "keras_ops" if spelling.startswith("keras.ops.") else "tensorflow_api"
 
 
-def _moves_values(owner: str) -> bool:
-    return owner_family(owner) in MOVES_VALUES
+def owner_of(spelling: str) -> str:
+    """The canonical op that a function means when nothing else is said."""
+    return op_table.native_names(spelling_namespace(spelling))[spelling][0]
 
 
 def _is_own_op(canonical: str) -> bool:
     """Whether TensorFlow has an op that means ``canonical`` when nothing else is said."""
     raw = op_table.native_names("tensorflow")
-    return any(
-        raw[name][0] == canonical for name in op_table.ops()[canonical].names.get("tensorflow", ())
-    )
+    names = op_table.ops()[canonical].names.get("tensorflow", ())
+    return any(raw[name][0] == canonical for name in names)
 
 
-def _lookup(spelling: str, roots: Mapping[str, Any]) -> Any:
+def _lookup(spelling: str) -> Any:
     root, *path = spelling.split(".")
-    return functools.reduce(lambda owner, name: getattr(owner, name, None), path, roots[root])
+    found = tf if root == "tf" else keras
+    for name in path:
+        found = getattr(found, name, None)
+    return found
 
 
-def run_as_one_op(
-    rules: Rules,
-    spelling: str,
-    function: Callable[..., Any],
-    regions: Regions,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Call ``function`` with its inputs cast by its rule and nothing cast inside of it."""
+# -- how they run
+
+
+def run_as_one_op(rules: Rules, spelling: str, function: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``function`` of the table with its inputs cast by its rule and nothing cast inside of it."""
     rule = rules.functions.get(spelling)
     if rule is None or (rule != "deny" and spelling in CASTS_BACK):
         return function(*args, **kwargs)
-    owner = op_table.native_names(spelling_namespace(spelling))[spelling][0]
-    if owner in LOOKED_INTO and rule != "deny":
+    if rule != "deny" and owner_of(spelling) in LOOKED_INTO:
         args, kwargs = _cast_by(rules, rule, args, kwargs)
         return function(*args, **kwargs)
-    return run_whole(rules, rule, spelling, function, regions, args, kwargs)
+    return run_whole(rules, rule, spelling, function, args, kwargs)
 
 
 def run_whole(
-    rules: Rules,
-    rule: Category,
-    spelling: str,
-    function: Callable[..., Any],
-    regions: Regions,
-    args: Any,
-    kwargs: Any,
+    rules: Rules, rule: Category, spelling: str, function: Any, args: Any, kwargs: Any
 ) -> Any:
     """Call ``function``, of the table or not, with its inputs cast and nothing cast inside of it."""
     args, kwargs = _cast_by(rules, rule, args, kwargs)
     try:
-        return _run(rules, spelling, function, regions, args, kwargs)
+        return _run(rules, spelling, function, args, kwargs)
     except (TypeError, ValueError, UnboundLocalError):  # the last where TensorFlow forgot a dtype
-        if rule == "deny" or not _some_are_low(args, kwargs):
+        if rule == "deny" or LOW.isdisjoint(map(float_dtype, tf.nest.flatten((args, kwargs)))):
             raise
     # It takes no low values, as an op that has no low kernel: it runs in float32.
     args, kwargs = _cast_by(rules, "deny", args, kwargs)
-    return _run(rules, spelling, function, regions, args, kwargs)
+    return _run(rules, spelling, function, args, kwargs)
 
 
-def _run(
-    rules: Rules,
-    spelling: str,
-    function: Callable[..., Any],
-    regions: Regions,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    if rules.simulated:
-        namespace = spelling_namespace(spelling)
-        return simulation.run_function(rules, namespace, spelling, function, regions, args, kwargs)
-    with regions.paused(PROMOTE_ONLY):
-        return function(*args, **kwargs)
+def _run(rules: Rules, spelling: str, function: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``function``, whose inputs have been cast. Simulated, its result is rounded once if all are low.
 
-
-def _some_are_low(args: Any, kwargs: Any) -> bool:
-    return any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
+    Inputs of mixed dtypes are settled inside, op by op.
+    """
+    low = None
+    if rules.simulated and spelling not in LEFT_TO_ITS_OP:
+        dtypes = set(map(float_dtype, tf.nest.flatten((args, kwargs)))) & ALL_FLOATS
+        low = dtypes.pop() if len(dtypes) == 1 and dtypes <= LOW else None
+    if low is None:
+        with regions.paused(rules.inside):
+            return function(*args, **kwargs)
+    args, kwargs = map_floats(lambda v: in_float32(v, low), (args, kwargs))
+    with regions.paused(rules.inside):
+        results = function(*args, **kwargs)
+    of_product = is_product(spelling_namespace(spelling), spelling)
+    return map_floats(lambda v: rounded(v, low, of_product), results)
 
 
 def _cast_by(rules: Rules, rule: Category, args: Any, kwargs: Any) -> tuple[Any, Any]:
     dtype = rules.dtype(rule)
-    if dtype is None:
-        return args, kwargs
-    cast: tuple[Any, Any] = map_floats(lambda v: cast_float(v, dtype), (args, kwargs))
-    return cast
+    return (args, kwargs) if dtype is None else cast_all((args, kwargs), dtype)
 
 
-def spelling_namespace(spelling: str) -> str:
-    """The table's namespace of ``spelling``."""
-    return "keras_ops" if spelling.startswith("keras.ops.") else "tensorflow_api"
+# -- where they stand
 
 
-def _replacement(spelling: str, original: Any, regions: Regions) -> Any:
+def _replacement(spelling: str, original: Any) -> Any:
     @functools.wraps(original)
     def one_op(*args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         if rules is None:
             return original(*args, **kwargs)
-        return run_as_one_op(rules, spelling, original, regions, args, kwargs)
+        return run_as_one_op(rules, spelling, original, args, kwargs)
 
     return one_op
 
 
-class FunctionSites:
-    """Where the named functions stand; modules imported since the last look are looked at too."""
+@functools.cache
+def sites() -> FunctionSites:
+    """The places in this process that hold the named functions."""
+    return FunctionSites()
 
-    def __init__(self, regions: Regions) -> None:
-        named = named_functions()
-        self._spellings = {id(function): spelling for spelling, function in named.items()}
-        self._by_id = {
-            id(function): (function, _replacement(spelling, function, regions))
-            for spelling, function in named.items()
-        }
+
+class FunctionSites:
+    """Finds the places that hold the named functions, also in modules that were imported since."""
+
+    def __init__(self) -> None:
+        named = named_functions().items()
+        self._spellings = {id(function): spelling for spelling, function in named}
+        self._by_id = {id(f): (f, _replacement(spelling, f)) for spelling, f in named}
         self._seen: set[str] = set()
         self._imported = 0
         self._sites: list[Site] = []
@@ -255,7 +247,7 @@ class FunctionSites:
         return [s for s in self._sites if vars(s.owner).get(s.attribute) is s.original]
 
     def standing(self) -> list[tuple[str, Site]]:
-        """Those at which a region's replacement stands now, with the function's spelling."""
+        """The sites at which a region's replacement stands now, with the function's spelling."""
         return [
             (self._spellings[id(s.original)], s)
             for s in self._sites
@@ -270,16 +262,17 @@ class FunctionSites:
         ]
 
 
-def replace_loss_call(original: Any, regions: Regions) -> Any:
+@replaces(_private.LOSS_CLASS)
+def replace_loss_call(original: Any) -> Any:
     """``LossFunctionWrapper.call``: a Keras Loss object casts its inputs to float32 itself."""
 
     @functools.wraps(original)
     def call(self: Any, y_true: Any, y_pred: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         spelling = loss_spelling(self)
         if rules is None or spelling is None:
             return original(self, y_true, y_pred)
-        return run_as_one_op(rules, spelling, original, regions, (self, y_true, y_pred), {})
+        return run_as_one_op(rules, spelling, original, (self, y_true, y_pred), {})
 
     return call
 
@@ -294,6 +287,3 @@ def _loss_spellings() -> Mapping[int, str]:
     named = named_functions().items()
     # Unwrapped: either may have been looked up where a region or a watch has replaced it.
     return {id(inspect.unwrap(f)): s for s, f in named if s.startswith("keras.losses.")}
-
-
-REPLACE: Mapping[_private.PrivateName, Replace] = {_private.LOSS_CLASS: replace_loss_call}

@@ -8,7 +8,6 @@ as outside of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,108 +17,92 @@ from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.functions import owner_family
-from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
     PROMOTE_ONLY,
     Rules,
-    cast_float,
+    cast_all,
     float_dtype,
     is_floating,
-    map_floats,
     rules_of,
 )
 from ampbridge_tensorflow.model import fitted
+from ampbridge_tensorflow.native_values import is_symbolic
 
 FLOAT32 = Policy("O0")
 
 
-def replace_layer_call(original: Any, regions: Regions) -> Any:
+@replaces(_private.LAYER_CALL)
+def replace_layer_call(original: Any) -> Any:
     """``Operation.__call__``, after the layer has prepared its inputs.
 
     Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
     rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
     """
-    original = _rounding_once(original, regions)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
-        if rules is None or not _follows_rules(self) or _is_symbolic((args, kwargs)):
+        rules = active_rules()
+        if rules is None:
             return original(self, *args, **kwargs)
+        if not _follows_rules(self) or is_symbolic((args, kwargs)):
+            return _call_as_one_op(original, rules, self, args, kwargs)
         if rules.low in LOW:
             args, kwargs = fitted.taken((args, kwargs), self)
         rule = rules.layer(self)
         if rule == "deny":
-            args, kwargs = _cast((args, kwargs), tf.float32)
+            args, kwargs = cast_all((args, kwargs), tf.float32)
             # A decorated layer makes low values of its own: variables, first states.
             decorated = fitted.is_ours(self.dtype_policy)
             with regions.paused(rules_of(FLOAT32) if decorated else PROMOTE_ONLY):
                 return original(self, *args, **kwargs)
         arrived = _float_dtypes((args, kwargs))
         if rule == "allow" and not isinstance(self, ATTENTIONS):
-            args, kwargs = _cast((args, kwargs), rules.low)
+            args, kwargs = cast_all((args, kwargs), rules.low)
             with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
-                outputs = original(self, *args, **kwargs)
+                outputs = _call_as_one_op(original, rules, self, args, kwargs)
         else:
-            outputs = original(self, *args, **kwargs)
-        return _as_ruled(self, outputs, rules, rule, arrived)
+            outputs = _call_as_one_op(original, rules, self, args, kwargs)
+        if not isinstance(self, NORMALIZATIONS):
+            return outputs
+        # Keras casts the results of a normalization to float32.
+        if rule == "allow":
+            return cast_all(outputs, rules.low)
+        return cast_all(outputs, *arrived) if len(arrived) == 1 and arrived <= LOW else outputs
 
     return call
 
 
-def _rounding_once(original: Any, regions: Regions) -> Any:
-    """``original``; where low precision is simulated, a layer that is one op is rounded once.
+def _call_as_one_op(original: Any, rules: Rules, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``layer``; where low precision is simulated, one that is one op is rounded once.
 
     That is a product with its bias, and a normalization of low inputs, whose result comes in
     float32 then.
     """
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
-        inside = rules
-        if rules is not None and rules.simulated:
-            if isinstance(self, PRODUCTS):
-                inside = rules.in_layer
-            elif isinstance(self, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
-                args, kwargs = _cast((args, kwargs), tf.float32)
-                inside = rules.inside
-        if inside is rules:
-            return original(self, *args, **kwargs)
-        with regions.paused(inside):
-            return original(self, *args, **kwargs)
-
-    return call
+    inside = rules
+    if rules.simulated:
+        if isinstance(layer, PRODUCTS):
+            inside = rules.in_layer
+        elif isinstance(layer, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
+            args, kwargs = cast_all((args, kwargs), tf.float32)
+            inside = rules.inside
+    if inside is rules:
+        return original(layer, *args, **kwargs)
+    with regions.paused(inside):
+        return original(layer, *args, **kwargs)
 
 
 def _follows_rules(operation: Any) -> bool:
-    """Whether it is a layer without a precision of its own choice."""
+    """Whether it is a layer for which nobody has chosen a precision."""
     return isinstance(operation, keras.Layer) and (
         operation.compute_dtype == "float32" or fitted.is_ours(operation.dtype_policy)
     )
 
 
-def _is_symbolic(structure: Any) -> bool:
-    return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
-
-
-def _cast(structure: Any, dtype: tf.DType) -> Any:
-    return map_floats(lambda v: cast_float(v, dtype), structure)
-
-
 def _float_dtypes(structure: Any) -> set[Any]:
     return {float_dtype(v) for v in tf.nest.flatten(structure) if is_floating(v)}
-
-
-def _as_ruled(layer: Any, outputs: Any, rules: Rules, rule: Any, arrived: set[Any]) -> Any:
-    """The results of a normalisation, which Keras casts to float32, in the dtype of its rule."""
-    if not isinstance(layer, NORMALIZATIONS):
-        return outputs
-    if rule == "allow":
-        return _cast(outputs, rules.low)
-    return _cast(outputs, arrived.pop()) if len(arrived) == 1 and arrived <= LOW else outputs
 
 
 def _layers_of(family: str) -> tuple[type, ...]:
@@ -137,8 +120,9 @@ PRODUCTS = (*_layers_of("matmul"), *_layers_of("conv"))
 ATTENTIONS = _layers_of("attention")
 
 
-def replace_without_rules(original: Any, regions: Regions) -> Any:
-    """Building, and finding out what an operation returns: as outside of any region.
+@replaces(_private.OUTPUT_SPEC)
+def replace_without_rules(original: Any) -> Any:
+    """Layers are built, and asked what they would return, as outside of any region.
 
     In a layer that is low, where values of both precisions meet, these are promoted.
     """
@@ -147,7 +131,7 @@ def replace_without_rules(original: Any, regions: Regions) -> Any:
     def without_rules(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_low = isinstance(self, keras.Layer) and fitted.replaced(self) is not None
         inside = PROMOTE_ONLY if is_low else None
-        if regions.active.get() is inside:
+        if active_rules() is inside:
             return original(self, *args, **kwargs)
         with regions.paused(inside):
             return original(self, *args, **kwargs)
@@ -155,9 +139,10 @@ def replace_without_rules(original: Any, regions: Regions) -> Any:
     return without_rules
 
 
-def replace_build(original: Any, regions: Regions) -> Any:
+@replaces(_private.LAYER_BUILD)
+def replace_build(original: Any) -> Any:
     """``Layer._maybe_build``, which every call of a layer passes through."""
-    build = replace_without_rules(original, regions)
+    build = replace_without_rules(original)
 
     @functools.wraps(original)
     def maybe_build(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +155,8 @@ def replace_build(original: Any, regions: Regions) -> Any:
     return maybe_build
 
 
-def replace_layer_input(original: Any, regions: Regions) -> Any:
+@replaces(_private.LAYER_INPUT)
+def replace_layer_input(original: Any) -> Any:
     """``DTypePolicy.convert_input``: a float32 layer takes low inputs as they are.
 
     So does a decorated one with float32 inputs: whether its op rounds them is up to the rules.
@@ -178,7 +164,7 @@ def replace_layer_input(original: Any, regions: Regions) -> Any:
 
     @functools.wraps(original)
     def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any:
-        if regions.active.get() is None:
+        if active_rules() is None:
             return original(self, x, autocast, dtype)
         if fitted.is_ours(self):
             dtype = "float32"
@@ -189,13 +175,14 @@ def replace_layer_input(original: Any, regions: Regions) -> Any:
     return convert_input
 
 
-def replace_model_input(original: Any, regions: Regions) -> Any:
-    """``Functional._convert_inputs_to_tensors``: inputs in the floating dtype in which they come."""
+@replaces(_private.MODEL_INPUT)
+def replace_model_input(original: Any) -> Any:
+    """``Functional._convert_inputs_to_tensors``: inputs keep the floating dtype in which they come."""
 
     @functools.wraps(original)
     def convert_inputs(self: Any, inputs: Any) -> Any:
         converted = original(self, inputs)
-        if regions.active.get() is None:
+        if active_rules() is None:
             return converted
         return [
             given if tf.is_tensor(given) and {given.dtype, made.dtype} <= FLOATS else made
@@ -203,12 +190,3 @@ def replace_model_input(original: Any, regions: Regions) -> Any:
         ]
 
     return convert_inputs
-
-
-REPLACE: Mapping[_private.PrivateName, Replace] = {
-    _private.LAYER_CALL: replace_layer_call,
-    _private.OUTPUT_SPEC: replace_without_rules,
-    _private.LAYER_BUILD: replace_build,
-    _private.LAYER_INPUT: replace_layer_input,
-    _private.MODEL_INPUT: replace_model_input,
-}

@@ -3,44 +3,38 @@
 Every eager op goes through one C function, every graph op through one Python function; raw
 ``tf.*``, ``keras.ops`` and built models all end there. The others here stand before those two and
 would refuse mixed dtypes, or turn one op into another, before the rules are asked.
-
-Each ``replace_*`` takes the original and the regions, and returns what stands in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.adapters.interception import Interception
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
     Group,
     Member,
-    Rules,
+    cast_all,
     cast_float,
     cast_groups,
     float_dtype,
-    map_floats,
-    widest,
 )
 from ampbridge_tensorflow.autocast.simulation import Results, rounded_results
 from ampbridge_tensorflow.model import fitted
 
-Regions = Interception[Rules]
-Replace = Callable[[Any, Regions], Any]
 
-
-def replace_eager_op(original: Any, regions: Regions) -> Any:
+@replaces(_private.EAGER_OP)
+def replace_eager_op(original: Any) -> Any:
     """``TFE_Py_FastPathExecute``: the inputs come first, in the op's own order."""
-    active = regions.active.get
 
     def eager_op(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
-        rules = active()
+        rules = active_rules()
         if rules is None:
             return original(context, op, name, *arguments)
         plan = rules.plan(op)
@@ -60,11 +54,12 @@ def replace_eager_op(original: Any, regions: Regions) -> Any:
     return eager_op
 
 
-def replace_graph_op(original: Any, regions: Regions) -> Any:
+@replaces(_private.GRAPH_OP)
+def replace_graph_op(original: Any) -> Any:
     """``_apply_op_helper``: inputs and attributes by name."""
 
     def graph_op(op_type_name: str, name: str | None = None, **keywords: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         if rules is None:
             return original(op_type_name, name, **keywords)
         plan = rules.plan(op_type_name)
@@ -94,7 +89,8 @@ def _spelled_as(group: Group, keywords: Mapping[str, Any]) -> Group:
     return group._replace(members=tuple(members))
 
 
-def replace_eager_fallback(original: Any, regions: Regions) -> Any:
+@replaces(_private.EAGER_FALLBACK)
+def replace_eager_fallback(original: Any) -> Any:
     """``execute``, for inputs that the C function does not take.
 
     They come flat and converted, with attributes that already name their dtypes.
@@ -103,7 +99,7 @@ def replace_eager_fallback(original: Any, regions: Regions) -> Any:
     def eager_fallback(
         op: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
     ) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         op_name = op.decode() if isinstance(op, bytes) else op
         plan = rules.plan(op_name) if rules is not None and attrs else None
         if plan is None:
@@ -112,7 +108,9 @@ def replace_eager_fallback(original: Any, regions: Regions) -> Any:
         values = _by_argument(op_name, list(inputs), attributes)
         lows = cast_groups(plan.by_name, values)
         for group in plan.by_name:
-            _restate_dtype(group, values, attributes)
+            first = next(iter(_as_list(values[group.members[0].key])), None)
+            if group.attribute in attributes and isinstance(first, tf.Tensor):
+                attributes[group.attribute] = first.dtype.as_datatype_enum
         inputs = [v for value in values.values() for v in _as_list(value)]
         attrs = tuple(item for pair in attributes.items() for item in pair)
         results = original(op, num_outputs, inputs, attrs, ctx, name)
@@ -123,32 +121,26 @@ def replace_eager_fallback(original: Any, regions: Regions) -> Any:
 
 
 def _by_argument(op: str, flat: list[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat inputs under the op's argument names, lists as lists."""
+    """The flat inputs by the names of the op's arguments; a list argument gets a list."""
     values: dict[str, Any] = {}
     for argument in _private.value(_private.OP_DEFINITION)(op).input_arg:
-        if argument.number_attr or argument.type_list_attr:
-            length = (
-                attributes[argument.number_attr]
-                if argument.number_attr
-                else len(attributes[argument.type_list_attr])
-            )
-            values[argument.name], flat = flat[:length], flat[length:]
-        else:
+        if not (argument.number_attr or argument.type_list_attr):
             values[argument.name], *flat = flat
+            continue
+        if argument.number_attr:
+            length = attributes[argument.number_attr]
+        else:
+            length = len(attributes[argument.type_list_attr])
+        values[argument.name], flat = flat[:length], flat[length:]
     return values
-
-
-def _restate_dtype(group: Group, values: Mapping[str, Any], attributes: dict[str, Any]) -> None:
-    first = next(iter(_as_list(values[group.members[0].key])), None)
-    if group.attribute in attributes and isinstance(first, tf.Tensor):
-        attributes[group.attribute] = first.dtype.as_datatype_enum
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def replace_conversion(original: Any, regions: Regions) -> Any:
+@replaces(_private.CONVERSION)
+def replace_conversion(original: Any) -> Any:
     """``convert_to_tensor(value, dtype)``: between float dtypes it casts instead of raising."""
 
     def convert(
@@ -159,7 +151,7 @@ def replace_conversion(original: Any, regions: Regions) -> Any:
         *rest: Any,
         **keywords: Any,
     ) -> Any:
-        if dtype is not None and not as_ref and regions.active.get() is not None:
+        if dtype is not None and not as_ref and active_rules() is not None:
             wanted, found = tf.as_dtype(dtype), float_dtype(value)
             if wanted in FLOATS and found in FLOATS and found != wanted:
                 return tf.cast(original(value, None, name, as_ref, *rest, **keywords), wanted)
@@ -168,7 +160,8 @@ def replace_conversion(original: Any, regions: Regions) -> Any:
     return convert
 
 
-def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
+@replaces(_private.SPARSE_MATMUL)
+def replace_sparse_matmul(original: Any) -> Any:
     """``tf.matmul(bfloat16, float32)``, which TensorFlow hands to SparseMatMul: a MatMul here."""
 
     def matmul(
@@ -180,9 +173,11 @@ def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
         b_is_sparse: bool = False,
         name: str | None = None,
     ) -> Any:
-        if regions.active.get() is None or a_is_sparse or b_is_sparse:
+        if active_rules() is None or a_is_sparse or b_is_sparse:
             return original(a, b, transpose_a, transpose_b, a_is_sparse, b_is_sparse, name)
-        a, b = widest([a, b])
+        dtypes = {float_dtype(a), float_dtype(b)} - {None}
+        if len(dtypes) > 1 and dtypes <= FLOATS:
+            a, b = cast_float(a, tf.float32), cast_float(b, tf.float32)
         return tf.raw_ops.MatMul(
             a=a, b=b, transpose_a=transpose_a, transpose_b=transpose_b, name=name
         )
@@ -190,24 +185,25 @@ def replace_sparse_matmul(original: Any, regions: Regions) -> Any:
     return matmul
 
 
-def replace_global_dispatchers(original: list[Any], regions: Regions) -> Any:
-    """The dispatchers that TensorFlow asks when a function raised: one more, the last resort."""
+@replaces(_private.GLOBAL_DISPATCHERS)
+def replace_global_dispatchers(original: list[Any]) -> Any:
+    """The dispatchers that TensorFlow asks when a function has raised; ours is the last one."""
 
     class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):
         """Retries in float32 what a comparison of dtypes in Python has refused."""
 
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
-            if regions.active.get() is None:
+            if active_rules() is None:
                 return self.NOT_SUPPORTED
-            low = any(float_dtype(value) in LOW for value in tf.nest.flatten((args, kwargs)))
-            if not low:  # nothing left to settle: the error stands
+            dtypes = map(float_dtype, tf.nest.flatten((args, kwargs)))
+            if LOW.isdisjoint(dtypes):  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
             with regions.paused(None):  # a cast that raises is not to be retried by another one
-                args, kwargs = map_floats(lambda v: cast_float(v, tf.float32), (args, kwargs))
+                args, kwargs = cast_all((args, kwargs), tf.float32)
             return op(*args, **kwargs)
 
     class Dispatchers:
-        """The original list, also for what is registered meanwhile, and the promoter after it."""
+        """The original list, to which others may still append, and the promoter after it."""
 
         def __iter__(self) -> Iterator[Any]:
             return iter([*original, promoter])
@@ -219,11 +215,35 @@ def replace_global_dispatchers(original: list[Any], regions: Regions) -> Any:
     return Dispatchers()
 
 
-REPLACE: Mapping[_private.PrivateName, Replace] = {
-    _private.EAGER_OP: replace_eager_op,
-    _private.GRAPH_OP: replace_graph_op,
-    _private.EAGER_FALLBACK: replace_eager_fallback,
-    _private.CONVERSION: replace_conversion,
-    _private.SPARSE_MATMUL: replace_sparse_matmul,
-    _private.GLOBAL_DISPATCHERS: replace_global_dispatchers,
-}
+# -- variables of no Keras layer, which Keras would not cast by a dtype policy
+
+
+@replaces(_private.VARIABLE_READ, _private.VARIABLE_GATHER, _private.VARIABLE_GATHER_ND)
+def replace_read(original: Any) -> Any:
+    """Methods that read a variable: the value of a decorated model's variable is cast each time.
+
+    What is stored, assigned and updated is float32.
+    """
+
+    @functools.wraps(original)
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, *args, **kwargs)
+        if active_rules() is None:
+            return value
+        decoration = fitted.read_low_by(self)
+        return value if decoration is None else cast_float(value, decoration.rules.low)
+
+    return read
+
+
+@replaces(_private.VARIABLE_TO_TENSOR)
+def replace_variable_conversion(original: Any) -> Any:
+    """A variable as a tensor, perhaps of a stated dtype."""
+
+    @functools.wraps(original)
+    def to_tensor(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, dtype, *args, **kwargs)
+        stated = dtype is not None and active_rules() is not None
+        return cast_float(value, tf.as_dtype(dtype)) if stated else value
+
+    return to_tensor

@@ -10,7 +10,7 @@ takes its inputs, rounded to it, up to float32, and its result is rounded once (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from ampbridge_tensorflow import _private
 
 LOW = frozenset({tf.float16, tf.bfloat16})
 FLOATS = LOW | {tf.float32}
+ALL_FLOATS = FLOATS | {tf.float64}
 
 # They move, name or convert values and have no precision of their own.
 NEVER_CAST = frozenset(
@@ -73,7 +74,7 @@ class Member(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Inputs that share a dtype. ``target`` None is the widest of those that arrive.
+    """Inputs that share a dtype. If ``target`` is None, they get the widest dtype that arrives.
 
     ``simulated``: where that is a low one, they are rounded to it and computed with in float32.
     ``adds_bias``: one of them may be a product that waits for its bias, still unrounded.
@@ -131,19 +132,19 @@ class Rules:
 
     @cached_property
     def inside(self) -> Rules:
-        """Inside of an op that has been cast as a whole: only mixed dtypes need settling."""
+        """The rules inside of an op that has been cast as a whole: they settle mixed dtypes alone."""
         if not self.simulated:
             return PROMOTE_ONLY
         return replace(PROMOTE_ONLY, simulated=True, bias_ops=self.bias_ops)
 
     @cached_property
     def in_layer(self) -> Rules:
-        """Inside of a layer that is a product and a bias."""
+        """The rules inside of a layer that is a product and a bias."""
         return replace(self, bias_ops=LAYERS_BIAS_OPS)
 
     @property
     def gradients(self) -> Rules:
-        """While gradients of this region are built."""
+        """The rules while gradients of this region are built."""
         return SIMULATED_GRADIENTS if self.simulated else GRADIENTS
 
     def _make_plan(self, op: str) -> Plan | None:
@@ -153,64 +154,52 @@ class Rules:
         rule = self.ops.get(op)
         if rule is None:
             rule = "promote" if uses_storage(definition) else self.unlisted
-        groups = list(self._groups(definition, rule))
-        if not groups:
+        by_position = tuple(self._groups(definition, rule))
+        if not by_position:
             return None
+        by_name = []
+        for group in by_position:
+            members = [Member(definition.input_arg[m.key].name, m.is_list) for m in group.members]
+            by_name.append(group._replace(members=tuple(members)))
         results = tuple(a.type_attr for a in definition.output_arg)
-        return Plan(tuple(g for g, _ in groups), tuple(g for _, g in groups), results)
+        return Plan(by_position, tuple(by_name), results)
 
-    def _groups(self, definition: Any, rule: Category) -> Any:
-        """Pairs of one group by position and by name."""
+    def _groups(self, definition: Any, rule: Category) -> Iterator[Group]:
+        """The groups of an op's inputs, by position."""
         inputs = [a for a in enumerate(definition.input_arg) if not a[1].is_ref]
         simulated = self.simulated and _computes(definition)
         for attribute in dict.fromkeys(a.type_attr for _, a in inputs if a.type_attr):
-            members = [(i, a) for i, a in inputs if a.type_attr == attribute]
+            of_it = [(i, a) for i, a in inputs if a.type_attr == attribute]
+            members = tuple(Member(i, bool(a.number_attr)) for i, a in of_it)
             target = self._target(definition, attribute, rule)
-            alone = len(members) == 1 and not members[0][1].number_attr
+            alone = len(members) == 1 and not members[0].is_list
             rounds = simulated and any(a.type_attr == attribute for a in definition.output_arg)
             if target is not None or not alone or rounds:
                 first = definition.name in FOLLOWS_FIRST_INPUT and target is None
                 adds_bias = rounds and definition.name in self.bias_ops
-                yield _group(attribute, members, target, first, rounds, adds_bias)
+                yield Group(attribute, members, target, first, rounds, adds_bias)
         fixed = [(i, a) for i, a in inputs if a.type == tf.float32.as_datatype_enum]
         if fixed:  # declared float32 by the op itself
-            yield _group("", fixed, tf.float32)
+            members = tuple(Member(i, bool(a.number_attr)) for i, a in fixed)
+            yield Group("", members, tf.float32)
 
     def _target(self, definition: Any, attribute: str, rule: Category) -> tf.DType | None:
-        """The dtype that ``rule`` gives this group, as far as the op and the device have it."""
+        """The dtype that ``rule`` gives the inputs of ``attribute``, if op and device have it."""
 
         def runs_in(dtype: tf.DType) -> bool:
-            return _accepts(definition, attribute, dtype)
+            accepted = _accepts(definition, attribute, dtype)
+            return accepted and _has_kernel(definition.name, attribute, dtype)
 
-        if not runs_in(tf.float32):
+        if not _accepts(definition, attribute, tf.float32):
             return None
-        if (
-            rule == "allow"
-            and runs_in(self.low)
-            and _has_kernel(definition.name, attribute, self.low)
-        ):
+        if rule == "allow" and runs_in(self.low):
             return self.low
-        if rule != "promote":
-            return tf.float32
         lows = (self.low,) if self.low in LOW else tuple(LOW)
-        if all(runs_in(d) and _has_kernel(definition.name, attribute, d) for d in lows):
-            return None
-        return tf.float32
-
-
-def _group(
-    attribute: str, members: Sequence[Any], target: tf.DType | None, *options: bool
-) -> tuple[Group, Group]:
-    by_position = tuple(Member(i, bool(a.number_attr)) for i, a in members)
-    by_name = tuple(Member(a.name, bool(a.number_attr)) for _, a in members)
-    return (
-        Group(attribute, by_position, target, *options),
-        Group(attribute, by_name, target, *options),
-    )
+        return None if rule == "promote" and all(map(runs_in, lows)) else tf.float32
 
 
 def _computes(definition: Any) -> bool:
-    """Whether its results have to be rounded; those of a list beside others cannot be told apart."""
+    """Whether its results are rounded. Where a list is one of several outputs, they cannot be told apart."""
     outputs = definition.output_arg
     some_in_a_list = len(outputs) > 1 and any(a.number_attr for a in outputs)
     return not (definition.name in EXACT or some_in_a_list or uses_storage(definition))
@@ -243,13 +232,11 @@ def _has_kernel(op: str, attribute: str, dtype: tf.DType) -> bool:
             if k.device_type == device
         ]
         if supported:
-            low, full = dtype.as_datatype_enum, tf.float32.as_datatype_enum
-            any_dtype = any(not types for types in supported)
-            return (
-                any_dtype
-                or any(low in t for t in supported)
-                or not any(full in t for t in supported)
+            low, full = (
+                any(not types or wanted.as_datatype_enum in types for types in supported)
+                for wanted in (dtype, tf.float32)
             )
+            return low or not full
     return True
 
 
@@ -281,31 +268,22 @@ def rules_of(policy: Policy, simulated: bool = False) -> Rules:
 def _rules_of(policy: Policy, simulated: bool, python: function_ops.Rules) -> Rules:
     import keras
 
+    own = policy.own_rules("tf")
+    for name in own:
+        if not is_defined(name):
+            raise no_such_op(f"tf:{name}", f"TensorFlow {tf.__version__}", dir(tf.raw_ops))
     layers = policy.native_rules("keras_layers")
     functions = {**policy.native_rules("keras_ops"), **policy.native_rules("tensorflow_api")}
     full = policy.level == "O0" or policy.op_list.unlisted == "full"
     return Rules(
         tf.as_dtype(policy.compute_dtype),
-        {**policy.native_rules("tensorflow"), **_own_rules(policy)},
+        {**policy.native_rules("tensorflow"), **own},
         functions,
         {getattr(keras.layers, n): r for n, r in layers.items() if hasattr(keras.layers, n)},
         "deny" if full else "promote",
         simulated=simulated,
         python=dict(python),
     )
-
-
-def _own_rules(policy: Policy) -> Mapping[str, Category]:
-    """Of the listed ops of TensorFlow's that the op table lacks.
-
-    Raises:
-        PolicyError: for a name that no op has.
-    """
-    rules = policy.own_rules("tf")
-    for name in rules:
-        if not is_defined(name):
-            raise no_such_op(f"tf:{name}", f"TensorFlow {tf.__version__}", dir(tf.raw_ops))
-    return rules
 
 
 def is_defined(op: str) -> bool:
@@ -339,7 +317,7 @@ def float_dtype(value: Any) -> tf.DType | str | None:
 
 def is_floating(value: Any) -> bool:
     """Whether it is a tensor of floating-point numbers, a variable, or what becomes such a tensor."""
-    return float_dtype(value) in FLOATS | {tf.float64}
+    return float_dtype(value) in ALL_FLOATS
 
 
 def cast_to(value: Any, dtype: tf.DType) -> Any:
@@ -356,7 +334,7 @@ def cast_float(value: Any, dtype: tf.DType) -> Any:
 
 
 def cast_with_mask(value: Any, dtype: tf.DType) -> Any:
-    """The same, with what Keras has written on a tensor for the layers and losses that it is given to."""
+    """The same; what Keras has written on the tensor, for the layers and losses after it, is kept."""
     made = cast_float(value, dtype)
     mask, logits = getattr(value, "_keras_mask", None), getattr(value, "_keras_logits", None)
     if mask is not None:
@@ -389,7 +367,7 @@ def in_float32(value: Any, low: tf.DType) -> Any:
 
 
 def in_float32_unrounded(value: Any, low: tf.DType) -> Any:
-    """The same; but a product that nothing has read yet as it was before it was rounded."""
+    """The same; but a product that nothing has read yet is returned unrounded."""
     product = _unrounded(value)
     return in_float32(value, low) if product is None else product
 
@@ -409,9 +387,14 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
     for group in groups:
         found = [(member, _found(values, member)) for member in group.members]
         dtypes = {d for _, ds in found for d in ds if d is not None}
-        target = _settled(group, dtypes, found[0][1])
-        if target is None:
+        if not dtypes or not dtypes <= FLOATS:
             continue
+        if group.follows_first and found[0][1][0] in LOW:
+            target = found[0][1][0]
+        elif group.target is None and len(dtypes) == 1:
+            (target,) = dtypes
+        else:
+            target = group.target or tf.float32
         if group.simulated and target in LOW:
             lows[group.attribute] = target
             cast = in_float32_unrounded if group.adds_bias else in_float32
@@ -428,7 +411,7 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
 
 
 def _found(values: Any, member: Member) -> list[Any]:
-    """The dtypes of one input; lists of tensors that TensorFlow would stack are stacked here."""
+    """The dtypes of one input. A list of tensors that TensorFlow would stack is stacked here."""
     value = values[member.key]
     if member.is_list:
         return [float_dtype(v) for v in value] if isinstance(value, (list, tuple)) else ["other"]
@@ -437,23 +420,9 @@ def _found(values: Any, member: Member) -> list[Any]:
     return [float_dtype(value)]
 
 
-def _settled(group: Group, dtypes: set[Any], first: list[Any]) -> tf.DType | None:
-    """The dtype of the group; None if it is left as it is."""
-    if not dtypes or not dtypes <= FLOATS:
-        return None
-    if group.follows_first and first[0] in LOW:
-        return first[0]
-    if group.target is None and len(dtypes) == 1:
-        return next(iter(dtypes))
-    return group.target or tf.float32
-
-
-def widest(values: Sequence[Any]) -> list[Any]:
-    """``values`` in float32 if their float dtypes are mixed, else as they are."""
-    dtypes = {float_dtype(v) for v in values} - {None}
-    if len(dtypes) > 1 and dtypes <= FLOATS:
-        return [cast_float(v, tf.float32) for v in values]
-    return list(values)
+def cast_all(structure: Any, dtype: tf.DType) -> Any:
+    """``structure`` with its float16, bfloat16 and float32 values in ``dtype``."""
+    return map_floats(lambda value: cast_float(value, dtype), structure)
 
 
 def map_floats(cast: Callable[[Any], Any], structure: Any) -> Any:

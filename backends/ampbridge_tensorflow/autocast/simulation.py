@@ -11,30 +11,17 @@ value until the first op that reads it, and the op that adds the bias asks for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, wraps
 from itertools import compress
 from typing import Any
 
 import tensorflow as tf
 
-from ampbridge.adapters.interception import Interception
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.rules import (
-    FLOATS,
-    LOW,
-    Plan,
-    Rules,
-    float_dtype,
-    in_float32,
-    map_floats,
-    rounded,
-)
-
-Regions = Interception[Rules]
-
-# -- ops and functions
+from ampbridge_tensorflow.autocast.regions import active_rules, replaces
+from ampbridge_tensorflow.autocast.rules import Plan, rounded
 
 _PRODUCTS = frozenset(op.name for op in op_table.ops().values() if op.family in ("matmul", "conv"))
 
@@ -46,7 +33,7 @@ def is_product(namespace: str, spelling: str) -> bool:
 
 
 def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: Any) -> Any:
-    """The results of ``op``, a tensor or a list, each of a simulated group's dtype rounded."""
+    """The results of ``op``, a tensor or a list; those with the dtype of a simulated group are rounded."""
     of_product = is_product("tensorflow", op)
     if not isinstance(results, list):
         return rounded(results, lows[plan.results[0]], of_product)
@@ -57,38 +44,8 @@ def rounded_results(op: str, plan: Plan, lows: Mapping[str, tf.DType], results: 
     ]
 
 
-# Of functions: it becomes BiasAdd, which finds out what it is given.
-_LEFT_TO_ITS_OP = frozenset({"keras.ops.add"})
-
-
-def run_function(
-    rules: Rules,
-    namespace: str,
-    spelling: str,
-    function: Callable[..., Any],
-    regions: Regions,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Call ``function``, whose inputs have been cast, as one op.
-
-    Inputs of mixed dtypes are settled inside, op by op, as in a native region.
-    """
-    dtypes = {float_dtype(value) for value in tf.nest.flatten((args, kwargs))}
-    dtypes &= FLOATS | {tf.float64}
-    if len(dtypes) != 1 or not dtypes <= LOW or spelling in _LEFT_TO_ITS_OP:
-        with regions.paused(rules.inside):
-            return function(*args, **kwargs)
-    low = dtypes.pop()
-    args, kwargs = map_floats(lambda v: in_float32(v, low), (args, kwargs))
-    with regions.paused(rules.inside):
-        results = function(*args, **kwargs)
-    of_product = is_product(namespace, spelling)
-    return map_floats(lambda v: rounded(v, low, of_product), results)
-
-
 class Results(list[Any]):
-    """An eager op's results, as they are given on, with what ran: a tape is told of that.
+    """The results of an eager op as they are handed on, and what ran: the tapes are told the latter.
 
     Gradients that are registered in Python look at the dtypes of an op's inputs, and refuse some.
     """
@@ -98,8 +55,9 @@ class Results(list[Any]):
         self.inputs, self.attrs, self.made = inputs, attrs, made
 
 
-def replace_record_gradient(original: Any, regions: Regions) -> Any:
-    """``record_gradient``, by which tapes learn of an op, after its result was rounded.
+@replaces(_private.RECORD_GRADIENT)
+def replace_record_gradient(original: Any) -> Any:
+    """``record_gradient``, through which tapes learn of an op, here after its result was rounded.
 
     The op made what was rounded; the cast behind it was made before the tape knew of the op.
     """
@@ -114,7 +72,7 @@ def replace_record_gradient(original: Any, regions: Regions) -> Any:
                     attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
                     original("Cast", [made], attributes, [output])
             return
-        graph = regions.active.get() is not None and not tf.executing_eagerly()
+        graph = active_rules() is not None and not tf.executing_eagerly()
         cast = [graph and op_name != output.op.type == "Cast" for output in outputs]
         made = [o.op.inputs[0] if is_cast else o for o, is_cast in zip(outputs, cast, strict=True)]
         original(op_name, inputs, attrs, made)
@@ -126,6 +84,3 @@ def replace_record_gradient(original: Any, regions: Regions) -> Any:
 
 def _attributes(cast: tf.Operation) -> tuple[Any, ...]:
     return tuple(x for name in ("SrcT", "DstT", "Truncate") for x in (name, cast.get_attr(name)))
-
-
-REPLACE = {_private.RECORD_GRADIENT: replace_record_gradient}

@@ -7,24 +7,25 @@ in a common one, and gradients have rules of their own: their dtypes follow the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.op_entry import Regions, Replace
+from ampbridge_tensorflow.autocast.regions import Replace, active_rules, regions, replaces
 from ampbridge_tensorflow.autocast.rules import FLOATS, LOW, cast_float, cast_to, float_dtype
 from ampbridge_tensorflow.model import fitted
 
 
-def replace_function_context(original: Any, regions: Regions) -> Any:
-    """The key of tf.function's traces, with the active rules and all decorations as part of it."""
+@replaces(_private.FUNCTION_CONTEXT)
+def replace_function_context(original: Any) -> Any:
+    """tf.function keeps its traces by a key, which here includes the active rules and all decorations."""
 
     def make_function_context(scope_type: Any = None) -> Any:
         context = original(scope_type)
-        key = (regions.active.get(), fitted.trace_key())
+        key = (active_rules(), fitted.trace_key())
         return context if key == (None, None) else context._replace(context=(context.context, *key))
 
     return make_function_context
@@ -39,11 +40,12 @@ def like(reference: Any, value: Any) -> Any:
     return cast_float(value, wanted) if wanted in FLOATS else value
 
 
-def replace_while_loop(original: Any, regions: Regions) -> Any:
-    """``while_loop``: what the body returns takes the dtypes that went in."""
+@replaces(_private.WHILE_LOOP)
+def replace_while_loop(original: Any) -> Any:
+    """``while_loop``: the body's results are cast to the dtypes of its inputs."""
 
     def while_loop(cond: Any, body: Any, loop_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        if regions.active.get() is None:
+        if active_rules() is None:
             return original(cond, body, loop_vars, *args, **kwargs)
 
         def steady_body(*carried: Any) -> Any:
@@ -58,57 +60,51 @@ def replace_while_loop(original: Any, regions: Regions) -> Any:
     return while_loop
 
 
-def _ending_in_full(branch: Callable[[], Any]) -> Callable[[], Any]:
+def _ending_in_full(branch: Any) -> Any:
+    """A function whose low results are float32; anything else as it is."""
+    if not callable(branch):
+        return branch
+
     def full(value: Any) -> Any:
         return cast_to(value, tf.float32) if float_dtype(value) in LOW else value
 
     return lambda: tf.nest.map_structure(full, branch())
 
 
-def replace_cond(original: Any, regions: Regions) -> Any:
-    """``cond_v2``: branches that disagree are traced again, to end in float32."""
+@replaces(_private.COND, _private.INDEXED_CASE)
+def replace_branches(original: Any) -> Any:
+    """``cond_v2`` and ``indexed_case``: branches that disagree are traced again, to end in float32."""
 
-    def cond(pred: Any, true_fn: Any, false_fn: Any, name: str = "cond") -> Any:
+    def choose(*args: Any, **kwargs: Any) -> Any:
         try:
-            return original(pred, true_fn, false_fn, name)
+            return original(*args, **kwargs)
         except TypeError:
-            if regions.active.get() is None:
+            if active_rules() is None:
                 raise
-            return original(pred, _ending_in_full(true_fn), _ending_in_full(false_fn), name)
+            args, kwargs = map_leaves(_ending_in_full, (args, kwargs))
+            return original(*args, **kwargs)
 
-    return cond
-
-
-def replace_indexed_case(original: Any, regions: Regions) -> Any:
-    """``indexed_case``: as ``cond_v2``."""
-
-    def indexed_case(branch_index: Any, branch_fns: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(branch_index, branch_fns, *args, **kwargs)
-        except TypeError:
-            if regions.active.get() is None:
-                raise
-            return original(branch_index, list(map(_ending_in_full, branch_fns)), *args, **kwargs)
-
-    return indexed_case
+    return choose
 
 
-def replace_autograph_loop(original: Any, regions: Regions) -> Any:
-    """AutoGraph's check of a loop variable, ahead of ``while_loop``."""
+@replaces(_private.AUTOGRAPH_LOOP)
+def replace_autograph_loop(original: Any) -> Any:
+    """AutoGraph checks a loop variable before it calls ``while_loop``."""
 
     def verify(name: str, check_shape: bool, init: Any, entry: Any, exit_: Any, shape: Any) -> Any:
-        if regions.active.get() is not None:
+        if active_rules() is not None:
             exit_ = like(entry, exit_)
         return original(name, check_shape, init, entry, exit_, shape)
 
     return verify
 
 
-def replace_autograph_cond(original: Any, regions: Regions) -> Any:
-    """AutoGraph's check of what two branches set, ahead of ``cond_v2``."""
+@replaces(_private.AUTOGRAPH_COND)
+def replace_autograph_cond(original: Any) -> Any:
+    """AutoGraph checks what two branches set before it calls ``cond_v2``."""
 
     def verify(name: str, body_var: Any, orelse_var: Any) -> Any:
-        if regions.active.get() is not None:
+        if active_rules() is not None:
             orelse_var = like(body_var, orelse_var)
         return original(name, body_var, orelse_var)
 
@@ -118,10 +114,10 @@ def replace_autograph_cond(original: Any, regions: Regions) -> Any:
 def _replace_tensor_array(position: int) -> Replace:
     """A TensorArray method whose argument at ``position`` takes the array's dtype."""
 
-    def replace(original: Any, regions: Regions) -> Any:
+    def replace(original: Any) -> Any:
         @functools.wraps(original)
         def method(array: Any, *args: Any, **kwargs: Any) -> Any:
-            if regions.active.get() is not None and array.dtype in FLOATS:
+            if active_rules() is not None and array.dtype in FLOATS:
                 if len(args) > position:
                     stored = cast_float(args[position], array.dtype)
                     args = (*args[:position], stored, *args[position + 1 :])
@@ -134,18 +130,23 @@ def _replace_tensor_array(position: int) -> Replace:
     return replace
 
 
+replaces(_private.TENSOR_ARRAY_UNSTACK, _private.TENSOR_ARRAY_SPLIT)(_replace_tensor_array(0))
+replaces(_private.TENSOR_ARRAY_WRITE, _private.TENSOR_ARRAY_SCATTER)(_replace_tensor_array(1))
+
+
 # -- gradients
 
 
-def replace_gradient(original: Any, regions: Regions) -> Any:
-    """The two functions that build gradients, run by the rules for gradients.
+@replaces(_private.EAGER_GRADIENT, _private.GRAPH_GRADIENT)
+def replace_gradient(original: Any) -> Any:
+    """The two functions that build gradients; they follow the rules for gradients.
 
     Also outside of regions, where a decorated model has opened its own: in ``fit``, for instance.
     """
 
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         gradient_rules = fitted.gradient_rules() if rules is None else rules.gradients
         if gradient_rules is None:
             return original(*args, **kwargs)
@@ -155,15 +156,16 @@ def replace_gradient(original: Any, regions: Regions) -> Any:
     return gradient
 
 
-def replace_custom_gradient(original: Any, regions: Regions) -> Any:
-    """``tf.custom_gradient``: backward as all gradients, results in the dtypes of their inputs.
+@replaces(_private.CUSTOM_GRADIENT_EAGER, _private.CUSTOM_GRADIENT_GRAPH)
+def replace_custom_gradient(original: Any) -> Any:
+    """``tf.custom_gradient``: gradients follow their rules, and get the dtypes of the inputs.
 
     ``tf.recompute_grad`` computes its forward pass once more in there, which must cast as the first
     one did; and that is often after the region has closed.
     """
 
     def decorator(f: Any, args: Any, kwargs: Any) -> Any:
-        rules = regions.active.get()
+        rules = active_rules()
         if rules is None:
             return original(f, args, kwargs)
         backward_rules = rules if _private.is_recomputed(f) else rules.gradients
@@ -193,21 +195,3 @@ def _like_inputs(inputs: Any, gradients: Any) -> Any:
     if len(references) != len(gradients):
         return gradients
     return [like(reference, g) for reference, g in zip(references, gradients, strict=True)]
-
-
-REPLACE: Mapping[_private.PrivateName, Replace] = {
-    _private.FUNCTION_CONTEXT: replace_function_context,
-    _private.WHILE_LOOP: replace_while_loop,
-    _private.COND: replace_cond,
-    _private.INDEXED_CASE: replace_indexed_case,
-    _private.AUTOGRAPH_LOOP: replace_autograph_loop,
-    _private.AUTOGRAPH_COND: replace_autograph_cond,
-    _private.TENSOR_ARRAY_WRITE: _replace_tensor_array(1),
-    _private.TENSOR_ARRAY_UNSTACK: _replace_tensor_array(0),
-    _private.TENSOR_ARRAY_SCATTER: _replace_tensor_array(1),
-    _private.TENSOR_ARRAY_SPLIT: _replace_tensor_array(0),
-    _private.EAGER_GRADIENT: replace_gradient,
-    _private.GRAPH_GRADIENT: replace_gradient,
-    _private.CUSTOM_GRADIENT_EAGER: replace_custom_gradient,
-    _private.CUSTOM_GRADIENT_GRAPH: replace_custom_gradient,
-}

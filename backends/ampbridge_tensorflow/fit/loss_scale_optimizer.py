@@ -17,10 +17,10 @@ from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.arguments import check_keras_backend
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.fit.unscaled_updates import scaled
 from ampbridge_tensorflow.native_values import values_of
-from ampbridge_tensorflow.step.scaling import VariableStore, divided, kind_of
+from ampbridge_tensorflow.step.scaling import VariableStore, divided, has_inf, kind_of
 
 
 @keras.saving.register_keras_serializable("ampbridge")
@@ -85,15 +85,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.scaler = scaler
         self._store: VariableStore | None = None
         self._traced_with: ScalerConfig | None = None
-        self._found: Callable[[], Scalar] = _nothing
-        """What is in the gradients of the step that is being applied, if they are not finite."""
+        self._found: Callable[[], Scalar] | None = None
+        """Tells what is in the gradients of the step that is being applied, if they are not finite."""
         self.active = True
         """Whether steps that are traced now are scaled at all; see ``PolicySchedule``."""
         self.waits = False
         """Whether all is left to the inner optimizer until ``scale_loss`` is called; see ``scaled_fit``."""
         scaler.bind(registry.backend("tensorflow"), self)
         if scaler.store is not self._store:
-            raise CallOrderError(_BOUND)
+            msg = (
+                "The state of this GradScaler lives elsewhere: with another optimizer, or in a "
+                "train_step.\n"
+                "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(the_other.state_dict())"
+            )
+            raise CallOrderError(msg)
 
     def scale_store(self, state: ScaleState) -> VariableStore:
         """A place for the scaler's state among this optimizer's variables; see ``Backend``."""
@@ -119,12 +124,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """The inner optimizer's, which skipped steps leave as they are."""
         return self.inner_optimizer.iterations
 
+    @outside_of_regions
     def scale_loss(self, loss: Array) -> Array:
         """``loss`` in float32, since 65536 is infinite in float16, times the scale."""
         self.waits = False
         if not self._scales():
             return loss
-        return _times(loss, self.dynamic_scale.value)
+        return tf.cast(loss, tf.float32) * self.dynamic_scale.value
 
     def _scales(self) -> bool:
         return self.scaler.enabled and self.active and not self.waits
@@ -142,7 +148,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         try:
             super().apply(grads, trainable_variables)
         finally:
-            self._found = _nothing
+            self._found = None
         if tf.executing_eagerly():
             self.sound_alarms()
         else:
@@ -159,7 +165,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if replica is None or replica.num_replicas_in_sync == 1:
             self._found = partial(kind_of, values)  # in the branch of an overflow alone
             return finite
-        infinite = tf.cond(finite, lambda: tf.constant(False), lambda: _has_inf(values))
+        infinite = tf.cond(finite, lambda: tf.constant(False), lambda: has_inf(values))
         flags = tf.cast(tf.stack([finite, infinite]), tf.int32)
         counts = replica.all_reduce(tf.distribute.ReduceOp.SUM, flags)
         found = tf.where(counts[1] > 0, INF, NAN)
@@ -178,13 +184,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         kept = [getattr(v, "overwrite_with_gradient", False) for v in variables]
         chosen = [g if keep else u for g, u, keep in zip(grads, unscaled, kept, strict=True)]
         self.inner_optimizer.apply(chosen, trainable_variables)
-        self._adapt(FINITE)
+        self.scaler.store.update(FINITE, self.scaler.config)
 
     def _stateful_handle_non_finite_grads(self) -> None:
-        self._adapt(self._found())
-
-    def _adapt(self, overflow: Scalar) -> None:
-        self.scaler.store.update(overflow, self.scaler.config)
+        assert self._found is not None
+        self.scaler.store.update(self._found(), self.scaler.config)
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Called by ``fit`` at its end.
@@ -206,7 +210,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self._scales():
             return
         if self._traced_with not in (None, self.scaler.config):
-            raise CallOrderError(_TRACED)
+            msg = (
+                "The scaler's settings have changed since Keras traced the training step, which goes "
+                "on with those before.\n"
+                "Hint: scaler.load_state_dict(state); model.make_train_function(force=True)"
+            )
+            raise CallOrderError(msg)
         self.scaler.sound_alarms()
 
     def stateless_apply(self, *_: Any) -> Any:
@@ -239,20 +248,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         made: LossScaleOptimizer = super().from_config({**config, "scaler": scaler}, custom_objects)
         made.waits = waits
         return made
-
-
-def _nothing() -> Scalar:
-    """No step is being applied."""
-    return FINITE
-
-
-def _has_inf(values: Sequence[Array]) -> Array:
-    return tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
-
-
-@outside_of_regions
-def _times(loss: Array, scale: Array) -> Array:
-    return tf.cast(loss, tf.float32) * scale
 
 
 def _scaler_of(
@@ -291,14 +286,3 @@ def _check_arguments(inner: Any, scaler: Any) -> None:
             "Hint: LossScaleOptimizer(optimizer, amp.GradScaler(growth_interval=500))"
         )
         raise ArgumentTypeError(msg)
-
-
-_TRACED = (
-    "The scaler's settings have changed since Keras traced the training step, which goes on with those "
-    "before.\nHint: scaler.load_state_dict(state); model.make_train_function(force=True)"
-)
-
-_BOUND = (
-    "The state of this GradScaler lives elsewhere: with another optimizer, or in a train_step.\n"
-    "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(the_other.state_dict())"
-)

@@ -12,16 +12,16 @@ scaled are applied as they are, with a warning.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import keras
 
-from ampbridge.adapters.interception import Interception, Site
-from ampbridge_tensorflow.autocast.keras_fit import scales_by_itself
+from ampbridge.adapters.interception import Interception
+from ampbridge_tensorflow.autocast.regions import method_site
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
+from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.fitted import Fitted, Mark
 from ampbridge_tensorflow.native_values import made_under
@@ -61,22 +61,10 @@ _WRAPPER = "_ampbridge_wrapper"
 
 
 class _Wrapper(Mark):
-    """What an optimizer has been wrapped in."""
+    """The LossScaleOptimizer that an optimizer has been wrapped in."""
 
     def __init__(self, optimizer: LossScaleOptimizer) -> None:
         self.optimizer = optimizer
-
-
-@cache
-def compiling() -> Interception[None]:
-    """``Model.compile``, while a model is decorated in float16."""
-
-    def find_sites() -> Sequence[Site]:
-        owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
-        original = vars(owner)["compile"]
-        return [Site(owner, "compile", original, _replace_compile(original))]
-
-    return Interception("ampbridge_tensorflow compile", find_sites)
 
 
 def _replace_compile(original: Any) -> Any:
@@ -96,3 +84,10 @@ def _replace_compile(original: Any) -> Any:
             scale(self, found)
 
     return compile
+
+
+compiling: Interception[None] = Interception(
+    "ampbridge_tensorflow compile",
+    lambda: [method_site(keras.Model, "compile", _replace_compile)],
+)
+"""``Model.compile``, while a model is decorated in float16."""

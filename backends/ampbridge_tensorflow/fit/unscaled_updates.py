@@ -1,46 +1,44 @@
-"""A warning where an optimizer updates a model that is decorated in float16, and nobody has scaled the loss.
+"""Warnings where a model is trained in float16 and nobody has scaled the loss.
 
-That is seen where all updates pass, in ``Optimizer.apply``, once for each optimizer: a ``train_step`` of
-the user's own, or a loop by hand, may use any number of them.
+Of a decorated model that is seen where all updates pass, in ``Optimizer.apply``, once for each optimizer:
+a ``train_step`` of the user's own, or a loop by hand, may use any number of them. Of another one, which
+Keras' own loop trains in a float16 region, it is seen before the first batch: ``compile`` scales the loss
+of decorated models alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.regions import active_rules, method_site, replaces
 from ampbridge_tensorflow.model import fitted
-from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.native_values import native_variable
 
 
-@cache
-def updates() -> Interception[bool]:
-    """The updates of Keras optimizers; the state is True where a scaler makes them."""
+def _find_sites() -> Sequence[Site]:
+    sites = [method_site(keras.optimizers.Optimizer, "apply", _replace_apply)]
+    by_keras = _private.find(_private.FINITE_BRANCH)
+    return sites if by_keras is None else [*sites, Site(*by_keras, scaled(by_keras.value))]
 
-    def find_sites() -> Sequence[Site]:
-        owner = next(base for base in keras.optimizers.Optimizer.__mro__ if "apply" in vars(base))
-        sites = [Site(owner, "apply", vars(owner)["apply"], _replace_apply(vars(owner)["apply"]))]
-        by_keras = _private.find(_private.FINITE_BRANCH)
-        if by_keras is not None:
-            sites.append(Site(*by_keras, scaled(by_keras.value)))
-        return sites
 
-    return Interception("ampbridge_tensorflow updates", find_sites)
+updates: Interception[bool] = Interception("ampbridge_tensorflow updates", _find_sites)
+"""The updates of Keras optimizers; the state is True where a scaler makes them."""
 
 
 def scaled(function: Any) -> Any:
-    """``function``, the updates of which come from a scaled loss, or from one that needs no scale."""
+    """``function``, which updates with gradients of a scaled loss, or of one that needs no scale."""
 
     @wraps(function)
     def update(*args: Any, **kwargs: Any) -> Any:
-        with updates().paused(True):
+        with updates.paused(True):
             return function(*args, **kwargs)
 
     return update
@@ -49,33 +47,65 @@ def scaled(function: Any) -> Any:
 def _replace_apply(original: Any) -> Any:
     @wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not updates().active.get() and self.loss_scale_factor is None:
+        if not updates.active.get() and self.loss_scale_factor is None:
             updated = self.variables if trainable_variables is None else trainable_variables
-            _check(self, {id(native_variable(variable)) for variable in updated})
+            _warn_of(self, {id(native_variable(variable)) for variable in updated})
         return original(self, grads, trainable_variables)
 
     return apply
 
 
-def _check(optimizer: Any, updated: set[int]) -> None:
+def _warn_of(optimizer: Any, updated: set[int]) -> None:
+    """Warn if a model that is decorated in float16 has variables among ``updated`` (ids)."""
     for found in fitted.standing():
         if not found.scales or optimizer in found.unscaled:
             continue
         found.unscaled.add(optimizer)
-        if any(id(native_variable(variable)) in updated for variable in found.model.variables):
-            warn(_unscaled(optimizer, found))
+        if updated.isdisjoint(id(native_variable(variable)) for variable in found.model.variables):
+            continue
+        is_wrapped = found.scaled is not None and found.scaled.inner_optimizer is optimizer
+        hint = (
+            "in train_step, loss = self."
+            if is_wrapped
+            else "optimizer = ampbridge_tensorflow.LossScaleOptimizer(optimizer), and loss = "
+        )
+        warn(
+            f"{type(optimizer).__name__} updates a {type(found.model).__name__} that is decorated "
+            f"with {found.decoration.policy!r}, from a loss without loss scaling: gradients under "
+            f"6e-8 become zero.\nHint: {hint}optimizer.scale_loss(loss) before "
+            "tape.gradient(loss, weights); or a bfloat16 policy, which needs none."
+        )
 
 
-def _unscaled(optimizer: Any, found: Fitted) -> str:
-    waiting = found.scaled is not None and found.scaled.inner_optimizer is optimizer
-    hint = (
-        "in train_step, loss = self.optimizer.scale_loss(loss) before tape.gradient(loss, weights)"
-        if waiting
-        else "optimizer = ampbridge_tensorflow.LossScaleOptimizer(optimizer), and "
-        "loss = optimizer.scale_loss(loss) before tape.gradient(loss, weights)"
-    )
-    return (
-        f"{type(optimizer).__name__} updates a {type(found.model).__name__} that is decorated with "
-        f"{found.decoration.policy!r}, from a loss without loss scaling: gradients under 6e-8 become "
-        f"zero.\nHint: {hint}; or a bfloat16 policy, which needs none."
-    )
+# -- in a region
+
+
+def scales_by_itself(optimizer: Any) -> bool:
+    """Whether a Keras optimizer scales the loss, by whatever rule."""
+    wraps_another = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return wraps_another or optimizer.loss_scale_factor is not None
+
+
+@replaces(_private.MAKE_TRAIN_FUNCTION)
+def _replace_make_train_function(original: Any) -> Any:
+    """``fit`` and ``train_on_batch`` call it before the first batch."""
+
+    @wraps(original)
+    def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        rules, optimizer = active_rules(), self.optimizer
+        if (
+            rules is not None
+            and rules.low == tf.float16
+            and optimizer is not None
+            and not scales_by_itself(optimizer)
+            and fitted.fitted(self) is None
+        ):
+            warn(
+                f"Keras trains a {type(self).__name__} in a float16 region, and its "
+                f"{type(optimizer).__name__} scales no loss: gradients under 6e-8 become zero.\n"
+                "Hint: amp.decorate(model, policy='O1:float16') in place of the region, before "
+                "model.compile, scales the loss; or a bfloat16 policy, which needs no scale."
+            )
+        return original(self, *args, **kwargs)
+
+    return make_train_function

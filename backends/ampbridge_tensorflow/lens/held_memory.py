@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -22,22 +21,15 @@ def peak_memory(action: Callable[[], None]) -> int | None:
     """
     device = devices()[0]
     if device.kind == "gpu":
-        return _peak_on_gpu(device.name.upper(), action)
+        name = device.name.upper()
+        before = tf.config.experimental.get_memory_info(name)["current"]
+        tf.config.experimental.reset_memory_stats(name)
+        action()
+        peak: int = tf.config.experimental.get_memory_info(name)["peak"] - before
+        return peak
     if device.kind != "cpu" or _private.value(_private.PROFILE) is None:
         action()
         return None
-    return _peak_on_cpu(action)
-
-
-def _peak_on_gpu(device: str, action: Callable[[], None]) -> int:
-    before = tf.config.experimental.get_memory_info(device)["current"]
-    tf.config.experimental.reset_memory_stats(device)
-    action()
-    peak: int = tf.config.experimental.get_memory_info(device)["peak"] - before
-    return peak
-
-
-def _peak_on_cpu(action: Callable[[], None]) -> int | None:
     only_memory = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1)
     with TemporaryDirectory() as folder:
         try:
@@ -52,19 +44,12 @@ def _peak_on_cpu(action: Callable[[], None]) -> int | None:
         changes = [c for file in Path(folder).rglob("*.xplane.pb") for c in _changes(file)]
     if not changes:
         return None
-    before = min(changes).before
-    return max(0, max(change.held for change in changes) - before)
+    _, _, before = min(changes)
+    return max(0, max(held for _, held, _ in changes) - before)
 
 
-class Change(NamedTuple):
-    """Bytes that an allocator holds after it gave or took back some, and before."""
-
-    at: int
-    held: int
-    before: int
-
-
-def _changes(profile: Path) -> Iterator[Change]:
+def _changes(profile: Path) -> Iterator[tuple[int, int, int]]:
+    """The time of each change, and the bytes that the allocator holds after it and before it."""
     space = _private.value(_private.PROFILE)()
     space.ParseFromString(profile.read_bytes())
     signs = {"MemoryAllocation": 1, "MemoryDeallocation": -1}
@@ -78,4 +63,4 @@ def _changes(profile: Path) -> Iterator[Change]:
                     continue
                 told = {stats[s.metadata_id]: s.int64_value or s.uint64_value for s in event.stats}
                 held, size = told["bytes_allocated"], told["allocation_bytes"]
-                yield Change(line.timestamp_ns * 1000 + event.offset_ps, held, held - sign * size)
+                yield line.timestamp_ns * 1000 + event.offset_ps, held, held - sign * size

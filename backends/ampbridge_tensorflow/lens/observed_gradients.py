@@ -8,12 +8,13 @@ an op is made once more, with a backward function that tells what comes and does
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.step.recording import recorded
+from ampbridge_tensorflow.step.gradients import recorded
 
 Arrived = Sequence[tuple[tf.Tensor, Any]]
 """Outputs of an op, each with its gradient: a tensor or IndexedSlices."""
@@ -39,26 +40,20 @@ def new_tape() -> tf.GradientTape:
     return tf.GradientTape(persistent=True, watch_accessed_variables=False)
 
 
-def is_differentiable(x: Any) -> bool:
-    """Whether it is a tensor that may have a gradient, or the handle of a variable."""
-    if not isinstance(x, tf.Tensor):
-        return False
-    dtype: Any = x.dtype
-    differentiable: bool = dtype.is_floating or dtype.is_complex or dtype == tf.resource
-    return differentiable
-
-
 def recorded_on_a_tape(
     op: str, run: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[Any, Recorded]:
-    """What ``run(*arguments)`` returns, the outputs, and what a backward pass needs to know of it."""
+    """The outputs of ``run(*arguments)``, and what a backward pass needs to know of it."""
     inputs: list[tf.Tensor] = []
     apart: list[tf.Tensor] = []
 
     def told_apart(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [told_apart(item) for item in x]
-        if not is_differentiable(x):
+        may_have_a_gradient = isinstance(x, tf.Tensor) and (
+            x.dtype.is_floating or x.dtype.is_complex or x.dtype == tf.resource
+        )
+        if not may_have_a_gradient:
             return x
         again = any(x is earlier for earlier in inputs)
         inputs.append(x)
@@ -80,30 +75,25 @@ def recorded_on_a_tape(
 def report_arrivals(
     recorded: Iterable[Recorded], outputs: Container[int], report: Callable[[Arrived], None]
 ) -> None:
-    """Have each op that made one of ``outputs`` (ids) report their gradients as it gets them."""
-    for each in recorded:
-        if any(id(output) in outputs for output in each.outputs):
-            _record_once_more(each, outputs, report)
+    """Have each op that made one of ``outputs`` (ids) report the gradients that reach them."""
 
-
-def _record_once_more(
-    each: Recorded, outputs: Container[int], report: Callable[[Arrived], None]
-) -> None:
-    def backward(*gradients: Any) -> Sequence[Any]:
-        come = [(o, g) for o, g in zip(each.outputs, gradients, strict=True) if g is not None]
+    def backward(op: Recorded, *gradients: Any) -> Sequence[Any]:
+        come = [(o, g) for o, g in zip(op.outputs, gradients, strict=True) if g is not None]
         arrived = [(o, g) for o, g in come if id(o) in outputs]
         if arrived:
             report(arrived)
-        return gradients_on(each.tape, come, each.apart)
+        return gradients_on(op.tape, come, op.apart)
 
     record = _private.value(_private.RECORD_OPERATION)
-    record(each.op, list(each.outputs), list(each.inputs), backward)
+    for op in recorded:
+        if any(id(output) in outputs for output in op.outputs):
+            record(op.op, list(op.outputs), list(op.inputs), partial(backward, op))
 
 
 def gradients_on(
     tape: tf.GradientTape, arrived: Arrived, sources: Sequence[tf.Tensor]
 ) -> Sequence[Any]:
-    """What ``arrived`` makes of the gradients of ``sources``; IndexedSlices stay what they are."""
+    """The gradients of ``sources``, from those that ``arrived``; IndexedSlices stay what they are."""
     if not arrived:
         return [None] * len(sources)
     targets, gradients = map(list, zip(*arrived, strict=True))

@@ -10,10 +10,8 @@ import tensorflow as tf
 
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, owner_family, spelling_namespace
-from ampbridge_tensorflow.autocast.rules import LOW, NEVER_CAST, uses_storage
-
-FLOATING = LOW | {tf.float32, tf.float64}
+from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, owner_family, owner_of
+from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, NEVER_CAST, uses_storage
 
 PRODUCTS = frozenset({"matmul", "conv"})
 """The families of ops to which a bias is added."""
@@ -33,11 +31,11 @@ _OTHER_LAYERS = frozenset({"embedding"})
 
 def is_floating(x: Any) -> bool:
     """Whether it is a tensor of floating-point numbers."""
-    return isinstance(x, tf.Tensor) and x.dtype in FLOATING
+    return isinstance(x, tf.Tensor) and x.dtype in ALL_FLOATS
 
 
 def family(op: str) -> str:
-    """The family of a canonical op; of others, none."""
+    """The family of a canonical op; empty for other ops."""
     return owner_family(op) if op in op_table.ops() else ""
 
 
@@ -60,7 +58,7 @@ def of_own_op(op: str) -> str | None:
 @cache
 def of_function(spelling: str) -> str | None:
     """The op that a function of the table is; None if its parts have rules of their own."""
-    owner = op_table.native_names(spelling_namespace(spelling))[spelling][0]
+    owner = owner_of(spelling)
     return None if owner in LOOKED_INTO else owner
 
 
@@ -74,7 +72,7 @@ def of_layer(layer: keras.Layer) -> str | None:
 
 
 def of_product_in(layer: Any) -> str | None:
-    """The op that the product in a layer is, with its bias; None of other layers."""
+    """The op that a layer's product with its bias is; None for other layers."""
     own: type = type(layer)
     _, op = _in_the_table(own)
     return op if op is not None and owner_family(op) in PRODUCTS and op not in LOOKED_INTO else None

@@ -11,7 +11,7 @@ run once more, when the observation is over.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -26,10 +26,17 @@ from ampbridge.adapters.observation import Observer
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast import casting, functions, op_entry
+from ampbridge_tensorflow.autocast import casting, functions
+from ampbridge_tensorflow.autocast.regions import (
+    REPLACEMENTS,
+    Replace,
+    active_rules,
+    defining_class,
+    method_site,
+    regions,
+)
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.watching import Watch
-from ampbridge_tensorflow.model.model_calls import defining_class
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import native_variable
 
@@ -42,17 +49,18 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
         UnsupportedError: while a graph is traced, and if this TensorFlow lacks a private name.
     """
     if not tf.executing_eagerly():
-        msg = "Ops are observed as they run, and this is a graph that is being traced.\n"
-        raise UnsupportedError(
-            msg + "Hint: lens.census(loss_fn, model, x, y) outside of tf.function"
+        msg = (
+            "Ops are observed as they run, and this is a graph that is being traced.\n"
+            "Hint: lens.census(loss_fn, model, x, y) outside of tf.function"
         )
+        raise UnsupportedError(msg)
     _private.check(*_private.OF_OBSERVING)
     watch = Watch(model, observer, gradients)
     modules = [part.layer for part in layers(model) if not isinstance(part.layer, keras.Layer)]
     with ExitStack() as stack:
         # The region's replacements are what ours stand on, also where no region is open.
-        stack.enter_context(casting.regions.region(casting.regions.active.get()))
-        for owner in {defining_class(type(module)) for module in modules} - {None}:
+        stack.enter_context(regions.region(active_rules()))
+        for owner in {defining_class(type(module), "__call__") for module in modules} - {None}:
             stack.enter_context(_module_calls(owner).region(None))
         stack.enter_context(_watches.region(watch))
         stack.enter_context(function_ops.watched(_function_op))
@@ -70,7 +78,7 @@ def _function_op(
 
 
 def _watching() -> Watch | None:
-    """Who watches the eager code that runs here."""
+    """The watch of the eager code that runs here."""
     watch = _watches.active.get()
     return None if watch is None or watch.is_paused or not tf.executing_eagerly() else watch
 
@@ -78,153 +86,107 @@ def _watching() -> Watch | None:
 # -- what stands in the place of what
 
 
-def _find_sites() -> Sequence[Site]:
-    return [*_entry_sites(), *_private_sites(), *_function_sites()]
+def _watched(seen: Callable[..., Any]) -> Replace:
+    """A replacement that runs ``seen(watch, original, *args)`` where there is a watch."""
+
+    def replace(original: Any) -> Any:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            watch = _watching()
+            if watch is None:
+                return original(*args, **kwargs)
+            return seen(watch, original, *args, **kwargs)
+
+        return replacement
+
+    return replace
 
 
-def _entry_sites() -> Iterator[Site]:
-    """Where eager ops enter: as a region has it, with one watcher above and one below."""
-    for name, (above, below) in _ENTRIES.items():
-        entry = casting.entry(name)
-        if entry is not None:
-            cast = op_entry.REPLACE[name](below(entry.original), casting.regions)
-            yield Site(
-                entry.owner, entry.attribute, vars(entry.owner)[entry.attribute], above(cast)
-            )
-
-
-def _private_sites() -> Iterator[Site]:
-    for name, replace in _REPLACE.items():
-        place = _private.find(name)
-        if place is not None:
-            yield Site(*place, replace(place.value))
-
-
-def _function_sites() -> Iterator[Site]:
-    """One for each function that the region has replaced and that is an op of its own."""
-    for spelling, site in casting.function_sites():
-        op = observed_ops.of_function(spelling)
-        if op is not None:
-            watched = _replace_function(op, site.replacement)
-            yield Site(site.owner, site.attribute, site.replacement, watched)
-
-
-_watches: Interception[Watch] = Interception("ampbridge_tensorflow watches", _find_sites)
-
-
-def _replace_eager_op(original: Any) -> Any:
-    def eager_op(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
-        watch = _watching()
-        if watch is None:
-            return original(context, op, name, *arguments)
-        return watch.own_op(op, partial(original, context, op, name), arguments)
-
-    return eager_op
-
-
-def _replace_eager_kernel(original: Any) -> Any:
-    def eager_kernel(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
-        watch = _watching()
-        if watch is None:
-            return original(context, op, name, *arguments)
-        return watch.kernel(op, partial(original, context, op, name), arguments)
-
-    return eager_kernel
-
-
-def _replace_fallback(original: Any) -> Any:
-    return _fallback(original, Watch.own_op)
-
-
-def _replace_fallback_kernel(original: Any) -> Any:
-    return _fallback(original, Watch.unrecorded_kernel)
-
-
-def _fallback(original: Any, seen_by: Callable[..., Any]) -> Any:
-    def fallback(
-        op: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
+def _eager_op(seen_by: Callable[..., Any]) -> Replace:
+    def eager_op(
+        watch: Watch, original: Any, context: Any, op: str, name: str | None, *arguments: Any
     ) -> Any:
-        watch = _watching()
-        if watch is None:
-            return original(op, num_outputs, inputs, attrs, ctx, name)
+        return seen_by(watch, op, partial(original, context, op, name), arguments)
 
+    return _watched(eager_op)
+
+
+def _fallback(seen_by: Callable[..., Any]) -> Replace:
+    def fallback(
+        watch: Watch,
+        original: Any,
+        op: Any,
+        num_outputs: int,
+        inputs: Any,
+        attrs: Any,
+        ctx: Any,
+        name: str | None = None,
+    ) -> Any:
         def run(*inputs: Any) -> Any:
             return original(op, num_outputs, list(inputs), attrs, ctx, name)
 
         return seen_by(watch, op.decode() if isinstance(op, bytes) else op, run, inputs)
 
-    return fallback
+    return _watched(fallback)
 
 
-def _replace_record_gradient(original: Any) -> Any:
-    """By which tapes learn of an op that has come the way of ``_fallback``."""
-
-    @functools.wraps(original)
-    def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        watch = _watching()
-        if watch is None:
-            original(op_name, inputs, attrs, outputs)
-        else:
-            watch.record(
-                op_name, lambda given: original(op_name, given, attrs, outputs), inputs, outputs
-            )
-
-    return record_gradient
+@_watched
+def _record_gradient(
+    watch: Watch, original: Any, op_name: str, inputs: Any, attrs: Any, outputs: Any
+) -> None:
+    """Tapes learn in this way of an op that went through ``_fallback``."""
+    watch.record(op_name, lambda given: original(op_name, given, attrs, outputs), inputs, outputs)
 
 
-def _replace_function(op: str, original: Any) -> Any:
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        watch = _watching()
-        if watch is None:
-            return original(*args, **kwargs)
-        return watch.op(op, original, args, kwargs)
-
-    return function
+def _one_op(op: str) -> Replace:
+    """A function that is reported as ``op``."""
+    return _watched(lambda watch, original, *args, **kwargs: watch.op(op, original, args, kwargs))
 
 
-def _replace_loss_call(original: Any) -> Any:
+@_watched
+def _loss_call(watch: Watch, original: Any, loss: Any, y_true: Any, y_pred: Any) -> Any:
     """The call of a Keras Loss object, which casts the inputs of its function."""
-
-    @functools.wraps(original)
-    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
-        watch, spelling = _watching(), functions.loss_spelling(self)
-        op = None if spelling is None else observed_ops.of_function(spelling)
-        if watch is None or op is None:
-            return original(self, y_true, y_pred)
-        return watch.op(op, partial(original, self), (y_true, y_pred), {})
-
-    return call
+    spelling = functions.loss_spelling(loss)
+    op = None if spelling is None else observed_ops.of_function(spelling)
+    if op is None:
+        return original(loss, y_true, y_pred)
+    return watch.op(op, partial(original, loss), (y_true, y_pred), {})
 
 
-def _replace_layer_call(original: Any) -> Any:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watch = _watching()
-        if watch is None or not isinstance(self, keras.Layer):
-            return original(self, *args, **kwargs)
-        op = observed_ops.of_layer(self)
-        with watch.running(self):
-            if op is None:
-                return original(self, *args, **kwargs)
-            return watch.op(op, partial(original, self), args, kwargs, layer=self)
+@_watched
+def _layer_call(watch: Watch, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(layer, keras.Layer):
+        return original(layer, *args, **kwargs)
+    op = observed_ops.of_layer(layer)
+    with watch.running(layer):
+        if op is None:
+            return original(layer, *args, **kwargs)
+        return watch.op(op, partial(original, layer), args, kwargs, layer=layer)
 
-    return call
+
+@_watched
+def _unseen(watch: Watch, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is no part of the forward pass: weights that are made, gradients that are taken in it."""
+    with watch.paused():
+        return original(*args, **kwargs)
+
+
+def _replace_runs_eagerly(original: Any) -> Any:
+    """Whether a tf.function runs as the Python that it was made of."""
+    return property(lambda function: _watching() is not None or original.__get__(function))
 
 
 @functools.cache
 def _module_calls(owner: type) -> Interception[None]:
     """Where calls of tf.Modules of one class are seen."""
-
-    def find_sites() -> Sequence[Site]:
-        original = vars(owner)["__call__"]
-        return [Site(owner, "__call__", original, _replace_module_call(original))]
-
-    return Interception(f"ampbridge_tensorflow watched calls of {owner.__qualname__}", find_sites)
+    return Interception(
+        f"ampbridge_tensorflow watched calls of {owner.__qualname__}",
+        lambda: [method_site(owner, "__call__", _replace_module_call)],
+    )
 
 
 def _replace_module_call(original: Any) -> Any:
-    @functools.wraps(original, updated=())
+    @functools.wraps(original, updated=())  # the original may be a tf.function
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch, bound = _watching(), original.__get__(self, type(self))
         if watch is None:
@@ -235,38 +197,46 @@ def _replace_module_call(original: Any) -> Any:
     return __call__
 
 
-def _replace_unseen(original: Any) -> Any:
-    """What is no part of the forward pass: weights that are made, gradients that are taken in it."""
-
-    @functools.wraps(original)
-    def unseen(*args: Any, **kwargs: Any) -> Any:
-        watch = _watching()
-        if watch is None:
-            return original(*args, **kwargs)
-        with watch.paused():
-            return original(*args, **kwargs)
-
-    return unseen
-
-
-def _replace_runs_eagerly(original: Any) -> Any:
-    """Whether a tf.function runs as the Python that it was made of."""
-    return property(lambda function: _watching() is not None or original.__get__(function))
-
-
-_ENTRIES: Mapping[_private.PrivateName, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    _private.EAGER_OP: (_replace_eager_op, _replace_eager_kernel),
-    _private.EAGER_FALLBACK: (_replace_fallback, _replace_fallback_kernel),
+_ENTRIES: Mapping[_private.PrivateName, tuple[Replace, Replace]] = {
+    _private.EAGER_OP: (_eager_op(Watch.own_op), _eager_op(Watch.kernel)),
+    _private.EAGER_FALLBACK: (
+        _fallback(Watch.own_op),
+        _fallback(partial(Watch.kernel, recorded_now=False)),
+    ),
 }
+"""Where eager ops enter, and what stands above and below the region's replacement."""
 
-_REPLACE: Mapping[_private.PrivateName, Callable[[Any], Any]] = {
-    _private.RECORD_GRADIENT: _replace_record_gradient,
-    _private.LOSS_CLASS: _replace_loss_call,
-    _private.LAYER_CALL: _replace_layer_call,
-    _private.LAYER_BUILD: _replace_unseen,
-    _private.EAGER_GRADIENT: _replace_unseen,
+_OTHERS: Mapping[_private.PrivateName, Replace] = {
+    _private.RECORD_GRADIENT: _record_gradient,
+    _private.LOSS_CLASS: _loss_call,
+    _private.LAYER_CALL: _layer_call,
+    _private.LAYER_BUILD: _unseen,
+    _private.EAGER_GRADIENT: _unseen,
     _private.RUNS_EAGERLY: _replace_runs_eagerly,
 }
+
+
+def _find_sites() -> Iterator[Site]:
+    for name, (above, below) in _ENTRIES.items():
+        entry = casting.made.get(name)
+        if entry is not None:
+            replacement = above(REPLACEMENTS[name](below(entry.original)))
+            present = vars(entry.owner)[entry.attribute]
+            yield Site(entry.owner, entry.attribute, present, replacement)
+    for name, replace in _OTHERS.items():
+        place = _private.find(name)
+        if place is not None:
+            yield Site(*place, replace(place.value))
+    for spelling, site in functions.sites().standing():
+        op = observed_ops.of_function(spelling)
+        if op is not None:
+            replacement = _one_op(op)(site.replacement)
+            yield Site(site.owner, site.attribute, site.replacement, replacement)
+
+
+_watches: Interception[Watch] = Interception(
+    "ampbridge_tensorflow watches", lambda: list(_find_sites())
+)
 
 
 # -- values on the host
@@ -276,6 +246,6 @@ def to_numpy(x: Array) -> np.ndarray:
     """See ``Backend.to_numpy``."""
     if _private.is_keras_variable(x):
         x = native_variable(x)
-    with casting.regions.paused(None):
+    with regions.paused(None):
         value = x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x).numpy()
     return value if value.dtype == np.float64 else value.astype(np.float32)

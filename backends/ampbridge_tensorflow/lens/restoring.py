@@ -14,7 +14,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.model_layers import lasting_layers
 from ampbridge_tensorflow.native_values import native_variable
 from ampbridge_tensorflow.training_state import all_variables
@@ -30,46 +30,29 @@ def restored(model: Model) -> Iterator[None]:
     nobody can read it: those of the look stay counted.
     """
     with ExitStack() as stack:
-        _remember_global_generators(stack)
-        remember_attributes(stack, [part.layer for part in lasting_layers(model)], _remember_held)
+        # A generator that is not there yet is made when it is first drawn from: so it is again.
+        of_keras = _private.keras_seed_generator()
+        stack.callback(_private.set_keras_seed_generator, of_keras)
+        own = _private.value(_private.GLOBAL_GENERATOR)
+        stack.callback(tf.random.set_global_generator, own)
+        for generator in (of_keras, own):
+            _remember(stack, generator)
+        seeds = _private.op_seeds()
+        if seeds is not None:
+            # Eager ops take other seeds meanwhile: kernels are kept by their seeds, and go on counting.
+            stack.callback(_private.set_op_seeds, seeds)
+            _private.set_op_seeds(random.Random(repr(seeds.getstate())))
+        remember_attributes(stack, [part.layer for part in lasting_layers(model)], _remember)
         for each in all_variables(model):
             _remember(stack, each.variable)
         yield
 
 
-def _remember_global_generators(stack: ExitStack) -> None:
-    """Those that are not there yet are made when they are first drawn from: so they are again."""
-    _remember_op_seeds(stack)
-    of_keras = _private.keras_seed_generator()
-    stack.callback(_private.set_keras_seed_generator, of_keras)
-    _remember_generator(stack, of_keras)
-    own = _private.value(_private.GLOBAL_GENERATOR)
-    stack.callback(tf.random.set_global_generator, own)
-    _remember_generator(stack, own)
-
-
-def _remember_op_seeds(stack: ExitStack) -> None:
-    """Eager ops take other seeds meanwhile: kernels are kept by their seeds, and go on counting."""
-    seeds = _private.op_seeds()
-    if seeds is not None:
-        stack.callback(_private.set_op_seeds, seeds)
-        _private.set_op_seeds(random.Random(repr(seeds.getstate())))
-
-
-def _remember_held(stack: ExitStack, held: Any) -> None:
-    """A generator's state, and the values of a variable that is not the model's."""
-    _remember_generator(stack, held)
-    if isinstance(held, tf.Variable):
-        _remember(stack, held)
-
-
-def _remember_generator(stack: ExitStack, held: Any) -> None:
-    if isinstance(held, _GENERATORS):
-        _remember(stack, native_variable(held.state))
-
-
-def _remember(stack: ExitStack, variable: tf.Variable) -> None:
-    stack.callback(_put_back, variable, _read(variable))
+def _remember(stack: ExitStack, held: Any) -> None:
+    """Put back a generator's state, or the values of a variable, when ``stack`` is closed."""
+    variable = native_variable(held.state) if isinstance(held, _GENERATORS) else held
+    if isinstance(variable, tf.Variable):
+        stack.callback(_put_back, variable, _read(variable))
 
 
 @outside_of_regions

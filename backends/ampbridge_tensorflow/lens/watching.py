@@ -1,4 +1,4 @@
-"""One forward pass as it is watched: which op runs, in which layer, on what, made of what.
+"""Watches one forward pass: which ops run, in which layers, with which inputs and kernels.
 
 A conversion between floating dtypes is part of the op that takes its result, whoever wrote it: else
 what overflows in a cast would overflow nowhere. A product and the bias that is added to it are one op.
@@ -18,9 +18,9 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import regions
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
-from ampbridge_tensorflow.autocast.rules import LOW
+from ampbridge_tensorflow.autocast.regions import active_rules, regions
+from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, LOW
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.observed_gradients import (
     Arrived,
@@ -30,16 +30,9 @@ from ampbridge_tensorflow.lens.observed_gradients import (
     recorded_on_a_tape,
     report_arrivals,
 )
-from ampbridge_tensorflow.lens.observed_ops import (
-    BIAS,
-    FLOATING,
-    MOVES,
-    PRODUCTS,
-    family,
-    is_floating,
-)
+from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, family, is_floating
 from ampbridge_tensorflow.model.model_layers import layers
-from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.probing import devices
 
 
@@ -49,7 +42,7 @@ class Input(NamedTuple):
     Attributes:
         source: the tensor that the op took, or the handle of a variable that it read.
         operand: the same before it was converted.
-        dtypes: from ``source`` back to ``operand``, those that it was converted from.
+        dtypes: the dtypes through which it was converted, from that of ``source`` back.
     """
 
     source: tf.Tensor
@@ -57,7 +50,7 @@ class Input(NamedTuple):
     dtypes: tuple[tf.DType, ...] = ()
 
 
-class Call:
+class RunningOp:
     """One call of an op while it runs; a product stays open for its bias."""
 
     def __init__(self, op: str, layer: str, *, simulated: bool, gradients: bool) -> None:
@@ -75,7 +68,7 @@ class Call:
         self._tape = new_tape() if gradients else None
 
     def run(self, inputs: Sequence[Input], action: Callable[[], Any]) -> Any:
-        """Run it, or what belongs to it besides; nothing has happened if it raises."""
+        """Run the op, or what else belongs to it; nothing has happened if it raises."""
         started = time.perf_counter()
         with self.on_tape(inputs):
             result = action()
@@ -86,19 +79,13 @@ class Call:
 
     @contextmanager
     def on_tape(self, inputs: Sequence[Input]) -> Iterator[None]:
-        """Where its tape records; none does where gradients are not reported."""
+        """A block that its tape records; it has no tape if gradients are not reported."""
         if self._tape is None:
             yield
             return
         with self._tape:
             self._tape.watch([each.source for each in inputs])
             yield
-
-    def run_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Run a part of it, below the casts."""
-        result = run(*arguments) if self._tape is None else self.record(op, run, arguments)
-        self.notice_kernel(op, arguments, result)
-        return result
 
     def record(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Run what tapes record as ``op``."""
@@ -107,7 +94,7 @@ class Call:
         return result
 
     def notice_kernel(self, op: str, arguments: Sequence[Any], result: Any) -> None:
-        """Remember what a part of it was, below the casts."""
+        """Remember a kernel of it and the dtype in which that ran."""
         if observed_ops.of_own_op(op) is not None:
             # What reads a variable has no floating-point input, but an output.
             values = [*tf.nest.flatten(list(arguments)), *tf.nest.flatten(result)]
@@ -116,11 +103,11 @@ class Call:
 
     @property
     def dtype(self) -> str:
-        """In which it computed; simulated, that to which it was rounded."""
+        """The dtype in which it computed or, if that was simulated, to which it was rounded."""
         return self._rounded_to or self.kernels[0].dtype
 
     def notice_rounding(self, result: Any) -> None:
-        """Of a part of it, or of all: a low result of what is simulated has been rounded."""
+        """A low result of a simulated op, or of a part of it, has been rounded."""
         low = [x.dtype.name for x in tf.nest.flatten(result) if is_floating(x) and x.dtype in LOW]
         if self._simulated and low:
             self._rounded_to = low[0]
@@ -130,7 +117,7 @@ class Call:
         return any(x is result for result in self._made)
 
     def leaving(self, arrived: Arrived) -> Iterator[tuple[int, tf.Tensor]]:
-        """The gradients of its inputs, by their places; of one that is there twice, once."""
+        """The places of its inputs with their gradients; an input that is there twice comes once."""
         assert self._tape is not None  # else nothing arrives
         first: dict[int, tuple[int, Input]] = {}
         for place, each in enumerate(self.inputs):
@@ -139,25 +126,14 @@ class Call:
         gradients = gradients_on(self._tape, arrived, sources)
         for (place, each), gradient in zip(first.values(), gradients, strict=True):
             if gradient is not None:
-                yield place, _converted_back(gradient, each.dtypes)
-
-
-def _converted_back(gradient: Any, dtypes: Sequence[tf.DType]) -> tf.Tensor:
-    gradient = tf.convert_to_tensor(gradient)
-    for dtype in dtypes:
-        gradient = tf.cast(gradient, dtype)
-    return gradient
+                gradient = tf.convert_to_tensor(gradient)
+                for dtype in each.dtypes:
+                    gradient = tf.cast(gradient, dtype)
+                yield place, gradient
 
 
 def _operand(tensor: tf.Tensor) -> Operand:
     return Operand(tensor, tensor.dtype.name)
-
-
-class Frame(NamedTuple):
-    """A layer that is running: its name, and what its product is, if it is one's layer."""
-
-    name: str
-    product: str | None
 
 
 class Watch:
@@ -169,14 +145,21 @@ class Watch:
         self._observer = observer
         self._gradients = gradients
         self._names: dict[int, tuple[str | None, Any]] = {}
-        self._frames = [Frame("", None)]
-        self._open: Call | None = None
-        self._pending: Call | None = None
-        self._last: Call | None = None
+        self._layer = ""
+        """The name of the layer that is running."""
+        self._product: str | None = None
+        """The op that the product in that layer is, if it is a layer of one."""
+        self._open: RunningOp | None = None
+        """The op that is running."""
+        self._pending: RunningOp | None = None
+        """The product that waits for its bias."""
+        self._last: RunningOp | None = None
         self._reported = 0
         self._conversions: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         """Tensors that were converted, by their ids, beside what they were converted from."""
-        self._waits = _computes_while_the_caller_waits()
+        synchronous = tf.config.experimental.get_synchronous_execution()
+        self._waits = synchronous and devices()[0].kind == "cpu"
+        """Whether an op has been computed when its call returns."""
 
     # -- ops
 
@@ -194,7 +177,9 @@ class Watch:
             layer: that it is the call of, whose variables it takes besides its arguments.
         """
         if self._open is not None:
-            return self._part(run, args, kwargs)
+            result = run(*args, **kwargs)
+            self._open.notice_rounding(result)
+            return result
         given = tf.nest.flatten((args, kwargs, [] if layer is None else layer.variables))
         call = self._gone_on_with(name, given) or self._begun(name)
         inputs = [self._input(x) for x in given if not call.has_made(x)]
@@ -212,27 +197,25 @@ class Watch:
     def own_op(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Run one of TensorFlow's own, and report it unless it only moves, makes or converts values."""
         name = observed_ops.of_own_op(op)
-        if self._open is not None:
-            arguments = list(map(_read, arguments))
-            return run(*arguments) if name is None else self._part(run, arguments, {})
         if name is not None:
             return self.op(name, lambda *given: run(*map(_read, given)), arguments, {})
+        if self._open is not None:
+            return run(*map(_read, arguments))
         result = run(*arguments)
         if op == "Cast" and is_floating(arguments[0]) and is_floating(result):
             self._conversions[id(result)] = (result, arguments[0])
         return result
 
-    def kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Run what reaches TensorFlow below the casts."""
-        if self._open is None:
+    def kernel(
+        self, op: str, run: Callable[..., Any], arguments: Sequence[Any], recorded_now: bool = True
+    ) -> Any:
+        """Run what reaches TensorFlow below the casts; tapes may learn of it later, in ``record``."""
+        call = self._open
+        if call is None:
             return run(*arguments)
-        return self._open.run_kernel(op, run, arguments)
-
-    def unrecorded_kernel(self, op: str, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """The same, where tapes learn of it later; see ``record``."""
-        result = run(*arguments)
-        if self._open is not None:
-            self._open.notice_kernel(op, arguments, result)
+        records = recorded_now and self._gradients
+        result = call.record(op, run, arguments) if records else run(*arguments)
+        call.notice_kernel(op, arguments, result)
         return result
 
     def record(
@@ -257,24 +240,17 @@ class Watch:
         else:
             run(inputs)
 
-    def _part(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function or an op that another one is made of."""
-        result = run(*args, **kwargs)
-        if self._open is not None:
-            self._open.notice_rounding(result)
-        return result
-
-    def _begun(self, name: str) -> Call:
+    def _begun(self, name: str) -> RunningOp:
         self.report_pending()
-        frame, rules = self._frames[-1], regions.active.get()
-        if frame.product is not None and family(name) in PRODUCTS:
-            name = frame.product
+        rules = active_rules()
+        if self._product is not None and family(name) in PRODUCTS:
+            name = self._product
         simulated = rules is not None and rules.simulated
-        return Call(name, frame.name, simulated=simulated, gradients=self._gradients)
+        return RunningOp(name, self._layer, simulated=simulated, gradients=self._gradients)
 
-    def _gone_on_with(self, name: str, given: Sequence[Any]) -> Call | None:
-        """The product that a bias is added to now, or whose layer gives its bias a shape."""
-        call, in_layer = self._pending, self._frames[-1].product is not None
+    def _gone_on_with(self, name: str, given: Sequence[Any]) -> RunningOp | None:
+        """The pending product, if this op adds its bias, or gives the bias in its layer a shape."""
+        call, in_layer = self._pending, self._product is not None
         if call is None:
             return None
         adds = name == BIAS or (in_layer and name == "add")
@@ -283,7 +259,7 @@ class Watch:
         shapes = in_layer and family(name) in MOVES and not any(map(call.has_made, given))
         return call if shapes else None
 
-    def _end(self, call: Call, name: str, result: Any) -> None:
+    def _end(self, call: RunningOp, name: str, result: Any) -> None:
         """Report it, unless more may belong to it."""
         if call is not self._pending:
             call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
@@ -302,7 +278,7 @@ class Watch:
         if call is not None:
             self._report(call)
 
-    def _report(self, call: Call) -> None:
+    def _report(self, call: RunningOp) -> None:
         if not (call.kernels and call.inputs):  # nothing was computed, or numbers were only made
             return
         kernels, seconds = tuple(call.kernels), call.seconds if self._waits else None
@@ -315,8 +291,8 @@ class Watch:
         if self._gradients:
             self._report_gradients(call, reported)
 
-    def _report_gradients(self, call: Call, reported: OpCall) -> None:
-        """Have the tapes tell of its outputs' gradients, and work out what leaves by its inputs."""
+    def _report_gradients(self, call: RunningOp, reported: OpCall) -> None:
+        """Have the tapes report the gradients of its outputs, and compute those of its inputs."""
         places = {id(output): place for place, output in enumerate(call.outputs)}
         observer = self._observer
 
@@ -337,7 +313,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Where what runs is no part of the forward pass."""
+        """A block that is no part of the forward pass."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -346,7 +322,7 @@ class Watch:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Where what runs is our own or the observer's: also not cast, and on no tape."""
+        """A block of our own code or the observer's: it is not cast either, and on no tape."""
         with self.paused(), regions.paused(None), _unrecorded():
             yield
 
@@ -356,9 +332,13 @@ class Watch:
         """``x`` as an input, if it is a floating-point array or a variable that holds one."""
         if isinstance(x, tf.Tensor) and x.dtype == tf.resource:
             x = self._variables.get(id(x))
-        if _is_variable(x):
+        if is_variable(x):
             with _private.value(_private.LAYER_VARIABLES)(None):  # as it is, whoever reads it
-                return self._variable_input(native_variable(x))
+                variable = native_variable(x)
+            if variable.dtype not in ALL_FLOATS:
+                return None
+            with self._apart():
+                return Input(variable.handle, _operand(variable.value()))
         if isinstance(x, np.ndarray) and x.dtype.name in ("float16", "float32", "float64"):
             x = tf.constant(x)
         if not is_floating(x):
@@ -369,15 +349,9 @@ class Watch:
             dtypes.append(origin.dtype)
         return Input(x, _operand(origin), tuple(dtypes))
 
-    def _variable_input(self, variable: tf.Variable) -> Input | None:
-        if variable.dtype not in FLOATING:
-            return None
-        with self._apart():
-            return Input(variable.handle, _operand(variable.value()))
-
     @cached_property
     def _variables(self) -> Mapping[int, tf.Variable]:
-        """The model's, by the ids of their handles."""
+        """The model's variables, by the ids of their handles."""
         variables = map(native_variable, self._model.variables)
         return {id(variable.handle): variable for variable in variables}
 
@@ -385,20 +359,19 @@ class Watch:
 
     @contextmanager
     def running(self, layer: Any) -> Iterator[None]:
-        """A call of a layer; what is no part of the model runs in the name of its caller."""
-        name = self._name(layer)
-        caller = self._frames[-1].name
-        product = observed_ops.of_product_in(layer)
-        self._frames.append(Frame(caller if name is None else name, product))
+        """A call of a layer. A layer that is no part of the model counts as its caller."""
+        name, caller = self._name(layer), (self._layer, self._product)
+        self._layer = self._layer if name is None else name
+        self._product = observed_ops.of_product_in(layer)
         try:
             yield
         finally:
-            self._frames.pop()
+            self._layer, self._product = caller
         if self._open is None:
             self.report_pending()
 
     def _name(self, layer: Any) -> str | None:
-        """Its dotted name, also of what was made meanwhile; None of what is no part of the model."""
+        """The layer's dotted name, also if it was made meanwhile; None if it is no part of the model."""
         if id(layer) not in self._names:
             self._names |= {id(part.layer): (part.name, part.layer) for part in layers(self._model)}
             self._names.setdefault(id(layer), (None, layer))
@@ -406,21 +379,12 @@ class Watch:
 
 
 def _unrecorded() -> AbstractContextManager[None]:
-    stop: AbstractContextManager[None] = _private.value(_private.STOP_RECORDING)()
-    return stop
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, tf.Variable) or _private.is_keras_variable(x)
+    without_tapes: AbstractContextManager[None] = _private.value(_private.STOP_RECORDING)()
+    return without_tapes
 
 
 def _read(argument: Any) -> Any:
     """A variable as the tensor that TensorFlow's function would read from it, also in a list."""
     if isinstance(argument, (list, tuple)):
-        return [_read(item) for item in argument] if any(map(_is_variable, argument)) else argument
-    return tf.convert_to_tensor(argument) if _is_variable(argument) else argument
-
-
-def _computes_while_the_caller_waits() -> bool:
-    waits: bool = tf.config.experimental.get_synchronous_execution()
-    return waits and devices()[0].kind == "cpu"
+        return [_read(item) for item in argument] if any(map(is_variable, argument)) else argument
+    return tf.convert_to_tensor(argument) if is_variable(argument) else argument

@@ -1,4 +1,4 @@
-"""Fitting a model to a policy, in place, and taking it back.
+"""Decorating a model for a policy, in place, taking that back, and copying the model.
 
 At O2 the layers of Keras get Keras' own mixed dtype policies, as in TensorFlow's guide, and a call of
 the model opens a region, so that what a dtype policy does not reach follows the lists as well: raw
@@ -16,9 +16,10 @@ files are of the undecorated model: decorate what was loaded.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import keras
@@ -32,19 +33,18 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Interception
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
-from ampbridge_tensorflow.autocast.rules import Rules
+from ampbridge_tensorflow.autocast.regions import method_site, outside_of_regions, regions
 from ampbridge_tensorflow.fit import scaled_fit, unscaled_updates
 from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
-from ampbridge_tensorflow.native_values import copies, native_variable
+from ampbridge_tensorflow.native_values import copies, native_variable, rounded_to
 
 __all__ = ["decorate", "decoration", "layers", "undecorate"]
 
@@ -59,26 +59,41 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             been built.
     """
     policy = decoration.policy
-    _check_save_dtype(decoration)
-    found = Fitted(model, decoration, _checked_rules(policy))
-    found.kept = _called_layers([_callable(layer) for layer in decoration.kept])
+    _check_save_dtype(decoration.save_dtype)
+    with casting.region(policy):  # which says what there is no region of
+        found = Fitted(model, decoration, casting.rules_for(policy))
+    for layer in decoration.kept:
+        _check_that_it_is_called(layer)
+    # A method may call what is below a kept layer.
+    below_kept = {id(part.layer): part.layer for kept in decoration.kept for part in layers(kept)}
+    callable_parts = (x for x in below_kept.values() if model_calls.calls_of(type(x)) is not None)
+    found.kept = list(callable_parts)
     if decoration.standalone:
-        found.parts = _parts(model, found.kept)
+        float32_parts = below(found.kept)
+        parts = [part.layer for part in layers(model) if part.layer is not model]
+        found.parts = {id(x): weakref.ref(x) for x in parts if id(x) not in float32_parts}
     if policy.level == "O2":
         found.layers, found.variables = _low_parts(model, found.kept)
-        found.full_variables = list(_autocast_variables(found.kept))
+        # A low layer with which a kept one shares them would read them in low precision.
+        found.full_variables = [
+            variable
+            for variable in _variables(found.kept)
+            if _private.is_keras_variable(variable) and _private.is_autocast(variable)
+        ]
         _check_free(found)
         if not policy.master_weights:
             _check_built(found.layers, policy)
-    others: list[Interception[Any]] = [casting.regions, _configurations()]
+    others: list[Interception[Any]] = [regions, _configurations]
     if found.scales:
-        others += [scaled_fit.compiling(), unscaled_updates.updates()]
+        others += [scaled_fit.compiling, unscaled_updates.updates]
     found.release = model_calls.install(model, found, others)
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
     if policy.level == "O2" and not policy.master_weights:
-        _round(fitted.low_variables(model), policy.dtype)
+        for variable in fitted.low_variables(model):
+            variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
+            _set_constraint(variable, Rounded(policy.dtype, variable.constraint))
 
 
 @outside_of_regions
@@ -101,20 +116,33 @@ def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
     return None if found is None else found.decoration
 
 
+def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Model, Optimizer]:
+    """See ``Backend.copied``; the model's copy is undecorated, as Keras makes it.
+
+    Raises:
+        UnsupportedError: for an optimizer of variables that the model does not hold.
+    """
+    twin = copy.deepcopy(model, memo)
+    memo[id(model)] = twin
+    other = type(optimizer).from_config(optimizer.get_config())
+    memo[id(optimizer)] = other
+    if optimizer.built:
+        pairs = zip(model.trainable_variables, twin.trainable_variables, strict=True)
+        twins = {id(variable): copy_of_it for variable, copy_of_it in pairs}
+        trained = _private.optimizer_parameters(optimizer) or []
+        if any(id(variable) not in twins for variable in trained):
+            msg = (
+                f"{type(optimizer).__name__} trains variables that the model does not hold.\n"
+                "Hint: make both anew, and step.load(path) what step.save(path) has saved."
+            )
+            raise UnsupportedError(msg)
+        other.build([twins[id(variable)] for variable in trained])
+        for variable, present in zip(other.variables, optimizer.variables, strict=True):
+            variable.assign(keras.ops.convert_to_tensor(present))
+    return twin, other
+
+
 # -- what becomes low
-
-
-def _called_layers(kept: Sequence[Any]) -> list[Any]:
-    """Kept layers and all below them, which a method may call."""
-    parts = {id(part.layer): part.layer for layer in kept for part in layers(layer)}
-    return [part for part in parts.values() if model_calls.calls_of(type(part)) is not None]
-
-
-def _parts(model: Any, kept: Sequence[Any]) -> dict[int, weakref.ref[Any]]:
-    """All layers below the model but for those that are kept, with all below them."""
-    float32_parts = below(kept)
-    parts = [part.layer for part in layers(model) if part.layer is not model]
-    return {id(part): weakref.ref(part) for part in parts if id(part) not in float32_parts}
 
 
 def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], list[tf.Variable]]:
@@ -128,12 +156,14 @@ def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], li
         and (not isinstance(part.layer, keras.Layer) or _is_castable(part.layer))
     ]
     kept_variables = {id(native_variable(v)) for v in _variables(kept)}
-    variables = {
-        id(native): native
-        for part in low
-        for variable in own_variables(part).values()
-        if (native := _uncast(part, variable)) is not None and id(native) not in kept_variables
-    }
+    variables: dict[int, tf.Variable] = {}
+    for part in low:
+        for variable in own_variables(part).values():
+            native = native_variable(variable)
+            by_keras = isinstance(part, keras.Layer) and _private.is_keras_variable(variable)
+            is_parameter = native.trainable and native.dtype == tf.float32
+            if is_parameter and not by_keras and id(native) not in kept_variables:
+                variables[id(native)] = native
     return [part for part in low if isinstance(part, keras.Layer)], list(variables.values())
 
 
@@ -160,7 +190,7 @@ def largest_magnitudes(model: Model, kept: Sequence[Any]) -> list[Magnitude]:
 
 
 def _is_castable(layer: keras.Layer) -> bool:
-    """Whether it computes in float32 because nobody has said otherwise, or does but for a decoration."""
+    """Whether nobody but a decoration has chosen a precision for it."""
     if fitted.replaced(layer) is not None:
         return True
     return (
@@ -170,25 +200,10 @@ def _is_castable(layer: keras.Layer) -> bool:
     )
 
 
-def _uncast(part: Any, variable: Any) -> tf.Variable | None:
-    """The float32 parameter that no dtype policy would cast; None for others."""
-    by_keras = isinstance(part, keras.Layer) and _private.is_keras_variable(variable)
-    native = native_variable(variable)
-    is_read_low = native.trainable and native.dtype == tf.float32 and not by_keras
-    return native if is_read_low else None
-
-
 def _variables(roots: Sequence[Any]) -> Iterator[Any]:
     for root in roots:
         for part in layers(root):
             yield from own_variables(part.layer).values()
-
-
-def _autocast_variables(kept: Sequence[Any]) -> Iterator[keras.Variable]:
-    """Those that a low layer, with which they are shared, would read in low precision."""
-    for variable in _variables(kept):
-        if _private.is_keras_variable(variable) and _private.is_autocast(variable):
-            yield variable
 
 
 # -- without masters
@@ -201,51 +216,20 @@ class Rounded(keras.constraints.Constraint):
         self.dtype, self.before = dtype, before
 
     def __call__(self, variable: Any) -> tf.Tensor:
-        return _in_precision(variable if self.before is None else self.before(variable), self.dtype)
-
-
-def _round(variables: Sequence[Any], dtype: str) -> None:
-    for variable in variables:
-        variable.assign(_in_precision(variable, dtype))
-        _set_constraint(variable, Rounded(dtype, variable.constraint))
+        value = variable if self.before is None else self.before(variable)
+        return rounded_to(self.dtype, tf.convert_to_tensor(value))
 
 
 def _set_constraint(variable: Any, constraint: Any) -> None:
-    each = (variable,) if _private.is_keras_variable(variable) else copies(variable)
-    for one in each:
+    for one in (variable,) if _private.is_keras_variable(variable) else copies(variable):
         _private.set_constraint(one, constraint)
-
-
-def _in_precision(value: Any, dtype: str) -> tf.Tensor:
-    """``value`` rounded to ``dtype``, in its own."""
-    value = tf.convert_to_tensor(value)
-    return tf.cast(tf.cast(value, dtype), value.dtype)
 
 
 # -- what is saved
 
 
-@cache
-def _configurations() -> Interception[None]:
-    """What Keras saves of layers and models, as if nothing were decorated."""
-
-    def find_sites() -> Sequence[Site]:
-        replace = {
-            "get_config": _replace_get_config,
-            "get_compile_config": _replace_get_compile_config,
-        }
-        sites = []
-        for name, replacement in replace.items():
-            owner = next(base for base in keras.Model.__mro__ if name in vars(base))
-            original = vars(owner)[name]
-            sites.append(Site(owner, name, original, replacement(original)))
-        return sites
-
-    return Interception("ampbridge_tensorflow configurations", find_sites)
-
-
 def _replace_get_config(original: Any) -> Any:
-    """``Layer.get_config``: the dtype policy is that from before."""
+    """``Layer.get_config``: the dtype policy is that from before the decoration."""
 
     @wraps(original)
     def get_config(self: keras.Layer) -> dict[str, Any]:
@@ -259,7 +243,7 @@ def _replace_get_config(original: Any) -> Any:
 
 
 def _replace_get_compile_config(original: Any) -> Any:
-    """``Model.get_compile_config``: the optimizer is the one there is.
+    """``Model.get_compile_config``: the optimizer is the model's, wrapped if it is.
 
     Of one that has been wrapped to scale the loss Keras saves what is inside: it would wrap it again when
     it loads a model of ``mixed_float16``.
@@ -275,35 +259,40 @@ def _replace_get_compile_config(original: Any) -> Any:
     return get_compile_config
 
 
+_configurations: Interception[None] = Interception(
+    "ampbridge_tensorflow configurations",
+    lambda: [
+        method_site(keras.Model, "get_config", _replace_get_config),
+        method_site(keras.Model, "get_compile_config", _replace_get_compile_config),
+    ],
+)
+"""What Keras saves of layers and models, as if nothing were decorated."""
+
+
 # -- what is refused
 
 
-def _checked_rules(policy: Policy) -> Rules:
-    with casting.region(policy):  # says what a region of it cannot be
-        return casting.rules_for(policy)
-
-
-def _check_save_dtype(decoration: Decoration) -> None:
-    if decoration.save_dtype not in (None, "float32"):
+def _check_save_dtype(save_dtype: str | None) -> None:
+    if save_dtype not in (None, "float32"):
         msg = (
-            f"save_dtype={decoration.save_dtype!r}: Keras and TensorFlow save the float32 variables.\n"
+            f"save_dtype={save_dtype!r}: Keras and TensorFlow save the float32 variables.\n"
             "Hint: save_dtype=None; [w.astype('float16') for w in model.get_weights()] are low copies."
         )
         raise UnsupportedError(msg)
 
 
-def _callable(layer: Any) -> Any:
-    if model_calls.calls_of(type(layer)) is not None:
-        return layer
-    msg = (
-        f"A {type(layer).__name__} cannot be kept in float32: it has no __call__ to see it run by.\n"
-        f"Hint: class {type(layer).__name__}(tf.Module): def __call__(self, x): ..."
-    )
-    raise UnsupportedError(msg)
+def _check_that_it_is_called(layer: Any) -> None:
+    if model_calls.calls_of(type(layer)) is None:
+        name = type(layer).__name__
+        msg = (
+            f"A {name} cannot be kept in float32: it has no __call__ to see it run by.\n"
+            f"Hint: class {name}(tf.Module): def __call__(self, x): ..."
+        )
+        raise UnsupportedError(msg)
 
 
 def _check_free(found: Fitted) -> None:
-    """That no part is in low precision by another model's decoration."""
+    """Refuse parts that are in low precision by another model's decoration."""
     taken = [layer for layer in found.layers if fitted.replaced(layer) is not None]
     taken += [v for v in found.variables if fitted.read_low_by(v) is not None]
     if taken:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import keras
@@ -25,17 +26,14 @@ from ampbridge_tensorflow.native_values import copies
 
 
 class Mark:
-    """What is written on an object of the user's, and no copy of it takes along."""
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
+    """What is written on an object of the user's; a copy of the object has None in its place."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
 
 class Fitted(Mark):
-    """The decoration of one model, and what it has marked, for as long as it lasts."""
+    """The decoration of one model, and what it has marked."""
 
     def __init__(self, model: Any, decoration: Decoration, rules: Rules) -> None:
         self._model = weakref.ref(model)
@@ -43,16 +41,15 @@ class Fitted(Mark):
         self.rules = rules
         self.kept: list[Any] = []
         self.layers: list[keras.Layer] = []
-        """Those that get a low dtype policy."""
+        """The layers that get a low dtype policy."""
         self.variables: list[tf.Variable] = []
-        """Those that are read in low precision without the help of a dtype policy."""
+        """The variables that are read in low precision without the help of a dtype policy."""
         self.full_variables: list[keras.Variable] = []
-        """Those that stay float32 also where a layer with a low dtype policy reads them: of kept
-        layers, and buffers."""
+        """The variables of kept layers, and buffers: float32 also where a low layer reads them."""
         self.parts: dict[int, weakref.ref[Any]] = {}
-        """By their ids those that a call from outside of the model runs under the policy, too."""
+        """By their ids, the layers that run under the policy also if another model calls them."""
         self.low: list[Any] | None = None
-        """See ``low_variables``; None until all is built."""
+        """What ``low_variables`` returns; None until all is built."""
         self.scaled: Any = None
         """The optimizer of the model, where it has been wrapped so that it scales the loss."""
         self.unscaled: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -60,36 +57,26 @@ class Fitted(Mark):
         self.hands_on: set[int] = set()
         """The ids of the low layers that take the model's inputs as they are: see ``taken``."""
         self._unbuilt: list[keras.Sequential] = []
-        self.release: Callable[[], None] = _nothing
+        self.release: Callable[[], None] = lambda: None
+        """Takes the hooks of the model's calls back."""
 
     @property
     def model(self) -> Any:
-        """The model; None if it is gone."""
+        """None if it is gone."""
         return self._model()
-
-    def is_of(self, model: Any) -> bool:
-        """Whether it is this very model's, and not what a shallow copy has taken along."""
-        return self._model() is model
 
     @property
     def scales(self) -> bool:
         """Whether training outside of a ``train_step`` needs a loss scale."""
         return self.decoration.standalone and self.decoration.policy.needs_scaling
 
-    def has_part(self, layer: Any) -> bool:
-        """Whether ``layer`` is among ``parts``."""
-        reference = self.parts.get(id(layer))
-        return reference is not None and reference() is layer
-
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
-        """What a trace that is made under it belongs to."""
+        """The key of the traces that are made under this decoration."""
         kept, standalone = frozenset(map(id, self.kept)), self.decoration.standalone
-        return TraceKey(
-            id(self._model()), self.rules, kept, standalone, calls, bool(self.variables)
-        )
+        return TraceKey(id(self.model), self.rules, kept, standalone, calls, bool(self.variables))
 
     def mark(self, model: Any) -> None:
-        """Write it on the model and on all that it lists."""
+        """Write this decoration on the model and on all that it lists."""
         # Not by their own __setattr__: these are no parts of a model that Keras should track.
         object.__setattr__(model, _FITTED, self)
         for layer in self.kept:
@@ -102,7 +89,10 @@ class Fitted(Mark):
             self.leave_buffers_full(layer)
         self._unbuilt = [x for x in self.layers if isinstance(x, keras.Sequential) and not x.built]
         for layer in self.layers:
-            _private.set_dtype_policy(layer, _low_policy(layer, self))
+            # Sublayers that a layer makes while it is decorated take over this very object.
+            policy = keras.DTypePolicy(f"mixed_{self.decoration.policy.dtype}")
+            setattr(policy, _REPLACED, Replaced(layer.dtype_policy, self))
+            _private.set_dtype_policy(layer, policy)
         self.hands_on.update(id(layer) for layer in self.layers if _hands_inputs_on(layer))
 
     def leave_buffers_full(self, layer: keras.Layer) -> None:
@@ -113,7 +103,7 @@ class Fitted(Mark):
                 self.full_variables.append(variable)
 
     def unmark(self, model: Any, present: Sequence[Any]) -> None:
-        """Take ``mark`` back, also from layers that were made since; ``present`` are all there are."""
+        """Take ``mark`` back, from all layers that are ``present``: some were made since."""
         for layer in (*self.layers, *present):
             before = replaced(layer) if isinstance(layer, keras.Layer) else None
             if before is not None and before.by is self:
@@ -133,10 +123,6 @@ class Fitted(Mark):
         return (copy for variable in self.variables for copy in copies(variable))
 
 
-def _nothing() -> None:
-    """Nothing to take back yet."""
-
-
 # -- marks
 
 _FITTED = "_ampbridge_fitted"
@@ -148,7 +134,8 @@ _REPLACED = "_ampbridge_replaced"
 def fitted(model: Any) -> Fitted | None:
     """What ``model`` is decorated with."""
     found = getattr(model, _FITTED, None)
-    return found if isinstance(found, Fitted) and found.is_of(model) else None
+    # A shallow copy has taken along what is another model's.
+    return found if isinstance(found, Fitted) and found.model is model else None
 
 
 def kept_by(layer: Any) -> Fitted | None:
@@ -162,7 +149,7 @@ def read_low_by(variable: Any) -> Fitted | None:
 
 
 def low_value(value: Any) -> Any:
-    """A variable that is read in low precision, also in a list, as a tensor; all else as it is."""
+    """``value`` with a tensor for each variable that is read in low precision, also in a list."""
     if isinstance(value, (list, tuple)):
         return [low_value(item) for item in value] if any(map(_is_low, value)) else value
     return tf.convert_to_tensor(value) if _is_low(value) else value
@@ -175,7 +162,7 @@ def _is_low(value: Any) -> bool:
 
 
 class Replaced(NamedTuple):
-    """What stands behind a low dtype policy of ours."""
+    """The policy that a low dtype policy of ours replaced, and the decoration that did so."""
 
     policy: keras.DTypePolicy
     by: Fitted
@@ -201,30 +188,19 @@ def is_ours(policy: Any) -> bool:
     return hasattr(policy, _REPLACED)
 
 
-def _low_policy(layer: keras.Layer, by: Fitted) -> keras.DTypePolicy:
-    """Keras' own mixed policy, in the place of ``layer``'s.
-
-    Sublayers that a layer makes while it is decorated take over the very object.
-    """
-    policy = keras.DTypePolicy(f"mixed_{by.decoration.policy.dtype}")
-    setattr(policy, _REPLACED, Replaced(layer.dtype_policy, by))
-    return policy
-
-
 # -- the inputs of a model
 
 _inputs: Scoped[Mapping[int, Any]] = Scoped("ampbridge_tensorflow inputs", {})
 
 
 def inputs_known(inputs: Any) -> AbstractContextManager[None]:
-    """While a model that is decorated at O2 is called with ``inputs``."""
-    return _inputs.during(
-        {id(leaf): leaf for leaf in leaves(inputs) if float_dtype(leaf) in FLOATS}
-    )
+    """A block in which a model that is decorated at O2 is called with ``inputs``."""
+    floats = {id(leaf): leaf for leaf in leaves(inputs) if float_dtype(leaf) in FLOATS}
+    return _inputs.during(floats)
 
 
 def taken(inputs: Any, layer: keras.Layer) -> Any:
-    """``inputs`` as ``layer`` takes them: one that is low casts what the model itself was given.
+    """``inputs`` as ``layer`` takes them: a low layer casts what the model itself was given.
 
     As Keras' own mixed policies do, but for models and for layers with a part in float32. These hand
     the inputs on, so that the part sees them unrounded. What a layer has computed follows the rules.
@@ -253,22 +229,18 @@ def low_variables(model: Any) -> list[Any]:
         return []
     if found.low is not None:
         return found.low
-    low = [*_cast_by_keras(model), *found.variables]
+    parts = [part.layer for part in layers(model) if isinstance(part.layer, keras.Layer)]
+    held = [own_variables(part).values() for part in parts if replaced(part) is not None]
+    low = [*filter(is_cast_by_keras, chain.from_iterable(held)), *found.variables]
     if all(layer.built for layer in found.layers):
         found.low = low
     return low
 
 
-def _cast_by_keras(model: Any) -> Iterator[keras.Variable]:
-    for part in layers(model):
-        if isinstance(part.layer, keras.Layer) and replaced(part.layer) is not None:
-            yield from filter(is_cast_by_keras, own_variables(part.layer).values())
-
-
 def is_cast_by_keras(variable: Any) -> bool:
     """Whether a layer with a low dtype policy reads ``variable`` in low precision."""
-    is_keras = _private.is_keras_variable(variable) and variable.dtype == "float32"
-    return is_keras and _private.is_autocast(variable)
+    is_float32 = _private.is_keras_variable(variable) and variable.dtype == "float32"
+    return is_float32 and _private.is_autocast(variable)
 
 
 # -- what holds for the whole process
@@ -294,7 +266,7 @@ _standing: dict[TraceKey, weakref.ref[Fitted]] = {}
 
 
 def register(key: TraceKey, found: Fitted) -> None:
-    """Traces belong to ``key``'s decoration, ``found``, too, from now on."""
+    """From now on traces belong to ``found``, too, which has this ``key``."""
     global _present
     _present |= {key}
     _standing[key] = weakref.ref(found)
@@ -315,19 +287,23 @@ def standing() -> list[Fitted]:
 
 def part_of(layer: Any) -> Fitted | None:
     """The standing decoration of a model that ``layer`` is a part of; the last, if of several."""
-    return next((each for each in reversed(standing()) if each.has_part(layer)), None)
+    for found in reversed(standing()):
+        reference = found.parts.get(id(layer))
+        if reference is not None and reference() is layer:
+            return found
+    return None
 
 
 _keyed_otherwise: Scoped[bool] = Scoped("ampbridge_tensorflow traces", False)
 
 
 def trace_key() -> frozenset[TraceKey] | None:
-    """Which decorations a trace that is made now would see; None for none, or if they do not count."""
+    """The decorations that a trace made now would see; None if there are none or they do not count."""
     return None if _keyed_otherwise.get() else _present or None
 
 
 def traces_keyed_otherwise() -> AbstractContextManager[None]:
-    """Where traces are kept by what is decorated already."""
+    """A block whose traces are kept by their decoration in another way."""
     return _keyed_otherwise.during(True)
 
 
@@ -338,7 +314,7 @@ def some_variables_are_low() -> bool:
 
 @contextmanager
 def calls_seen() -> Iterator[None]:
-    """Where models that are not standalone see that they are called: inside of regions."""
+    """A block in which models that are not standalone notice their calls: a region."""
     with ExitStack() as stack:
         for calls in {c for key in _present if not key.standalone for c in key.calls}:
             stack.enter_context(calls.region(None))
@@ -351,6 +327,5 @@ def gradient_rules() -> Rules | None:
     They hold for the gradients of low-precision ops and change nothing for others.
     """
     standing = [key.rules for key in _present if key.standalone]
-    simulated = (rules for rules in standing if rules.simulated)
-    rules = next(simulated, standing[0] if standing else None)
-    return None if rules is None else rules.gradients
+    simulated = [rules for rules in standing if rules.simulated]
+    return next((rules.gradients for rules in simulated + standing), None)

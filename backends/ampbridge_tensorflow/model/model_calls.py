@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import Context
 from typing import Any, NamedTuple
@@ -21,20 +21,20 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Interception
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.tracing import called_as_it_is
-from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow.autocast import casting
+from ampbridge_tensorflow.autocast.keras_layers import FLOAT32
+from ampbridge_tensorflow.autocast.regions import active_rules, defining_class, method_site
 from ampbridge_tensorflow.autocast.rules import LOW, cast_with_mask
 from ampbridge_tensorflow.model import fitted
+from ampbridge_tensorflow.native_values import is_symbolic
 
-FLOAT32_REGION = Policy("O0")
 
-
-class Call(NamedTuple):
-    """One call: the region to run it in, its inputs, and the dtype of what comes out.
+class PreparedCall(NamedTuple):
+    """The region in which a call runs, its inputs, and the dtype of what it returns.
 
     ``inputs`` is a context in which layers know what the model was given.
     """
@@ -48,22 +48,16 @@ class Call(NamedTuple):
 
 def calls_of(kind: type) -> Interception[None] | None:
     """What replaces ``__call__`` on the class from which ``kind`` has it; None if it has none."""
-    owner = defining_class(kind)
+    owner = defining_class(kind, "__call__")
     return None if owner is None else _calls(owner)
-
-
-def defining_class(kind: type) -> type | None:
-    """The class from which ``kind`` has its ``__call__``; None if it has none."""
-    return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 @functools.cache
 def _calls(owner: type) -> Interception[None]:
-    def find_sites() -> Sequence[Site]:
-        original = vars(owner)["__call__"]
-        return [Site(owner, "__call__", original, _replace_call(original, owner))]
-
-    return Interception(f"ampbridge_tensorflow calls of {owner.__qualname__}", find_sites)
+    return Interception(
+        f"ampbridge_tensorflow calls of {owner.__qualname__}",
+        lambda: [method_site(owner, "__call__", lambda original: _replace_call(original, owner))],
+    )
 
 
 def _replace_call(original: Any, owner: type) -> Any:
@@ -85,16 +79,16 @@ def _replace_call(original: Any, owner: type) -> Any:
 
 
 def _dtype_name(value: Any) -> str | None:
-    """None for what is no tensor."""
+    """The name of a tensor's dtype; None for anything else."""
     return value.dtype.name if isinstance(value, tf.Tensor) else None
 
 
 @called_as_it_is
 def _prepared(
     model: Any, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call | None:
-    """The call as the decoration wants it; None to leave it alone."""
-    active = casting.regions.active.get()
+) -> PreparedCall | None:
+    """The call as the decoration wants it; None if it is left alone."""
+    active = active_rules()
     found, kept = fitted.fitted(model), fitted.kept_by(model) is not None
     if found is None and active is None:
         found = fitted.part_of(model)
@@ -102,7 +96,7 @@ def _prepared(
         kept_calls.note(model)
     elif found is None:
         return None
-    if defining_class(type(model)) is not owner or _is_symbolic((args, kwargs)):
+    if defining_class(type(model), "__call__") is not owner or is_symbolic((args, kwargs)):
         return None
     casts_here = active is not None and active.low in LOW
     if found is None or not (found.decoration.standalone or casts_here):
@@ -112,19 +106,15 @@ def _prepared(
         return _in_float32(args, kwargs, policy.output_dtype)
     region = casting.region(policy) if found.decoration.standalone else nullcontext()
     if policy.level != "O2":
-        return Call(region, args, kwargs, policy.output_dtype)
+        return PreparedCall(region, args, kwargs, policy.output_dtype)
     args, kwargs = map_leaves(_as_keras_converts, (args, kwargs))
     inputs = fitted.inputs_known((args, kwargs))
-    return Call(region, args, kwargs, policy.output_dtype, inputs)
+    return PreparedCall(region, args, kwargs, policy.output_dtype, inputs)
 
 
-def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> Call:
+def _in_float32(args: Any, kwargs: Any, output_dtype: str | None) -> PreparedCall:
     args, kwargs = _in_dtype((args, kwargs), "float32")
-    return Call(casting.region(FLOAT32_REGION), args, kwargs, output_dtype)
-
-
-def _is_symbolic(structure: Any) -> bool:
-    return any(isinstance(v, keras.KerasTensor) for v in tf.nest.flatten(structure))
+    return PreparedCall(casting.region(FLOAT32), args, kwargs, output_dtype)
 
 
 @called_as_it_is
@@ -145,20 +135,8 @@ def _as_keras_converts(value: Any) -> Any:
 # -- from decorate to undecorate
 
 
-class Hooks:
-    """Keeps interceptions installed: a region of each, in a context that nothing runs in."""
-
-    def __init__(self, interceptions: Iterable[Interception[Any]]) -> None:
-        self._context, self._open = Context(), ExitStack()
-        for each in interceptions:
-            self._context.run(self._open.enter_context, each.region(None))
-
-    def remove(self) -> None:
-        """Take them back."""
-        self._context.run(self._open.close)
-
-
-_abandoned: list[Hooks] = []
+_abandoned: list[Callable[[], None]] = []
+"""Takes back the hooks of models that were collected while that was not possible."""
 
 
 def install(
@@ -169,27 +147,34 @@ def install(
     If it is standalone now, with ``others``; else each region does as it opens.
     """
     while _abandoned:
-        _abandoned.pop().remove()
+        _abandoned.pop()()
     parts = (reference() for reference in found.parts.values())
     kinds = {type(model), *map(type, found.kept), *map(type, parts)} - {type(None)}
     calls = frozenset(c for c in map(calls_of, kinds) if c is not None)
     hooked = [*calls, *others] if found.decoration.standalone else []
-    hooks, key = Hooks(hooked), found.trace_key(calls)
+    # They are installed as long as a region of each is open, in a context that nothing runs in.
+    context, hooks = Context(), ExitStack()
+    for each in hooked:
+        context.run(hooks.enter_context, each.region(None))
+    key = found.trace_key(calls)
     fitted.register(key, found)
 
+    def remove_hooks() -> None:
+        context.run(hooks.close)
+
     def collected() -> None:
-        """The model is gone, or all is. Interceptions take locks; a garbage collection may not wait."""
+        """The model is gone. Interceptions take locks, for which a garbage collection may not wait."""
         fitted.forget(key)
         if any(each.is_changing() for each in hooked):
-            _abandoned.append(hooks)
+            _abandoned.append(remove_hooks)
         else:
-            hooks.remove()
+            remove_hooks()
 
     watch = weakref.finalize(model, collected)
 
     def remove() -> None:
         watch.detach()
         fitted.forget(key)
-        hooks.remove()
+        remove_hooks()
 
     return remove

@@ -8,8 +8,8 @@ Keras name: ``dense_1``, ``mha.query``. An InputLayer holds no computation and i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,8 +17,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Layer
 from ampbridge.errors import ArgumentTypeError
 from ampbridge_tensorflow import _private
-
-Naming: TypeAlias = Callable[[Sequence[keras.Layer]], Sequence[str]]
+from ampbridge_tensorflow.native_values import is_variable
 
 
 def layers(model: Any) -> list[Layer]:
@@ -27,7 +26,7 @@ def layers(model: Any) -> list[Layer]:
     Raises:
         ArgumentTypeError: for what is neither a model nor a layer.
     """
-    return _layers(model, _keras_names)
+    return _layers(model, lasting=False)
 
 
 def lasting_layers(model: Any) -> list[Layer]:
@@ -36,7 +35,7 @@ def lasting_layers(model: Any) -> list[Layer]:
     Keras numbers its layers over the whole process: the first Dense of a second model is ``dense_5``.
     Here such layers are numbered anew within the layer that holds them: ``dense``, ``dense_1``.
     """
-    return _layers(model, _lasting_names)
+    return _layers(model, lasting=True)
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -51,7 +50,7 @@ def unique(names: Iterable[str]) -> list[str]:
     return list(taken)
 
 
-def _layers(model: Any, naming: Naming) -> list[Layer]:
+def _layers(model: Any, lasting: bool) -> list[Layer]:
     if not hasattr(model, "trainable_variables"):
         msg = (
             f"A model is a keras.Model or a tf.Module, not {type(model).__name__}: it has no "
@@ -59,7 +58,17 @@ def _layers(model: Any, naming: Naming) -> list[Layer]:
         )
         raise ArgumentTypeError(msg)
     found: dict[int, Layer] = {}
-    _collect("", model, found, naming)
+
+    def collect(name: str, layer: Any) -> None:
+        if id(layer) in found:
+            return
+        trainable = {n: v for n, v in own_variables(layer).items() if v.trainable}
+        shapes = {n: tuple(v.shape) for n, v in trainable.items()}
+        found[id(layer)] = Layer(name, type(layer).__name__, layer, shapes)
+        for part_name, part in _parts(layer, lasting):
+            collect(f"{name}.{part_name}" if name else part_name, part)
+
+    collect("", model)
     return list(found.values())
 
 
@@ -75,32 +84,22 @@ def own_variables(layer: Any) -> dict[str, Any]:
     """
     held = {}
     for name, value in _attributes(layer):
-        if isinstance(value, tf.Variable) or _private.is_keras_variable(value):
+        if is_variable(value):
             held[name] = value
     if isinstance(layer, keras.Layer):
         known = {id(v) for v in held.values()}
-        parts = _parts(layer, _keras_names)
+        parts = _parts(layer, lasting=False)
         known |= {id(v) for _, part in parts for v in getattr(part, "variables", ())}
         others = [v for v in layer.variables if id(v) not in known]
         names = unique([*held, *map(_without_number, others)])[len(held) :]
         held.update(zip(names, others, strict=True))
         places = {id(v): place for place, v in enumerate(layer.variables)}
-        listed = sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places)))
-        held = dict(listed)
+        in_order = sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places)))
+        held = dict(in_order)
     return held
 
 
-def _collect(name: str, layer: Any, found: dict[int, Layer], naming: Naming) -> None:
-    if id(layer) in found:
-        return
-    trainable = {n: v for n, v in own_variables(layer).items() if v.trainable}
-    shapes = {n: tuple(v.shape) for n, v in trainable.items()}
-    found[id(layer)] = Layer(name, type(layer).__name__, layer, shapes)
-    for part_name, part in _parts(layer, naming):
-        _collect(f"{name}.{part_name}" if name else part_name, part, found, naming)
-
-
-def _parts(layer: Any, naming: Naming) -> Iterator[tuple[str, Any]]:
+def _parts(layer: Any, lasting: bool) -> Iterator[tuple[str, Any]]:
     """The layers directly below, each once."""
     seen = set()
     for name, value in _attributes(layer):
@@ -114,15 +113,8 @@ def _parts(layer: Any, naming: Naming) -> Iterator[tuple[str, Any]]:
             for part in _private.sublayers(layer)
             if id(part) not in seen and not isinstance(part, keras.layers.InputLayer)
         ]
-        yield from zip(naming(others), others, strict=True)
-
-
-def _keras_names(parts: Sequence[keras.Layer]) -> list[str]:
-    return [part.name for part in parts]
-
-
-def _lasting_names(parts: Sequence[keras.Layer]) -> list[str]:
-    return unique(map(_without_number, parts))
+        names = unique(map(_without_number, others)) if lasting else [part.name for part in others]
+        yield from zip(names, others, strict=True)
 
 
 def _without_number(named: Any) -> str:

@@ -9,7 +9,7 @@ import keras
 
 from ampbridge.adapters.backend import Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.step.gradients import checked_optimizer, parameters
 

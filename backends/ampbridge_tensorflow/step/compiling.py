@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,13 +10,13 @@ import tensorflow as tf
 
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
 from ampbridge.adapters.interrupts import hold_interrupts
-from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.adapters.nested import Structure, leaves, map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.casting import explained
 from ampbridge_tensorflow.model.fitted import traces_keyed_otherwise
 from ampbridge_tensorflow.step.direct_calls import DirectCalls
-from ampbridge_tensorflow.step.gradients import OfOneModel, native_batch, unbuilt_if_it_fails
+from ampbridge_tensorflow.step.gradients import StepOfModel, native_array, unbuilt_if_it_fails
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -27,9 +26,9 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     The policy says how the step's own model is decorated; that other models are decorated meanwhile
     makes no new trace. One that ``loss_fn`` calls runs as it was decorated at the first step.
     """
-    step = build(_with_autograph(loss_fn))
+    step = build(_private.with_autograph(loss_fn))
     traced: dict[tuple[Policy, bool, bool, Structure, tuple[bool, ...]], Any] = {}
-    direct_calls: defaultdict[tuple[bool, ...], DirectCalls] = defaultdict(DirectCalls)
+    direct = DirectCalls()
 
     def trace(policy: Policy, final: bool, first: bool, structure: Structure) -> Any:
         # One flat list of arguments: tf.function knows fewer containers, and takes 0.1 ms to look
@@ -45,19 +44,18 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
     def forget() -> None:
         traced.clear()
-        direct_calls.clear()
+        direct.clear()
 
     def program(
         policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
         trained: tuple[bool, ...] = ()
-        if isinstance(step, OfOneModel):
+        if isinstance(step, StepOfModel):
             step.check_layers()
             trained = step.trained()
-        direct = direct_calls[trained]
-        native = native_batch(batch)
+        native = map_leaves(native_array, batch)
         tensors: list[Any] = []
-        key = direct.key(policy, final, (native, total), tensors)
+        key = direct.key((policy, final, trained), (native, total), tensors)
         call = direct.find(key)
         output: StepOutput
         if call is not None:
@@ -77,8 +75,3 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         return output
 
     return program
-
-
-def _with_autograph(loss_fn: LossFn) -> LossFn:
-    converted: LossFn = _private.with_autograph(loss_fn)
-    return converted

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 
-Call: TypeAlias = Callable[[list[Any]], Any]
+DirectCall: TypeAlias = Callable[[list[Any]], Any]
 
 MOST = 64
 """How many calls are remembered at a time. Data of ever-new shapes make no more of them."""
@@ -30,17 +29,17 @@ class DirectCalls:
     """Which trace of a step runs for which arguments."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable | None, _Known] = {}
+        self._known: dict[Hashable | None, tuple[Any, DirectCall]] = {}
+        """The tf.function that chose a trace, and the call of that trace."""
         self._context = _private.find(_CONTEXT)
 
     def clear(self) -> None:
-        """Forget all calls."""
         self._known.clear()
 
-    def key(
-        self, policy: Policy, final: bool, arguments: Any, tensors: list[Any]
-    ) -> Hashable | None:
-        """What the choice of a trace depends on; the tensors in ``arguments`` go to ``tensors``.
+    def key(self, kind: Hashable, arguments: Any, tensors: list[Any]) -> Hashable | None:
+        """What the choice of a trace of this ``kind`` of step depends on.
+
+        The tensors in ``arguments`` go to ``tensors``.
 
         None where that is for ``tf.function`` to say: other arguments than tensors and plain values in
         plain containers.
@@ -49,12 +48,12 @@ class DirectCalls:
         if described is None or self._context is None:
             return None
         around = getattr(self._context.owner, self._context.attribute)()
-        return policy, final, described, around
+        return kind, described, around
 
-    def find(self, key: Hashable | None) -> Call | None:
+    def find(self, key: Hashable | None) -> DirectCall | None:
         """The call for ``key``, of its tensors; None the first time, and where functions run eagerly."""
-        known = self._known.get(key)
-        return None if known is None or _private.runs_eagerly(known.traced) else known.call
+        traced, call = self._known.get(key, (None, None))
+        return None if call is None or _private.runs_eagerly(traced) else call
 
     def note(self, key: Hashable | None, traced: Any, arguments: Sequence[Any]) -> None:
         """Remember the trace that ``traced``, a ``tf.function``, has run for ``arguments``."""
@@ -64,12 +63,7 @@ class DirectCalls:
             return  # what a handle is of counts, too
         call = _private.direct_call(traced.get_concrete_function(*arguments))
         if call is not None:
-            self._known[key] = _Known(traced, call)
-
-
-class _Known(NamedTuple):
-    traced: Any
-    call: Call
+            self._known[key] = traced, call
 
 
 def _described(value: Any, tensors: list[Any]) -> Hashable | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import keras
@@ -14,23 +15,21 @@ import tensorflow as tf
 
 from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer, Program, Scalar, StepOutput
+from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.errors import ArgumentTypeError, CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.casting import (
-    differentiation,
-    explained,
-    outside_of_regions,
-    region,
-)
+from ampbridge_tensorflow.autocast.casting import differentiation, explained, region
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model.fitted import low_variables
 from ampbridge_tensorflow.model.model_layers import layers
-from ampbridge_tensorflow.native_values import made_under, native_variable, on_values
+from ampbridge_tensorflow.native_values import made_under, native_variable, on_values, rounded_to
 from ampbridge_tensorflow.step import ranks
-from ampbridge_tensorflow.step.recording import recorded
+
+T = TypeVar("T")
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -102,7 +101,7 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
     if not optimizer.built:
         remembered = _built_here.get()
         if remembered is not None:
-            remembered.append(Remembered(optimizer, *records(optimizer)))
+            remembered.append(Remembered(optimizer, *_private.trackers(optimizer)))
         strategy = made_under(parameters[0]) if parameters else None
         with ranks.variables_made_under(strategy):
             optimizer.build(list(parameters))
@@ -110,11 +109,6 @@ def built_optimizer(optimizer: Optimizer, parameters: Sequence[Array]) -> Any:
 
 
 _built_here: Scoped[list[Remembered] | None] = Scoped("ampbridge_tensorflow builds", None)
-
-
-def records(optimizer: Any) -> Sequence[Any]:
-    """See ``Backend.records``. Keras' tracker passes over a variable whose ``id`` it has met before."""
-    return _private.trackers(optimizer)
 
 
 @contextmanager
@@ -135,7 +129,7 @@ def unbuilt_if_it_fails(forget: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-class OfOneModel:
+class StepOfModel:
     """``program``, a step of ``model``: each eager run leaves optimizers unbuilt if it fails.
 
     A graph's runs are seen from outside of it.
@@ -154,7 +148,7 @@ class OfOneModel:
         return tuple([part.trainable for part in present if part is not None])
 
     def check_layers(self) -> None:
-        """That nobody has added layers to a Sequential model, or taken some out.
+        """Refuse a Sequential model to which layers were added, or from which some were taken.
 
         Raises:
             UnsupportedError: if somebody has. A trace has the layers of before.
@@ -173,12 +167,9 @@ class OfOneModel:
         if tf.inside_function():
             return self._program(*arguments)
         self.check_layers()
-        with unbuilt_if_it_fails(_nothing):
+        # Eager runs leave nothing that was made for an optimizer's variables.
+        with unbuilt_if_it_fails(lambda: None):
             return self._program(*arguments)
-
-
-def _nothing() -> None:
-    """Eager runs leave nothing that was made for an optimizer's variables."""
 
 
 def gradients(
@@ -195,7 +186,7 @@ def gradients(
     An optimizer that has not been built yet is built for the model's variables, which a Keras model
     may make in its first call; last, so that a step that fails leaves it as it was.
     """
-    batch = native_batch(batch)
+    batch = map_leaves(native_array, batch)
 
     def forward() -> tuple[Array, Array, Any]:
         with region(policy), _CastVariablesAsBefore():
@@ -217,14 +208,35 @@ def gradients(
         _built_for[optimizer] = weakref.ref(model)
     elif optimizer is not None:
         _check_that_it_trains_all(optimizer, model)
+    # A gradient of a low parameter has its precision, also where TensorFlow has added up its parts.
     low = {id(variable) for variable in low_variables(model)}
+    rounded = partial(rounded_to, policy.dtype)
     grads = [
-        _rounded(g, policy.dtype) if id(p) in low else g
-        for p, g in zip(trained, grads, strict=True)
+        on_values(g, rounded) if id(p) in low else g for p, g in zip(trained, grads, strict=True)
     ]
     if total is not None:
         grads = add(total, grads)
-    return tf.stop_gradient(loss), map_leaves(_detached, aux), grads
+    detached = map_leaves(lambda x: tf.stop_gradient(x) if isinstance(x, tf.Tensor) else x, aux)
+    return tf.stop_gradient(loss), detached, grads
+
+
+def recorded(tape: tf.GradientTape, compute: Callable[[], T]) -> T:
+    """Run ``compute`` on ``tape``, which leaves TensorFlow's stack in any case.
+
+    ``with tape:`` leaves it there if Ctrl-C comes just when its ``__exit__`` begins. It would record all
+    that the thread computes from then on, and keep it.
+    """
+    try:
+        with uninterrupted():
+            tape.__enter__()
+        result = compute()
+        with uninterrupted():
+            tape.__exit__(None, None, None)
+        return result
+    except BaseException:
+        with uninterrupted():
+            tape.__exit__(None, None, None)  # nothing, if it has been done
+        raise
 
 
 _built_for: WeakKeyDictionary[Any, weakref.ref[Any]] = WeakKeyDictionary()
@@ -232,7 +244,7 @@ _built_for: WeakKeyDictionary[Any, weakref.ref[Any]] = WeakKeyDictionary()
 
 
 def _check_that_it_trains_all(optimizer: Optimizer, model: Model) -> None:
-    """That an optimizer that was built for all variables of ``model`` still has them all.
+    """Refuse an optimizer that was built for all variables of ``model`` and lacks some now.
 
     One that somebody has built for some of them trains those.
     """
@@ -253,7 +265,7 @@ def _check_that_it_trains_all(optimizer: Optimizer, model: Model) -> None:
 
 
 class _CastVariablesAsBefore:
-    """Where a forward pass that is cut short leaves no scope open in which Keras casts variables.
+    """A block that leaves no scope of Keras' open, in which variables are cast, if it is cut short.
 
     Keras' own ``__exit__`` sees to it, unless Ctrl-C comes just when it begins.
     """
@@ -268,26 +280,12 @@ class _CastVariablesAsBefore:
             self._state.set_global_attribute("autocast_scope", self._scope)
 
 
-def _rounded(gradient: Array | None, dtype: str) -> Array | None:
-    """A gradient of a low-precision parameter, which has that precision: its parts were added up."""
-    return on_values(gradient, lambda values: tf.cast(tf.cast(values, dtype), values.dtype))
-
-
-def _detached(value: Any) -> Any:
-    return tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value
-
-
-def native_batch(batch: Sequence[Any]) -> Any:
-    """``batch`` with NumPy arrays as tensors, those of float64 in Keras' floatx.
+def native_array(item: Any) -> Any:
+    """A NumPy array as a tensor, one of float64 in Keras' floatx; anything else as it is.
 
     So does ``Model.fit``. A tensor in place of an array also keeps a traced step from being traced
     anew for each value.
     """
-    return map_leaves(native_array, batch)
-
-
-def native_array(item: Any) -> Any:
-    """A NumPy array as a tensor; anything else as it is."""
     if not isinstance(item, (np.ndarray, np.generic)):
         return item
     dtype = keras.config.floatx() if item.dtype == np.float64 else None

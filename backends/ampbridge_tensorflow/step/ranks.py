@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,9 +69,8 @@ def replica() -> int:
     if not in_replica():
         return 0
     context = tf.distribute.get_replica_context()
-    place: int = tf.get_static_value(
-        context.replica_id_in_sync_group
-    )  # among all processes' replicas
+    # Among the replicas of all processes.
+    place: int = tf.get_static_value(context.replica_id_in_sync_group)
     return place % len(context.strategy.extended.worker_devices)
 
 
@@ -98,23 +97,23 @@ def step_if(
     The branch is taken once for all replicas of this process, and then each steps in a branch of its
     own: a replica in a ``tf.cond`` could not wait for the others, and Keras' optimizers do.
     """
+
+    def step_or_not(wanted: Scalar, function: Callable[..., Any], *arguments: Any) -> Scalar:
+        def done() -> Array:
+            function(*arguments)
+            return tf.constant(True)
+
+        return tf.cond(wanted, done, lambda: tf.constant(False))
+
     if not in_replica():
-        return tf.cond(wanted, lambda: _done(step, grads), lambda: tf.constant(False))
+        return step_or_not(wanted, step, grads)
 
     def branch(strategy: Strategy, wanted: Any, grads: Any) -> None:
-        def step_everywhere() -> Array:
-            return _done(strategy.extended.call_for_each_replica, step, (grads,))
-
-        agreed = _first(strategy, wanted)
-        tf.cond(agreed, step_everywhere, lambda: tf.constant(False))
+        step_everywhere = strategy.extended.call_for_each_replica
+        step_or_not(_first(strategy, wanted), step_everywhere, step, (grads,))
 
     tf.distribute.get_replica_context().merge_call(branch, args=(wanted, grads))
     return wanted
-
-
-def _done(function: Callable[..., Any], *arguments: Any) -> Array:
-    function(*arguments)
-    return tf.constant(True)
 
 
 # -- the optimizer's own reduction
@@ -122,7 +121,7 @@ def _done(function: Callable[..., Any], *arguments: Any) -> Array:
 
 @contextmanager
 def gradients_are_reduced() -> Iterator[None]:
-    """Where a Keras optimizer takes gradients as they are, and does not sum them over the replicas.
+    """A block in which Keras' optimizers do not sum gradients over the replicas.
 
     Raises:
         UnsupportedError: if Keras has moved what does so.
@@ -131,31 +130,30 @@ def gradients_are_reduced() -> Iterator[None]:
         yield
         return
     _private.check(_private.REDUCE_GRADIENTS)
-    with _reductions().region(True):
+    with _reductions.region(True):
         yield
-
-
-@cache
-def _reductions() -> Interception[bool]:
-    def find_sites() -> Sequence[Site]:
-        place = _private.find(_private.REDUCE_GRADIENTS)
-        assert place is not None
-        return [Site(*place, _replace_reduction(place.value))]
-
-    return Interception("ampbridge_tensorflow reductions", find_sites)
 
 
 def _replace_reduction(original: Any) -> Any:
     @wraps(original)
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        reduced = _reductions().active.get()
+        reduced = _reductions.active.get()
         return list(grads_and_vars) if reduced else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
 
 
+def _find_sites() -> Sequence[Site]:
+    place = _private.find(_private.REDUCE_GRADIENTS)
+    assert place is not None
+    return [Site(*place, _replace_reduction(place.value))]
+
+
+_reductions: Interception[bool] = Interception("ampbridge_tensorflow reductions", _find_sites)
+
+
 def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
-    """That optimizer and parameters were made in the scope of the strategy whose replica calls, if any.
+    """Refuse an optimizer or parameters from outside of the scope of the strategy that runs.
 
     (TensorFlow lets each replica write to one and the same counter of steps.)
 
@@ -188,7 +186,7 @@ def check_scope(optimizer: Any, parameters: Sequence[Any]) -> None:
 
 @contextmanager
 def variables_made_under(strategy: Strategy | None) -> Iterator[None]:
-    """Where variables are made eagerly under a strategy, unseen by the trace or the replica one is in.
+    """A block that makes variables eagerly under a strategy, unseen by the present trace or replica.
 
     (A trace that sees variables made is traced once more.)
     """
@@ -228,7 +226,7 @@ def on_replicas(program: Program, model: Model) -> Program:
 
 
 def _joint(strategy: Strategy, output: StepOutput) -> StepOutput:
-    """What replicas return, once for all of them."""
+    """One output for those of all replicas."""
 
     def agreed(value: Any) -> Any:
         return tf.nest.map_structure(lambda leaf: _first(strategy, leaf), value)
@@ -251,17 +249,14 @@ def _check_call(strategy: Strategy, items: Sequence[Any]) -> None:
         raise CallOrderError(msg)
     replicas = len(strategy.extended.worker_devices)
     shared = [item for item in items if getattr(item, "ndim", 0)]
-    if replicas > 1 and shared and not any(map(_is_distributed, items)):
+    distributed = [item for item in items if isinstance(item, tf.distribute.DistributedValues)]
+    if replicas > 1 and shared and not distributed:
         msg = (
             f"Each of {replicas} replicas would train on the same batch: nothing in it is distributed, "
             f"an array of shape {tuple(shared[0].shape)} for one.\n"
             "Hint: for batch in strategy.experimental_distribute_dataset(dataset): step(*batch)"
         )
         raise ArgumentError(msg)
-
-
-def _is_distributed(item: Any) -> bool:
-    return isinstance(item, tf.distribute.DistributedValues)
 
 
 # -- several processes
@@ -278,13 +273,13 @@ def on_one_rank(model: Model, action: Callable[[], None]) -> None:
 
 
 def _place(context: tf.distribute.experimental.ValueContext) -> int:
-    """Which of all processes' replicas a value is for."""
+    """The number, among the replicas of all processes, of that which a value is for."""
     place: int = context.replica_id_in_sync_group
     return place
 
 
 def _sent(strategy: Strategy, text: str | None) -> str | None:
-    """What the process of the first replica passes as ``text``, in all of them: its first 4,096 bytes."""
+    """The ``text`` of the first replica's process, in all processes; its first 4,096 bytes."""
     encoded = np.frombuffer((text or "").encode()[:4096], np.uint8)
     codes = np.pad(encoded.astype(np.float32), (0, 4096 - encoded.size))  # bytes cannot be summed
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_tensorflow.autocast.casting import outside_of_regions
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.fit.unscaled_updates import scaled
 from ampbridge_tensorflow.native_values import on_values, values_of
 from ampbridge_tensorflow.step import ranks
@@ -54,9 +54,12 @@ def _found(values: Sequence[Array]) -> Scalar:
 
 def kind_of(values: Sequence[Array]) -> Scalar:
     """FINITE, INF or NAN, number by number."""
-    infinite = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
     nan = tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_nan(v)) for v in values]))
-    return tf.where(infinite, INF, tf.where(nan, NAN, FINITE))
+    return tf.where(has_inf(values), INF, tf.where(nan, NAN, FINITE))
+
+
+def has_inf(values: Sequence[Array]) -> Array:
+    return tf.reduce_any(tf.stack([tf.reduce_any(tf.math.is_inf(v)) for v in values]))
 
 
 @outside_of_regions
@@ -94,7 +97,7 @@ def _without_repeats(gradient: Array | None) -> Array | None:
 
 
 def _full(values: Array) -> Array:
-    """float32 or wider."""
+    """``values`` in float32, or wider if they are."""
     values = tf.convert_to_tensor(values)
     return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
 
@@ -137,12 +140,8 @@ def apply(
 
 
 @outside_of_regions
-def variable_store(
-    state: ScaleState, strategy: tf.distribute.Strategy | None = None
-) -> VariableStore:
-    """A place for ``state``. Every replica of ``strategy`` has its own, and updates it alike: by what
-    all have agreed on.
-    """
+def variable_store(state: ScaleState, strategy: ranks.Strategy | None = None) -> VariableStore:
+    """A place for ``state``. Every replica of ``strategy`` has its own, and updates it as all do."""
     counts = [int(count) for count in state[1:]]
     # A scaler may be met first while a step is being traced.
     with ranks.variables_made_under(strategy):
@@ -163,18 +162,16 @@ class VariableStore:
         self._scale, self._counts = scale, counts
 
     def read(self) -> ScaleState:
-        """The state as tensors."""
         scale, counts = tf.convert_to_tensor(self._scale), tf.convert_to_tensor(self._counts)
         return ScaleState(scale, *tf.unstack(counts, len(ScaleState._fields) - 1))
 
     def write(self, state: ScaleState) -> None:
-        """Set the variables, from Python numbers or tensors."""
         self._scale.assign(state.scale)
         self._counts.assign(state[1:])
 
     @outside_of_regions
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
-        """State <- next_state(state, overflow). Most of a finite step's is known when it is traced."""
+        """Set the state to ``next_state``. Most of a finite step's is known when it is traced."""
         state = self.read()
 
         def after(overflow: Scalar) -> tuple[Array, Array]:
@@ -192,7 +189,7 @@ class VariableStore:
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
-    """``tf.where``; of what is known while a step is traced, one of both."""
+    """``tf.where``, or a Python choice if ``condition`` is known while a step is traced."""
     if isinstance(condition, bool):
         return a if condition else b
     return tf.where(condition, a, b)

@@ -1,4 +1,4 @@
-"""A schedule of policies in ``Model.fit``."""
+"""Callbacks for ``Model.fit``: skipped steps in its logs, alarms of them, and a schedule of policies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,111 @@ import keras
 
 from ampbridge.adapters.backend import StepOutput
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.errors.flags import checked_count
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.training.decorate import decorate
 from ampbridge.training.result import StepResult
 from ampbridge_tensorflow.arguments import check_keras_backend
-from ampbridge_tensorflow.autocast.keras_fit import scales_by_itself
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.fit.scaled_fit import wrapped
+from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
+
+
+def _check_that_steps_are_skipped(optimizer: Any, name: str) -> None:
+    """Refuse for the callback ``name`` an optimizer that skips no steps."""
+    check_keras_backend(name)
+    if not isinstance(optimizer, LossScaleOptimizer):
+        msg = (
+            f"{name} for a {type(optimizer).__name__}, which skips no steps.\n"
+            "Hint: model.compile(ampbridge_tensorflow.LossScaleOptimizer(optimizer), loss)"
+        )
+        raise ArgumentTypeError(msg)
+
+
+class ScaleLogs(keras.callbacks.Callback):
+    """Adds ``loss_scale``, ``skipped_steps`` and ``consecutive_skips`` to the logs of each epoch.
+
+        model.fit(x, y, callbacks=[ScaleLogs(), keras.callbacks.CSVLogger("run.csv")])
+
+    So they are in the history, on the progress bar, and in what the callbacks behind it write: CSV,
+    TensorBoard. ``skipped_steps`` are those of the epoch; the other two hold at its end. They are read
+    at an epoch's end, where Keras reads its metrics, and nothing waits for the device before.
+
+    With gradients that the inner optimizer accumulates, each batch is a step of the rule.
+    """
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See whether there are skipped steps to count.
+
+        Raises:
+            ArgumentTypeError: for an optimizer that skips none.
+            UnsupportedError: for data of unknown length in several steps per execution.
+        """
+        _check_that_steps_are_skipped(self.model.optimizer, "ScaleLogs")
+        if self.model.steps_per_execution > 1 and self.params.get("steps") is None:
+            msg = (
+                f"ScaleLogs with steps_per_execution={self.model.steps_per_execution} cannot count the "
+                "batches of data of unknown length.\nHint: model.fit(data, steps_per_epoch=1000)"
+            )
+            raise UnsupportedError(msg)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._batches = 0
+        self._applied_before = self._applied()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not at a batch's end: a callback for that makes Keras read its metrics after each of them.
+        self._batches = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is None:
+            return
+        batches = self._batches if self.model.steps_per_execution == 1 else self.params["steps"]
+        state = self.model.optimizer.scaler.state_dict()
+        logs["loss_scale"] = state["scale"]
+        logs["skipped_steps"] = batches - (self._applied() - self._applied_before)
+        logs["consecutive_skips"] = state["consecutive_skips"]
+
+    def _applied(self) -> int:
+        return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+
+
+class SkipWatch(keras.callbacks.Callback):
+    """Says while ``fit`` runs what a ``LossScaleOptimizer`` has to say of skipped steps.
+
+        model.fit(x, y, callbacks=[SkipWatch()])
+
+    Without it that is said at the end of ``fit``. It looks every so many batches, ahead of one, and
+    waits for the device then; between two looks ``fit`` runs ahead of the device as ever. An alarm comes
+    up to ``every`` batches after its step.
+
+    Args:
+        every: how many batches from one look to the next.
+
+    Raises:
+        ArgumentError: for another number than a whole one from 1.
+    """
+
+    def __init__(self, every: int = 25) -> None:
+        super().__init__()
+        self.every = checked_count("every", every, "SkipWatch(every=25)")
+        self._next_look = every
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        _check_that_steps_are_skipped(self.model.optimizer, "SkipWatch")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._next_look = self.every
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not at a batch's end: a callback for that makes Keras read its metrics after each of them.
+        if batch >= self._next_look:
+            self._next_look = batch + self.every
+            self.model.optimizer.sound_alarms()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.sound_alarms()  # Keras has just read its metrics
 
 
 class PolicySchedule(keras.callbacks.Callback):
@@ -91,7 +188,7 @@ class PolicySchedule(keras.callbacks.Callback):
             self.model.optimizer.active = policy.needs_scaling
 
     def _result(self) -> StepResult:
-        """What the last step did; read from the device only where the schedule looks."""
+        """The last step's result, which is read from the device only if the schedule looks at it."""
         tracker, optimizer = self.model.metrics[0], self.model.optimizer
         total, count = tracker.total.value.read_value(), tracker.count.value.read_value()
         loss = (total - self._total) / (count - self._count)  # Keras logs the mean of the epoch
