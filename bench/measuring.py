@@ -48,7 +48,7 @@ def in_turns(timers: Mapping[str, Callable[[], float]], rounds: int) -> Times:
 
 
 def seconds_of(step: Step, count: int = 1) -> float:
-    """Seconds a step, of so many in a row."""
+    """Seconds that a step takes, the mean of ``count`` in a row."""
     begin = time.perf_counter()
     for _ in range(count):
         step()
@@ -58,7 +58,12 @@ def seconds_of(step: Step, count: int = 1) -> float:
 def measure(
     steps: Mapping[str, Step], rounds: int, seconds: float, wait: Step | None = None
 ) -> Times:
-    """``seconds`` is the length of one turn; ``wait`` makes a step count when the device has done it."""
+    """Warm the steps up and time them in turns.
+
+    Args:
+        seconds: the length of one turn.
+        wait: waits for the device after each step; None where steps do so by themselves.
+    """
     if wait is not None:
         steps = {name: partial(_waited_for, step, wait) for name, step in steps.items()}
     repeats = []
@@ -78,7 +83,7 @@ def _waited_for(step: Step, wait: Step) -> None:
 def measure_copies(
     makers: Mapping[str, Maker], options: argparse.Namespace, wait: Step | None = None
 ) -> tuple[Times, dict[str, Step]]:
-    """On several copies of the models; with the steps of the last ones.
+    """``measure`` on several copies of the models; also returns the steps of the last copy.
 
     Two copies of one program differ by a few per cent, by where their memory happens to lie; what
     is made first lies best. So every copy makes another variant first.
@@ -111,6 +116,7 @@ class Figure(NamedTuple):
 
 
 def figures(times: Times) -> list[Figure]:
+    """A figure for each variant."""
     baseline = next(iter(times.values()))
     lines = []
     for variant, seconds in times.items():

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 from measuring import Maker
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.amp import grad_scaler
 from steps import Fresh, Shape, Task, beside, by_hand, pooled
 
@@ -33,7 +33,7 @@ if PLACE.startswith("gpu"):
 wait = None if PLACE == "cpu" else paddle.device.synchronize
 
 
-def loss_fn(model: nn.Layer, x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
+def loss_fn(model: nn.Layer, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
@@ -66,7 +66,7 @@ def cases(fresh: Fresh, workload: str) -> Iterator[tuple[str, Mapping[str, Maker
     yield "against float32", compared(fresh, policies={**POLICIES, **DENIED})
 
 
-def weight(model: nn.Layer, *shape: int) -> paddle.Tensor:
+def weight(model: nn.Layer, *shape: int) -> Tensor:
     return model.create_parameter(list(shape))
 
 

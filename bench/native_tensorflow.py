@@ -26,7 +26,7 @@ POLICIES = {"ampbridge, default lists": amp.Policy("O1", NAME)}
 DENIED = {'ampbridge, deny=["relu"]': amp.Policy("O1", NAME, deny=["relu"])}
 BATCHES = 50
 """In one call of ``fit``."""
-Module, wait = keras.Model, None
+Module, Tensor, wait = keras.Model, type(tf.constant(0.0)), None
 device = "GPU" if NAME == "float16" else "CPU, 1 thread"
 own_scaler = keras.optimizers.LossScaleOptimizer
 

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,12 +36,9 @@ POLICIES = {
     'ampbridge, lists="native"': amp.Policy("O1", NAME, lists="native"),
     "ampbridge, default lists": amp.Policy("O1", NAME, execution="native"),
 }
-DENIED = {
-    'ampbridge, deny=["gelu", "relu"]': amp.Policy(
-        "O1", NAME, deny=["gelu", "relu"], execution="native"
-    )
-}
-O2 = {"ampbridge, O2": amp.Policy("O2", NAME, execution="native")}
+DEFAULT = POLICIES["ampbridge, default lists"]
+DENIED = {'ampbridge, deny=["gelu", "relu"]': DEFAULT.replace(deny=["gelu", "relu"])}
+O2 = {"ampbridge, O2": DEFAULT.replace(level="O2")}
 COMPILED = ("tiny", "bert")
 """Workloads that are compiled as well; Inductor takes minutes for larger ones on a CPU."""
 Module, loop = nn.Module, by_hand
@@ -127,7 +123,7 @@ def compared(
     fresh: Fresh,
     scaled: bool,
     policies: Mapping[str, amp.Policy] = POLICIES,
-    more: Mapping[str, Maker] = MappingProxyType({}),
+    more: Mapping[str, Maker] = {},
 ) -> dict[str, Maker]:
     by_torch = partial(mixed_loop, fresh, scaled)
     return beside("native loop", by_torch, fresh, policies, scaled, more)

@@ -85,7 +85,7 @@ def measured() -> Run:
 
 
 def by_overhead(framework: str, options: Sequence[str]) -> dict[str, Figure]:
-    """In a process of its own."""
+    """What overhead.py finds, in a process of its own."""
     script = str(Path(__file__).with_name("overhead.py"))
     with tempfile.TemporaryDirectory() as folder:
         told = f"{folder}/told"

@@ -14,7 +14,6 @@ scaler's: without those of the same loop that has none. (Torch's fused optimizer
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -61,21 +60,16 @@ def variants(native: Any, fresh: Fresh) -> dict[str, Maker]:
     return {name: partial(native.loop, fresh, scaler) for name, scaler in scalers.items()}
 
 
-def reads_of(framework: str, step: Step, steps: int = 10) -> float:
+def reads_of(native: Any, step: Step, steps: int = 10) -> float:
     """How often a step, which has run before, reads a tensor."""
-    module = importlib.import_module(framework)
-    if framework == "numpy":
-        return 0.0  # all is on the host
-    with counted_reads(
-        type(module.constant(0.0)) if framework == "tensorflow" else module.Tensor
-    ) as reads:
+    with counted_reads(native.Tensor) as reads:
         for _ in range(steps):
             step()
     return len(reads) / steps
 
 
 @contextmanager
-def counted_reads(kind: type) -> Iterator[list[str]]:
+def counted_reads(tensors: type) -> Iterator[list[str]]:
     """A list of the reads of tensors; a read that is made of others is one."""
     reads: list[str] = []
     under_way: list[str] = []
@@ -94,9 +88,9 @@ def counted_reads(kind: type) -> Iterator[list[str]]:
 
     with ExitStack() as patches:
         for name in READS:
-            if hasattr(kind, name):
-                read = counting(name, getattr(kind, name))
-                patches.enter_context(mock.patch.object(kind, name, read))
+            if hasattr(tensors, name):
+                read = counting(name, getattr(tensors, name))
+                patches.enter_context(mock.patch.object(tensors, name, read))
         yield reads
 
 
@@ -104,7 +98,7 @@ def rows(framework: str, case: str, fresh: Fresh, options: argparse.Namespace) -
     """Of one table, a line for each variant."""
     native = measuring.native(framework)
     times, steps = measuring.measure_copies(variants(native, fresh), options, native.wait)
-    reads = {name: reads_of(framework, step) for name, step in steps.items()}
+    reads = {name: reads_of(native, step) for name, step in steps.items()}
     lines = []
     for name, milliseconds, ratio, *_ in measuring.figures(times):
         share, over_native, syncs = "", "", ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import measuring
@@ -25,7 +24,7 @@ class Task(NamedTuple):
 
 
 Fresh = Callable[[], Task]
-"""Makes a task anew, with the same weights each time."""
+"""Makes a task anew."""
 
 
 class Shape(NamedTuple):
@@ -49,10 +48,11 @@ OF_OTHERS = ("bert", "llama", "unet", "many")
 
 
 def task(framework: str, workload: str) -> Task:
-    """Random float32 inputs, int64 labels, and a model that classifies them; or a model of others.
+    """A model that classifies random float32 inputs by int64 labels; or a model of others.
 
-    The transformers are those of the frameworks, over vectors. ``neutral.transformer`` would be another
-    one than the kept figures are of: over token ids, and with feed-forward layers of half the width.
+    A transformer has the framework's own encoder layers, over vectors: the kept figures are of these.
+    ``neutral.transformer`` is another model: it embeds token ids, and its feed-forward layers are half
+    as wide.
     """
     native = measuring.native(framework)
     if workload in OF_OTHERS:
@@ -90,6 +90,7 @@ def by_hand(fresh: Fresh, make_scaler: Callable[[], Any] | None = None) -> Step:
 
 
 def looped(forward: Callable[[], Any], optimizer: Any, scaler: Any) -> Step:
+    """A step of that loop; ``forward`` makes the loss, and ``scaler`` is torch's, Paddle's, ours or None."""
     clear = getattr(optimizer, "clear_grad", None) or optimizer.zero_grad  # Paddle's, torch's
 
     def step() -> None:
@@ -123,7 +124,7 @@ def beside(
     fresh: Fresh,
     policies: Mapping[str, str | amp.Policy],
     scaled: bool | None = None,
-    more: Mapping[str, Maker] = MappingProxyType({}),
+    more: Mapping[str, Maker] = {},
 ) -> dict[str, Maker]:
     """The baseline, our steps under ``policies``, ``more``, and the baseline again."""
     ours = {title: partial(bridged, fresh, policy, scaled) for title, policy in policies.items()}
