@@ -8,19 +8,18 @@ and as long as they are registered, the process' own ``torch.autocast`` runs thr
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import page
 import torch
-from overhead import machine
+from measuring import machine, seconds_of
 from page import Findings
 from torch.library import Library
 
-torch.set_num_threads(1)
 aten = torch.ops.aten
 # Of CUDA's float32 list some that the CPU's autocast has no kernel for: nothing is overridden.
 LISTED = [
@@ -48,37 +47,29 @@ def kernel(op: Any) -> Callable[..., Any]:
     return passing_on
 
 
-def in_plain_autocast(op: Callable[..., Any], x: torch.Tensor, calls: int) -> float:
+def in_plain_autocast(call: Callable[[], Any], calls: int) -> float:
     """Microseconds of a call, the median of nine rounds."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounds = []
-        for _ in range(9):
-            begin = time.perf_counter()
-            for _ in range(calls):
-                op(x)
-            rounds.append((time.perf_counter() - begin) / calls * 1e6)
-    return statistics.median(rounds)
+        return 1e6 * statistics.median(seconds_of(call, calls) for _ in range(9))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--calls", type=int, default=5000)
-    page.add_option(parser)
-    options = parser.parse_args()
-    x = torch.randn(16, 48)
-    before = in_plain_autocast(torch.exp, x, options.calls)
+    options = page.parser(__doc__, calls=5000).parse_args()
+    where = machine("torch")  # which also sees to one thread
+    exp = partial(torch.exp, torch.randn(16, 48))
+    before = in_plain_autocast(exp, options.calls)
     begin = time.perf_counter()
     library = Library("aten", "IMPL", "AutocastCPU")
     for op in LISTED:
         library.impl(op, kernel(op))
     registering = (time.perf_counter() - begin) / len(LISTED) * 1e6
-    meanwhile = in_plain_autocast(torch.exp, x, options.calls)
+    meanwhile = in_plain_autocast(exp, options.calls)
     library._destroy()
-    after = in_plain_autocast(torch.exp, x, options.calls)
+    after = in_plain_autocast(exp, options.calls)
     values = [f"{each:.1f}" for each in (registering, before, meanwhile, after)]
     columns = ("us of", "registering, an op", "exp before", "exp meanwhile", "exp after")
     rows = [["plain torch.autocast", *values]]
-    page.report(Findings("autocast key", machine("torch"), columns, [rows]), options)
+    page.report(Findings("autocast key", where, columns, [rows]), options)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
+import pkgutil
 import statistics
 import time
 from collections import defaultdict
@@ -19,21 +21,35 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import page
-import torch
-from overhead import SHAPES, batch_of, machine
-from overhead_torch import NAME, loss_fn, model_of
+from measuring import Step, machine
+from native_torch import NAME
 from page import Findings
+from steps import task
 
 import ampbridge as amp
-from ampbridge.scaling.scale_rule import HostStore
-from ampbridge.training import step as training_step
 from ampbridge_torch import _private
-from ampbridge_torch.backend import TorchBackend
-from ampbridge_torch.step import compiling, gradients, scaling
 
 BY_HAND = ("the loss", "autograd", "the optimizer")
 GRAPHS = ("gradients, Inductor", "gradients, Dynamo", "update, Inductor", "update, Dynamo")
 OWN = ("decoration", "parameters", "region", ".grad", "check", "rule", "rest")
+
+STEP = "ampbridge_torch.step"
+REGION = "ampbridge_torch.autocast.casting"
+TIMED = {
+    "autograd": ["ampbridge_torch._private.backward"],
+    "decoration": ["ampbridge.training.step.fit_to"],
+    "parameters": [
+        f"{STEP}.gradients.parameters",
+        "ampbridge_torch.backend.TorchBackend.parameters",
+    ],
+    "region": [f"{REGION}.RegionsOf.on", f"{REGION}.Region.open", f"{REGION}.Region.close"],
+    ".grad": [f"{STEP}.gradients.store", f"{STEP}.scaling.store"],
+    "check": ["ampbridge_torch.backend.TorchBackend.unscale_for"],
+    "rule": ["ampbridge.scaling.scale_rule.HostStore.update"],
+    "gradients, Dynamo": [f"{STEP}.compiling.Graphs.gradients"],
+    "update, Dynamo": [f"{STEP}.compiling.Graphs.step"],
+}
+"""By part, the functions that are it, under the names by which a step calls them."""
 
 
 class Clock:
@@ -66,75 +82,38 @@ class Clock:
         return timed
 
 
-class TimedRegion:
-    """A region, with the time that it takes to make, enter and leave it counted."""
-
-    def __init__(self, clock: Clock, opened: Callable[..., Any], *args: Any) -> None:
-        self._clock = clock
-        before = clock.switch("region")
-        self._region = opened(*args)
-        clock.switch(before)
-
-    def __enter__(self) -> None:
-        before = self._clock.switch("region")
-        self._region.__enter__()
-        self._clock.switch(before)
-
-    def __exit__(self, *exception: object) -> None:
-        before = self._clock.switch("region")
-        self._region.__exit__(*exception)
-        self._clock.switch(before)
-
-
 def watch(clock: Clock) -> None:
     """Time the parts of every step from now on."""
-    torch.Tensor.backward = clock.of("autograd", torch.Tensor.backward)  # type: ignore[method-assign]
-    training_step.fit_to = clock.of("decoration", training_step.fit_to)
-    gradients.region_on = functools.partial(TimedRegion, clock, gradients.region_on)
-    gradients.parameters = clock.of("parameters", gradients.parameters)
-    for name in ("stored", "store"):
-        timed = clock.of(".grad", getattr(gradients, name))
-        setattr(gradients, name, timed)
-        setattr(scaling, name, timed)
-    TorchBackend.parameters = staticmethod(gradients.parameters)  # type: ignore[method-assign]
-    TorchBackend.unscale_for = staticmethod(clock.of("check", scaling.unscale_for))  # type: ignore[method-assign]
-    HostStore.update = clock.of("rule", HostStore.update)  # type: ignore[method-assign]
-    graphs = compiling.Graphs
-    graphs.gradients = clock.of("gradients, Dynamo", graphs.gradients)  # type: ignore[method-assign]
-    graphs.step = clock.of("update, Dynamo", graphs.step)  # type: ignore[method-assign]
-    _private.inductor = functools.partial(timed_graph, clock, _private.inductor)
+    for part, names in TIMED.items():
+        for name in names:
+            path, _, function = name.rpartition(".")
+            owner = pkgutil.resolve_name(path)
+            timed = clock.of(part, getattr(owner, function))
+            is_static = isinstance(inspect.getattr_static(owner, function), staticmethod)
+            setattr(owner, function, staticmethod(timed) if is_static else timed)
+    inductor = _private.inductor
 
+    def timed_graph(*args: Any) -> Callable[..., Any]:
+        """What Inductor makes of a graph, timed as the part of the step that compiles it."""
+        return clock.of(clock.part.replace("Dynamo", "Inductor"), inductor(*args))
 
-def timed_graph(clock: Clock, inductor: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """What Inductor makes of a graph, timed as the part of the step that compiles it."""
-    part = clock.part.replace("Dynamo", "Inductor")
-    return clock.of(part, inductor(*args))
+    _private.inductor = timed_graph
 
 
 def made(
     clock: Clock, policy: amp.Policy, scaled: bool = False, compile: bool = False
 ) -> Callable[[], Any]:
-    model = model_of(SHAPES["tiny"])
-    x, y = (torch.from_numpy(array) for array in batch_of(SHAPES["tiny"]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    timed_loss = loss_fn
+    model, loss_fn, batch, adamw = task("torch", "tiny")
+    optimizer = adamw(model)
     if not compile:  # Dynamo would look into the clock
-        optimizer.step = clock.of("the optimizer", optimizer.step)  # type: ignore[method-assign]
-        timed_loss = clock.of("the loss", loss_fn)
-    step = amp.train_step(
-        timed_loss,
-        model,
-        optimizer,
-        policy=policy,
-        scaler=amp.GradScaler(enabled=scaled),
-        compile=compile,
-    )
-    return lambda: step(x, y)
+        optimizer.step = clock.of("the optimizer", optimizer.step)
+        loss_fn = clock.of("the loss", loss_fn)
+    scaler = amp.GradScaler(enabled=scaled)
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler, compile=compile)
+    return lambda: step(*batch)
 
 
-def microseconds(
-    clock: Clock, step: Callable[[], Any], rounds: int, parts: Sequence[str]
-) -> dict[str, float]:
+def microseconds(clock: Clock, step: Step, rounds: int, parts: Sequence[str]) -> dict[str, float]:
     """The median over the rounds, of each part."""
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
@@ -145,45 +124,38 @@ def microseconds(
         clock.switch(before)
         calls = sum(clock.calls.values())
         for part in parts:
-            within = clock.calls[part] * _WITHIN + (calls * _AROUND if part == "rest" else 0)
+            within = clock.calls[part] * WITHIN + (calls * AROUND if part == "rest" else 0)
             found[part].append(clock.spent[part] / 1e3 - within)
     return {part: statistics.median(each) for part, each in found.items()}
 
 
-def _cost_of_the_clock() -> tuple[float, float]:
+def cost_of_the_clock(count: int = 10_000) -> tuple[float, float]:
     """Microseconds that a timed call adds to its own part, and to the part that calls."""
-    clock, count = Clock(), 10_000
+    clock = Clock()
 
     def nothing() -> None:
         pass
 
     timed = clock.of("nothing", nothing)
+    for part, function in {"plain calls": nothing, "timed calls": timed}.items():
+        clock.switch(part)
+        for _ in range(count):
+            function()
     clock.switch("rest")
-    for _ in range(count):
-        nothing()
-    clock.switch("plain calls")
-    plain, clock.spent["rest"] = clock.spent["rest"], 0
-    clock.switch("rest")
-    for _ in range(count):
-        timed()
-    clock.switch("plain calls")
-    within, around = clock.spent["nothing"], clock.spent["rest"] - plain
-    return within / count / 1e3, around / count / 1e3
+    around = clock.spent["timed calls"] - clock.spent["plain calls"]
+    return clock.spent["nothing"] / count / 1e3, around / count / 1e3
 
 
-_WITHIN, _AROUND = _cost_of_the_clock()
+WITHIN, AROUND = cost_of_the_clock()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=2000)
-    page.add_option(parser)
-    options = parser.parse_args()
+    options = page.parser(__doc__, rounds=2000).parse_args()
     clock = Clock()
     watch(clock)
     policies = {
-        name: amp.Policy("O1", NAME, lists=lists, execution="native")
-        for name, lists in {'lists="native"': "native", "default lists": "torch"}.items()
+        'lists="native"': amp.Policy("O1", NAME, lists="native", execution="native"),
+        "default lists": amp.Policy("O1", NAME, lists="torch", execution="native"),
     }
     eager = {
         f"{name}, {'with' if scaled else 'no'} scaler": made(clock, policy, scaled)
@@ -198,7 +170,7 @@ def main() -> None:
 def report(
     title: str,
     clock: Clock,
-    steps: dict[str, Callable[[], Any]],
+    steps: dict[str, Step],
     parts: Sequence[str],
     options: argparse.Namespace,
 ) -> None:

@@ -8,17 +8,17 @@ On one thread, in turns; microseconds are the least of seven rounds, as each cal
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
+import page
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring import in_turns, machine, seconds_of
+from page import Findings
 from torch import Tensor
 
 import ampbridge as amp
 
-torch.set_num_threads(1)
 COUNTS, SIZES = (6, 41, 200), (64, 1024, 4096, 16384, 65536)
 
 
@@ -36,32 +36,22 @@ def by_adapter(grads: Sequence[Tensor]) -> bool:
     return amp.backend("torch").unscale(grads, None)[1] == 0
 
 
-WAYS: dict[str, Callable[[Sequence[Tensor]], bool]] = {
-    "sums": by_sums,
-    "torch's kernel": by_kernel,
-    "ampbridge": by_adapter,
-}
+WAYS = {"sums": by_sums, "torch's kernel": by_kernel, "ampbridge": by_adapter}
 
 
-def microseconds(grads: Sequence[Tensor]) -> dict[str, float]:
-    least = dict.fromkeys(WAYS, math.inf)
-    calls = max(3, 2_000_000 // sum(3000 + grad.numel() for grad in grads))
-    for _ in range(7):
-        for name, way in WAYS.items():
-            begin = time.perf_counter()
-            for _ in range(calls):
-                assert way(grads)
-            least[name] = min(least[name], (time.perf_counter() - begin) / calls * 1e6)
-    return least
+def row(count: int, size: int) -> list[str]:
+    grads = [torch.randn(size) for _ in range(count)]
+    assert all(finite(grads) for finite in WAYS.values())
+    calls = max(3, 2_000_000 // (count * (3000 + size)))
+    timers = {name: partial(seconds_of, partial(way, grads), calls) for name, way in WAYS.items()}
+    least = [min(seconds) for seconds in in_turns(timers, 7).values()]
+    return [str(count), str(size), *(f"{1e6 * seconds:.0f}" for seconds in least)]
 
 
 def main() -> None:
-    table = Table("gradients", "elements of each", *WAYS)
-    for count in COUNTS:
-        for size in SIZES:
-            found = microseconds([torch.randn(size) for _ in range(count)])
-            table.add_row(str(count), str(size), *(f"{value:.0f}" for value in found.values()))
-    Console().print(table)
+    where = machine("torch")  # which also sees to one thread
+    rows = [row(count, size) for count in COUNTS for size in SIZES]
+    page.show(Findings("check", where, ("gradients", "elements of each", *WAYS), [rows]))
 
 
 if __name__ == "__main__":

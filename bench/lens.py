@@ -21,20 +21,20 @@ import sys
 from functools import partial
 from typing import Any
 
+import measuring
 import page
-from overhead import FRAMEWORKS, Step, figures, in_one_process_each, machine, measure
+from measuring import FRAMEWORKS, Step, machine
 from page import Findings
 
 import ampbridge as amp
 from ampbridge import lens, workloads
 
 
-def variants(framework: str, name: str) -> dict[str, Step]:
+def looking(build: Any) -> dict[str, Step]:
     """The plain pass, and each report of the lens on a model of its own."""
-    build = workloads.find(name)
 
     def made(look: Any) -> Step:
-        workload = build(framework, 0)
+        workload = build()
         return partial(look, workload.loss_fn, workload.model, *workload.batches[0], policy="O1")
 
     def plain(*arguments: Any, **options: Any) -> float:
@@ -50,12 +50,11 @@ def variants(framework: str, name: str) -> dict[str, Step]:
     }
 
 
-def monitored(framework: str, name: str) -> dict[str, Step]:
+def monitored(build: Any) -> dict[str, Step]:
     """A training step, and the same under ``lens.monitor``."""
-    build = workloads.find(name)
 
     def made(every: int | None) -> Step:
-        workload = build(framework, 0)
+        workload = build()
         step = amp.train_step(workload.loss_fn, workload.model, workload.optimizer, policy="O1")
         watched = step if every is None else lens.monitor(step, every=every)
         watched(*workload.batches[0])  # the first look
@@ -74,26 +73,22 @@ def run_here(framework: str, options: argparse.Namespace) -> None:
     where = machine(framework)  # which also sees to one thread
     sections = []
     for name in options.workload:
-        made = monitored if options.monitor else variants
-        times = measure(made(framework, name), options.rounds, options.seconds)
-        lines = [line.cells(places=2) for line in figures(name, "", times)]
-        sections.append([(workload, *others) for workload, _, *others in lines])
+        build = partial(workloads.find(name), framework, 0)
+        steps = (monitored if options.monitor else looking)(build)
+        times = measuring.measure(steps, options.rounds, options.seconds)
+        sections.append([(name, *line.cells(places=2)) for line in measuring.figures(times)])
     over = "over the step" if options.monitor else "over a plain pass"
     columns = ("workload", "variant", "ms", over, "quartiles")
     page.report(Findings(f"lens {framework}", where, columns, sections), options)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
+    parser = page.parser(__doc__, FRAMEWORKS, rounds=40, seconds=0.02)
     parser.add_argument(
         "--workload", nargs="+", choices=workloads.NAMES, default=list(workloads.NAMES)
     )
     parser.add_argument("--monitor", action="store_true", help="measure lens.monitor")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
-    page.add_option(parser)
-    return in_one_process_each(parser.parse_args(), run_here)
+    return measuring.in_one_process_each(parser.parse_args(), run_here)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -27,6 +27,8 @@ FIGURES = ROOT / "bench" / "figures.json"
 BEGIN, END = "<!-- measured: {name} -->\n", "<!-- end of {name} -->\n"
 
 Row = Sequence[str]
+KeptTable = Mapping[str, Any]
+"""How it was "made", the heads of its "columns", its "rows"."""
 
 
 class Findings(NamedTuple):
@@ -47,19 +49,25 @@ class Findings(NamedTuple):
     again: Sequence[float] = ()
 
 
-class Table(TypedDict):
-    """As it is kept: how it was made, the heads of its columns, its rows."""
+HELP = {
+    "copies": "of every model, among the rounds",
+    "seconds": "one turn of one variant",
+    "turn": "steps of one variant in a row",
+}
 
-    made: str
-    columns: Row
-    rows: Sequence[Row]
 
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--write", action="store_true", help="keep the table for the page, too")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="append the table to FILE, too"
-    )
+def parser(
+    doc: str = "", frameworks: Sequence[str] = (), **defaults: int | float
+) -> argparse.ArgumentParser:
+    """The options of a benchmark: where the table goes, and one for each default."""
+    made = argparse.ArgumentParser(description=doc.partition("\n")[0], allow_abbrev=False)
+    made.add_argument("--write", action="store_true", help="keep the table for the page, too")
+    made.add_argument("--markdown", type=Path, metavar="FILE", help="append the table to FILE, too")
+    if frameworks:
+        made.add_argument("--framework", choices=frameworks, help="measure it in this process")
+    for name, default in defaults.items():
+        made.add_argument(f"--{name}", type=type(default), default=default, help=HELP.get(name))
+    return made
 
 
 def report(findings: Findings, options: argparse.Namespace) -> None:
@@ -75,9 +83,9 @@ def report(findings: Findings, options: argparse.Namespace) -> None:
 def show(findings: Findings) -> None:
     """Print the table."""
     from rich.console import Console
-    from rich.table import Table as Shown
+    from rich.table import Table
 
-    shown = Shown(*findings.columns)
+    shown = Table(*findings.columns)
     for section in findings.sections:
         for row in section:
             shown.add_row(*row)
@@ -94,15 +102,15 @@ def keep(findings: Findings) -> None:
     write_page()
 
 
-def kept_form(findings: Findings) -> Table:
+def kept_form(findings: Findings) -> KeptTable:
     rows = [row for section in findings.sections for row in section]
     made = provenance(findings.machine, findings.again)
-    return Table(made=made, columns=findings.columns, rows=rows)
+    return {"made": made, "columns": findings.columns, "rows": rows}
 
 
-def read_figures() -> dict[str, Table]:
+def read_figures() -> dict[str, KeptTable]:
     """The tables that are kept, by name."""
-    figures: dict[str, Table] = json.loads(FIGURES.read_text("utf-8"))
+    figures: dict[str, KeptTable] = json.loads(FIGURES.read_text("utf-8"))
     return figures
 
 
@@ -110,14 +118,14 @@ def write_page() -> None:
     PAGE.write_text(with_figures(PAGE.read_text("utf-8"), read_figures()), "utf-8")
 
 
-def with_figures(text: str, figures: Mapping[str, Table]) -> str:
+def with_figures(text: str, figures: Mapping[str, KeptTable]) -> str:
     """The page with each table in its place."""
     for name, kept in figures.items():
         text = placed(text, name, markdown(kept))
     return text
 
 
-def markdown(kept: Table) -> str:
+def markdown(kept: KeptTable) -> str:
     return f"\n{kept['made']}\n\n{table(kept['columns'], kept['rows'])}\n"
 
 
@@ -131,9 +139,7 @@ def table(columns: Row, rows: Iterable[Row]) -> str:
 def provenance(machine: str, again: Sequence[float] = ()) -> str:
     """How the figures came about, in one line."""
     script, *arguments = sys.argv
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_option(options)
-    _, words = options.parse_known_args(arguments)  # all but where the table goes
+    _, words = parser().parse_known_args(arguments)  # all but where the table goes
     command = shlex.join(["python", f"bench/{Path(script).name}", *words])
     made = f"`{command}`: {machine}; commit {commit()}, {today()}, load {load():.1f}"
     noise = f"; baselines against themselves {min(again):.3f} to {max(again):.3f}" if again else ""

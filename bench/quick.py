@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import imports
 import page
-from overhead import cpu, quartiles
+from measuring import cpu, quartiles
 from page import Findings
 
 HISTORY = page.ROOT / "bench" / "history.json"
@@ -68,7 +68,7 @@ def measured() -> Run:
     """Measure all now."""
     figures: dict[str, Figure] = {}
     for framework, options in MEASURED.items():
-        figures |= _of(framework, options)
+        figures |= by_overhead(framework, options)
     times = imports.measured(rounds=8)
     low, median, high = quartiles(times["ampbridge"], times["numpy"])
     figures["import ampbridge, over numpy's"] = Figure(median, low, high)
@@ -84,8 +84,8 @@ def measured() -> Run:
     )
 
 
-def _of(framework: str, options: Sequence[str]) -> dict[str, Figure]:
-    """By overhead.py, in a process of its own."""
+def by_overhead(framework: str, options: Sequence[str]) -> dict[str, Figure]:
+    """What overhead.py finds, in a process of its own."""
     script = str(Path(__file__).with_name("overhead.py"))
     with tempfile.TemporaryDirectory() as folder:
         told = f"{folder}/told"

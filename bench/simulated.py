@@ -12,66 +12,52 @@ turns as in overhead.py, on one thread, and "again" is the baseline a second tim
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import statistics
 import subprocess
 import sys
-from typing import Any
+from functools import partial
+from pathlib import Path
 
+import measuring
 import page
-from overhead import SHAPES, Figure, Step, batch_of, figures, machine, measure
-from page import Findings
+from measuring import Maker, machine
+from page import Findings, Row
+from steps import beside, bridged, task
+
+import ampbridge as amp
 
 WORKLOADS = ("mid", "transformer")
-LEVELS = ("O1", "O2")
 WITHOUT_FP16 = "AVX512_CORE_BF16"
 
 
-def steps(workload: str, dtype: str) -> dict[str, Step]:
-    """A step of each variant over a copy of the same model, the baseline first."""
-    import torch
-    from overhead_torch import loss_fn, model_of
-
-    import ampbridge as amp
-
-    shape = SHAPES[workload]
-    x, y = (torch.from_numpy(array) for array in batch_of(shape))
-    fresh = model_of(shape)
-
-    def step_under(policy: amp.Policy) -> Step:
-        model: Any = copy.deepcopy(fresh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        scaler = amp.GradScaler()
-        step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler)
-        return lambda: step(x, y)
-
-    policies = {"float32": amp.Policy("O0")}
-    for level in LEVELS:
-        for execution in ("native", "simulated"):
-            policies[f"{level}, {execution}"] = amp.Policy(level, dtype, execution=execution)
-    policies["float32, again"] = policies["float32"]
-    return {name: step_under(policy) for name, policy in policies.items()}
+def variants(workload: str, dtype: str) -> dict[str, Maker]:
+    fresh = partial(task, "torch", workload)
+    policies = {
+        f"{level}, {execution}": amp.Policy(level, dtype, execution=execution)
+        for level in ("O1", "O2")
+        for execution in ("native", "simulated")
+    }
+    return beside("float32", partial(bridged, fresh, "O0", True), fresh, policies, scaled=True)
 
 
-def times_of(workload: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds a step, round by round, on several copies of the models."""
-    merged: dict[str, list[float]] = {}
-    for _ in range(options.copies):
-        made = steps(workload, options.dtype)
-        for name, seconds in measure(
-            made, options.rounds // options.copies, options.seconds
-        ).items():
-            merged.setdefault(name, []).extend(seconds)
-    return merged
+def rows(workload: str, options: argparse.Namespace) -> list[Row]:
+    """Beside a simulation stands the paired ratio of native steps of its level."""
+    times, _ = measuring.measure_copies(variants(workload, options.dtype), options)
+    lines = []
+    for line in measuring.figures(times):
+        level, _, execution = line.variant.partition(", ")
+        ratio = ""
+        if execution == "simulated":
+            pairs = zip(times[f"{level}, native"], times[line.variant], strict=True)
+            ratio = f"{statistics.median(native / ours for native, ours in pairs):.2f}"
+        lines.append((workload, *line.cells(), ratio))
+    return lines
 
 
 def run_here(options: argparse.Namespace) -> None:
     """Measure in this process and print the table."""
-    sections = []
-    for workload in options.workload:
-        times = times_of(workload, options)
-        sections.append([row(line, times) for line in figures(workload, options.dtype, times)])
+    sections = [rows(workload, options) for workload in options.workload]
     columns = ("workload", "variant", "ms a step", "over float32", "quartiles", "native over it")
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA")
     where = f"{options.dtype}, {machine('torch')}" + (f", oneDNN up to {isa}" if isa else "")
@@ -79,37 +65,17 @@ def run_here(options: argparse.Namespace) -> None:
     page.report(Findings(name, where, columns, sections), options)
 
 
-def row(line: Figure, times: dict[str, list[float]]) -> tuple[str, ...]:
-    level, _, execution = line.variant.partition(", ")
-    native = times[f"{level}, native"] if execution == "simulated" else None
-    ratio = "" if native is None else f"{median_ratio(native, times[line.variant]):.2f}"
-    workload, _, *others = line.cells()
-    return workload, *others, ratio
-
-
-def median_ratio(times: list[float], baseline: list[float]) -> float:
-    """Of what was measured in the same round."""
-    return statistics.median(t / b for t, b in zip(times, baseline, strict=True))
-
-
 def has_fp16() -> bool:
     """Whether the CPU has AVX512-FP16, as far as Linux says."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return "avx512_fp16" in file.read()
-    except OSError:
-        return False
+    told = Path("/proc/cpuinfo")
+    return told.exists() and "avx512_fp16" in told.read_text()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__, rounds=60, copies=3, seconds=0.02)
     parser.add_argument("--isa", help="measure in this process, oneDNN held to this; 'all': not")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--copies", type=int, default=3, help="of every model, among the rounds")
-    parser.add_argument("--seconds", type=float, default=0.02, help="one turn of one variant")
-    page.add_option(parser)
     options = parser.parse_args()
     if options.isa:
         if options.isa != "all":

@@ -12,16 +12,18 @@ a size take turns, as in overhead.py; a line goes through the medians of microse
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import measuring
 import numpy as np
 import page
-from overhead import FRAMEWORKS, Step, in_one_process_each, machine, measure
+from measuring import FRAMEWORKS, machine
 from page import Findings
+from steps import Task
 
 BATCH, WIDTH = 32, 16
 COUNTS = {
@@ -31,8 +33,55 @@ COUNTS = {
     "softmax": (2, 5, 10, 20, 40),
 }
 
-Makers = Mapping[str, Callable[[], Step]]
-"""Of the steps to compare; the first is the baseline."""
+
+def task(framework: str, swept: str, count: int) -> Task:
+    """Of so many parameters, or of a chain of so many ops."""
+    native = measuring.native(framework)
+    if swept == "parameters" and framework == "torch":
+        return native.on_device(*native.many(count))
+    random = np.random.default_rng(0)
+    x = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
+    y = random.integers(0, WIDTH, BATCH)
+    model = many(native, count) if swept == "parameters" else chain(native, swept, count)
+    return native.task(model, x, y)
+
+
+def many(native: Any, count: int) -> Any:
+    """A model of so many parameters, whose sum multiplies the input."""
+    names = [f"weight_{number}" for number in range(count)]
+
+    class ManyParameters(native.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in names:
+                setattr(self, name, native.weight(self, WIDTH))
+
+        def forward(self, x: Any) -> Any:
+            return x * native.add_n([getattr(self, name) for name in names])
+
+        call = forward  # Keras' name for it
+
+    return ManyParameters()
+
+
+def chain(native: Any, op: str, count: int) -> Any:
+    """A model of so many ops in a row."""
+
+    class Chain(native.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = native.weight(self, WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            run = native.ops(self)[op]
+            x = x * self.weight[0]
+            for _ in range(count):
+                x = run(x)
+            return x
+
+        call = forward  # Keras' name for it
+
+    return Chain()
 
 
 class Line(NamedTuple):
@@ -48,21 +97,17 @@ def line_through(counts: Sequence[int], microseconds: Sequence[float]) -> Line:
     return Line(float(each), float(fixed))
 
 
-def batch() -> tuple[np.ndarray, np.ndarray]:
-    """Inputs (BATCH, WIDTH) in float32, and labels in int64."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal((BATCH, WIDTH), dtype=np.float32)
-    return x, random.integers(0, WIDTH, BATCH)
-
-
 def lines(framework: str, swept: str, options: argparse.Namespace) -> dict[str, Line]:
-    """Of every variant."""
-    makers_of: Callable[[str, int], Makers] = importlib.import_module(f"sweep_{framework}").makers
+    """Of every variant; with a scaler, which goes over the parameters, where those are swept."""
+    native = measuring.native(framework)
     times: dict[str, list[float]] = {}
     counts = [count for count in COUNTS[swept] if count <= options.most]
     for count in counts:
-        steps = {name: make() for name, make in makers_of(swept, count).items()}
-        for name, seconds in measure(steps, options.rounds, options.seconds).items():
+        fresh = partial(task, framework, swept, count)
+        made = native.compared(fresh, scaled=swept == "parameters")
+        steps = {name: make() for name, make in made.items()}
+        measured = measuring.measure(steps, options.rounds, options.seconds, native.wait)
+        for name, seconds in measured.items():
             times.setdefault(name, []).append(1e6 * statistics.median(seconds))
     return {name: line_through(counts, each) for name, each in times.items()}
 
@@ -74,27 +119,23 @@ def run_here(framework: str, options: argparse.Namespace) -> None:
         found = lines(framework, swept, options)
         baseline = next(iter(found.values()))
         again += [found[name].each / baseline.each for name in found if name.endswith(", again")]
-        sections.append([_row(swept, name, line, baseline) for name, line in found.items()])
+        sections.append([row(swept, name, line, baseline) for name, line in found.items()])
     columns = ("sweep", "variant", "us each", "over baseline", "us besides", "over baseline")
     name = f"sweep {framework}"
     page.report(Findings(name, machine(framework), columns, sections, again), options)
 
 
-def _row(swept: str, name: str, line: Line, baseline: Line) -> tuple[str, ...]:
+def row(swept: str, name: str, line: Line, baseline: Line) -> tuple[str, ...]:
     more = f"{line.each - baseline.each:+.2f} ({line.each / baseline.each:.2f})"
     fixed = f"{line.fixed - baseline.fixed:+.0f}"
     return swept, name, f"{line.each:.2f}", more, f"{line.fixed:.0f}", fixed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--framework", choices=FRAMEWORKS, help="measure it in this process")
+    parser = page.parser(__doc__, FRAMEWORKS, rounds=30, seconds=0.01)
     parser.add_argument("--swept", nargs="+", choices=COUNTS, default=list(COUNTS))
     parser.add_argument("--most", type=int, default=1000, help="parameters or ops")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=0.01, help="one turn of one variant")
-    page.add_option(parser)
-    return in_one_process_each(parser.parse_args(), run_here)
+    return measuring.in_one_process_each(parser.parse_args(), run_here)
 
 
 if __name__ == "__main__":
