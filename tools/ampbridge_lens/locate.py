@@ -12,6 +12,7 @@ for each possible cure, the likeliest first:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -19,15 +20,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
-from ampbridge.adapters.observation import OpCall, Operand
+from ampbridge.adapters.observation import OpCall
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
 from ampbridge_lens.census import is_within
-from ampbridge_lens.closeness import EPSILON, apart, rounded
+from ampbridge_lens.closeness import EPSILON, apart
 from ampbridge_lens.exponents import Bin, Exponents
-from ampbridge_lens.ranges import is_cast_down, power_of_two, safe_scale
+from ampbridge_lens.ranges import power_of_two, safe_scale
+from ampbridge_lens.recording import ArrayObserver, Key, OpArray, Side
 from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale
 
 Kind = Literal["overflow", "nan", "underflow", "inexact", "raised", "scale"]
@@ -240,19 +242,6 @@ def locate(
 # -- one pass
 
 
-Side = Literal["input", "output", "arrived", "left"]
-
-
-class Key(NamedTuple):
-    """Identifies an event in every pass: the n-th call of an op in a layer, and which of its arrays."""
-
-    op: str
-    layer: str
-    occurrence: int
-    side: Side
-    place: int
-
-
 class Event(NamedTuple):
     """The values of one observed array; those of an input are as the op casts them.
 
@@ -275,7 +264,7 @@ class Event(NamedTuple):
 
     @property
     def is_forward(self) -> bool:
-        return self.key.side in ("input", "output")
+        return not self.key.is_gradient
 
     def loses(self, expected: Event) -> bool:
         """Whether more than ``STARVED`` of its values are zero, and are not in float32."""
@@ -283,53 +272,24 @@ class Event(NamedTuple):
         return (self.values.zeros - expected.values.zeros) / most > STARVED
 
 
-class Events:
+class Events(ArrayObserver):
     """An observer that records the exponents of all arrays, in order."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._counts: dict[tuple[str, str], int] = {}
-        self._occurrences: dict[int, int] = {}
-        self._arrived: dict[int, list[Exponents]] = {}
+        super().__init__(backend, self._note)
+        self._operands: dict[tuple[int, Side], list[Exponents]] = defaultdict(list)
         self.events: list[Event] = []
 
-    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        occurrence = self._counts.get((call.op, call.layer), 0)
-        self._counts[call.op, call.layer] = occurrence + 1
-        self._occurrences[call.number] = occurrence
-        operands = []
-        for place, handed in enumerate(inputs):
-            values = self._backend.to_numpy(handed.values)
-            found = cast = Exponents.of(values)
-            if is_cast_down(call, handed):
-                cast = Exponents.of(rounded(values, call.dtype))
-            self._note(call, "input", place, cast, (found,))
-            operands.append(cast)
-        for place, output in enumerate(outputs):
-            self._note(call, "output", place, self._exponents(output), tuple(operands))
-
-    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        values = self._exponents(gradient)
-        self._arrived.setdefault(call.number, []).append(values)
-        self._note(call, "arrived", output, values, (values,))
-
-    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        operands = tuple(self._arrived.get(call.number, ()))
-        self._note(call, "left", input, self._exponents(gradient), operands)
-
-    def _exponents(self, operand: Operand) -> Exponents:
-        return Exponents.of(self._backend.to_numpy(operand.values))
-
-    def _note(
-        self,
-        call: OpCall,
-        side: Side,
-        place: int,
-        values: Exponents,
-        operands: tuple[Exponents, ...],
-    ) -> None:
-        key = Key(call.op, call.layer, self._occurrences[call.number], side, place)
-        self.events.append(Event(key, call, values, operands))
+    def _note(self, seen: OpArray) -> None:
+        side, call = seen.key.side, seen.call
+        values = Exponents.of(seen.values)
+        if side in ("input", "arrived"):
+            is_cast = seen.values is not seen.handed
+            operands = [Exponents.of(seen.handed) if is_cast else values]
+            self._operands[call.number, side].append(values)
+        else:
+            operands = self._operands[call.number, "input" if side == "output" else "arrived"]
+        self.events.append(Event(seen.key, call, values, tuple(operands)))
 
 
 class Beginning(NamedTuple):
