@@ -44,6 +44,11 @@ def largest(values: NumpyArray) -> float:
     return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
+def root_mean_square(values: NumpyArray) -> float:
+    """Of all values, in float64; 0.0 if there is none."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
+
 def apart(a: NumpyArray, b: NumpyArray) -> float:
     """The largest difference of two arrays of one shape over their largest magnitude.
 

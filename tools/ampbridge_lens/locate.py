@@ -26,11 +26,11 @@ from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
 from ampbridge_lens.census import is_within
-from ampbridge_lens.closeness import EPSILON, apart
+from ampbridge_lens.closeness import EPSILON, apart, root_mean_square
 from ampbridge_lens.exponents import Bin, Exponents
 from ampbridge_lens.ranges import power_of_two, safe_scale
 from ampbridge_lens.recording import ArrayObserver, Key, OpArray, Side
-from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale
+from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale, in_layer
 
 Kind = Literal["overflow", "nan", "underflow", "inexact", "raised", "scale"]
 Direction = Literal["forward", "backward"]
@@ -105,8 +105,8 @@ class Other(NamedTuple):
     total: int
 
     def __str__(self) -> str:
-        where = f"{self.op}, {self.layer or 'the model itself'}, {self.direction}"
-        return f"{where}: {self.number} of {self.total} {self.what}"
+        where = in_layer(self.op, self.layer)
+        return f"{where}, {self.direction}: {self.number} of {self.total} {self.what}"
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,13 @@ def locate(
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_scale(scale)
-    search = Search(subject, batch, parsed)
-    trial = search.trial(Patch(scale=scale))
+    diagnosis = Diagnosis(subject, batch, parsed)
+    trial = diagnosis.trial(Patch(scale=scale))
     if trial.sound:
-        return _scale_finding(search, scale, trial) or _finding(search, scale, trial)
-    beginning, in_float32 = search.beginning(trial)
-    patch = None if in_float32 else search.cure(trial, beginning)
-    return _finding(search, scale, trial, beginning, in_float32, patch)
+        return _scale_finding(diagnosis, scale, trial) or _finding(diagnosis, scale, trial)
+    beginning = diagnosis.beginning(trial)
+    patch = None if beginning.in_float32 else diagnosis.cure(trial, beginning)
+    return _finding(diagnosis, scale, trial, beginning, patch)
 
 
 # -- one pass
@@ -263,8 +263,8 @@ class Event(NamedTuple):
         return any(operand.infinities or operand.nans for operand in self.operands)
 
     @property
-    def is_forward(self) -> bool:
-        return not self.key.is_gradient
+    def direction(self) -> Direction:
+        return "backward" if self.key.is_gradient else "forward"
 
     def loses(self, expected: Event) -> bool:
         """Whether more than ``STARVED`` of its values are zero, and are not in float32."""
@@ -295,17 +295,19 @@ class Events(ArrayObserver):
 class Beginning(NamedTuple):
     """Where the problem begins: the event, or None if no observed op caused it.
 
-    ``led_to``: the event that became inf or NaN because values were lost in ``event``.
+    ``led_to``: the event that became inf or NaN because values were lost in ``event``. ``in_float32``:
+    whether the problem also occurs in float32.
     """
 
     kind: Kind
     direction: Direction
     event: Event | None
     led_to: Event | None = None
+    in_float32: bool = False
 
 
 @dataclass(frozen=True)
-class Trial:
+class PatchedPass:
     """A pass under the policy with a patch.
 
     Attributes:
@@ -324,7 +326,7 @@ class Trial:
 
 
 @dataclass
-class Search:
+class Diagnosis:
     """Passes of one subject on one batch, compared with its pass in float32."""
 
     subject: Subject
@@ -340,7 +342,7 @@ class Search:
         self.expected = {event.key: event for event in recorded.events}
         self.reference_events = recorded.events
 
-    def trial(self, patch: Patch) -> Trial:
+    def trial(self, patch: Patch) -> PatchedPass:
         """A pass with ``patch``, and the loss scale in it."""
         self.trials += 1
         recorded = Events(self.subject.backend)
@@ -355,7 +357,7 @@ class Search:
             and loss_error <= self.rounding
             and not any(map(self._is_bad, recorded.events))
         )
-        return Trial(patch, passed, recorded.events, starved, loss_error, sound)
+        return PatchedPass(patch, passed, recorded.events, starved, loss_error, sound)
 
     @property
     def rounding(self) -> float:
@@ -367,39 +369,36 @@ class Search:
         expected = self.expected.get(event.key)
         return not event.is_finite and (expected is None or expected.is_finite)
 
-    def beginning(self, trial: Trial) -> tuple[Beginning, bool]:
-        """Where the problem of an unsound trial begins, and whether it also occurs in float32."""
+    def beginning(self, trial: PatchedPass) -> Beginning:
+        """Where the problem of an unsound trial begins."""
         bad = next(filter(self._is_bad, trial.events), None)
         if bad is not None:
             origin = self._lost_before(bad, trial)
             if origin is not None:
-                return Beginning("underflow", "forward", origin, bad), False
-            return _beginning(bad), False
+                return Beginning("underflow", "forward", origin, bad)
+            return _beginning(bad)
         if trial.passed.raised:
             last = trial.events[-1] if trial.events else None
-            direction: Direction = "forward" if last is None or last.is_forward else "backward"
-            return Beginning("raised", direction, last), False
-        finite = _is_finite(trial.passed)
-        if finite and trial.loss_error > self.rounding:
-            lost = self._first_lost(trial, forward=True)
-            return Beginning("inexact" if lost is None else "underflow", "forward", lost), False
+            return Beginning("raised", "forward" if last is None else last.direction, last)
+        if _is_finite(trial.passed) and trial.loss_error > self.rounding:
+            lost = self._first_lost(trial, "forward")
+            return Beginning("inexact" if lost is None else "underflow", "forward", lost)
         if trial.starved:
-            lost = self._first_lost(trial, forward=False)
-            return Beginning("underflow", "backward", lost), False
+            return Beginning("underflow", "backward", self._first_lost(trial, "backward"))
         if _is_finite(self.reference):
-            direction = "backward" if np.isfinite(trial.passed.loss) else "forward"
-            return Beginning(_kind_of(trial.passed), direction, None), False
-        return self._beginning_in_float32(), True
+            direction: Direction = "backward" if np.isfinite(trial.passed.loss) else "forward"
+            return Beginning(_kind_of(trial.passed), direction, None)
+        return self._beginning_in_float32()._replace(in_float32=True)
 
-    def _first_lost(self, trial: Trial, *, forward: bool) -> Event | None:
+    def _first_lost(self, trial: PatchedPass, direction: Direction) -> Event | None:
         """The first array in one direction that is zero where float32's is not."""
         for event in trial.events:
             expected = self.expected.get(event.key)
-            if event.is_forward is forward and expected is not None and event.loses(expected):
+            if event.direction == direction and expected is not None and event.loses(expected):
                 return event
         return None
 
-    def _lost_before(self, bad: Event, trial: Trial) -> Event | None:
+    def _lost_before(self, bad: Event, trial: PatchedPass) -> Event | None:
         """The event that lost the values of which zeros made ``bad``; None if no zero did.
 
         A quotient or a logarithm is inf, although float32's fits into the dtype, because an operand is
@@ -432,7 +431,7 @@ class Search:
         expected = self.expected.get(event.key)
         return expected is not None and event.values.zeros > expected.values.zeros
 
-    def others(self, trial: Trial, beginning: Event | None) -> tuple[Other, ...]:
+    def others(self, trial: PatchedPass, beginning: Event | None) -> tuple[Other, ...]:
         """What else is inf, NaN or lost under the policy alone, though the op's inputs are not."""
         found: dict[tuple[str, str, str, str], Other] = {}
         losing: set[int] = set()
@@ -442,7 +441,7 @@ class Search:
                 what, count = (
                     ("inf", values.infinities) if values.infinities else ("NaN", values.nans)
                 )
-            elif expected is not None and event.is_forward and event.loses(expected):
+            elif expected is not None and not event.key.is_gradient and event.loses(expected):
                 is_first = event.call.number not in losing and (
                     event.key.side == "output" or event.operands[0].zeros < values.zeros
                 )
@@ -453,19 +452,24 @@ class Search:
             else:
                 continue
             op = "cast" if event.key.side == "input" else event.call.op
-            direction: Direction = "forward" if event.is_forward else "backward"
-            other = Other(what, op, event.call.layer, direction, count, values.total)
+            other = Other(what, op, event.call.layer, event.direction, count, values.total)
             if event is not beginning:
                 found.setdefault(other[:4], other)
         return tuple(found.values())
 
-    def cast_before(self, event: Event, trial: Trial) -> tuple[str, Exponents] | None:
-        """The layer, and the values, whose cast is what an op was handed as inf.
+    def cast_at(self, beginning: Beginning, trial: PatchedPass) -> tuple[str, Exponents] | None:
+        """The layer of the cast that made a problem, and what it cast; None if no cast made it.
 
-        They are an input of the model's, or an earlier output in a wider dtype, with as many values that
-        float16 does not hold. None if there are no such values: then an op made it that is not observed.
+        Where an op was handed inf already, the cast is of an input of the model's, or of an earlier
+        output in a wider dtype, with as many values that float16 does not hold. If there are no such
+        values, an op made the inf that is not observed.
         """
+        event = beginning.event
+        if event is None or event.key.side != "input" or beginning.kind == "raised":
+            return None
         handed = event.operands[0]
+        if not event.operands_had_it:
+            return event.call.layer, handed
         inputs = (("", Exponents.of(each)) for each in self.subject.float_inputs(self.batch))
         outputs = ((e.call.layer, e.values) for e in trial.events if e.key.side == "output")
         for layer, values in (*inputs, *outputs):
@@ -493,7 +497,7 @@ class Search:
         powers = int(np.log2(scale))
         for event in recorded.events:
             expected = self.expected.get(event.key)
-            if expected is None or event.is_forward:
+            if expected is None or not event.key.is_gradient:
                 continue
             if _mass_apart(expected.values.shifted(powers), event.values) > SCALED_ALIKE:
                 return names, event.call.layer, event
@@ -516,7 +520,7 @@ class Search:
 
     # -- cures
 
-    def cure(self, trial: Trial, beginning: Beginning) -> Patch | None:
+    def cure(self, trial: PatchedPass, beginning: Beginning) -> Patch | None:
         """A patch with which a pass is sound; None if there is none after ``MOST_TRIALS`` passes."""
         start = trial.patch
         untried = self._cures(trial, beginning)
@@ -527,50 +531,39 @@ class Search:
             changed = self.trial(trial.patch + change)
             if changed.sound:
                 return self._minimal(changed.patch, start)
-            reached, in_float32 = self.beginning(changed)
-            if not in_float32 and _is_further(reached, beginning, changed, trial):
+            reached = self.beginning(changed)
+            if not reached.in_float32 and _is_later(reached.event, beginning.event):
                 trial, beginning = changed, reached
                 untried = self._cures(trial, beginning)
         return None
 
-    def _cures(self, trial: Trial, beginning: Beginning) -> Iterator[Patch]:
+    def _cures(self, trial: PatchedPass, beginning: Beginning) -> Iterator[Patch]:
         """Possible cures, the likeliest first."""
-        if beginning.kind == "underflow" and beginning.direction == "backward":
-            yield from self._higher_scale(trial)
-        overflows_backward = beginning.direction == "backward" and beginning.kind in (
-            "overflow",
-            "nan",
-        )
-        if overflows_backward and _is_finite(trial.passed):  # what overflows is swallowed
-            yield from self._lower_scales(trial)
+        is_backward, scale = beginning.direction == "backward", trial.patch.scale or 1.0
+        if is_backward and beginning.kind == "underflow":
+            safe = self._safe_scale(trial)
+            if safe is not None and safe / 4 > scale:  # other batches may have larger gradients
+                yield Patch(scale=safe / 4)
+        overflows = is_backward and beginning.kind in ("overflow", "nan")
+        if overflows and _is_finite(trial.passed):  # what overflows is swallowed
+            while scale > 1.0:
+                scale = max(scale / 16, 1.0)
+                yield Patch(scale=scale)
             return
-        scale = self._safe_scale(trial) if overflows_backward else None
-        if scale is not None and scale >= 1:
-            yield Patch(scale=scale)
+        safe = self._safe_scale(trial) if overflows else None
+        if safe is not None and safe >= 1:
+            yield Patch(scale=safe)
             return
         yield from self._wider(trial, beginning.event)
-        if scale is not None:  # below 1 it is the last resort
-            yield Patch(scale=scale)
+        if safe is not None:  # below 1 it is the last resort
+            yield Patch(scale=safe)
 
-    def _higher_scale(self, trial: Trial) -> Iterator[Patch]:
-        """A quarter of the largest safe scale, because other batches may have larger gradients."""
-        safe = self._safe_scale(trial)
-        if safe is not None and safe / 4 > (trial.patch.scale or 1.0):
-            yield Patch(scale=safe / 4)
-
-    @staticmethod
-    def _lower_scales(trial: Trial) -> Iterator[Patch]:
-        scale = trial.patch.scale or 1.0
-        while scale > 1.0:
-            scale = max(scale / 16, 1.0)
-            yield Patch(scale=scale)
-
-    def _safe_scale(self, trial: Trial) -> float | None:
+    def _safe_scale(self, trial: PatchedPass) -> float | None:
         gradients = Exponents.merged(map(Exponents.of, self.reference.gradients.values()))
         policy = trial.patch.applied_to(self.policy)
         return safe_scale(self.subject, self.batch, policy, gradients)
 
-    def _wider(self, trial: Trial, event: Event | None) -> Iterator[Patch]:
+    def _wider(self, trial: PatchedPass, event: Event | None) -> Iterator[Patch]:
         """Ops and layers to run in float32: first where the problem begins, then those before it."""
         calls = list({e.call.number: e.call for e in trial.events}.values())
         last = max((call.number for call in calls), default=0)
@@ -582,21 +575,14 @@ class Search:
 
     def _minimal(self, patch: Patch, start: Patch) -> Patch:
         """``patch`` without the entries that are not needed."""
-        for smaller in _one_entry_less(patch, start):
-            if self.trial(smaller).sound:
-                return self._minimal(smaller, start)
+        deny, keep, has_scale = patch.deny, patch.keep, patch.scale != start.scale
+        smaller = [replace(patch, deny=tuple(o for o in deny if o != op)) for op in deny]
+        smaller += [replace(patch, keep=tuple(k for k in keep if k != layer)) for layer in keep]
+        smaller += [replace(patch, scale=start.scale)] if has_scale else []
+        for each in smaller if len(smaller) > 1 else ():
+            if self.trial(each).sound:
+                return self._minimal(each, start)
         return Patch(patch.deny, patch.keep, None if patch.scale == start.scale else patch.scale)
-
-
-def _one_entry_less(patch: Patch, start: Patch) -> Iterator[Patch]:
-    if len(patch.deny) + len(patch.keep) + (patch.scale != start.scale) < 2:
-        return
-    for op in patch.deny:
-        yield Patch(tuple(o for o in patch.deny if o != op), patch.keep, patch.scale)
-    for layer in patch.keep:
-        yield Patch(patch.deny, tuple(k for k in patch.keep if k != layer), patch.scale)
-    if patch.scale != start.scale:
-        yield Patch(patch.deny, patch.keep, start.scale)
 
 
 def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Patch]:
@@ -610,22 +596,21 @@ def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Pat
     return [patch for _, patch in sorted(ways, key=lambda way: way[0])]
 
 
-def _is_further(reached: Beginning, before: Beginning, now: Trial, then: Trial) -> bool:
-    """Whether the problem begins later in the pass than before."""
-    if reached.event is None or before.event is None:
+def _is_later(reached: Event | None, before: Event | None) -> bool:
+    """Whether one event is later in the pass than the other; the backward pass reverses the calls."""
+    if reached is None or before is None:
         return False
-    return _place(reached.event, now) > _place(before.event, then)
 
+    def place(event: Event) -> tuple[bool, int]:
+        forward = event.direction == "forward"
+        return (not forward, event.call.number if forward else -event.call.number)
 
-def _place(event: Event, trial: Trial) -> tuple[bool, int]:
-    """A sort key: the forward pass in the order of calls, then the backward pass in reverse."""
-    forward = event.is_forward
-    return (not forward, event.call.number if forward else -event.call.number)
+    return place(reached) > place(before)
 
 
 def _beginning(event: Event) -> Beginning:
     kind: Kind = "nan" if event.values.nans and not event.values.infinities else "overflow"
-    return Beginning(kind, "forward" if event.is_forward else "backward", event)
+    return Beginning(kind, event.direction, event)
 
 
 def _mass_apart(a: Exponents, b: Exponents) -> float:
@@ -646,17 +631,13 @@ def _is_finite(passed: Pass) -> bool:
 
 def _is_starved(passed: Pass, reference: Pass) -> bool:
     """Whether a checked parameter has lost more than ``STARVED`` of its gradient's elements."""
-    sizes = {name: _root_mean_square(g) for name, g in reference.gradients.items()}
+    sizes = {name: root_mean_square(g) for name, g in reference.gradients.items()}
     counting = COUNTS * max(sizes.values(), default=0.0)
     return any(
         _lost_fraction(passed.gradients[name], expected) > STARVED
         for name, expected in reference.gradients.items()
         if sizes[name] > counting and name in passed.gradients
     )
-
-
-def _root_mean_square(values: Any) -> float:
-    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
 
 
 def _lost_fraction(values: Any, expected: Any) -> float:
@@ -668,49 +649,46 @@ def _lost_fraction(values: Any, expected: Any) -> float:
 
 
 def _finding(
-    search: Search,
+    diagnosis: Diagnosis,
     scale: float,
-    trial: Trial,
+    trial: PatchedPass,
     beginning: Beginning | None = None,
-    in_float32: bool = False,
     patch: Patch | None = None,
 ) -> Finding:
     event = None if beginning is None else beginning.event
     found = Finding(
-        search.policy,
-        search.subject.backend.name,
+        diagnosis.policy,
+        diagnosis.subject.backend.name,
         scale,
-        in_float32=in_float32,
         patch=patch,
         loss_error=trial.loss_error,
-        others=search.others(trial, event),
+        others=diagnosis.others(trial, event),
         raised=trial.passed.raised,
     )
     if beginning is None:
         return found
+    cast = diagnosis.cast_at(beginning, trial)
+    advice = " ".join(_advice(diagnosis, trial, beginning, cast is not None, patch))
     found = replace(
         found,
         kind=beginning.kind,
         direction=beginning.direction,
-        advice=" ".join(_advice(search, trial, beginning, in_float32, patch)),
+        in_float32=beginning.in_float32,
+        advice=advice,
     )
     if event is None:
         return found
     op, layer, operands = event.call.op, event.call.layer, event.operands
-    if event.key.side == "input" and beginning.kind != "raised":
-        before = search.cast_before(event, trial)
-        if not event.operands_had_it:
-            op = "cast"
-        elif before is not None:
-            op, layer, operands = "cast", before[0], (before[1],)
+    if cast is not None:
+        op, layer, operands = "cast", cast[0], (cast[1],)
     return replace(found, op=op, layer=layer, dtype=event.call.dtype, operands=operands)
 
 
-def _scale_finding(search: Search, scale: float, trial: Trial) -> Finding | None:
+def _scale_finding(diagnosis: Diagnosis, scale: float, trial: PatchedPass) -> Finding | None:
     """What is found where the policy changes nothing, and the loss scale alone does."""
-    if not search.policy.needs_scaling or scale == 1.0:
+    if not diagnosis.policy.needs_scaling or scale == 1.0:
         return None
-    found = search.depends_on_scale(scale)
+    found = diagnosis.depends_on_scale(scale)
     if found is None:
         return None
     names, layer, event = found
@@ -722,7 +700,7 @@ def _scale_finding(search: Search, scale: float, trial: Trial) -> Finding | None
         "gradients are unscaled, or take bfloat16, which needs no scale."
     )
     finding = replace(
-        _finding(search, scale, trial),
+        _finding(diagnosis, scale, trial),
         kind="scale",
         direction="backward",
         layer=layer,
@@ -734,42 +712,42 @@ def _scale_finding(search: Search, scale: float, trial: Trial) -> Finding | None
 
 
 def _advice(
-    search: Search, trial: Trial, beginning: Beginning, in_float32: bool, patch: Patch | None
+    diagnosis: Diagnosis,
+    trial: PatchedPass,
+    beginning: Beginning,
+    is_cast: bool,
+    patch: Patch | None,
 ) -> Iterator[str]:
     event, led_to = beginning.event, beginning.led_to
-    if event is not None and event.key.side == "input" and beginning.kind != "raised":
-        if not event.operands_had_it or search.cast_before(event, trial) is not None:
-            yield f"A cast to {event.call.dtype} makes it, of what {event.call.op} takes."
-        else:
-            yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
-    elif event is not None and event.key.side == "output" and event.operands_had_it:
+    has_raised = beginning.kind == "raised"
+    sides = ("output",) if has_raised else ("input", "output")
+    if event is not None and is_cast:
+        yield f"A cast to {event.call.dtype} makes it, of what {event.call.op} takes."
+    elif event is not None and event.operands_had_it and event.key.side in sides:
         yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
     if led_to is not None:
         made = "inf" if led_to.values.infinities else "NaN"
-        where = f"{led_to.call.op}, {led_to.call.layer or 'the model itself'}"
+        where = in_layer(led_to.call.op, led_to.call.layer)
         yield f"The values that are lost there make {made} in {where}."
-    if event is not None and beginning.kind == "raised":
+    if event is not None and has_raised:
         yield "It is the last op that was seen before the exception."
-    if np.isfinite(trial.loss_error) and trial.loss_error > search.rounding:
-        loss, expected = trial.passed.loss, search.reference.loss
-        roundings = trial.loss_error / search.rounding * ROUNDINGS
-        level = str(search.policy)
+    if np.isfinite(trial.loss_error) and trial.loss_error > diagnosis.rounding:
+        loss, expected = trial.passed.loss, diagnosis.reference.loss
+        roundings = trial.loss_error / diagnosis.rounding * ROUNDINGS
+        level = str(diagnosis.policy)
         yield (
             f"The loss is {loss:.6g}, in float32 {expected:.6g}: off by {trial.loss_error:.2g} of it, "
             f"{roundings:.0f} roundings. lens.ranges(loss_fn, model, *batch) shows how large each value "
             f"is, lens.align((loss_fn, model, 'O0'), (loss_fn, model, {level!r}), *batch) where they "
             "differ first."
         )
-    yield _advice_on_patch(beginning, in_float32, patch)
-
-
-def _advice_on_patch(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
-    if in_float32:
-        return "It also occurs in float32, so no policy cures it. Fix the model, or the batch."
-    if patch is None:
-        return "No patch cured it. lens.bisect looks for a set of ops and layers."
-    if patch.scale is not None and not patch.deny and not patch.keep:
-        if beginning.kind == "underflow":
-            return "Raise the loss scale: the gradients are too small for float16."
-        return "Lower the loss scale; a dynamic scaler does so by itself."
-    return "Keep the ops and layers of the patch in float32."
+    if beginning.in_float32:
+        yield "It also occurs in float32, so no policy cures it. Fix the model, or the batch."
+    elif patch is None:
+        yield "No patch cured it. lens.bisect looks for a set of ops and layers."
+    elif patch.scale is None or patch.deny or patch.keep:
+        yield "Keep the ops and layers of the patch in float32."
+    elif beginning.kind == "underflow":
+        yield "Raise the loss scale: the gradients are too small for float16."
+    else:
+        yield "Lower the loss scale; a dynamic scaler does so by itself."

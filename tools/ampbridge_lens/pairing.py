@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ampbridge.checkpoints.weights import Match
+from ampbridge_lens.closeness import root_mean_square
 from ampbridge_lens.recording import RecordedOp
 
 MOVING = frozenset(
@@ -78,8 +77,7 @@ class _Scores:
 
 def _magnitude(op: RecordedOp) -> float:
     output = op.outputs[0]
-    values = output.low if output.full is None else output.full
-    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+    return root_mean_square(output.low if output.full is None else output.full)
 
 
 def _longest(scores: _Scores) -> list[tuple[int, int]]:

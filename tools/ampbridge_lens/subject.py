@@ -211,6 +211,11 @@ def in_words(error: Exception) -> str:
     return shorten(f"{type(error).__name__}: {error}", 200)
 
 
+def in_layer(op: str, layer: str) -> str:
+    """An op and its layer, as reports name them."""
+    return f"{op}, {layer or 'the model itself'}"
+
+
 def ended(raised: str) -> str:
     """What a report says of a pass that an exception ended, and of what it has then."""
     return f"The pass ended there, under the policy and not in float32, with {raised!r}."
