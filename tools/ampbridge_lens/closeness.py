@@ -141,15 +141,15 @@ def _arrangements(a: NumpyArray, b: NumpyArray) -> Iterator[Arrangement]:
     if a.size != b.size:
         return
     if a.ndim == b.ndim:
-        for axes in _all_orders(a.ndim):
+        for axes in _orders(a.ndim):
             if _turned(each := Arrangement(axes, a.shape)) == b.shape:
                 yield each
     elif a.ndim < b.ndim:
-        for axes in _all_orders(b.ndim):  # a is b with axes merged, after they were exchanged
+        for axes in _orders(b.ndim):  # a is b with axes merged, after they were exchanged
             inverse = tuple(int(axis) for axis in np.argsort(axes))
             yield Arrangement(axes, tuple(b.shape[axis] for axis in inverse))
     else:
-        for axes in _all_orders(a.ndim):
+        for axes in _orders(a.ndim):
             yield Arrangement(axes, a.shape)
 
 
@@ -157,11 +157,18 @@ def _turned(arrangement: Arrangement) -> tuple[int, ...]:
     return tuple(arrangement.of[axis] for axis in arrangement.axes or ())
 
 
-def _all_orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    channels = _channel_moves(ndim)
-    yield from channels
+def _orders(ndim: int) -> dict[tuple[int, ...], None]:
+    """Other orders of the axes: channels moved, then exchanges of two, which are the usual mistake."""
     usual = tuple(range(ndim))
-    yield from (axes for axes in _orders(ndim) if axes != usual and axes not in channels)
+    found = dict.fromkeys(_channel_moves(ndim))
+    for i, j in combinations(usual, 2):
+        axes = [*usual]
+        axes[i], axes[j] = j, i
+        found[tuple(axes)] = None
+    if ndim <= MOST_AXES:
+        found |= dict.fromkeys(permutations(usual))
+    found.pop(usual, None)
+    return found
 
 
 def _channel_moves(ndim: int) -> tuple[tuple[int, ...], ...]:
@@ -169,13 +176,3 @@ def _channel_moves(ndim: int) -> tuple[tuple[int, ...], ...]:
     if ndim < 3:
         return ()
     return (0, *range(2, ndim), 1), (0, ndim - 1, *range(1, ndim - 1))
-
-
-def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Exchanges of two axes first: they are what is usually mistaken."""
-    for i, j in combinations(range(ndim), 2):
-        axes = list(range(ndim))
-        axes[i], axes[j] = j, i
-        yield tuple(axes)
-    if ndim <= MOST_AXES:
-        yield from permutations(range(ndim))
