@@ -88,25 +88,21 @@ class Ranges(TabularReport):
             safe = f"safe up to {power_of_two(self.safe_scale)}"
         else:
             safe = "no scale was tried" if self.raised else "no scale is safe"
+        remarks = [
+            "overflow, to zero, subnormal: fractions of the values in float16; "
+            "headroom: doublings until the largest overflows."
+        ]
+        if self.raised:
+            without = "Ops that come later have no dtype in this report."
+            remarks.insert(0, f"{ended(self.raised)} {without}")
         return Table(
             f"{self.backend}, in float32, gradients at a loss scale of {power_of_two(self.scale)}; {safe}",
             (
-                "values",
-                "name",
-                "layer",
-                "runs in",
-                "max |x|",
-                "overflow",
-                "to zero",
-                "subnormal",
-                "headroom",
+                *("values", "name", "layer", "runs in", "max |x|"),
+                *("overflow", "to zero", "subnormal", "headroom"),
             ),
             tuple(_cells(row) for row in self.rows),
-            (
-                *((_without_dtypes(self.raised),) if self.raised else ()),
-                "overflow, to zero, subnormal: fractions of the values in float16; "
-                "headroom: doublings until the largest overflows.",
-            ),
+            tuple(remarks),
         )
 
     def short(self) -> Table:
@@ -130,10 +126,6 @@ def _cells(row: RangeRow) -> tuple[str, ...]:
         row.kind, row.name, row.layer, row.dtype, f"{values.largest:.3g}",
         *(_percent(fraction) for fraction in fractions), headroom,
     )  # fmt: skip
-
-
-def _without_dtypes(raised: str) -> str:
-    return f"{ended(raised)} Ops that come later have no dtype in this report."
 
 
 def _percent(fraction: float) -> str:
@@ -198,11 +190,6 @@ def dtypes_of(subject: Subject, batch: Sequence[Any], policy: Policy) -> Dtypes:
     return Dtypes({key: ", ".join(dtypes) for key, dtypes in found.items()}, calls.cast, raised)
 
 
-def is_cast_down(call: OpCall, handed: Operand) -> bool:
-    """Whether the policy casts this input to the low precision in which its op runs."""
-    return call.dtype in LOW_DTYPES and handed.dtype != call.dtype
-
-
 class _CallsAndCasts(Calls):
     """An observer that keeps the calls, and which of their inputs are cast down."""
 
@@ -215,7 +202,7 @@ class _CallsAndCasts(Calls):
         self.cast.update(
             (call.op, call.layer, place)
             for place, each in enumerate(inputs)
-            if is_cast_down(call, each)
+            if call.dtype in LOW_DTYPES and each.dtype != call.dtype
         )
 
 
