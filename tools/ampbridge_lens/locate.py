@@ -13,7 +13,7 @@ for each possible cure, the likeliest first:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -245,38 +245,56 @@ def locate(
 class Event(NamedTuple):
     """The values of one observed array; those of an input are as the op casts them.
 
-    ``operands``: the inputs of its op, or the gradients of the op's outputs; of an input, what was cast.
+    Attributes:
+        operands: the inputs of its op, or the gradients of the op's outputs; of an input, what was cast.
+        expected: the values in float32; None if that pass has no such array, or is this one.
     """
 
     key: Key
     call: OpCall
     values: Exponents
     operands: tuple[Exponents, ...]
+    expected: Exponents | None
 
     @property
     def is_finite(self) -> bool:
-        return not self.values.infinities and not self.values.nans
+        return not _has_inf_or_nan(self.values)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it is inf or NaN, and is not in float32."""
+        expected = self.expected
+        return not self.is_finite and (expected is None or not _has_inf_or_nan(expected))
 
     @property
     def operands_had_it(self) -> bool:
         """Whether an operand was inf or NaN already."""
-        return any(operand.infinities or operand.nans for operand in self.operands)
+        return any(map(_has_inf_or_nan, self.operands))
+
+    @property
+    def lost(self) -> int:
+        """How many more zeros it has than in float32."""
+        return 0 if self.expected is None else self.values.zeros - self.expected.zeros
+
+    @property
+    def has_lost_most(self) -> bool:
+        return self.lost / max(self.values.total, 1) > STARVED
 
     @property
     def direction(self) -> Direction:
         return "backward" if self.key.is_gradient else "forward"
 
-    def loses(self, expected: Event) -> bool:
-        """Whether more than ``STARVED`` of its values are zero, and are not in float32."""
-        most = max(self.values.total, 1)
-        return (self.values.zeros - expected.values.zeros) / most > STARVED
+
+def _has_inf_or_nan(values: Exponents) -> bool:
+    return bool(values.infinities or values.nans)
 
 
 class Events(ArrayObserver):
-    """An observer that records the exponents of all arrays, in order."""
+    """An observer that records the exponents of all arrays, in order, beside those in float32."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, expected: Mapping[Key, Exponents]) -> None:
         super().__init__(backend, self._note)
+        self._expected = expected
         self._operands: dict[tuple[int, Side], list[Exponents]] = defaultdict(list)
         self.events: list[Event] = []
 
@@ -289,7 +307,8 @@ class Events(ArrayObserver):
             self._operands[call.number, side].append(values)
         else:
             operands = self._operands[call.number, "input" if side == "output" else "arrived"]
-        self.events.append(Event(seen.key, call, values, tuple(operands)))
+        expected = self._expected.get(seen.key)
+        self.events.append(Event(seen.key, call, values, tuple(operands), expected))
 
 
 class Beginning(NamedTuple):
@@ -335,17 +354,17 @@ class Diagnosis:
     trials: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        recorded = Events(self.subject.backend)
+        recorded = Events(self.subject.backend, {})
         self.reference = self.subject.run(
             self.batch, FLOAT32, observer=recorded, shown_as_under=self.policy
         )
-        self.expected = {event.key: event for event in recorded.events}
+        self.expected = {event.key: event.values for event in recorded.events}
         self.reference_events = recorded.events
 
     def trial(self, patch: Patch) -> PatchedPass:
         """A pass with ``patch``, and the loss scale in it."""
         self.trials += 1
-        recorded = Events(self.subject.backend)
+        recorded = Events(self.subject.backend, self.expected)
         scale = 1.0 if patch.scale is None else patch.scale
         policy = patch.applied_to(self.policy)
         passed = self.subject.run(self.batch, policy, scale, recorded)
@@ -355,7 +374,7 @@ class Diagnosis:
             _is_finite(passed)
             and not starved
             and loss_error <= self.rounding
-            and not any(map(self._is_bad, recorded.events))
+            and not any(event.is_bad for event in recorded.events)
         )
         return PatchedPass(patch, passed, recorded.events, starved, loss_error, sound)
 
@@ -364,14 +383,9 @@ class Diagnosis:
         """How far rounding may bring the loss from float32's."""
         return ROUNDINGS * EPSILON[self.policy.dtype if self.policy.level != "O0" else "float32"]
 
-    def _is_bad(self, event: Event) -> bool:
-        """Whether it is inf or NaN, and is not in float32."""
-        expected = self.expected.get(event.key)
-        return not event.is_finite and (expected is None or expected.is_finite)
-
     def beginning(self, trial: PatchedPass) -> Beginning:
         """Where the problem of an unsound trial begins."""
-        bad = next(filter(self._is_bad, trial.events), None)
+        bad = next((event for event in trial.events if event.is_bad), None)
         if bad is not None:
             origin = self._lost_before(bad, trial)
             if origin is not None:
@@ -392,11 +406,8 @@ class Diagnosis:
 
     def _first_lost(self, trial: PatchedPass, direction: Direction) -> Event | None:
         """The first array in one direction that is zero where float32's is not."""
-        for event in trial.events:
-            expected = self.expected.get(event.key)
-            if event.direction == direction and expected is not None and event.loses(expected):
-                return event
-        return None
+        lost = (e for e in trial.events if e.direction == direction and e.has_lost_most)
+        return next(lost, None)
 
     def _lost_before(self, bad: Event, trial: PatchedPass) -> Event | None:
         """The event that lost the values of which zeros made ``bad``; None if no zero did.
@@ -404,51 +415,44 @@ class Diagnosis:
         A quotient or a logarithm is inf, although float32's fits into the dtype, because an operand is
         zero. From there back to the op, or the cast, that made a zero of operands that were none.
         """
-        expected = self.expected.get(bad.key)
-        in_float16 = bad.call.dtype == "float16"
-        if bad.key.side != "output" or expected is None or bad.operands_had_it:
+        if bad.key.side != "output" or bad.expected is None or bad.operands_had_it:
             return None
-        if in_float16 and expected.values.overflowing:
+        if bad.call.dtype == "float16" and bad.expected.overflowing:
             return None
         outputs = [e for e in trial.events if e.key.side == "output"]
         origin, number = None, bad.call.number
         while True:
             inputs = [e for e in trial.events if e.key.side == "input" and e.call.number == number]
-            lost = next(filter(self._has_lost, inputs), None)
+            lost = next((e for e in inputs if e.lost > 0), None)
             if lost is None:
                 return origin
             if lost.operands[0].zeros < lost.values.zeros:
                 return lost
-            earlier = [e for e in outputs if e.call.number < number and self._has_lost(e)]
+            earlier = [e for e in outputs if e.call.number < number and e.lost > 0]
             same = [e for e in earlier if e.values == lost.operands[0]]
             if not earlier:
                 return origin
             origin = (same or earlier)[-1]
             number = origin.call.number
 
-    def _has_lost(self, event: Event) -> bool:
-        """Whether it has more zeros than in float32."""
-        expected = self.expected.get(event.key)
-        return expected is not None and event.values.zeros > expected.values.zeros
-
     def others(self, trial: PatchedPass, beginning: Event | None) -> tuple[Other, ...]:
         """What else is inf, NaN or lost under the policy alone, though the op's inputs are not."""
         found: dict[tuple[str, str, str, str], Other] = {}
         losing: set[int] = set()
         for event in trial.events:
-            values, expected = event.values, self.expected.get(event.key)
-            if self._is_bad(event) and not event.operands_had_it:
+            values = event.values
+            if event.is_bad and not event.operands_had_it:
                 what, count = (
                     ("inf", values.infinities) if values.infinities else ("NaN", values.nans)
                 )
-            elif expected is not None and not event.key.is_gradient and event.loses(expected):
+            elif event.has_lost_most and not event.key.is_gradient:
                 is_first = event.call.number not in losing and (
                     event.key.side == "output" or event.operands[0].zeros < values.zeros
                 )
                 losing.add(event.call.number)
                 if not is_first:
                     continue
-                what, count = "zero", values.zeros - expected.values.zeros
+                what, count = "zero", event.lost
             else:
                 continue
             op = "cast" if event.key.side == "input" else event.call.op
@@ -474,17 +478,17 @@ class Diagnosis:
         outputs = ((e.call.layer, e.values) for e in trial.events if e.key.side == "output")
         for layer, values in (*inputs, *outputs):
             overflowing = round(values.overflowing * values.total)
-            fits = values.total == handed.total and not values.infinities and not values.nans
+            fits = values.total == handed.total and not _has_inf_or_nan(values)
             if fits and overflowing and overflowing == handed.infinities:
                 return layer, values
         return None
 
-    def depends_on_scale(self, scale: float) -> tuple[list[str], str, Event | None] | None:
+    def depending_on_scale(self, scale: float) -> tuple[list[str], Event | None]:
         """Parameters to whose gradients, in float32, the loss scale does more than multiply them.
 
-        With the layer, and the event, at which that begins; without an event if no op's gradient is so.
+        With the event at which that begins; None if no op's gradient is so.
         """
-        recorded = Events(self.subject.backend)
+        recorded = Events(self.subject.backend, self.expected)
         scaled = self.subject.run(self.batch, FLOAT32, scale, recorded, shown_as_under=self.policy)
         names = [
             name
@@ -492,16 +496,13 @@ class Diagnosis:
             if np.isfinite(found := scaled.gradients.get(name, expected)).all()
             and apart(found / found.dtype.type(scale), expected) > SCALED_ALIKE
         ]
-        if not names:
-            return None
         powers = int(np.log2(scale))
-        for event in recorded.events:
-            expected = self.expected.get(event.key)
-            if expected is None or not event.key.is_gradient:
+        for event in recorded.events if names else ():
+            if event.expected is None or not event.key.is_gradient:
                 continue
-            if _mass_apart(expected.values.shifted(powers), event.values) > SCALED_ALIKE:
-                return names, event.call.layer, event
-        return names, names[-1].rpartition(".")[0], None
+            if _mass_apart(event.expected.shifted(powers), event.values) > SCALED_ALIKE:
+                return names, event
+        return names, None
 
     def _beginning_in_float32(self) -> Beginning:
         """The likeliest origin: an op with finite operands; NaN before inf, which may be intended."""
@@ -688,10 +689,9 @@ def _scale_finding(diagnosis: Diagnosis, scale: float, trial: PatchedPass) -> Fi
     """What is found where the policy changes nothing, and the loss scale alone does."""
     if not diagnosis.policy.needs_scaling or scale == 1.0:
         return None
-    found = diagnosis.depends_on_scale(scale)
-    if found is None:
+    names, event = diagnosis.depending_on_scale(scale)
+    if not names:
         return None
-    names, layer, event = found
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     advice = (
         f"The gradients of {', '.join(names[:SHOWN])}{more} depend on the loss scale, in float32 as well: "
@@ -699,16 +699,13 @@ def _scale_finding(diagnosis: Diagnosis, scale: float, trial: PatchedPass) -> Fi
         "as one with a threshold. Multiply its constants by scaler.get_scale(), call it after the "
         "gradients are unscaled, or take bfloat16, which needs no scale."
     )
-    finding = replace(
-        _finding(diagnosis, scale, trial),
-        kind="scale",
-        direction="backward",
-        layer=layer,
-        advice=advice,
+    found = replace(
+        _finding(diagnosis, scale, trial), kind="scale", direction="backward", advice=advice
     )
     if event is None:
-        return finding
-    return replace(finding, op=event.call.op, dtype=event.call.dtype, operands=event.operands)
+        return replace(found, layer=names[-1].rpartition(".")[0])
+    call = event.call
+    return replace(found, op=call.op, layer=call.layer, dtype=call.dtype, operands=event.operands)
 
 
 def _advice(

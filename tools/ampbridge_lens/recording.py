@@ -150,7 +150,7 @@ class Recording(TabularReport):
         path = atomic_files.path_of(path, _HINT)
         described, arrays = _described(self)
         content = io.BytesIO()
-        text = np.frombuffer(json.dumps(described).encode(), np.uint8)
+        text = np.frombuffer(described.encode(), np.uint8)
         np.savez(content, allow_pickle=False, recording=text, **arrays)
         try:
             atomic_files.write(path, content.getbuffer())
@@ -480,43 +480,30 @@ _NOT_A_RECORDING = (
 """What NumPy and JSON raise for other files."""
 
 
-def _described(recording: Recording) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
-    """A recording as JSON values, in which arrays have names; and the arrays by these, each once."""
+def _described(recording: Recording) -> tuple[str, dict[str, NumpyArray]]:
+    """A recording as JSON, in which arrays have names; and the arrays by these, each once."""
     named: dict[int, tuple[str, NumpyArray]] = {}
 
     def name(array: NumpyArray) -> str:
         return named.setdefault(id(array), (f"array{len(named)}", array))[0]
 
-    def one(v: Values) -> list[Any]:
-        full = None if v.full is None else name(v.full)
-        return [v.dtype, name(v.low), full, v.low_noise, v.full_noise]
-
     def by_place(values: Mapping[int, Values]) -> list[Any]:
-        return [[place, *one(v)] for place, v in values.items()]
+        return [[place, *v] for place, v in values.items()]
 
-    described = {
+    content = {
         "version": VERSION,
         "backend": recording.backend,
         "policy": recording.policy.to_dict(),
         "scale": recording.scale,
-        "loss": one(recording.loss),
-        "ops": [
-            [
-                *op[:3],
-                [one(v) for v in op.inputs],
-                [one(v) for v in op.outputs],
-                by_place(op.arrived),
-                by_place(op.left),
-            ]
-            for op in recording.ops
-        ],
+        "loss": recording.loss,
+        "ops": [[*op[:5], by_place(op.arrived), by_place(op.left)] for op in recording.ops],
         "backward": recording.backward,
-        "gradients": {parameter: one(v) for parameter, v in recording.gradients.items()},
+        "gradients": dict(recording.gradients),
         "weights": [weight._asdict() for weight in recording.weights],
-        "values": {weight: name(v) for weight, v in recording.values.items()},
+        "values": dict(recording.values),
         "raised": recording.raised,
     }
-    return described, dict(named.values())
+    return json.dumps(content, default=name), dict(named.values())
 
 
 def _restored(data: Mapping[str, Any], arrays: Mapping[str, NumpyArray]) -> Recording:
