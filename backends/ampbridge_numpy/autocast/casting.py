@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache, partial, wraps
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import autograd.numpy as anp
 import ml_dtypes
@@ -157,11 +157,6 @@ class Rules(NamedTuple):
     def category(self, name: str) -> Category:
         return self.categories.get(name, self.unlisted)
 
-    def name(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The name under which the rule of this call is looked up."""
-        is_product = name in _PRODUCTS and _multiplies_matrices(*args, **kwargs)
-        return self.of_matrices.get(name, name) if is_product else name
-
 
 def _multiplies_matrices(a: Any, b: Any, *args: Any, axes: Any = 2, **_: Any) -> bool:
     """Whether one of the two is a matrix at least, and neither a scalar; without axes nothing is summed."""
@@ -227,24 +222,15 @@ def region(policy: Policy) -> Iterator[None]:
         yield
 
 
-class Watch(Protocol):
-    """Sees each op that runs in a region; ``observing`` has the one there is."""
+SeesOp: TypeAlias = Callable[
+    [str, "np.dtype[Any] | None", Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any
+]
+"""Called instead of each op, with its name, the dtype it computes in, what runs it, and its arguments."""
 
-    def op(
-        self,
-        name: str,
-        dtype: np.dtype[Any] | None,
-        run: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Run it and return what it returned."""
+_watch: Scoped[SeesOp | None] = Scoped("ampbridge_numpy watch", None)
 
 
-_watch: Scoped[Watch | None] = Scoped("ampbridge_numpy watch", None)
-
-
-def watching(watch: Watch | None) -> AbstractContextManager[None]:
+def watching(watch: SeesOp | None) -> AbstractContextManager[None]:
     """Ops of this thread or task are run by ``watch``, where a region is open."""
     return _watch.during(watch)
 
@@ -255,8 +241,8 @@ def is_unwatched() -> bool:
 
 
 @contextmanager
-def watched(watch: Watch) -> Iterator[None]:
-    """The same, also where no region is open."""
+def watched(watch: SeesOp) -> Iterator[None]:
+    """As ``watching``, also where no region is open."""
     with _interception.region(_interception.active.get() or UNTOUCHED), watching(watch):
         yield
 
@@ -269,13 +255,7 @@ def casts_here() -> bool:
 
 # -- ops
 
-_own_ops = {"slice"}  # canonical ops that have their rule under their own name; indexing is one
-_NOT_CANONICAL = frozenset(".:")
-
-
-def _note_own(name: str) -> None:
-    if _NOT_CANONICAL.isdisjoint(name):
-        _own_ops.add(name)
+_own_ops = {"slice"}  # ops that have their rule under their own name; indexing is one
 
 
 def spellings(op: op_table.Op) -> list[str]:
@@ -304,7 +284,8 @@ def op(
             then; the others (a normalization's weights) are read as they are. All, if None.
     """
 
-    _note_own(name)
+    _own_ops.add(name)
+    is_product = name in _PRODUCTS
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -312,12 +293,14 @@ def op(
             rules = _interception.active.get()
             if rules is None:
                 return function(*args, **kwargs)
-            called = rules.name(name, args, kwargs)
+            called = name
+            if is_product and _multiplies_matrices(*args, **kwargs):
+                called = rules.of_matrices.get(name, name)
             target = _target(rules, called, args, kwargs, decided_by)
             watch = _watch.get()
             if watch is not None:
                 with watching(None):  # one op, whatever it is made of
-                    return watch.op(called, target, entry, args, kwargs)
+                    return watch(called, target, entry, args, kwargs)
             if target is None:
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
@@ -353,7 +336,7 @@ def has_rule(name: str) -> bool:
 
 def composite(name: str) -> Callable[[Function], Function]:
     """Make ``function`` a layer whose ops follow their own rules; denied, all of them are float32."""
-    _note_own(name)
+    _own_ops.add(name)
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -487,7 +470,9 @@ _SECOND_NAMES = {"numpy.amax": "numpy.max", "numpy.amin": "numpy.min"}
 @cache
 def _sites() -> tuple[Site, ...]:
     """Every place from which an op of autograd is called."""
-    ops = _ops()
+    ops = {f: op(name, moves_only=moves_only(name))(f) for f, name in op_names().items()}
+    slicing = vars(ArrayBox)["__getitem__"]
+    ops[slicing] = op("slice", moves_only=True)(slicing)
     owners = (anp, anp.linalg, anp.fft, look_up("numpy_wrapper"), ArrayBox)
     called = [(owner, *item) for owner in owners for item in vars(owner).items()]
     sites = [Site(o, name, f, ops[f]) for o, name, f in called if callable(f) and f in ops]
@@ -511,16 +496,6 @@ def op_names() -> Mapping[Any, str]:
             if name in listed or (function in differentiable and function not in names):
                 names[function] = name  # of absolute and abs, one function, the listed name stays
     return names
-
-
-def _ops() -> dict[Any, Any]:
-    """Each function of autograd that is an op -> the one that follows its rule."""
-    found = {
-        function: op(name, moves_only=moves_only(name))(function)
-        for function, name in op_names().items()
-    }
-    slicing = vars(ArrayBox)["__getitem__"]
-    return found | {slicing: op("slice", moves_only=True)(slicing)}
 
 
 _interception: Interception[Rules] = Interception("ampbridge_numpy rules", _sites)

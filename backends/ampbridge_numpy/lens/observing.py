@@ -27,7 +27,8 @@ from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, value_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {casting.FLOAT64: "float64"}
 
-Report = Callable[[Operand], None]
+Report = Callable[[int, Operand], None]
+"""Takes the place of an array among those of its op, and its gradient."""
 
 
 @contextmanager
@@ -40,14 +41,14 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
 
 
 class Watch:
-    """Reports the ops of one forward pass; see ``casting.watched``."""
+    """Runs and reports the ops of one forward pass; see ``casting.watched``."""
 
     def __init__(self, observer: Observer, gradients: bool) -> None:
         self._observer = observer
         self._gradients = gradients
         self._numbers = count()
 
-    def op(
+    def __call__(
         self,
         name: str,
         dtype: np.dtype[Any] | None,
@@ -61,18 +62,25 @@ class Watch:
         if not inputs or canonical is None:
             return run(*args, **kwargs)
         number, layer = next(self._numbers), nn.calling_layer()
-        left = self._reports(self._observer.gradient_left, lambda: call)
+
+        def left(index: int, gradient: Operand) -> None:
+            self._observer.gradient_left(call, index, gradient)
+
+        def arrived(index: int, gradient: Operand) -> None:
+            self._observer.gradient_arrived(call, index, gradient)
+
         if self._gradients:
             args, kwargs = _passing((args, kwargs), left)
         started = time.perf_counter()
         result = run(*args, **kwargs)
         seconds = time.perf_counter() - started
-        ran_in = _NAMES[dtype] if dtype is not None else _dtype_of(inputs)
+        if dtype is None:  # that of the first array; scalars count where there is nothing else
+            ran_in = next((o for o in inputs if o.values.ndim), inputs[0]).dtype
+        else:
+            ran_in = _NAMES[dtype]
         call = OpCall(number, canonical, layer, ran_in, (Kernel(name, ran_in),), seconds)
         self._observer.op_ran(call, inputs, _operands(result))
-        if self._gradients:
-            result = _passing(result, self._reports(self._observer.gradient_arrived, lambda: call))
-        return result
+        return _passing(result, arrived) if self._gradients else result
 
     def function(
         self,
@@ -85,23 +93,7 @@ class Watch:
         if casting.is_unwatched() or casting.has_rule(name):
             return function(*args, **kwargs)
         with casting.watching(None):
-            return self.op(name, None, function, args, kwargs)
-
-    @staticmethod
-    def _reports(
-        report: Callable[[OpCall, int, Operand], None], call: Callable[[], OpCall]
-    ) -> Iterator[Report]:
-        """A report for each array in turn, of a call that is known by the time a gradient comes."""
-        return (partial(_report, report, call, index) for index in count())
-
-
-def _report(
-    report: Callable[[OpCall, int, Operand], None],
-    call: Callable[[], OpCall],
-    index: int,
-    gradient: Operand,
-) -> None:
-    report(call(), index, gradient)
+            return self(name, None, function, args, kwargs)
 
 
 def _canonical(name: str) -> str | None:
@@ -125,30 +117,25 @@ def _operand(value: Any) -> Operand:
     return Operand(value, _NAMES[value.dtype])
 
 
-def _dtype_of(inputs: Sequence[Operand]) -> str:
-    """Of what is not cast: the first array's; scalars count where there is nothing else."""
-    return next((o for o in inputs if o.values.ndim), inputs[0]).dtype
-
-
 def _is_floating(x: Any) -> bool:
     value = value_of(x)
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype in FLOATING
 
 
-def _passing(tree: Any, reports: Iterator[Report]) -> Any:
+def _passing(tree: Any, report: Report) -> Any:
     """``tree`` with an identity around each floating-point array, whose gradient is reported."""
-    return map_leaves(lambda x: _passed(x, next(reports)) if _is_floating(x) else x, tree)
+    indices = count()
+    return map_leaves(
+        lambda x: _passed(x, partial(report, next(indices))) if _is_floating(x) else x, tree
+    )
 
 
 @primitive
-def _passed(x: Any, report: Report) -> Any:
-    del report
+def _passed(x: Any, report: Callable[[Operand], None]) -> Any:
     return x
 
 
-def _passed_back(answer: Any, x: Any, report: Report) -> Callable[[Any], Any]:
-    del answer, x
-
+def _passed_back(answer: Any, x: Any, report: Callable[[Operand], None]) -> Callable[[Any], Any]:
     def back(gradient: Any) -> Any:
         if _is_floating(gradient):
             report(_operand(gradient))

@@ -98,6 +98,9 @@ class ModelCall:
     @contextmanager
     def in_effect(self) -> Iterator[None]:
         """Parameters are read in ``policy.dtype``, layers are kept; within another one, no more."""
+        if not self.low and not self.decoration.kept:
+            yield
+            return
         dtype = self.decoration.policy.dtype
         rounded = {id(array): cast(present(array), dtype) for array in self.low}
         with substituted(rounded), keeping(self.decoration.kept):
