@@ -28,29 +28,8 @@ from ampbridge.errors import ArgumentError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import functional
 from ampbridge_numpy.autocast.casting import cast, region, value_of
-from ampbridge_numpy.functional import (
-    Array,
-    avg_pool2d,
-    batch_norm,
-    conv2d,
-    cross_entropy,
-    dropout,
-    embedding,
-    flatten,
-    gelu,
-    layer_norm,
-    linear,
-    log_softmax,
-    max_pool2d,
-    mse_loss,
-    multi_head_attention,
-    relu,
-    scaled_dot_product_attention,
-    sigmoid,
-    silu,
-    softmax,
-    tanh,
-)
+from ampbridge_numpy.functional import *  # noqa: F403  # users find all of them in ``nn``
+from ampbridge_numpy.functional import Array
 
 __all__ = [
     "GELU",
@@ -68,27 +47,8 @@ __all__ = [
     "ReLU",
     "Sequential",
     "Tanh",
-    "avg_pool2d",
-    "batch_norm",
-    "conv2d",
-    "cross_entropy",
-    "dropout",
-    "embedding",
-    "flatten",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "log_softmax",
-    "max_pool2d",
-    "mse_loss",
-    "multi_head_attention",
-    "relu",
-    "scaled_dot_product_attention",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "tanh",
 ]
+__all__ += functional.__all__
 
 FLOAT32_REGION = Policy("O0")
 
@@ -260,7 +220,7 @@ class Linear(Module):
         self.bias = _uniform(rng, bound, out_features) if bias else None
 
     def forward(self, x: Array) -> Array:
-        return linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class Conv2d(Module):
@@ -286,7 +246,9 @@ class Conv2d(Module):
         self.stride, self.padding = stride, padding
 
     def forward(self, x: Array) -> Array:
-        return conv2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding)
+        return functional.conv2d(
+            x, self.weight, self.bias, stride=self.stride, padding=self.padding
+        )
 
 
 class LayerNorm(Module):
@@ -301,7 +263,7 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Array) -> Array:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class _BatchNorm(Module):
@@ -323,9 +285,9 @@ class _BatchNorm(Module):
     def forward(self, x: Array) -> Array:
         if not self.training:
             running = self.running_mean, self.running_var
-            return batch_norm(x, self.weight, self.bias, *running, eps=self.eps)
+            return functional.batch_norm(x, self.weight, self.bias, *running, eps=self.eps)
         self._follow(np.asarray(value_of(x), np.float32))
-        return batch_norm(x, self.weight, self.bias, eps=self.eps)
+        return functional.batch_norm(x, self.weight, self.bias, eps=self.eps)
 
     def _follow(self, x: np.ndarray) -> None:
         """Move the running statistics; the variance without bias, as torch keeps it."""
@@ -356,7 +318,7 @@ class Dropout(Module):
         self.p, self.rng = p, np.random.default_rng(rng)
 
     def forward(self, x: Array) -> Array:
-        return dropout(x, self.p, self.rng) if self.training and self.p else x
+        return functional.dropout(x, self.p, self.rng) if self.training and self.p else x
 
 
 class Embedding(Module):
@@ -369,7 +331,7 @@ class Embedding(Module):
         self.weight = Parameter(rng.standard_normal((count, width), np.float32))
 
     def forward(self, indices: np.ndarray) -> Array:
-        return embedding(indices, self.weight)
+        return functional.embedding(indices, self.weight)
 
 
 class MultiHeadAttention(Module):
@@ -403,7 +365,7 @@ class MultiHeadAttention(Module):
         key = query if key is None else key
         value = key if value is None else value
         projections = [self.query, self.key, self.value, self.output]
-        return multi_head_attention(
+        return functional.multi_head_attention(
             query, key, value, projections, self.heads, mask, is_causal=is_causal
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import autograd.numpy as anp
 import numpy as np
@@ -100,15 +100,12 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     category = rules.category(spellings[0])
-    if spellings[0] in COMPOSITES and category != "deny":
+    if op.name == "multi_head_attention" and category != "deny":
         return OpTreatment("ampbridge", category, PARTS_DTYPE, "its parts have rules of their own")
     why = sharing(policy, op.name, category, "numpy", spellings[0])
     if spellings[0] in rules.of_matrices:
         why = "of vectors; of matrices it is matmul"
     return OpTreatment("ampbridge", category, dtype_of(category, policy), why)
-
-
-COMPOSITES = frozenset({"multi_head_attention"})
 
 
 def _features(policy: Policy) -> dict[str, FeatureTreatment]:
@@ -117,7 +114,18 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
     return {
         "O1": casts,
         "O2": FeatureTreatment("ampbridge", "parameters are rounded where they are read"),
-        **FEATURES,
+        "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
+        "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
+        "master_weights=True": FeatureTreatment("ampbridge", "the arrays stay float32"),
+        "master_weights=False": FeatureTreatment(
+            "ampbridge", "the arrays are rounded after each step"
+        ),
+        "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
+        "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
+        "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),
+        "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
+        "fit": FeatureTreatment("absent", "train_step in a loop of your own"),
+        "recomputation": FeatureTreatment("absent", "autograd keeps every activation"),
         "lists='native'": unless_refused(
             lambda: casting.rules_of(plain.replace(lists="native")), casts
         ),
@@ -131,17 +139,3 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
         ),
         "compile=True": FeatureTreatment("refused", "NumPy runs op by op and has no compiler."),
     }
-
-
-FEATURES: Mapping[str, FeatureTreatment] = {
-    "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
-    "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-    "master_weights=True": FeatureTreatment("ampbridge", "the arrays stay float32"),
-    "master_weights=False": FeatureTreatment("ampbridge", "the arrays are rounded after each step"),
-    "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
-    "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
-    "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),
-    "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
-    "fit": FeatureTreatment("absent", "train_step in a loop of your own"),
-    "recomputation": FeatureTreatment("absent", "autograd keeps every activation"),
-}

@@ -71,16 +71,13 @@ def _arrays(model: Model) -> Iterator[tuple[str, Module, str, np.ndarray]]:
     """Parameters and running statistics, each once: name, module, attribute, array."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        buffers = {name: vars(module)[name] for name in _buffers(module)}
+        held = vars(module)
+        known = [name for name in ROLES.get(type(module), ()) if name in held]
+        buffers = {name: held[name] for name in known if isinstance(held[name], np.ndarray)}
         for attribute, array in {**module._own_parameters(), **buffers}.items():
             if id(array) not in seen:
                 seen.add(id(array))
                 yield f"{prefix}.{attribute}".lstrip("."), module, attribute, array
-
-
-def _buffers(module: Module) -> list[str]:
-    known = ROLES.get(type(module), {})
-    return [name for name in known if isinstance(vars(module).get(name), np.ndarray)]
 
 
 def _role(module: Module, attribute: str, array: np.ndarray) -> tuple[str, str]:

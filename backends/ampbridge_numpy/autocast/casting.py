@@ -126,10 +126,11 @@ def _converted(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) 
 
 def cast(x: Any, dtype: str) -> Any:
     """``x`` in ``dtype``, its gradient in its own; float64 and integers as they are."""
-    return _cast(x, DTYPES[dtype]) if _dtype_of(x) in CASTABLE else x
+    return _cast(x, DTYPES[dtype]) if dtype_of(x) in CASTABLE else x
 
 
-def _dtype_of(x: Any) -> np.dtype[Any] | None:
+def dtype_of(x: Any) -> np.dtype[Any] | None:
+    """The dtype of an array, traced or not; None for what is no array."""
     value = value_of(x)
     return value.dtype if isinstance(value, _PLAIN) else None
 
@@ -393,7 +394,7 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
     The cast is there even if it changes nothing: through it the gradient comes back in ``x``'s own
     dtype, where autograd would let float64 through (its ``maximum``, ``where`` and ``mean``).
     """
-    dtype = _dtype_of(x)
+    dtype = dtype_of(x)
     if dtype not in FLOATING:
         return x
     is_direct = dtype == FLOAT64 or target in (dtype, held)
@@ -414,7 +415,7 @@ def _closed(result: Any, target: np.dtype[Any], casts: set[VJPNode]) -> Any:
     The casts stay nodes where the op is made of several. So do those of inputs which others follow
     that were computed: gradients are summed in the order in which they would be without joining.
     """
-    node, dtype = result._node, _dtype_of(result)
+    node, dtype = result._node, dtype_of(result)
     inputs = [*node.parents]
     is_whole_op = inputs and casts >= {*inputs} and len({*inputs}) == len(inputs)
     if dtype not in FLOATING or not is_whole_op:

@@ -23,7 +23,7 @@ from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge.policies import function_ops, op_table
 from ampbridge_numpy import nn
 from ampbridge_numpy.autocast import casting
-from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, value_of
+from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, dtype_of, value_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {casting.FLOAT64: "float64"}
 
@@ -110,23 +110,18 @@ def _canonical(name: str) -> str | None:
 
 
 def _operands(tree: Any) -> list[Operand]:
-    return [_operand(value_of(x)) for x in leaves(tree) if _is_floating(x)]
+    return [_operand(value_of(x)) for x in leaves(tree) if dtype_of(x) in FLOATING]
 
 
 def _operand(value: Any) -> Operand:
     return Operand(value, _NAMES[value.dtype])
 
 
-def _is_floating(x: Any) -> bool:
-    value = value_of(x)
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype in FLOATING
-
-
 def _passing(tree: Any, report: Report) -> Any:
     """``tree`` with an identity around each floating-point array, whose gradient is reported."""
     indices = count()
     return map_leaves(
-        lambda x: _passed(x, partial(report, next(indices))) if _is_floating(x) else x, tree
+        lambda x: _passed(x, partial(report, next(indices))) if dtype_of(x) in FLOATING else x, tree
     )
 
 
@@ -137,7 +132,7 @@ def _passed(x: Any, report: Callable[[Operand], None]) -> Any:
 
 def _passed_back(answer: Any, x: Any, report: Callable[[Operand], None]) -> Callable[[Any], Any]:
     def back(gradient: Any) -> Any:
-        if _is_floating(gradient):
+        if dtype_of(gradient) in FLOATING:
             report(_operand(gradient))
         return gradient
 

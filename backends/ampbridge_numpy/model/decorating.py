@@ -31,7 +31,7 @@ from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import optim
-from ampbridge_numpy.autocast.casting import cast, casts_here, region, rules_of, value_of
+from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
 from ampbridge_numpy.nn import (
     BatchNorm1d,
     BatchNorm2d,
@@ -91,7 +91,7 @@ class ModelCall:
         else:
             with self.in_effect():
                 outputs = forward(*inputs, **options)
-        outputs = _all_cast(outputs, policy.output_dtype)
+        outputs = map_leaves(lambda x: cast(x, policy.output_dtype), outputs)
         warn_of_low_values_inside(outputs, policy.output_dtype, _dtype_name)
         return outputs
 
@@ -107,20 +107,15 @@ class ModelCall:
             yield
 
 
+def _dtype_name(value: Any) -> str | None:
+    dtype = dtype_of(value)
+    return None if dtype is None else dtype.name
+
+
 def decorated(model: Model) -> AbstractContextManager[None]:
     """The decoration of ``model``, if it has one, is in effect also where its parts are called."""
     call = _call_of(model)
     return nullcontext() if call is None else call.in_effect()
-
-
-def _dtype_name(value: Any) -> str | None:
-    """None for what is no array."""
-    array = value_of(value)
-    return array.dtype.name if isinstance(array, (np.ndarray, np.generic)) else None
-
-
-def _all_cast(tree: Any, dtype: str) -> Any:
-    return map_leaves(lambda x: cast(x, dtype), tree)
 
 
 # -- decorate and undecorate
@@ -148,7 +143,13 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     policy, kept = decoration.policy, decoration.kept
     rules_of(policy)  # refuses what there are no rules for
     check_parts(_checked(model).named_modules(), _decoration_of, policy)
-    _check_save_dtype(decoration)
+    if decoration.save_dtype not in (None, "float32"):
+        msg = (
+            f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
+            "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
+            "for name, array in model.named_parameters()})"
+        )
+        raise UnsupportedError(msg)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
     if policy.level == "O2" and not policy.master_weights:
@@ -221,16 +222,6 @@ def _checked(model: Model) -> Module:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"
     raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
-
-
-def _check_save_dtype(decoration: Decoration) -> None:
-    if decoration.save_dtype not in (None, "float32"):
-        msg = (
-            f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
-            "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
-            "for name, array in model.named_parameters()})"
-        )
-        raise UnsupportedError(msg)
 
 
 def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
