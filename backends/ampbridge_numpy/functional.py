@@ -308,7 +308,7 @@ def _normalized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> Array:
 def _normalized_to_x(
     g: np.ndarray, normal: np.ndarray, x: np.ndarray, axes: tuple[int, ...], eps: float
 ) -> Array:
-    """``g`` less its mean and less its part along ``normal``, over the standard deviation."""
+    """Subtract from ``g`` its mean and its part along ``normal``; divide by the standard deviation."""
     along = (g * normal).mean(axis=axes, keepdims=True)
     deviation = np.sqrt(x.var(axis=axes, keepdims=True) + eps)
     return (g - g.mean(axis=axes, keepdims=True) - normal * along) / deviation
@@ -512,7 +512,7 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray) 
 def _cross_entropy_to_logits(
     g: Array, logits: Array, labels: np.ndarray, counted: np.ndarray
 ) -> Array:
-    """Zero in the rows that are not counted."""
+    """The gradient of the logits; it is zero in the rows that are not counted."""
     one_hot = labels[:, None] == np.arange(logits.shape[-1])
     counts = np.zeros((len(labels), 1), logits.dtype)
     counts[counted] = 1

@@ -55,12 +55,12 @@ FLOAT32_REGION = Policy("O0")
 Rng = np.random.Generator | int | None
 """Where random weights come from: a generator, a seed, or None for fresh ones."""
 
-# id of a parameter's array -> what stands for it, in this thread or task.
+# id of a parameter's array -> what modules read instead, in this thread or task.
 _stand_ins: Scoped[Mapping[int, Any]] = Scoped("ampbridge_numpy parameters", MappingProxyType({}))
 
 
 def substituted(stand_ins: Mapping[int, Any]) -> AbstractContextManager[None]:
-    """Modules read ``stand_ins[id(array)]`` where a parameter is ``array``.
+    """A context in which modules read ``stand_ins[id(array)]`` instead of a parameter ``array``.
 
     No module is changed: other threads keep reading the arrays, and so does this one afterwards.
     """
@@ -68,7 +68,7 @@ def substituted(stand_ins: Mapping[int, Any]) -> AbstractContextManager[None]:
 
 
 def present(array: np.ndarray) -> Any:
-    """What modules read just now where a parameter is ``array``."""
+    """What modules read at present as the parameter ``array``."""
     return _stand_ins.get().get(id(array), array)
 
 
@@ -77,18 +77,18 @@ _kept: Scoped[frozenset[int]] = Scoped("ampbridge_numpy kept layers", frozenset(
 
 
 def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
-    """Calls of ``layers`` run in float32, and so do those of all that is below them."""
+    """A context in which ``layers``, and all modules below them, run in float32."""
     parts = (part for layer in layers for _, part in layer.named_modules())
     return _kept.during(_kept.get().union(map(id, parts)))
 
 
-# For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
+# id of a module -> its dotted name; and the name of the module that runs.
 _names: Scoped[Mapping[int, str] | None] = Scoped("ampbridge_numpy names", None)
 _called: Scoped[str] = Scoped("ampbridge_numpy called layer", "")
 
 
 def named_calls(model: Module) -> AbstractContextManager[None]:
-    """``calling_layer`` knows the modules of ``model`` by their dotted names."""
+    """A context in which ``calling_layer`` knows the modules of ``model`` by name, for an observer."""
     names: dict[int, str] = {}
     for name, module in model.named_modules():
         names.setdefault(id(module), name)
@@ -269,8 +269,8 @@ class LayerNorm(Module):
 class _BatchNorm(Module):
     """Normalizes each channel, then scales and shifts it.
 
-    In training by the batch's statistics, towards which ``running_mean`` and ``running_var`` move
-    by ``momentum``; in evaluation by those.
+    Training uses the statistics of the batch, and moves ``running_mean`` and ``running_var`` towards
+    them by ``momentum``. Evaluation uses these two.
     """
 
     weight: Array

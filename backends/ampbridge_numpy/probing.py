@@ -1,4 +1,4 @@
-"""What NumPy can do on this machine, and what becomes of a policy here."""
+"""What NumPy can do on this machine, and how it treats a policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def probe(device: Device) -> Probe:
 
 
 def _failure(dtype: str) -> str | None:
-    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    """Why a product of two matrices of ones in ``dtype``, or its gradient, fails; None if it works."""
     x = np.ones((16, 16), DTYPES[dtype])
     try:
         product = anp.matmul(x, x)
@@ -58,7 +58,7 @@ def _failure(dtype: str) -> str | None:
 
 
 def products(model: Model) -> list[Product]:
-    """Of linear and convolution layers; attention is made of them."""
+    """See ``Backend.products``: linear and convolution layers; attention is made of them."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)
@@ -93,7 +93,7 @@ def explain(policy: Policy) -> Explanation:
 
 
 def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
-    """By what ``op`` is here: a function of ours by its name, or one of autograd's."""
+    """How an op is treated, by the name under which its rule is looked up."""
     spellings = casting.spellings(op)
     if not spellings:
         return OpTreatment("absent", None, "", "neither NumPy nor ampbridge_numpy has such an op")

@@ -71,14 +71,17 @@ def is_box(x: Any) -> bool:
 
 
 def value_of(x: Any) -> Any:
-    """The plain array behind a traced one; anything else as it is."""
+    """Return the plain array behind a traced one; other values are returned unchanged."""
     while type(x) in _BOXES:
         x = x._value
     return x
 
 
 def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> Any:
-    """``x`` in ``to``, rounded to ``through`` ahead of it; its gradient likewise, in ``x``'s dtype."""
+    """Cast ``x`` to ``to``, by way of ``through`` if it is given.
+
+    The gradient is rounded by the same way, and has the dtype of ``x``.
+    """
     if type(x) not in _BOXES:
         return _converted(x, to, through)
     if type(x._node) is not VJPNode:
@@ -92,13 +95,13 @@ def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> An
 
 
 def _node(parents: list[VJPNode], vjp: Callable[[Any], Sequence[Any]]) -> VJPNode:
-    """``vjp`` gives the gradient of each of ``parents``."""
+    """A node of autograd's graph; ``vjp`` returns the gradient of each of its parents."""
     node = VJPNode.__new__(VJPNode)
     node.parents, node.vjp = parents, vjp
     return node
 
 
-# Of arrays, where NumPy has no overflow to warn of.
+# Conversions of arrays in which NumPy warns of no overflow.
 _CONVERSIONS: Mapping[Any, Callable[[np.ndarray], np.ndarray]] = {
     (FLOAT16, FLOAT32): rounding.widened,
     (FLOAT32, FLOAT16): rounding.halves,
@@ -125,7 +128,7 @@ def _converted(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) 
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """``x`` in ``dtype``, its gradient in its own; float64 and integers as they are."""
+    """Cast ``x`` to ``dtype``, and its gradient back; float64 and integers stay as they are."""
     return _cast(x, DTYPES[dtype]) if dtype_of(x) in CASTABLE else x
 
 
@@ -143,10 +146,10 @@ _OF_MATRICES: Mapping[str, str] = dict.fromkeys(_PRODUCTS, "numpy.matmul")
 
 
 class Rules(NamedTuple):
-    """A policy as the ops look it up: by canonical name or, with ``numpy.`` ahead, by NumPy's.
+    """The rules of a policy, by canonical name or by NumPy's name with ``numpy.`` before it.
 
-    ``of_matrices``: what stands for a name where the arguments are matrices. A name that the user
-    listed stands for itself.
+    ``of_matrices``: the name whose rule a product follows if its arguments are matrices. A product
+    that the user has listed keeps its own rule.
     """
 
     low: np.dtype[Any]
@@ -160,7 +163,7 @@ class Rules(NamedTuple):
 
 
 def _multiplies_matrices(a: Any, b: Any, *args: Any, axes: Any = 2, **_: Any) -> bool:
-    """Whether one of the two is a matrix at least, and neither a scalar; without axes nothing is summed."""
+    """Whether neither argument is a scalar, one has two dimensions or more, and axes are summed."""
     (axes,) = args or (axes,)
     values = [value_of(x) for x in (a, b)]
     dimensions = [x.ndim if hasattr(x, "ndim") else np.ndim(x) for x in values]
@@ -169,7 +172,7 @@ def _multiplies_matrices(a: Any, b: Any, *args: Any, axes: Any = 2, **_: Any) ->
 
 ALL_FLOAT32 = Rules(FLOAT32, {}, "deny")
 UNTOUCHED = Rules(FLOAT32, {}, "promote")
-"""Of a region that is there only for its ops to be seen: nothing is cast."""
+"""The rules of a region in which ops are only observed, and nothing is cast."""
 
 
 def rules_of(policy: Policy) -> Rules:
@@ -208,7 +211,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
 
 
 def outside_of_regions() -> AbstractContextManager[Any]:
-    """A block in no region, whatever the caller stands in."""
+    """A context in which no region is active."""
     return _interception.paused()
 
 
@@ -237,7 +240,7 @@ def watching(watch: SeesOp | None) -> AbstractContextManager[None]:
 
 
 def is_unwatched() -> bool:
-    """Whether ops run here without being seen, as parts of another."""
+    """Whether no observer sees the ops that run here, as inside of another op."""
     return _watch.get() is None
 
 
@@ -260,7 +263,7 @@ _own_ops = {"slice"}  # ops that have their rule under their own name; indexing 
 
 
 def spellings(op: op_table.Op) -> list[str]:
-    """The names by which the rule of ``op`` is looked up; none where there is no such op here."""
+    """The names by which the rule of ``op`` is looked up; none if NumPy and this adapter lack the op."""
     if op.name in _own_ops:
         return [op.name]
     followed = frozenset(op_names().values())
@@ -268,7 +271,7 @@ def spellings(op: op_table.Op) -> list[str]:
 
 
 def has_effect(op: op_table.Op) -> bool:
-    """Whether there is something to cast that is ``op``."""
+    """Whether NumPy or this adapter has ``op``."""
     return bool(spellings(op))
 
 
@@ -277,12 +280,13 @@ def op(
 ) -> Callable[[Function], Function]:
     """Make ``function`` an op that follows the rule of ``name``.
 
-    Inside, nothing is cast any more: it is one op, whatever it is made of.
+    It is one op, whatever it is made of: nothing is cast inside of it.
 
     Args:
-        moves_only: it computes nothing; its inputs stay in the storage dtype.
-        decided_by: how many leading arguments decide where the rule is to promote, and are rounded
-            then; the others (a normalization's weights) are read as they are. All, if None.
+        moves_only: the op computes nothing, so its inputs stay in the storage dtype.
+        decided_by: the number of leading arguments that decide the dtype if the rule is to promote.
+            Only these are rounded then; the others (a normalization's weights) are read as they are.
+            None for all.
     """
 
     _own_ops.add(name)
@@ -336,7 +340,7 @@ def has_rule(name: str) -> bool:
 
 
 def composite(name: str) -> Callable[[Function], Function]:
-    """Make ``function`` a layer whose ops follow their own rules; denied, all of them are float32."""
+    """Make ``function`` a layer whose ops follow their own rules; if it is denied, all are float32."""
     _own_ops.add(name)
 
     def decorate(function: Function) -> Function:
@@ -360,10 +364,11 @@ def _target(
     kwargs: Mapping[str, Any],
     decided_by: int | None,
 ) -> np.dtype[Any] | None:
-    """The dtype that inputs and result are rounded to; None where there is nothing to round.
+    """The dtype to which an op's inputs and result are rounded; None if there is nothing to round.
 
-    With ``dtype=`` the caller has decided. A float64 array was asked for by the caller, and the op runs
-    in float64. A float64 scalar was not: ``x / np.sqrt(64)`` is meant to be of ``x``'s dtype.
+    With ``dtype=`` the caller has decided. With a float64 array the op runs in float64, because the
+    caller has made that array. A float64 scalar does not decide: ``x / np.sqrt(64)`` should have the
+    dtype of ``x``.
     """
     if rules is UNTOUCHED or kwargs.get("dtype") is not None:
         return None
@@ -389,10 +394,10 @@ def _widest(arrays: Sequence[np.ndarray | np.generic]) -> np.dtype[Any]:
 
 
 def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
-    """``x`` rounded to ``target``, kept in ``held``; what is not floating point as it is.
+    """Round ``x`` to ``target`` and store it in ``held``, if it is floating point.
 
-    The cast is there even if it changes nothing: through it the gradient comes back in ``x``'s own
-    dtype, where autograd would let float64 through (its ``maximum``, ``where`` and ``mean``).
+    A traced array is cast even if that changes nothing. The cast returns the gradient in the dtype of
+    ``x``, where autograd (its ``maximum``, ``where`` and ``mean``) would return float64.
     """
     dtype = dtype_of(x)
     if dtype not in FLOATING:
@@ -402,7 +407,7 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
 
 
 def _taken(casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: Any) -> Any:
-    """``x`` rounded as an op takes it; the node of the cast, if there is one, is noted in ``casts``."""
+    """Round an input of an op, and add the node of the cast to ``casts``, if there is one."""
     rounded = _rounded(x, target, held)
     if rounded is not x and is_box(rounded):
         casts.add(rounded._node)
@@ -410,10 +415,10 @@ def _taken(casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: A
 
 
 def _closed(result: Any, target: np.dtype[Any], casts: set[VJPNode]) -> Any:
-    """``result`` of an op, rounded, with the casts of its inputs inside of the op's node.
+    """Round the result of an op, and join the casts of its inputs with the op's node.
 
-    The casts stay nodes where the op is made of several. So do those of inputs which others follow
-    that were computed: gradients are summed in the order in which they would be without joining.
+    The casts stay nodes of their own if the op is made of several nodes. So do the casts of inputs
+    that stand before a computed one: gradients must be summed in the same order as without joining.
     """
     node, dtype = result._node, dtype_of(result)
     inputs = [*node.parents]
@@ -435,7 +440,7 @@ def _closed(result: Any, target: np.dtype[Any], casts: set[VJPNode]) -> Any:
 
 
 def _opened(result: Any) -> Any:
-    """Several results that autograd traces as one (``linalg.eigh``), as that many traced ones."""
+    """Split a result that autograd traces as one, though it is several arrays (``linalg.eigh``)."""
     value = value_of(result)
     if result is value or not isinstance(value, (list, tuple)):
         return result
@@ -445,7 +450,7 @@ def _opened(result: Any) -> Any:
 
 # -- what is replaced in autograd while a region is open
 
-# What the caller writes decides the dtype of their results.
+# Functions whose result has the dtype that the caller writes.
 _CONSTRUCTORS = {
     "_array_from_scalar_or_array", "_astype", "array_from_args", "astype", "full", "full_like",
     "linspace", "ones_like", "zeros_like",
@@ -460,11 +465,11 @@ _MOVES_ONLY = {
 
 
 def moves_only(name: str) -> bool:
-    """Whether an op, by its name in the rules, computes nothing."""
+    """Whether the op of this name, as in the rules, computes nothing."""
     return name == "slice" or name.removeprefix("numpy.") in _MOVES_ONLY
 
 
-# NumPy's second names that are functions of their own.
+# Second names of NumPy's for an op, with a function of their own.
 _SECOND_NAMES = {"numpy.amax": "numpy.max", "numpy.amin": "numpy.min"}
 
 

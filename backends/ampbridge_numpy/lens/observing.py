@@ -1,7 +1,7 @@
 """Seeing what runs: each op as it passes through the region's entry, with its gradients.
 
-Gradients are seen by identities around the op: on the way back they report what passes. Operators
-between plain arrays are out of reach, as they are for the region.
+The arrays that go into an op and come out of it pass through functions that change nothing forward,
+and report the gradient backward. Operators between plain arrays are out of reach, as for the region.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Report = Callable[[int, Operand], None]
 
 @contextmanager
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
-    """See ``Backend.observe``. NumPy's warnings of inf and NaN are left out: the observer sees them."""
+    """See ``Backend.observe``. NumPy does not warn of inf and NaN meanwhile: the observer sees them."""
     watch = Watch(observer, gradients)
     functions = function_ops.watched(watch.function)
     with casting.watched(watch), functions, nn.named_calls(model), np.errstate(all="ignore"):
@@ -97,7 +97,7 @@ class Watch:
 
 
 def _canonical(name: str) -> str | None:
-    """The op as the lens names it; None for what the table has not and that only moves values."""
+    """The lens's name of an op; None if the op table lacks the op and it only moves values."""
     if name in op_table.ops() or op_table.is_function(name):
         return name
     known = op_table.native_names("numpy").get(name)
@@ -118,7 +118,7 @@ def _operand(value: Any) -> Operand:
 
 
 def _passing(tree: Any, report: Report) -> Any:
-    """``tree`` with an identity around each floating-point array, whose gradient is reported."""
+    """``tree`` with each floating-point array passed through a function that reports its gradient."""
     indices = count()
     return map_leaves(
         lambda x: _passed(x, partial(report, next(indices))) if dtype_of(x) in FLOATING else x, tree
@@ -152,7 +152,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 
 def peak_memory(action: Callable[[], None]) -> int | None:
-    """See ``Backend.peak_memory``: as Python's ``tracemalloc`` counts it, to which NumPy reports."""
+    """See ``Backend.peak_memory``. NumPy reports its memory to Python's ``tracemalloc``."""
     if tracemalloc.is_tracing():  # somebody else's measurement, whose peak is not ours to reset
         action()
         return None

@@ -97,7 +97,7 @@ class ModelCall:
 
     @contextmanager
     def in_effect(self) -> Iterator[None]:
-        """Parameters are read in ``policy.dtype``, layers are kept; within another one, no more."""
+        """A context in which parameters are read in ``policy.dtype``, and kept layers run in float32."""
         if not self.low and not self.decoration.kept:
             yield
             return
@@ -113,7 +113,7 @@ def _dtype_name(value: Any) -> str | None:
 
 
 def decorated(model: Model) -> AbstractContextManager[None]:
-    """The decoration of ``model``, if it has one, is in effect also where its parts are called."""
+    """A context in which parts of ``model`` that are called by themselves follow its decoration too."""
     call = _call_of(model)
     return nullcontext() if call is None else call.in_effect()
 
@@ -168,13 +168,13 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     del model.around_forward
     if call.rounding is None:
         return
-    call.rounding.arrays.clear()  # for optimizers that are not given here, and call it still
+    call.rounding.arrays.clear()  # an optimizer that was not passed goes on calling it
     if isinstance(optimizer, optim.Optimizer) and call.rounding in optimizer.after_step:
         optimizer.after_step.remove(call.rounding)
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
-    """See ``Backend.decoration``. Masters need nothing of an optimizer: any will do."""
+    """See ``Backend.decoration``. With master weights, any optimizer fits."""
     call = _call_of(model)
     if call is None:
         return None
@@ -194,7 +194,7 @@ def _decoration_of(module: Module) -> Decoration | None:
 
 
 def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
-    """The parameters that neither a normalization nor a kept layer holds; ``cast`` passes float64."""
+    """The parameters outside of normalizations and kept layers; ``cast`` leaves float64 as it is."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
     for each in layers(model):
         if is_normalization(each, NORMALIZATIONS):
@@ -225,7 +225,7 @@ def _checked(model: Model) -> Module:
 
 
 def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
-    """What ``optimizer`` calls after each step."""
+    """The list of functions that ``optimizer`` calls after each step."""
     if isinstance(optimizer, optim.Optimizer):
         return optimizer.after_step
     msg = (
