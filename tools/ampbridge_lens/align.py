@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ampbridge.adapters.backend import LossFn, Model
 from ampbridge.checkpoints.weights import Match, match_weights
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.policies.policy import Policy
@@ -239,8 +238,8 @@ def align(
         UnsupportedError: for a policy that a backend refuses, or a backend that cannot observe ops.
     """
     _check(a, b, batch, weights, tolerance)
-    first = a if isinstance(a, Recording) else _recorded(a, batch)
-    second = b if isinstance(b, Recording) else _recorded_as(b, batch, first, weights, mapping)
+    first = _recorded(a, batch)
+    second = _recorded(b, batch, weights, first, mapping)
     report = match_weights(first.weights, second.weights, mapping, all_needed=False)
     matched, sides = list(report), (first, second)
     pairs = paired_ops(first.ops, second.ops, matched)
@@ -302,25 +301,19 @@ def _check(a: Any, b: Any, batch: Sequence[Any], weights: str, tolerance: float)
         raise ArgumentError(msg + f"Hint: tolerance={TOLERANCE}")
 
 
-def _side(side: Sequence[Any]) -> tuple[LossFn, Model, Policy]:
-    loss_fn, model, *policy = side
-    return loss_fn, model, single(*policy) if policy else Policy("O1")
-
-
-def _recorded(side: Sequence[Any], batch: Sequence[Any], of: Recording | None = None) -> Recording:
-    loss_fn, model, policy = _side(side)
-    return record(loss_fn, model, *batch, policy=policy, weights=of)
-
-
-def _recorded_as(
-    side: Sequence[Any],
+def _recorded(
+    side: Side,
     batch: Sequence[Any],
-    first: Recording,
-    weights: Weights,
-    mapping: Mapping[str, str] | None,
+    weights: Weights = "own",
+    first: Recording | None = None,
+    mapping: Mapping[str, str] | None = None,
 ) -> Recording:
-    loss_fn, model, policy = _side(side)
-    if weights == "own":
+    """The recording of a side, with the weights of ``first`` unless it has its own."""
+    if isinstance(side, Recording):
+        return side
+    loss_fn, model, *given = side
+    policy = single(*given) if given else Policy("O1")
+    if weights == "own" or first is None:
         return record(loss_fn, model, *batch, policy=policy)
     subject = Subject(loss_fn, model)
     lent = fitting(first, subject, mapping)
@@ -339,7 +332,7 @@ Way = tuple[int, str, int]
 
 
 class _Found(NamedTuple):
-    """Two arrays that are not the same. ``how`` is their arrangement if only that differs."""
+    """Two arrays that differ. ``how`` is their arrangement if nothing else differs."""
 
     error: float
     expected: float
@@ -352,7 +345,7 @@ class _Found(NamedTuple):
 
 
 class _Comparison:
-    """The passes of both sides in float32, or those under the policies.
+    """Compares the passes of both sides in float32, or those under the policies.
 
     Attributes:
         outputs: the error that is expected of each op's outputs, for each side.
@@ -385,7 +378,7 @@ class _Comparison:
     # what is expected
 
     def _expected(self, values: Values, scale: float, *dtypes: str) -> float:
-        """The noise of an array, or the rounding to the lowest dtype."""
+        """The error that is expected of an array: its noise, or the rounding to the lowest dtype."""
         found = self._array(values)
         if found is None:
             return 0.0
@@ -405,9 +398,9 @@ class _Comparison:
         return list(accumulate(own, max))
 
     def _cancellation(self, op: RecordedOp) -> float:
-        """How much larger the inputs of a sum are than the sum, which has their roundings.
+        """How many times larger the inputs of a sum are than the sum, which has their roundings.
 
-        A disturbance of a small number that is added to a large one is not seen.
+        The noise does not contain this: adding a large number hides the disturbance of a small one.
         """
         if op.op not in ("add", "subtract"):
             return 1.0
@@ -418,7 +411,10 @@ class _Comparison:
         return max(inputs / outputs, 1.0) if outputs else 1.0
 
     def _expected_of_gradients(self, side: Recording, so_far: float) -> dict[Way, float]:
-        """What leaves an op is a part of what arrives at the next, or ends there."""
+        """The error grows from one op to the next by the gradients that arrive.
+
+        A gradient that leaves an op is a part of one that arrives at another, or it ends there.
+        """
         found: dict[Way, float] = {}
         for i, which, place in side.backward:
             values = getattr(side.ops[i], which)[place]
@@ -436,7 +432,7 @@ class _Comparison:
     def _compared(
         self, x: Values, y: Values, expected: float, usual: Arrangement = AS_IT_IS
     ) -> _Found | None:
-        """What is found of two arrays; None if they are equal, or there are no two."""
+        """How two arrays differ; None if they are equal, or one of them is missing."""
         one, other = self._array(x), self._array(y)
         if one is None or other is None:
             return None
@@ -455,14 +451,14 @@ class _Comparison:
         return _Found(wrong, expected, how, str(how))
 
     def _arrangement(self, x: Values, y: Values, expected: float) -> Arrangement | None:
-        """In which two arrays are equal; None if they are not."""
+        """The arrangement in which two arrays are equal; None if they are not."""
         one, other = self._array(x), self._array(y)
         if one is None or other is None or one.size != other.size:
             return None
         return arrangement_of(one, other, min(self.tolerance * expected, MOST))
 
     def _equal_outputs(self, i: int, j: int) -> Iterator[tuple[int, int, Arrangement]]:
-        """Places of equal outputs, and how they are arranged."""
+        """The places of equal outputs on both sides, and how they are arranged."""
         outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
         for place, (x, y) in enumerate(outputs):
             how = self._arrangement(x, y, self._expected_of_pair(i, j))
@@ -470,7 +466,7 @@ class _Comparison:
                 yield place, place, how
 
     def _equal_inputs(self, i: int, j: int) -> Iterator[tuple[int, int, Arrangement]]:
-        """Places of equal inputs, and how they are arranged; those with gradients first."""
+        """The same of equal inputs; those with gradients come first."""
         one, other = self.a.ops[i], self.b.ops[j]
         left = sorted(range(len(other.inputs)), key=lambda place: place not in other.left)
         for place in sorted(range(len(one.inputs)), key=lambda place: place not in one.left):
@@ -507,7 +503,7 @@ class _Comparison:
         return None
 
     def _compared_outputs(self) -> Iterator[tuple[int, _Found | None]]:
-        """What is found at the outputs of each pair, by its number, and at last at the loss."""
+        """How the outputs of each pair differ, with the number of the pair; then the loss."""
         for number, (i, j) in enumerate(self.pairs):
             outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
             found = [self._compared(x, y, self._expected_of_pair(i, j)) for x, y in outputs]
@@ -524,9 +520,9 @@ class _Comparison:
         return f"{in_layer(op.op, op.layer)} ({how})"
 
     def _cause(self, number: int, moved_before: bool) -> str:
-        """What is known of the inputs of a pair, those aside that are weights.
+        """What is known of the inputs of a pair that are no weights.
 
-        ``moved_before``: whether the channels of what came before it are moved.
+        ``moved_before``: whether the channels of the pair before it are moved.
         """
         if number == len(self.pairs):
             return "All paired outputs are equal."
@@ -558,9 +554,9 @@ class _Comparison:
     # backward
 
     def backward(self) -> Difference | None:
-        """The first gradient that differs, as they came in ``a``; or a parameter's.
+        """The first gradient that differs, in the order of ``a``; else the first of a parameter.
 
-        A gradient has the arrangement of the array that it is of, if that is equal in both.
+        A gradient has the arrangement of its array, if that array is equal on both sides.
         """
         numbers = {i: number for number, (i, _) in enumerate(self.pairs)}
         arrangements: dict[tuple[int, str], dict[int, tuple[int, Arrangement]]] = {}
@@ -589,7 +585,7 @@ class _Comparison:
         return self._parameters()
 
     def _parameters(self) -> Difference | None:
-        """The first parameter whose gradient differs, from the last one on."""
+        """The last parameter whose gradient differs, which is the first in the backward pass."""
         expected = max(
             (each for way in self.gradients for key, each in way.items() if key[1] == "arrived"),
             default=IN_FLOAT32,

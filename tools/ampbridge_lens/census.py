@@ -154,10 +154,10 @@ class Calls:
         self.seen.append(call)
 
     def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        """Of no interest here."""
+        """Does nothing: only the calls are recorded."""
 
     def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        """Of no interest here."""
+        """Does nothing: only the calls are recorded."""
 
 
 class RulesInForce:
@@ -171,7 +171,7 @@ class RulesInForce:
         self._kept = [layer.name for layer in layers if id(layer.layer) in kept]
 
     def rule(self, op: str, layer: str) -> str:
-        """What decided about a call of ``op`` in ``layer``; see ``CensusRow.rule``."""
+        """The rule that chose the dtype of a call; see ``CensusRow.rule``."""
         policy = self._policy
         if policy.level == "O0":
             return "float32"
@@ -200,7 +200,7 @@ def is_within(layer: str, outer: str) -> bool:
 
 
 def _grouped(calls: Sequence[OpCall]) -> dict[tuple[str, str, str], list[OpCall]]:
-    """By op, layer and dtype, in the order of their first calls."""
+    """The calls by op, layer and dtype, in the order of their first calls."""
     groups: dict[tuple[str, str, str], list[OpCall]] = {}
     for call in calls:
         groups.setdefault((call.op, call.layer, call.dtype), []).append(call)

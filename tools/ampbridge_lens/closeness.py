@@ -26,7 +26,7 @@ MOST_AXES = 5
 
 
 def rounded(values: NumpyArray, dtype: str) -> NumpyArray:
-    """float32 or float64 values as a cast to ``dtype`` leaves them, in their own dtype."""
+    """Round float32 or float64 values to ``dtype``, and keep them in their own dtype."""
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return np.asarray(values.astype(np.float16), values.dtype)
@@ -45,7 +45,7 @@ def largest(values: NumpyArray) -> float:
 
 
 def root_mean_square(values: NumpyArray) -> float:
-    """Of all values, in float64; 0.0 if there is none."""
+    """The root mean square in float64; 0.0 of an empty array."""
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
 
 
@@ -75,9 +75,11 @@ def rounding(values: NumpyArray, dtype: str, scale: float = 1.0) -> float:
 
 
 class Arrangement(NamedTuple):
-    """How ``b`` is made of the values of ``a``: in the shape ``of``, then the axes in the order ``axes``.
+    """How ``b`` is made of the values of ``a``.
 
-    None for as they are: in the same order, whatever the shapes.
+    Attributes:
+        axes: the order of the axes; None if the values are in the same order, whatever the shapes.
+        of: the shape of ``a`` before its axes are put in that order.
     """
 
     axes: tuple[int, ...] | None = None
@@ -110,7 +112,7 @@ def arranged(a: NumpyArray, like: NumpyArray, arrangement: Arrangement) -> Numpy
 
 
 def error(a: NumpyArray, b: NumpyArray, arrangement: Arrangement = AS_IT_IS) -> float:
-    """How far ``a``, so arranged, is from ``b``; infinite if that cannot be."""
+    """How far ``a`` in an arrangement is from ``b``; infinite if their sizes differ."""
     turned = arranged(a, b, arrangement)
     return float("inf") if turned is None else apart(turned, b)
 
@@ -118,25 +120,25 @@ def error(a: NumpyArray, b: NumpyArray, arrangement: Arrangement = AS_IT_IS) -> 
 def arrangement_of(a: NumpyArray, b: NumpyArray, limit: float) -> Arrangement | None:
     """The first arrangement in which ``a`` is ``b`` up to an error of ``limit``; None if there is none.
 
-    As they are, then channels first against channels last, then all others.
+    It tries the arrays as they are, then channels first against channels last, then all others.
     """
     return next((each for each in _arrangements(a, b) if error(a, b, each) <= limit), None)
 
 
 def is_reordered(a: NumpyArray, b: NumpyArray, limit: float) -> bool:
-    """Whether they have the same values in another order."""
+    """Whether two arrays have the same values in another order."""
     return a.size == b.size > 1 and apart(np.sort(a, axis=None), np.sort(b, axis=None)) <= limit
 
 
 def nearest(a: NumpyArray, b: NumpyArray) -> float:
-    """The smallest error of all that need no search: as they are, and with the channels moved."""
+    """The smallest error of the arrays as they are, and with the channels moved."""
     moves = [Arrangement(axes, a.shape) for axes in _channel_moves(a.ndim)]
     turned = [each for each in moves if a.ndim == b.ndim and _turned(each) == b.shape]
     return min(error(a, b, each) for each in (AS_IT_IS, *turned))
 
 
 def _arrangements(a: NumpyArray, b: NumpyArray) -> Iterator[Arrangement]:
-    """As they are, then with axes in another order; merged axes of ``a`` are those of ``b``."""
+    """All arrangements that fit the shapes. If ``a`` has fewer axes, some of them are merged."""
     yield AS_IT_IS
     if a.size != b.size:
         return
@@ -172,7 +174,7 @@ def _orders(ndim: int) -> dict[tuple[int, ...], None]:
 
 
 def _channel_moves(ndim: int) -> tuple[tuple[int, ...], ...]:
-    """To channels last, and to channels first."""
+    """The orders of axes that move the channels to the end, and to the front."""
     if ndim < 3:
         return ()
     return (0, *range(2, ndim), 1), (0, ndim - 1, *range(1, ndim - 1))

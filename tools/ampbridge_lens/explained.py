@@ -64,7 +64,7 @@ class ModelExplanation(TabularReport):
         return replace(self, ops=tuple(row for row in self.ops if row.op in wanted))
 
     def table(self) -> Table:
-        """As it is printed; without the last column if it is empty."""
+        """As it is printed; the last column is left out if it is empty."""
         header = UsedOp._fields if any(row.why for row in self.ops) else UsedOp._fields[:-1]
         return Table(
             f"{self.policy!r} on {self.backend} ({self.device}): the ops of {self.model}",

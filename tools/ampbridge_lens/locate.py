@@ -362,7 +362,7 @@ class Diagnosis:
         self.reference_events = recorded.events
 
     def trial(self, patch: Patch) -> PatchedPass:
-        """A pass with ``patch``, and the loss scale in it."""
+        """Run a pass with ``patch``, at the loss scale in it."""
         self.trials += 1
         recorded = Events(self.subject.backend, self.expected)
         scale = 1.0 if patch.scale is None else patch.scale
@@ -384,7 +384,7 @@ class Diagnosis:
         return ROUNDINGS * EPSILON[self.policy.dtype if self.policy.level != "O0" else "float32"]
 
     def beginning(self, trial: PatchedPass) -> Beginning:
-        """Where the problem of an unsound trial begins."""
+        """Where the problem of a pass that is not sound begins."""
         bad = next((event for event in trial.events if event.is_bad), None)
         if bad is not None:
             origin = self._lost_before(bad, trial)
@@ -410,10 +410,10 @@ class Diagnosis:
         return next(lost, None)
 
     def _lost_before(self, bad: Event, trial: PatchedPass) -> Event | None:
-        """The event that lost the values of which zeros made ``bad``; None if no zero did.
+        """The event that made the zeros because of which ``bad`` is inf or NaN; None if none did.
 
         A quotient or a logarithm is inf, although float32's fits into the dtype, because an operand is
-        zero. From there back to the op, or the cast, that made a zero of operands that were none.
+        zero. The search goes back to the op, or the cast, whose operands were not zero yet.
         """
         if bad.key.side != "output" or bad.expected is None or bad.operands_had_it:
             return None
@@ -505,7 +505,7 @@ class Diagnosis:
         return names, None
 
     def _beginning_in_float32(self) -> Beginning:
-        """The likeliest origin: an op with finite operands; NaN before inf, which may be intended."""
+        """The likeliest origin: an op with finite operands; NaN first, because inf may be intended."""
         bad = [event for event in self.reference_events if not event.is_finite]
         origins = [event for event in bad if not event.operands_had_it]
         likely = [
@@ -615,7 +615,7 @@ def _beginning(event: Event) -> Beginning:
 
 
 def _mass_apart(a: Exponents, b: Exponents) -> float:
-    """The fraction of values that two histograms have in other bins."""
+    """The fraction of values that are in other bins in the other histogram."""
     bins = a.bins.keys() | b.bins.keys()
     none = Bin(0, 0, 0)
     moved = sum(abs(a.bins.get(e, none).values - b.bins.get(e, none).values) for e in bins)
@@ -686,7 +686,7 @@ def _finding(
 
 
 def _scale_finding(diagnosis: Diagnosis, scale: float, trial: PatchedPass) -> Finding | None:
-    """What is found where the policy changes nothing, and the loss scale alone does."""
+    """The finding if gradients depend on the loss scale, though the policy makes no problem."""
     if not diagnosis.policy.needs_scaling or scale == 1.0:
         return None
     names, event = diagnosis.depending_on_scale(scale)

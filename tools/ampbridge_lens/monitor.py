@@ -193,7 +193,7 @@ def _append(file: CsvFile, rows: Sequence[MonitorRow]) -> None:
 
 
 def _tagged(rows: Sequence[MonitorRow], prefix: str) -> dict[str, float]:
-    """All numbers of a look by their tags."""
+    """The numbers of one look, by their tags."""
     found = {f"{prefix}{name}": float(getattr(rows[0], name)) for name in ("scale", "skipped")}
     for row in rows:
         for name in _NUMBERS:

@@ -20,7 +20,7 @@ MOVING = frozenset(
         "split", "squeeze", "stack", "tile", "transpose", "unbind", "unsqueeze",
     }
 )  # fmt: skip
-"""They compute nothing, and each framework has others of them, or reports none."""
+"""Ops that compute nothing. Each framework has different ones, or reports none of them."""
 
 ALIKE = 1e-3
 """Two ops are of the same magnitude if their outputs' root mean squares differ by no more."""
@@ -34,7 +34,7 @@ def computes(op: RecordedOp) -> bool:
 def paired_ops(
     a: Sequence[RecordedOp], b: Sequence[RecordedOp], weights: Sequence[Match]
 ) -> list[tuple[int, int]]:
-    """The places of paired ops, ascending; ``weights`` pairs those of ``a``, its sources, and ``b``."""
+    """The places of paired ops, ascending. In ``weights``, those of ``a`` are the sources."""
     layers = {_layer(match.source.name): _layer(match.target.name) for match in weights}
     paired_layers = set(layers.values())
     computing_a = [(i, op, _magnitude(op)) for i, op in enumerate(a) if computes(op)]

@@ -112,7 +112,7 @@ class Ranges(TabularReport):
 
 
 def _loss(row: RangeRow) -> tuple[float, ...]:
-    """Least for the most that is lost: to inf, then to zero, then digits; then by what is left until inf."""
+    """A sort key, smallest for the most loss: to inf, to zero, of digits; then by the headroom."""
     values, stays = row.values, row.kind != "parameter" and row.dtype in ("float32", "float64")
     headroom = inf if values.headroom is None else values.headroom
     return stays, -values.overflowing, -values.flushed, -values.subnormal, headroom
@@ -209,7 +209,7 @@ class _CallsAndCasts(Calls):
 def measured_rows(
     subject: Subject, batch: Sequence[Any], policy: Policy, dtypes: Dtypes
 ) -> tuple[tuple[RangeRow, ...], Exponents]:
-    """The rows of a report without a loss scale, and all parameters' gradients; by one pass."""
+    """The rows of a report without a loss scale, and all parameters' gradients, by one pass."""
     measured = _Measured(subject.backend, dtypes.cast)
     found = subject.run(batch, FLOAT32, observer=measured, shown_as_under=policy)
     gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
@@ -240,7 +240,7 @@ class _Measured:
         self._note("gradient", call, gradient)
 
     def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        """It arrives at another op, or is a parameter's."""
+        """Does nothing: the gradient arrives at another op, or is a parameter's."""
 
     def _note(self, kind: Kind, call: OpCall, operand: Operand) -> None:
         exponents = Exponents.of(self._backend.to_numpy(operand.values))

@@ -197,7 +197,7 @@ class Subject:
     def _check_sound_in_float32(
         error: Exception, policy: Policy, in_float32: Callable[[], object]
     ) -> None:
-        """Raise the exception of a pass again if it is ours, or float32 has one as well."""
+        """Raise the exception of a pass again if it is ours, or if float32 raises one as well."""
         if isinstance(error, AmpBridgeError) or policy == FLOAT32:
             raise error
         try:
@@ -217,7 +217,7 @@ def in_layer(op: str, layer: str) -> str:
 
 
 def ended(raised: str) -> str:
-    """What a report says of a pass that an exception ended, and of what it has then."""
+    """A report's remark about a pass that an exception ended."""
     return f"The pass ended there, under the policy and not in float32, with {raised!r}."
 
 

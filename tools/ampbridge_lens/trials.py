@@ -83,7 +83,7 @@ class Trials:
         return _largest(map(_errors, again, self._reference))
 
     def run(self, policy: Policy, doing: str = "") -> Trial:
-        """The trial of ``policy``."""
+        """Run ``policy`` on all batches, unless that has been done."""
         if policy not in self._known:
             calls = Calls()
             found = self._passes(policy, self.scale, doing, calls)
@@ -124,7 +124,7 @@ class Trials:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _errors(found: Pass, reference: Pass) -> Errors:
-    """A gradient that only one of the two has is held against zero."""
+    """The errors of one pass. A gradient that only one of the two has is compared with zero."""
     names = found.gradients.keys() | reference.gradients.keys()
     difference = _norm(
         found.gradients.get(name, 0.0) - reference.gradients.get(name, 0.0) for name in names

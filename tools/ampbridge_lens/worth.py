@@ -222,7 +222,7 @@ def _name(policy: Policy) -> str:
 def _made(
     make: Callable[[], tuple[Model, Optimizer]], number: int
 ) -> list[tuple[Model, Optimizer]]:
-    """So many models with their optimizers, all of them different objects."""
+    """Make that many models with their optimizers, and check that all are different objects."""
     pairs = [make() for _ in range(number)]
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -286,7 +286,7 @@ def _row(backend: Backend, timed: _Timed, float32: _Timed, noise: float, steps: 
 
 
 def _verdict(times: Times, noise: float) -> str:
-    """Faster or slower is what is so beyond the noise, by the whole interval of the median."""
+    """Whether a policy is faster or slower, beyond the noise and by the whole interval."""
     low, high = times.interval
     if times.median < 1 - noise and high < 1:
         return f"{1 / times.median:.1f}x faster"
