@@ -286,15 +286,13 @@ class _BatchNorm(Module):
         if not self.training:
             running = self.running_mean, self.running_var
             return functional.batch_norm(x, self.weight, self.bias, *running, eps=self.eps)
-        self._follow(np.asarray(value_of(x), np.float32))
-        return functional.batch_norm(x, self.weight, self.bias, eps=self.eps)
-
-    def _follow(self, x: np.ndarray) -> None:
-        """Move the running statistics; the variance without bias, as torch keeps it."""
+        # Move the running statistics; the variance without bias, as torch keeps it.
+        values = np.asarray(value_of(x), np.float32)
         axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
-        var = x.var(axis=axes) * (count / max(count - 1, 1))
-        self.running_mean += self.momentum * (x.mean(axis=axes) - self.running_mean)
+        var = values.var(axis=axes) * (count / max(count - 1, 1))
+        self.running_mean += self.momentum * (values.mean(axis=axes) - self.running_mean)
         self.running_var += self.momentum * (var - self.running_var)
+        return functional.batch_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 class BatchNorm1d(_BatchNorm):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import autograd.numpy as anp
 import numpy as np
 from autograd import grad
@@ -59,21 +57,15 @@ def _failure(dtype: str) -> str | None:
 
 def products(model: Model) -> list[Product]:
     """See ``Backend.products``: linear and convolution layers; attention is made of them."""
-    return [
-        Product(layer.name, layer.kind, *sizes)
-        for layer in decorating.layers(model)
-        for sizes in _sizes(layer.layer)
-    ]
-
-
-def _sizes(layer: object) -> Iterator[tuple[int, int, int]]:
-    """Inputs, outputs and window of each product."""
-    if isinstance(layer, nn.Linear):
-        inputs, outputs = layer.weight.shape
-        yield inputs, outputs, 1
-    elif isinstance(layer, nn.Conv2d):
-        outputs, inputs, rows, columns = layer.weight.shape
-        yield inputs, outputs, rows * columns
+    found = []
+    for layer in decorating.layers(model):
+        if isinstance(layer.layer, nn.Linear):
+            inputs, outputs = layer.layer.weight.shape
+            found.append(Product(layer.name, layer.kind, inputs, outputs, 1))
+        elif isinstance(layer.layer, nn.Conv2d):
+            outputs, inputs, rows, columns = layer.layer.weight.shape
+            found.append(Product(layer.name, layer.kind, inputs, outputs, rows * columns))
+    return found
 
 
 # -- policies

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import floor, log2
 from typing import Any, NamedTuple
 
@@ -181,15 +180,16 @@ def _by_layer(rows: Sequence[RangeRow]) -> dict[tuple[str, Kind], Exponents]:
 
 def _write_to(target: Target, prefix: str) -> Write:
     if isinstance(target, (str, os.PathLike)):
-        return partial(_append, CsvFile(target, MonitorRow._fields))
+        file = CsvFile(target, MonitorRow._fields)
+
+        def append(rows: Sequence[MonitorRow]) -> None:
+            for row in rows:
+                file.append(row)
+
+        return append
     example = "lens.monitor(step, 'ranges.csv', SummaryWriter(), wandb.log)"
     write = numbers_to(target, "A monitor", example)
     return lambda rows: write(_tagged(rows, prefix), rows[0].step)
-
-
-def _append(file: CsvFile, rows: Sequence[MonitorRow]) -> None:
-    for row in rows:
-        file.append(row)
 
 
 def _tagged(rows: Sequence[MonitorRow], prefix: str) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from textwrap import shorten
@@ -90,7 +90,15 @@ class Subject:
                 yield
             finally:
                 self.backend.undecorate(self.model, None)
-                self._check_no_new_weights(known)
+                weights = self.backend.weights(self.model)
+                created = [weight.name for weight in weights if weight.name not in known]
+                if created:
+                    msg = (
+                        f"The model created its weights only now ({created[0]}, ...): the lens cannot "
+                        "restore a model from before its first call.\n"
+                        "Hint: model(x) once, then lens.census(...)"
+                    )
+                    raise CallOrderError(msg)
 
     def float_inputs(self, batch: Sequence[Any]) -> list[NumpyArray]:
         """The arrays of float32 and float64 in a batch, on the host."""
@@ -113,15 +121,6 @@ class Subject:
         else:
             with self.backend.undecorated(self.model, None):
                 yield
-
-    def _check_no_new_weights(self, known: Collection[str]) -> None:
-        created = [w.name for w in self.backend.weights(self.model) if w.name not in known]
-        if created:
-            msg = (
-                f"The model created its weights only now ({created[0]}, ...): the lens cannot restore "
-                "a model from before its first call.\nHint: model(x) once, then lens.census(...)"
-            )
-            raise CallOrderError(msg)
 
     def run(
         self,

@@ -194,7 +194,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     for name in own.keys() - op_names().values():
         known = [each.removeprefix("numpy.") for each in op_names().values()]
         raise no_such_op(name.replace(".", ":", 1), "autograd.numpy", known)
-    warn_of_rules_without_effect(policy, "numpy", "NumPy", "numpy", has_effect)
+    warn_of_rules_without_effect(policy, "numpy", "NumPy", "numpy", lambda op: bool(spellings(op)))
     op_list = policy.op_list
     canonical = {op: op_list.category(op) for op in op_table.ops()}
     return Rules(
@@ -268,11 +268,6 @@ def spellings(op: op_table.Op) -> list[str]:
         return [op.name]
     followed = frozenset(op_names().values())
     return [name for name in op.names.get("numpy", ()) if name in followed]
-
-
-def has_effect(op: op_table.Op) -> bool:
-    """Whether NumPy or this adapter has ``op``."""
-    return bool(spellings(op))
 
 
 def op(
