@@ -28,8 +28,8 @@ from ampbridge.reports.printing import Table, TabularReport
 from ampbridge_lens.census import is_within
 from ampbridge_lens.closeness import EPSILON, apart, root_mean_square
 from ampbridge_lens.exponents import Bin, Exponents
+from ampbridge_lens.op_arrays import ArrayObserver, Key, OpArray, Side
 from ampbridge_lens.ranges import power_of_two, safe_scale
-from ampbridge_lens.recording import ArrayObserver, Key, OpArray, Side
 from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale, in_layer
 
 Kind = Literal["overflow", "nan", "underflow", "inexact", "raised", "scale"]
@@ -299,11 +299,10 @@ class Events(ArrayObserver):
         self.events: list[Event] = []
 
     def _note(self, seen: OpArray) -> None:
-        side, call = seen.key.side, seen.call
-        values = Exponents.of(seen.values)
+        side, call, handed = seen.key.side, seen.call, seen.on_host()
+        values = Exponents.of(seen.as_cast(handed))
         if side in ("input", "arrived"):
-            is_cast = seen.values is not seen.handed
-            operands = [Exponents.of(seen.handed) if is_cast else values]
+            operands = [Exponents.of(handed) if seen.is_cast_down else values]
             self._operands[call.number, side].append(values)
         else:
             operands = self._operands[call.number, "input" if side == "output" else "arrived"]

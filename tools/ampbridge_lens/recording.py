@@ -15,8 +15,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,18 +29,18 @@ import numpy.typing as npt
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.nested import map_leaves
-from ampbridge.adapters.observation import OpCall, Operand
+from ampbridge.adapters.observation import OpCall
 from ampbridge.checkpoints import atomic_files
 from ampbridge.checkpoints.weights import Weight, match_weights
 from ampbridge.errors import StateError, WriteError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
-from ampbridge_lens.closeness import EPSILON, apart, largest, rounded
+from ampbridge_lens.closeness import EPSILON, apart, largest
+from ampbridge_lens.op_arrays import ArrayObserver, Key, OpArray
 from ampbridge_lens.subject import FLOAT32, Subject, checked_scale, ended
 
 NumpyArray = npt.NDArray[Any]
-Side = Literal["input", "output", "arrived", "left"]
 
 LARGEST_GRADIENT = 2.0**14
 """What the loss scale brings the largest gradient to, unless a scale is passed."""
@@ -232,70 +231,6 @@ def fitting(
 # -- the passes
 
 
-class Key(NamedTuple):
-    """Identifies an array in every pass: the n-th call of an op in a layer, and which of its arrays."""
-
-    op: str
-    layer: str
-    occurrence: int
-    side: Side
-    place: int
-
-    @property
-    def is_gradient(self) -> bool:
-        return self.side in ("arrived", "left")
-
-
-class OpArray(NamedTuple):
-    """One array of an op, seen in a pass.
-
-    Attributes:
-        dtype: the one that it was handed over in.
-        handed: its values, on the host.
-        values: the same; of an input, as the op casts it.
-    """
-
-    key: Key
-    call: OpCall
-    dtype: str
-    handed: NumpyArray
-    values: NumpyArray
-
-
-class ArrayObserver:
-    """An observer that calls ``see`` with every array of a pass, in order.
-
-    The arrays may change after the call.
-    """
-
-    def __init__(self, backend: Backend, see: Callable[[OpArray], None]) -> None:
-        self.calls: dict[int, tuple[OpCall, int]] = {}
-        """By number: the call and its occurrence."""
-        self._backend, self._see = backend, see
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        self.calls[call.number] = call, self._counts[call.op, call.layer]
-        self._counts[call.op, call.layer] += 1
-        for place, each in enumerate(inputs):
-            self._show(call, "input", place, each)
-        for place, each in enumerate(outputs):
-            self._show(call, "output", place, each)
-
-    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        self._show(call, "arrived", output, gradient)
-
-    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        self._show(call, "left", input, gradient)
-
-    def _show(self, call: OpCall, side: Side, place: int, operand: Operand) -> None:
-        handed = self._backend.to_numpy(operand.values)
-        is_cast = side == "input" and operand.dtype != call.dtype
-        values = rounded(handed, call.dtype) if is_cast else handed
-        key = Key(call.op, call.layer, self.calls[call.number][1], side, place)
-        self._see(OpArray(key, call, operand.dtype, handed, values))
-
-
 class _Kept(dict[bytes, NumpyArray]):
     """Arrays by what they contain, so that each is in memory once."""
 
@@ -336,11 +271,11 @@ def _passes(
     noise: dict[Key, float] = {}
 
     def unscaled(seen: OpArray) -> NumpyArray:
-        is_gradient = seen.key.is_gradient
-        return seen.values / seen.values.dtype.type(scale) if is_gradient else seen.values
+        values = seen.as_cast(seen.on_host())
+        return values / values.dtype.type(scale) if seen.key.is_gradient else values
 
     def keep(seen: OpArray) -> None:
-        arrays[seen.key] = seen.dtype, kept.one(unscaled(seen))
+        arrays[seen.key] = seen.operand.dtype, kept.one(unscaled(seen))
 
     def compare(seen: OpArray) -> None:
         if seen.key in arrays:
