@@ -21,6 +21,29 @@ from ampbridge.neutral.checks import check_labels, check_range
 from ampbridge_numpy._private import look_up
 from ampbridge_numpy.autocast.casting import composite, op
 
+__all__ = [
+    "avg_pool2d",
+    "batch_norm",
+    "conv2d",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "flatten",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "max_pool2d",
+    "mse_loss",
+    "multi_head_attention",
+    "relu",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "tanh",
+]
+
 _unbroadcast_f = look_up("unbroadcast_f")
 
 Array: TypeAlias = Any
@@ -63,13 +86,11 @@ def conv2d(
     x: Array, weight: Array, bias: Array | None = None, *, stride: int = 1, padding: int = 0
 ) -> Array:
     """Cross-correlate ``x`` (batch, in, height, width) with ``weight`` (out, in, rows, columns)."""
-    result = _conv2d(_padded(x, padding), weight, stride)
+    if padding:
+        edges = (padding, padding)
+        x = anp.pad(x, ((0, 0), (0, 0), edges, edges), mode="constant")
+    result = _conv2d(x, weight, stride)
     return result if bias is None else result + anp.reshape(bias, (-1, 1, 1))
-
-
-def _padded(x: Array, padding: int) -> Array:
-    edges = (padding, padding)
-    return anp.pad(x, ((0, 0), (0, 0), edges, edges), mode="constant") if padding else x
 
 
 def _windows(x: np.ndarray, size: tuple[int, int], stride: int) -> np.ndarray:
@@ -156,17 +177,17 @@ def multi_head_attention(
     Args:
         projections: the linear maps of query, key, value and output, such as ``nn.Linear`` layers.
     """
+
+    def split(x: Array) -> Array:
+        """(batch, tokens, width) -> (batch, heads, tokens, width / heads)."""
+        batch, tokens, width = x.shape
+        return anp.swapaxes(anp.reshape(x, (batch, tokens, heads, width // heads)), 1, 2)
+
     to_heads = zip((query, key, value), projections[:3], strict=True)
-    q, k, v = (_split_heads(projection(x), heads) for x, projection in to_heads)
+    q, k, v = (split(projection(x)) for x, projection in to_heads)
     attended = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
     merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
     return projections[3](merged)
-
-
-def _split_heads(x: Array, heads: int) -> Array:
-    """(batch, tokens, width) -> (batch, heads, tokens, width / heads)."""
-    batch, tokens, width = x.shape
-    return anp.swapaxes(anp.reshape(x, (batch, tokens, heads, width // heads)), 1, 2)
 
 
 # -- lookups, shapes and pooling
@@ -287,7 +308,7 @@ def _normalized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> Array:
 def _normalized_to_x(
     g: np.ndarray, normal: np.ndarray, x: np.ndarray, axes: tuple[int, ...], eps: float
 ) -> Array:
-    """``g`` less its mean and less its part along ``normal``, over the standard deviation."""
+    """Subtract from ``g`` its mean and its part along ``normal``; divide by the standard deviation."""
     along = (g * normal).mean(axis=axes, keepdims=True)
     deviation = np.sqrt(x.var(axis=axes, keepdims=True) + eps)
     return (g - g.mean(axis=axes, keepdims=True) - normal * along) / deviation
@@ -491,7 +512,7 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray) 
 def _cross_entropy_to_logits(
     g: Array, logits: Array, labels: np.ndarray, counted: np.ndarray
 ) -> Array:
-    """Zero in the rows that are not counted."""
+    """The gradient of the logits; it is zero in the rows that are not counted."""
     one_hot = labels[:, None] == np.arange(logits.shape[-1])
     counts = np.zeros((len(labels), 1), logits.dtype)
     counts[counted] = 1

@@ -28,29 +28,8 @@ from ampbridge.errors import ArgumentError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import functional
 from ampbridge_numpy.autocast.casting import cast, region, value_of
-from ampbridge_numpy.functional import (
-    Array,
-    avg_pool2d,
-    batch_norm,
-    conv2d,
-    cross_entropy,
-    dropout,
-    embedding,
-    flatten,
-    gelu,
-    layer_norm,
-    linear,
-    log_softmax,
-    max_pool2d,
-    mse_loss,
-    multi_head_attention,
-    relu,
-    scaled_dot_product_attention,
-    sigmoid,
-    silu,
-    softmax,
-    tanh,
-)
+from ampbridge_numpy.functional import *  # noqa: F403  # users find all of them in ``nn``
+from ampbridge_numpy.functional import Array
 
 __all__ = [
     "GELU",
@@ -68,39 +47,20 @@ __all__ = [
     "ReLU",
     "Sequential",
     "Tanh",
-    "avg_pool2d",
-    "batch_norm",
-    "conv2d",
-    "cross_entropy",
-    "dropout",
-    "embedding",
-    "flatten",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "log_softmax",
-    "max_pool2d",
-    "mse_loss",
-    "multi_head_attention",
-    "relu",
-    "scaled_dot_product_attention",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "tanh",
 ]
+__all__ += functional.__all__
 
 FLOAT32_REGION = Policy("O0")
 
 Rng = np.random.Generator | int | None
 """Where random weights come from: a generator, a seed, or None for fresh ones."""
 
-# id of a parameter's array -> what stands for it, in this thread or task.
+# id of a parameter's array -> what modules read instead, in this thread or task.
 _stand_ins: Scoped[Mapping[int, Any]] = Scoped("ampbridge_numpy parameters", MappingProxyType({}))
 
 
 def substituted(stand_ins: Mapping[int, Any]) -> AbstractContextManager[None]:
-    """Modules read ``stand_ins[id(array)]`` where a parameter is ``array``.
+    """A context in which modules read ``stand_ins[id(array)]`` instead of a parameter ``array``.
 
     No module is changed: other threads keep reading the arrays, and so does this one afterwards.
     """
@@ -108,7 +68,7 @@ def substituted(stand_ins: Mapping[int, Any]) -> AbstractContextManager[None]:
 
 
 def present(array: np.ndarray) -> Any:
-    """What modules read just now where a parameter is ``array``."""
+    """What modules read at present as the parameter ``array``."""
     return _stand_ins.get().get(id(array), array)
 
 
@@ -117,18 +77,18 @@ _kept: Scoped[frozenset[int]] = Scoped("ampbridge_numpy kept layers", frozenset(
 
 
 def keeping(layers: Sequence[Module]) -> AbstractContextManager[None]:
-    """Calls of ``layers`` run in float32, and so do those of all that is below them."""
+    """A context in which ``layers``, and all modules below them, run in float32."""
     parts = (part for layer in layers for _, part in layer.named_modules())
     return _kept.during(_kept.get().union(map(id, parts)))
 
 
-# For whoever observes: id of a module -> its dotted name, and the name of the module that is called.
+# id of a module -> its dotted name; and the name of the module that runs.
 _names: Scoped[Mapping[int, str] | None] = Scoped("ampbridge_numpy names", None)
 _called: Scoped[str] = Scoped("ampbridge_numpy called layer", "")
 
 
 def named_calls(model: Module) -> AbstractContextManager[None]:
-    """``calling_layer`` knows the modules of ``model`` by their dotted names."""
+    """A context in which ``calling_layer`` knows the modules of ``model`` by name, for an observer."""
     names: dict[int, str] = {}
     for name, module in model.named_modules():
         names.setdefault(id(module), name)
@@ -260,7 +220,7 @@ class Linear(Module):
         self.bias = _uniform(rng, bound, out_features) if bias else None
 
     def forward(self, x: Array) -> Array:
-        return linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class Conv2d(Module):
@@ -286,7 +246,9 @@ class Conv2d(Module):
         self.stride, self.padding = stride, padding
 
     def forward(self, x: Array) -> Array:
-        return conv2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding)
+        return functional.conv2d(
+            x, self.weight, self.bias, stride=self.stride, padding=self.padding
+        )
 
 
 class LayerNorm(Module):
@@ -301,14 +263,14 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: Array) -> Array:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class _BatchNorm(Module):
     """Normalizes each channel, then scales and shifts it.
 
-    In training by the batch's statistics, towards which ``running_mean`` and ``running_var`` move
-    by ``momentum``; in evaluation by those.
+    Training uses the statistics of the batch, and moves ``running_mean`` and ``running_var`` towards
+    them by ``momentum``. Evaluation uses these two.
     """
 
     weight: Array
@@ -323,16 +285,14 @@ class _BatchNorm(Module):
     def forward(self, x: Array) -> Array:
         if not self.training:
             running = self.running_mean, self.running_var
-            return batch_norm(x, self.weight, self.bias, *running, eps=self.eps)
-        self._follow(np.asarray(value_of(x), np.float32))
-        return batch_norm(x, self.weight, self.bias, eps=self.eps)
-
-    def _follow(self, x: np.ndarray) -> None:
-        """Move the running statistics; the variance without bias, as torch keeps it."""
+            return functional.batch_norm(x, self.weight, self.bias, *running, eps=self.eps)
+        # Move the running statistics; the variance without bias, as torch keeps it.
+        values = np.asarray(value_of(x), np.float32)
         axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
-        var = x.var(axis=axes) * (count / max(count - 1, 1))
-        self.running_mean += self.momentum * (x.mean(axis=axes) - self.running_mean)
+        var = values.var(axis=axes) * (count / max(count - 1, 1))
+        self.running_mean += self.momentum * (values.mean(axis=axes) - self.running_mean)
         self.running_var += self.momentum * (var - self.running_var)
+        return functional.batch_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 class BatchNorm1d(_BatchNorm):
@@ -356,7 +316,7 @@ class Dropout(Module):
         self.p, self.rng = p, np.random.default_rng(rng)
 
     def forward(self, x: Array) -> Array:
-        return dropout(x, self.p, self.rng) if self.training and self.p else x
+        return functional.dropout(x, self.p, self.rng) if self.training and self.p else x
 
 
 class Embedding(Module):
@@ -369,7 +329,7 @@ class Embedding(Module):
         self.weight = Parameter(rng.standard_normal((count, width), np.float32))
 
     def forward(self, indices: np.ndarray) -> Array:
-        return embedding(indices, self.weight)
+        return functional.embedding(indices, self.weight)
 
 
 class MultiHeadAttention(Module):
@@ -403,7 +363,7 @@ class MultiHeadAttention(Module):
         key = query if key is None else key
         value = key if value is None else value
         projections = [self.query, self.key, self.value, self.output]
-        return multi_head_attention(
+        return functional.multi_head_attention(
             query, key, value, projections, self.heads, mask, is_causal=is_causal
         )
 

@@ -1,8 +1,6 @@
-"""What NumPy can do on this machine, and what becomes of a policy here."""
+"""What NumPy can do on this machine, and how it treats a policy."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 
 import autograd.numpy as anp
 import numpy as np
@@ -43,7 +41,7 @@ def probe(device: Device) -> Probe:
 
 
 def _failure(dtype: str) -> str | None:
-    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    """Why a product of two matrices of ones in ``dtype``, or its gradient, fails; None if it works."""
     x = np.ones((16, 16), DTYPES[dtype])
     try:
         product = anp.matmul(x, x)
@@ -58,22 +56,16 @@ def _failure(dtype: str) -> str | None:
 
 
 def products(model: Model) -> list[Product]:
-    """Of linear and convolution layers; attention is made of them."""
-    return [
-        Product(layer.name, layer.kind, *sizes)
-        for layer in decorating.layers(model)
-        for sizes in _sizes(layer.layer)
-    ]
-
-
-def _sizes(layer: object) -> Iterator[tuple[int, int, int]]:
-    """Inputs, outputs and window of each product."""
-    if isinstance(layer, nn.Linear):
-        inputs, outputs = layer.weight.shape
-        yield inputs, outputs, 1
-    elif isinstance(layer, nn.Conv2d):
-        outputs, inputs, rows, columns = layer.weight.shape
-        yield inputs, outputs, rows * columns
+    """See ``Backend.products``: linear and convolution layers; attention is made of them."""
+    found = []
+    for layer in decorating.layers(model):
+        if isinstance(layer.layer, nn.Linear):
+            inputs, outputs = layer.layer.weight.shape
+            found.append(Product(layer.name, layer.kind, inputs, outputs, 1))
+        elif isinstance(layer.layer, nn.Conv2d):
+            outputs, inputs, rows, columns = layer.layer.weight.shape
+            found.append(Product(layer.name, layer.kind, inputs, outputs, rows * columns))
+    return found
 
 
 # -- policies
@@ -93,22 +85,19 @@ def explain(policy: Policy) -> Explanation:
 
 
 def _treatment(op: op_table.Op, policy: Policy, rules: Rules) -> OpTreatment:
-    """By what ``op`` is here: a function of ours by its name, or one of autograd's."""
+    """How an op is treated, by the name under which its rule is looked up."""
     spellings = casting.spellings(op)
     if not spellings:
         return OpTreatment("absent", None, "", "neither NumPy nor ampbridge_numpy has such an op")
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     category = rules.category(spellings[0])
-    if spellings[0] in COMPOSITES and category != "deny":
+    if op.name == "multi_head_attention" and category != "deny":
         return OpTreatment("ampbridge", category, PARTS_DTYPE, "its parts have rules of their own")
     why = sharing(policy, op.name, category, "numpy", spellings[0])
     if spellings[0] in rules.of_matrices:
         why = "of vectors; of matrices it is matmul"
     return OpTreatment("ampbridge", category, dtype_of(category, policy), why)
-
-
-COMPOSITES = frozenset({"multi_head_attention"})
 
 
 def _features(policy: Policy) -> dict[str, FeatureTreatment]:
@@ -117,7 +106,18 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
     return {
         "O1": casts,
         "O2": FeatureTreatment("ampbridge", "parameters are rounded where they are read"),
-        **FEATURES,
+        "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
+        "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
+        "master_weights=True": FeatureTreatment("ampbridge", "the arrays stay float32"),
+        "master_weights=False": FeatureTreatment(
+            "ampbridge", "the arrays are rounded after each step"
+        ),
+        "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
+        "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
+        "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),
+        "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
+        "fit": FeatureTreatment("absent", "train_step in a loop of your own"),
+        "recomputation": FeatureTreatment("absent", "autograd keeps every activation"),
         "lists='native'": unless_refused(
             lambda: casting.rules_of(plain.replace(lists="native")), casts
         ),
@@ -131,17 +131,3 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
         ),
         "compile=True": FeatureTreatment("refused", "NumPy runs op by op and has no compiler."),
     }
-
-
-FEATURES: Mapping[str, FeatureTreatment] = {
-    "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
-    "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-    "master_weights=True": FeatureTreatment("ampbridge", "the arrays stay float32"),
-    "master_weights=False": FeatureTreatment("ampbridge", "the arrays are rounded after each step"),
-    "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
-    "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
-    "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),
-    "schedules": FeatureTreatment("ampbridge", "the model is fitted to each step's policy"),
-    "fit": FeatureTreatment("absent", "train_step in a loop of your own"),
-    "recomputation": FeatureTreatment("absent", "autograd keeps every activation"),
-}

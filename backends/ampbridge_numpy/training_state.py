@@ -71,20 +71,17 @@ def _arrays(model: Model) -> Iterator[tuple[str, Module, str, np.ndarray]]:
     """Parameters and running statistics, each once: name, module, attribute, array."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        buffers = {name: vars(module)[name] for name in _buffers(module)}
+        held = vars(module)
+        known = [name for name in ROLES.get(type(module), ()) if name in held]
+        buffers = {name: held[name] for name in known if isinstance(held[name], np.ndarray)}
         for attribute, array in {**module._own_parameters(), **buffers}.items():
             if id(array) not in seen:
                 seen.add(id(array))
                 yield f"{prefix}.{attribute}".lstrip("."), module, attribute, array
 
 
-def _buffers(module: Module) -> list[str]:
-    known = ROLES.get(type(module), {})
-    return [name for name in known if isinstance(vars(module).get(name), np.ndarray)]
-
-
 def _role(module: Module, attribute: str, array: np.ndarray) -> tuple[str, str]:
-    """What an array is for; of unknown modules, its own name and axes without meaning."""
+    """The role and the axes of an array; in unknown modules, its name and axes without meaning."""
     for kind, roles in ROLES.items():
         if isinstance(module, kind) and attribute in roles:
             role, axes = roles[attribute]
@@ -141,7 +138,7 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
 def _check_slots(
     optimizer: Optimizer, name: str, shape: tuple[int, ...], saved: Mapping[str, Any]
 ) -> None:
-    """That there are all the slots which a step of one of ours makes of a parameter, or none at all."""
+    """Check that there are either no slots, or all that one of our optimizers makes for a parameter."""
     if not saved or type(optimizer).__module__ != optim.__name__:
         return
     made: dict[str, Any] = {}

@@ -11,16 +11,14 @@ for the passes in float32, then for those under the policies:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ampbridge.adapters.backend import LossFn, Model
 from ampbridge.checkpoints.weights import Match, match_weights
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.policies.policy import Policy
@@ -41,7 +39,7 @@ from ampbridge_lens.closeness import (
 )
 from ampbridge_lens.pairing import computes, paired_ops
 from ampbridge_lens.recording import RecordedOp, Recording, Values, fitting, record
-from ampbridge_lens.subject import Subject, ended
+from ampbridge_lens.subject import Subject, ended, in_layer
 
 Side: TypeAlias = Recording | Sequence[Any]
 """A recording, or ``(loss_fn, model)``, or ``(loss_fn, model, policy)``."""
@@ -70,7 +68,7 @@ class Place(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        return f"{self.op}, {self.layer or 'the model itself'}, {self.dtype}"
+        return f"{in_layer(self.op, self.layer)}, {self.dtype}"
 
 
 class Difference(NamedTuple):
@@ -240,15 +238,49 @@ def align(
         UnsupportedError: for a policy that a backend refuses, or a backend that cannot observe ops.
     """
     _check(a, b, batch, weights, tolerance)
-    first = a if isinstance(a, Recording) else _recorded(a, batch)
-    second = b if isinstance(b, Recording) else _recorded_as(b, batch, first, weights, mapping)
+    first = _recorded(a, batch)
+    second = _recorded(b, batch, weights, first, mapping)
     report = match_weights(first.weights, second.weights, mapping, all_needed=False)
-    return _Comparison(first, second, list(report), tolerance).alignment(
-        tuple(
-            f"{side}: {weight.name}"
-            for side, left in (("a", report.unused), ("b", report.kept))
-            for weight in left
-        )
+    matched, sides = list(report), (first, second)
+    pairs = paired_ops(first.ops, second.ops, matched)
+    is_low = any(side.policy.level != "O0" for side in sides)
+    comparisons = [
+        _Comparison(first, second, matched, pairs, tolerance, in_float32)
+        for in_float32 in ((True, False) if is_low else (True,))
+    ]
+    forward = next(filter(None, (each.forward() for each in comparisons)), None)
+    backward = next(filter(None, (each.backward() for each in comparisons)), None)
+    paired = [{i for i, _ in pairs}, {j for _, j in pairs}]
+    unpaired = [
+        f"{name}: {in_layer(op.op, op.layer)}"
+        for name, side, places in zip("ab", sides, paired, strict=True)
+        for place, op in enumerate(side.ops)
+        if place not in places and computes(op)
+    ]
+    unpaired_weights = [
+        f"{name}: {weight.name}"
+        for name, left in (("a", report.unused), ("b", report.kept))
+        for weight in left
+    ]
+    turned: dict[int, str] = {}
+    for each in comparisons:
+        turned |= each.turned
+    return Alignment(
+        first.backend,
+        second.backend,
+        (first.policy, second.policy),
+        tolerance,
+        len(pairs),
+        forward,
+        backward,
+        tuple(_other_dtypes(first, second, pairs)),
+        tuple(_other_weights(first, second, matched)),
+        tuple(unpaired),
+        tuple(unpaired_weights),
+        tuple(turned.values()),
+        sum(each.unjudged for each in comparisons),
+        max(each.largest for each in comparisons),
+        (first.raised, second.raised),
     )
 
 
@@ -269,25 +301,19 @@ def _check(a: Any, b: Any, batch: Sequence[Any], weights: str, tolerance: float)
         raise ArgumentError(msg + f"Hint: tolerance={TOLERANCE}")
 
 
-def _side(side: Sequence[Any]) -> tuple[LossFn, Model, Policy]:
-    loss_fn, model, *policy = side
-    return loss_fn, model, single(*policy) if policy else Policy("O1")
-
-
-def _recorded(side: Sequence[Any], batch: Sequence[Any], of: Recording | None = None) -> Recording:
-    loss_fn, model, policy = _side(side)
-    return record(loss_fn, model, *batch, policy=policy, weights=of)
-
-
-def _recorded_as(
-    side: Sequence[Any],
+def _recorded(
+    side: Side,
     batch: Sequence[Any],
-    first: Recording,
-    weights: Weights,
-    mapping: Mapping[str, str] | None,
+    weights: Weights = "own",
+    first: Recording | None = None,
+    mapping: Mapping[str, str] | None = None,
 ) -> Recording:
-    loss_fn, model, policy = _side(side)
-    if weights == "own":
+    """The recording of a side, with the weights of ``first`` unless it has its own."""
+    if isinstance(side, Recording):
+        return side
+    loss_fn, model, *given = side
+    policy = single(*given) if given else Policy("O1")
+    if weights == "own" or first is None:
         return record(loss_fn, model, *batch, policy=policy)
     subject = Subject(loss_fn, model)
     lent = fitting(first, subject, mapping)
@@ -301,124 +327,113 @@ def _recorded_as(
 
 # -- comparing
 
-Take: TypeAlias = Callable[[Values], NumpyArray | None]
-
-
-class _Stage(NamedTuple):
-    """The passes that are compared, and the errors that are expected so far on each side."""
-
-    in_float32: bool
-    take: Take
-    forward: tuple[list[float], list[float]]
-    backward: tuple[dict[tuple[int, str, int], float], dict[tuple[int, str, int], float]]
-
-    def expected(self, i: int, j: int) -> float:
-        """Of the outputs of a pair of ops."""
-        return max(self.forward[0][i], self.forward[1][j])
-
-    @property
-    def expected_at_the_end(self) -> float:
-        """Of the loss."""
-        return max((each for forward in self.forward for each in forward[-1:]), default=IN_FLOAT32)
+Way = tuple[int, str, int]
+"""A gradient, as ``Arrival`` has it: op, side and place."""
 
 
 class _Found(NamedTuple):
-    """Two arrays that are not the same. ``how`` is their arrangement if only that differs."""
+    """Two arrays that differ. ``how`` is their arrangement if nothing else differs."""
 
     error: float
     expected: float
     how: Arrangement | None
     related: str
 
+    @property
+    def moves_channels(self) -> bool:
+        return self.how is not None and self.how.moves_channels
 
-@dataclass
+
 class _Comparison:
-    a: Recording
-    b: Recording
-    weights: Sequence[Match]
-    tolerance: float
-    pairs: list[tuple[int, int]] = field(init=False)
-    largest: float = field(default=0.0, init=False)
-    unjudged: int = field(default=0, init=False)
-    turned: dict[int, str] = field(default_factory=dict, init=False)
+    """Compares the passes of both sides in float32, or those under the policies.
 
-    def __post_init__(self) -> None:
-        self.pairs = paired_ops(self.a.ops, self.b.ops, self.weights)
+    Attributes:
+        outputs: the error that is expected of each op's outputs, for each side.
+        gradients: the same of each gradient.
+    """
 
-    def alignment(self, unpaired_weights: tuple[str, ...]) -> Alignment:
-        low = any(side.policy.level != "O0" for side in (self.a, self.b))
-        stages = [_stage(True, self.a, self.b), *([_stage(False, self.a, self.b)] if low else [])]
-        forward = next(filter(None, map(self.forward, stages)), None)
-        backward = next(filter(None, map(self.backward, stages)), None)
-        paired_a, paired_b = {i for i, _ in self.pairs}, {j for _, j in self.pairs}
-        return Alignment(
-            self.a.backend,
-            self.b.backend,
-            (self.a.policy, self.b.policy),
-            self.tolerance,
-            len(self.pairs),
-            forward,
-            backward,
-            tuple(self._other_dtypes()),
-            tuple(self._other_weights()),
-            (*_unpaired("a", self.a.ops, paired_a), *_unpaired("b", self.b.ops, paired_b)),
-            unpaired_weights,
-            tuple(self.turned.values()),
-            self.unjudged,
-            self.largest,
-            (self.a.raised, self.b.raised),
+    def __init__(
+        self,
+        a: Recording,
+        b: Recording,
+        weights: Sequence[Match],
+        pairs: Sequence[tuple[int, int]],
+        tolerance: float,
+        in_float32: bool,
+    ) -> None:
+        self.a, self.b, self.weights, self.pairs = a, b, weights, pairs
+        self.tolerance, self.in_float32 = tolerance, in_float32
+        self.largest, self.unjudged = 0.0, 0
+        self.turned: dict[int, str] = {}
+        self.outputs = self._expected_of_outputs(a), self._expected_of_outputs(b)
+        at_the_end = [max(each, default=IN_FLOAT32) for each in self.outputs]
+        self.gradients = (
+            self._expected_of_gradients(a, at_the_end[0]),
+            self._expected_of_gradients(b, at_the_end[1]),
         )
 
-    # forward
+    def _array(self, values: Values) -> NumpyArray | None:
+        return values.full if self.in_float32 else values.low
 
-    def forward(self, stage: _Stage) -> Difference | None:
-        """The first output that differs, or the loss.
+    # what is expected
 
-        Outputs whose axes are turned are no difference if the next ones are as they are. If the next
-        difference comes before that, it began with them, unless only the channels are moved.
+    def _expected(self, values: Values, scale: float, *dtypes: str) -> float:
+        """The error that is expected of an array: its noise, or the rounding to the lowest dtype."""
+        found = self._array(values)
+        if found is None:
+            return 0.0
+        lower = ("float32",) if self.in_float32 else dtypes
+        roundings = (rounding(found, dtype, scale) for dtype in lower)
+        return max(self._noise(values), IN_FLOAT32, *roundings)
+
+    def _noise(self, values: Values) -> float:
+        return values.full_noise if self.in_float32 else values.low_noise
+
+    def _expected_of_outputs(self, side: Recording) -> list[float]:
+        own = (
+            max((self._expected(v, 1.0, op.dtype, v.dtype) for v in op.outputs), default=0.0)
+            * self._cancellation(op)
+            for op in side.ops
+        )
+        return list(accumulate(own, max))
+
+    def _cancellation(self, op: RecordedOp) -> float:
+        """How many times larger the inputs of a sum are than the sum, which has their roundings.
+
+        The noise does not contain this: adding a large number hides the disturbance of a small one.
         """
-        turned: dict[int, tuple[str, _Found]] = {}
-        for number, what, found in self._outputs(stage):
-            if found is None:
-                self.turned |= {n: self._turned(n, each) for n, (_, each) in turned.items()}
-                turned = {}
-            elif found.how is not None:
-                turned[number] = what, found
-            else:
-                began = [n for n, (_, each) in turned.items() if not _moves_channels(each)]
-                cause = self._cause(number, stage, number - 1 in turned)
-                if began:
-                    number, (what, found) = began[0], turned[began[0]]
-                    cause = self._cause(number, stage, False)
-                return self._difference(what, number, found, stage, cause)
-        return None
+        if op.op not in ("add", "subtract"):
+            return 1.0
+        inputs, outputs = (
+            max((largest(x) for v in values if (x := self._array(v)) is not None), default=0.0)
+            for values in (op.inputs, op.outputs)
+        )
+        return max(inputs / outputs, 1.0) if outputs else 1.0
 
-    def _outputs(self, stage: _Stage) -> Iterator[tuple[int, str, _Found | None]]:
-        """What is found at each output, the loss at last."""
-        for number, (i, j) in enumerate(self.pairs):
-            outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
-            found = [self._compared(x, y, stage.expected(i, j), stage) for x, y in outputs]
-            yield number, "output", next(filter(None, found), None)
-        if self.a.raised or self.b.raised:
-            return
-        found_loss = self._compared(self.a.loss, self.b.loss, stage.expected_at_the_end, stage)
-        yield len(self.pairs), "loss", found_loss
+    def _expected_of_gradients(self, side: Recording, so_far: float) -> dict[Way, float]:
+        """The error grows from one op to the next by the gradients that arrive.
 
-    def _turned(self, number: int, found: _Found) -> str:
-        op = self.a.ops[self.pairs[number][0]]
-        how = "channels moved" if _moves_channels(found) else found.related
-        return f"{op.op}, {op.layer or 'the model itself'} ({how})"
+        A gradient that leaves an op is a part of one that arrives at another, or it ends there.
+        """
+        found: dict[Way, float] = {}
+        for i, which, place in side.backward:
+            values = getattr(side.ops[i], which)[place]
+            own = self._expected(values, side.scale, values.dtype, side.ops[i].dtype)
+            found[i, which, place] = max(so_far, own)
+            if which == "arrived":
+                so_far = found[i, which, place]
+        return found
+
+    def _expected_of_pair(self, i: int, j: int) -> float:
+        return max(self.outputs[0][i], self.outputs[1][j])
+
+    # two arrays
 
     def _compared(
-        self,
-        x: Values,
-        y: Values,
-        expected: float,
-        stage: _Stage,
-        usual: Arrangement = AS_IT_IS,
+        self, x: Values, y: Values, expected: float, usual: Arrangement = AS_IT_IS
     ) -> _Found | None:
-        """What is found of two arrays; None if they are equal, or there are no two."""
-        one, other = stage.take(x), stage.take(y)
+        """How two arrays differ; None if they are equal, or one of them is missing."""
+        one, other = self._array(x), self._array(y)
         if one is None or other is None:
             return None
         limit = self.tolerance * expected
@@ -435,10 +450,79 @@ class _Comparison:
             return _Found(wrong, expected, None, _related(one, other, limit))
         return _Found(wrong, expected, how, str(how))
 
-    def _cause(self, number: int, stage: _Stage, moved_before: bool) -> str:
-        """What is known of the inputs of a pair, those aside that are weights.
+    def _arrangement(self, x: Values, y: Values, expected: float) -> Arrangement | None:
+        """The arrangement in which two arrays are equal; None if they are not."""
+        one, other = self._array(x), self._array(y)
+        if one is None or other is None or one.size != other.size:
+            return None
+        return arrangement_of(one, other, min(self.tolerance * expected, MOST))
 
-        ``moved_before``: whether the channels of what came before it are moved.
+    def _equal_outputs(self, i: int, j: int) -> Iterator[tuple[int, int, Arrangement]]:
+        """The places of equal outputs on both sides, and how they are arranged."""
+        outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
+        for place, (x, y) in enumerate(outputs):
+            how = self._arrangement(x, y, self._expected_of_pair(i, j))
+            if how is not None:
+                yield place, place, how
+
+    def _equal_inputs(self, i: int, j: int) -> Iterator[tuple[int, int, Arrangement]]:
+        """The same of equal inputs; those with gradients come first."""
+        one, other = self.a.ops[i], self.b.ops[j]
+        left = sorted(range(len(other.inputs)), key=lambda place: place not in other.left)
+        for place in sorted(range(len(one.inputs)), key=lambda place: place not in one.left):
+            for partner in left:
+                x, y = one.inputs[place], other.inputs[partner]
+                how = self._arrangement(x, y, self._expected_of_pair(i, j))
+                if how is not None:
+                    left.remove(partner)
+                    yield place, partner, how
+                    break
+
+    # forward
+
+    def forward(self) -> Difference | None:
+        """The first output that differs, or the loss.
+
+        Outputs whose axes are turned are no difference if the next ones are as they are. If the next
+        difference comes before that, it began with them, unless only the channels are moved.
+        """
+        turned: dict[int, _Found] = {}
+        for number, found in self._compared_outputs():
+            if found is None:
+                self.turned |= {n: self._turned(n, each) for n, each in turned.items()}
+                turned = {}
+            elif found.how is not None:
+                turned[number] = found
+            else:
+                began = [n for n, each in turned.items() if not each.moves_channels]
+                if began:
+                    number, found = began[0], turned[began[0]]
+                cause = self._cause(number, not began and number - 1 in turned)
+                what = "loss" if number == len(self.pairs) else "output"
+                return self._difference(what, number, found, cause)
+        return None
+
+    def _compared_outputs(self) -> Iterator[tuple[int, _Found | None]]:
+        """How the outputs of each pair differ, with the number of the pair; then the loss."""
+        for number, (i, j) in enumerate(self.pairs):
+            outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
+            found = [self._compared(x, y, self._expected_of_pair(i, j)) for x, y in outputs]
+            yield number, next(filter(None, found), None)
+        if self.a.raised or self.b.raised:
+            return
+        last = [each[-1] for each in self.outputs if each]
+        expected = max(last, default=IN_FLOAT32)
+        yield len(self.pairs), self._compared(self.a.loss, self.b.loss, expected)
+
+    def _turned(self, number: int, found: _Found) -> str:
+        op = self.a.ops[self.pairs[number][0]]
+        how = "channels moved" if found.moves_channels else found.related
+        return f"{in_layer(op.op, op.layer)} ({how})"
+
+    def _cause(self, number: int, moved_before: bool) -> str:
+        """What is known of the inputs of a pair that are no weights.
+
+        ``moved_before``: whether the channels of the pair before it are moved.
         """
         if number == len(self.pairs):
             return "All paired outputs are equal."
@@ -446,17 +530,18 @@ class _Comparison:
         one, other = self.a.ops[i], self.b.ops[j]
         for x, y in zip(one.inputs, other.inputs, strict=False):
             for side, op, ours, theirs in (("a", one, x, y), ("b", other, y, x)):
-                if _is_finite(stage.take(theirs)) and not _is_finite(stage.take(ours)):
-                    where = f"{op.op}, {op.layer or 'the model itself'}"
+                if _is_finite(self._array(theirs)) and not _is_finite(self._array(ours)):
+                    # In float32; without that pass, of the sides that are finite.
+                    most = max(largest(v.low if v.full is None else v.full) for v in (x, y))
                     return (
-                        f"A cast to {op.dtype} makes inf of an input on side {side}, for {where}; "
-                        f"its largest value was {_largest(ours, theirs):.3g}."
+                        f"A cast to {op.dtype} makes inf of an input on side {side}, for "
+                        f"{in_layer(op.op, op.layer)}; its largest value was {most:.3g}."
                     )
         usual = moved_before or any(word in one.op for word in ("conv", "pool"))
-        found = {place: how for place, _, how in self._inputs(i, j, stage)}
-        given = {
-            p: how for p, how in found.items() if id(one.inputs[p].full) not in self._weights_of_a
-        }
+        found = {place: how for place, _, how in self._equal_inputs(i, j)}
+        # A recording has each array once.
+        weights_of_a = {id(values) for values in self.a.values.values()}
+        given = {p: how for p, how in found.items() if id(one.inputs[p].full) not in weights_of_a}
         for place, how in given.items():
             moved = how.moves_channels and (usual or len(how.of) > 3)
             if how.axes is not None and not moved:
@@ -466,38 +551,12 @@ class _Comparison:
         where = ", with the channels moved" if any(how.axes for how in given.values()) else ""
         return f"Its inputs are equal{where}: the op itself computes something else."
 
-    @cached_property
-    def _weights_of_a(self) -> set[int]:
-        """The arrays of ``a`` that are its weights: a recording has each array once."""
-        return {id(values) for values in self.a.values.values()}
-
-    def _inputs(self, i: int, j: int, stage: _Stage) -> Iterator[tuple[int, int, Arrangement]]:
-        """Places of equal inputs, and how they are arranged; those with gradients first."""
-        one, other = self.a.ops[i], self.b.ops[j]
-        left = sorted(range(len(other.inputs)), key=lambda place: place not in other.left)
-        for place in sorted(range(len(one.inputs)), key=lambda place: place not in one.left):
-            for partner in left:
-                pair = one.inputs[place], other.inputs[partner]
-                how = self._arrangement(*pair, stage.expected(i, j), stage)
-                if how is not None:
-                    left.remove(partner)
-                    yield place, partner, how
-                    break
-
-    def _arrangement(
-        self, x: Values, y: Values, expected: float, stage: _Stage
-    ) -> Arrangement | None:
-        one, other = stage.take(x), stage.take(y)
-        if one is None or other is None or one.size != other.size:
-            return None
-        return arrangement_of(one, other, min(self.tolerance * expected, MOST))
-
     # backward
 
-    def backward(self, stage: _Stage) -> Difference | None:
-        """The first gradient that differs, as they came in ``a``; or a parameter's.
+    def backward(self) -> Difference | None:
+        """The first gradient that differs, in the order of ``a``; else the first of a parameter.
 
-        A gradient has the arrangement of the array that it is of, if that is equal in both.
+        A gradient has the arrangement of its array, if that array is equal on both sides.
         """
         numbers = {i: number for number, (i, _) in enumerate(self.pairs)}
         arrangements: dict[tuple[int, str], dict[int, tuple[int, Arrangement]]] = {}
@@ -506,38 +565,29 @@ class _Comparison:
                 continue
             j = self.pairs[numbers[i]][1]
             if (i, side) not in arrangements:
-                of = self._inputs(i, j, stage) if side == "left" else self._equal(i, j, stage)
-                arrangements[i, side] = {x: (y, how) for x, y, how in of}
+                equal = self._equal_inputs(i, j) if side == "left" else self._equal_outputs(i, j)
+                arrangements[i, side] = {x: (y, how) for x, y, how in equal}
             partner, how = arrangements[i, side].get(place, (None, AS_IT_IS))
             theirs = None if partner is None else getattr(self.b.ops[j], side).get(partner)
             if theirs is None:
                 continue
             expected = max(
-                stage.backward[0].get((i, side, place), 0.0),
-                stage.backward[1].get((j, side, partner or 0), 0.0),
+                self.gradients[0].get((i, side, place), 0.0),
+                self.gradients[1].get((j, side, partner or 0), 0.0),
             )
             own = getattr(self.a.ops[i], side)[place]
-            found = self._compared(own, theirs, expected, stage, how)
+            found = self._compared(own, theirs, expected, how)
             if found is not None:
-                cause = _CAUSES[side] if self._inputs_are_equal(i, j, stage) else _CONSEQUENCE
-                return self._difference(_SIDES[side], numbers[i], found, stage, cause)
-        return self._parameters(stage)
+                inputs = min(len(self.a.ops[i].inputs), len(self.b.ops[j].inputs))
+                are_equal = len([*self._equal_inputs(i, j)]) == inputs
+                cause = _CAUSES[side] if are_equal else _CONSEQUENCE
+                return self._difference(_SIDES[side], numbers[i], found, cause)
+        return self._parameters()
 
-    def _inputs_are_equal(self, i: int, j: int, stage: _Stage) -> bool:
-        inputs = min(len(self.a.ops[i].inputs), len(self.b.ops[j].inputs))
-        return sum(1 for _ in self._inputs(i, j, stage)) == inputs
-
-    def _equal(self, i: int, j: int, stage: _Stage) -> Iterator[tuple[int, int, Arrangement]]:
-        """Places of equal outputs, as ``_inputs`` has them."""
-        outputs = zip(self.a.ops[i].outputs, self.b.ops[j].outputs, strict=False)
-        for place, (x, y) in enumerate(outputs):
-            how = self._arrangement(x, y, stage.expected(i, j), stage)
-            if how is not None:
-                yield place, place, how
-
-    def _parameters(self, stage: _Stage) -> Difference | None:
+    def _parameters(self) -> Difference | None:
+        """The last parameter whose gradient differs, which is the first in the backward pass."""
         expected = max(
-            (each for way in stage.backward for key, each in way.items() if key[1] == "arrived"),
+            (each for way in self.gradients for key, each in way.items() if key[1] == "arrived"),
             default=IN_FLOAT32,
         )
         for match in reversed(self.weights):
@@ -547,68 +597,41 @@ class _Comparison:
                 continue
             full = None if x.full is None else match.converted(x.full)
             turned = x._replace(low=match.converted(x.low), full=full)
-            own = max(_noise(each, stage.in_float32) for each in (x, y))
-            found = self._compared(turned, y, max(expected, own), stage)
+            own = max(self._noise(x), self._noise(y))
+            found = self._compared(turned, y, max(expected, own))
             if found is not None:
                 cause = "All paired gradients of ops are equal."
                 place, name = len(self.pairs), match.source.name
-                return self._difference("parameter", place, found, stage, cause, name)
+                return self._difference("parameter", place, found, cause, name)
         return None
 
-    # what is reported
-
     def _difference(
-        self, what: str, number: int, found: _Found, stage: _Stage, cause: str, name: str = ""
+        self, what: str, number: int, found: _Found, cause: str, name: str = ""
     ) -> Difference:
+        i, j = len(self.a.ops), len(self.b.ops)
+        places = Place(what, "", "float32"), Place(what, "", "float32")
         if number < len(self.pairs):
             i, j = self.pairs[number]
             places = _place(self.a.ops[i]), _place(self.b.ops[j])
-        else:
-            i, j = len(self.a.ops), len(self.b.ops)
-            places = Place(what, "", "float32"), Place(what, "", "float32")
-        before = self.pairs[number - 1] if number else (-1, -1)
-        between = {
-            "a": self.a.ops[before[0] + 1 : i],
-            "b": self.b.ops[before[1] + 1 : j],
-        }
-        forward = what in ("output", "loss")
+        between: list[str] = []
+        if what in ("output", "loss"):
+            before = self.pairs[number - 1] if number else (-1, -1)
+            for side, ops in (
+                ("a", self.a.ops[before[0] + 1 : i]),
+                ("b", self.b.ops[before[1] + 1 : j]),
+            ):
+                between += [f"{side}: {in_layer(op.op, op.layer)}" for op in ops]
         return Difference(
             what,
             name,
             *places,
             found.error,
             found.expected,
-            stage.in_float32,
+            self.in_float32,
             found.related,
             cause,
-            tuple(
-                f"{side}: {op.op}, {op.layer or 'the model itself'}"
-                for side, ops in between.items()
-                for op in ops
-                if forward
-            ),
+            tuple(between),
         )
-
-    def _other_dtypes(self) -> Iterator[OtherDtype]:
-        for i, j in self.pairs:
-            one, other = self.a.ops[i], self.b.ops[j]
-            returned = one.outputs[0].dtype, other.outputs[0].dtype
-            if one.dtype != other.dtype or returned[0] != returned[1]:
-                yield OtherDtype(_place(one), _place(other), returned)
-
-    def _other_weights(self) -> Iterator[OtherWeight]:
-        for match in self.weights:
-            own, other = self.a.values[match.source.name], self.b.values[match.target.name]
-            turned = match.converted(own)
-            limit = max(
-                float(np.finfo(v.dtype).eps) if v.dtype.kind == "f" else 0.0 for v in (own, other)
-            )
-            wrong = error(turned, other)
-            if wrong <= limit:
-                continue
-            found = arrangement_of(turned, other, limit)
-            how = _related(turned, other, limit) if found is None else str(found)
-            yield OtherWeight(match.source.name, match.target.name, wrong, how)
 
 
 _SIDES = {"arrived": "gradient of an output", "left": "gradient of an input"}
@@ -623,23 +646,8 @@ def _is_finite(values: NumpyArray | None) -> bool:
     return values is None or bool(np.isfinite(values).all())
 
 
-def _largest(*values: Values) -> float:
-    """In float32; without that pass, of the sides that are finite."""
-    return max(largest(v.low if v.full is None else v.full) for v in values)
-
-
-def _moves_channels(found: _Found) -> bool:
-    return found.how is not None and found.how.moves_channels
-
-
 def _place(op: RecordedOp) -> Place:
     return Place(op.op, op.layer, op.dtype)
-
-
-def _unpaired(side: str, ops: Sequence[RecordedOp], paired: set[int]) -> Iterator[str]:
-    for i, op in enumerate(ops):
-        if i not in paired and computes(op):
-            yield f"{side}: {op.op}, {op.layer or 'the model itself'}"
 
 
 def _related(one: NumpyArray, other: NumpyArray, limit: float) -> str:
@@ -650,64 +658,28 @@ def _related(one: NumpyArray, other: NumpyArray, limit: float) -> str:
     return "they differ"
 
 
-# -- the passes
+def _other_dtypes(
+    a: Recording, b: Recording, pairs: Sequence[tuple[int, int]]
+) -> Iterator[OtherDtype]:
+    for i, j in pairs:
+        one, other = a.ops[i], b.ops[j]
+        returned = one.outputs[0].dtype, other.outputs[0].dtype
+        if one.dtype != other.dtype or returned[0] != returned[1]:
+            yield OtherDtype(_place(one), _place(other), returned)
 
 
-def _noise(values: Values, in_float32: bool) -> float:
-    return values.full_noise if in_float32 else values.low_noise
-
-
-def _cancellation(op: RecordedOp, take: Take) -> float:
-    """How much larger the inputs of a sum are than the sum, which has their roundings.
-
-    A disturbance of a small number that is added to a large one is not seen.
-    """
-    if op.op not in ("add", "subtract"):
-        return 1.0
-    inputs, outputs = (
-        max((largest(each) for v in values if (each := take(v)) is not None), default=0.0)
-        for values in (op.inputs, op.outputs)
-    )
-    return max(inputs / outputs, 1.0) if outputs else 1.0
-
-
-def _stage(in_float32: bool, a: Recording, b: Recording) -> _Stage:
-    def take(values: Values) -> NumpyArray | None:
-        return values.full if in_float32 else values.low
-
-    def expected(values: Values, scale: float, *dtypes: str) -> float:
-        """The noise, or the rounding to the lowest dtype."""
-        found = take(values)
-        if found is None:
-            return 0.0
-        lower = ("float32",) if in_float32 else dtypes
-        roundings = (rounding(found, dtype, scale) for dtype in lower)
-        return max(_noise(values, in_float32), IN_FLOAT32, *roundings)
-
-    def forward(side: Recording) -> list[float]:
-        own = (
-            max((expected(v, 1.0, op.dtype, v.dtype) for v in op.outputs), default=0.0)
-            * _cancellation(op, take)
-            for op in side.ops
+def _other_weights(a: Recording, b: Recording, weights: Sequence[Match]) -> Iterator[OtherWeight]:
+    for match in weights:
+        own, other = a.values[match.source.name], b.values[match.target.name]
+        turned = match.converted(own)
+        limit = max(
+            float(np.finfo(v.dtype).eps) if v.dtype.kind == "f" else 0.0 for v in (own, other)
         )
-        return list(accumulate(own, max))
-
-    def backward(side: Recording, start: float) -> dict[tuple[int, str, int], float]:
-        """What leaves an op is a part of what arrives at the next, or ends there."""
-        found: dict[tuple[int, str, int], float] = {}
-        so_far = start
-        for i, which, place in side.backward:
-            values = getattr(side.ops[i], which)[place]
-            found[i, which, place] = max(
-                so_far, expected(values, side.scale, values.dtype, side.ops[i].dtype)
-            )
-            if which == "arrived":
-                so_far = found[i, which, place]
-        return found
-
-    forwards = forward(a), forward(b)
-    starts = [max(each, default=IN_FLOAT32) for each in forwards]
-    return _Stage(in_float32, take, forwards, (backward(a, starts[0]), backward(b, starts[1])))
+        wrong = error(turned, other)
+        if wrong > limit:
+            found = arrangement_of(turned, other, limit)
+            how = _related(turned, other, limit) if found is None else str(found)
+            yield OtherWeight(match.source.name, match.target.name, wrong, how)
 
 
 # -- printing

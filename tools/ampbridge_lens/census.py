@@ -86,17 +86,18 @@ class Census(TabularReport):
             counted[row.dtype] += row.calls
         totals = ", ".join(f"{calls} {dtype}" for dtype, calls in counted.most_common())
         shared = self.passes > 0
+        of = "one pass" if self.passes == 1 else f"the median of {self.passes} passes"
         return Table(
             f"{self.policy!r} on {self.backend} ({self.execution}): {totals or 'no op was seen'}",
             ("op", "layer", "calls", "dtype", "rule", *(("time",) if shared else ())),
             tuple(
                 (row.op, row.layer, str(row.calls), row.dtype, row.rule)
-                + ((_percent(row.share),) if shared else ())
+                + (("" if row.share is None else f"{row.share:.1%}",) if shared else ())
                 for row in self.rows
             ),
             (
                 *((ended(self.raised),) if self.raised else ()),
-                *((_remark(self.passes),) if shared else ()),
+                *((f"Times are the forward pass's, as the lens saw it: {of}.",) if shared else ()),
             ),
         )
 
@@ -106,15 +107,6 @@ class Census(TabularReport):
         order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
         what = "that take longest" if self.passes else "with the most calls"
         return shortened(self.table(), order, what)
-
-
-def _remark(passes: int) -> str:
-    of = "one pass" if passes == 1 else f"the median of {passes} passes"
-    return f"Times are the forward pass's, as the lens saw it: {of}."
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 def census(
@@ -162,10 +154,10 @@ class Calls:
         self.seen.append(call)
 
     def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        """Of no interest here."""
+        """Does nothing: only the calls are recorded."""
 
     def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        """Of no interest here."""
+        """Does nothing: only the calls are recorded."""
 
 
 class RulesInForce:
@@ -179,7 +171,7 @@ class RulesInForce:
         self._kept = [layer.name for layer in layers if id(layer.layer) in kept]
 
     def rule(self, op: str, layer: str) -> str:
-        """What decided about a call of ``op`` in ``layer``; see ``CensusRow.rule``."""
+        """The rule that chose the dtype of a call; see ``CensusRow.rule``."""
         policy = self._policy
         if policy.level == "O0":
             return "float32"
@@ -192,16 +184,14 @@ class RulesInForce:
         treatment = self._explained.get(op)
         if treatment is not None and policy.lists == "native":
             return "native"
-        category = self._category(op) if treatment is None else treatment.category
+        if treatment is not None:
+            category = treatment.category
+        elif op in op_table.ops():
+            category = policy.category(op)
+        else:  # what becomes of all unlisted ones
+            is_denied = policy.lists != "native" and policy.op_list.unlisted == "full"
+            category = "deny" if is_denied else "promote"
         return "promote" if category in (None, "promote") else f"{policy.level} {category}"
-
-    def _category(self, op: str) -> str:
-        """Of an op that the table has not: what becomes of all unlisted ones."""
-        if op in op_table.ops():
-            return self._policy.category(op)
-        if self._policy.lists == "native":
-            return "promote"
-        return "deny" if self._policy.op_list.unlisted == "full" else "promote"
 
 
 def is_within(layer: str, outer: str) -> bool:
@@ -209,12 +199,9 @@ def is_within(layer: str, outer: str) -> bool:
     return outer == "" or layer == outer or layer.startswith(outer + ".")
 
 
-_Key = tuple[str, str, str]
-
-
-def _grouped(calls: Sequence[OpCall]) -> dict[_Key, list[OpCall]]:
-    """By op, layer and dtype, in the order of their first calls."""
-    groups: dict[_Key, list[OpCall]] = {}
+def _grouped(calls: Sequence[OpCall]) -> dict[tuple[str, str, str], list[OpCall]]:
+    """The calls by op, layer and dtype, in the order of their first calls."""
+    groups: dict[tuple[str, str, str], list[OpCall]] = {}
     for call in calls:
         groups.setdefault((call.op, call.layer, call.dtype), []).append(call)
     return groups
@@ -226,22 +213,21 @@ def _rows(
     """The rows of ``calls``; their times are the medians over all of ``timed``."""
     groups, passes = _grouped(calls), list(map(_grouped, timed))
     times = {
-        key: median(_seconds(each.get(key, ())) for each in passes) if passes else 0.0
+        key: median(sum(c.seconds or 0.0 for c in each.get(key, ())) for each in passes)
+        if passes
+        else 0.0
         for key in groups
     }
     total = sum(times.values())
     return tuple(
         CensusRow(
-            *key[:2],
+            op,
+            layer,
             len(group),
-            key[2],
-            rules.rule(*key[:2]),
+            dtype,
+            rules.rule(op, layer),
             tuple(Counter(kernel for call in group for kernel in call.kernels).items()),
-            times[key] / total if total else None,
+            times[op, layer, dtype] / total if total else None,
         )
-        for key, group in groups.items()
+        for (op, layer, dtype), group in groups.items()
     )
-
-
-def _seconds(calls: Sequence[OpCall]) -> float:
-    return sum(call.seconds or 0.0 for call in calls)

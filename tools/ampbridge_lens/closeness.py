@@ -26,7 +26,7 @@ MOST_AXES = 5
 
 
 def rounded(values: NumpyArray, dtype: str) -> NumpyArray:
-    """float32 or float64 values as a cast to ``dtype`` leaves them, in their own dtype."""
+    """Round float32 or float64 values to ``dtype``, and keep them in their own dtype."""
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return np.asarray(values.astype(np.float16), values.dtype)
@@ -42,6 +42,11 @@ def largest(values: NumpyArray) -> float:
     """The largest finite magnitude; 0.0 if there is none."""
     magnitudes = np.abs(values)
     return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
+
+
+def root_mean_square(values: NumpyArray) -> float:
+    """The root mean square in float64; 0.0 of an empty array."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
 
 
 def apart(a: NumpyArray, b: NumpyArray) -> float:
@@ -70,9 +75,11 @@ def rounding(values: NumpyArray, dtype: str, scale: float = 1.0) -> float:
 
 
 class Arrangement(NamedTuple):
-    """How ``b`` is made of the values of ``a``: in the shape ``of``, then the axes in the order ``axes``.
+    """How ``b`` is made of the values of ``a``.
 
-    None for as they are: in the same order, whatever the shapes.
+    Attributes:
+        axes: the order of the axes; None if the values are in the same order, whatever the shapes.
+        of: the shape of ``a`` before its axes are put in that order.
     """
 
     axes: tuple[int, ...] | None = None
@@ -105,7 +112,7 @@ def arranged(a: NumpyArray, like: NumpyArray, arrangement: Arrangement) -> Numpy
 
 
 def error(a: NumpyArray, b: NumpyArray, arrangement: Arrangement = AS_IT_IS) -> float:
-    """How far ``a``, so arranged, is from ``b``; infinite if that cannot be."""
+    """How far ``a`` in an arrangement is from ``b``; infinite if their sizes differ."""
     turned = arranged(a, b, arrangement)
     return float("inf") if turned is None else apart(turned, b)
 
@@ -113,38 +120,38 @@ def error(a: NumpyArray, b: NumpyArray, arrangement: Arrangement = AS_IT_IS) -> 
 def arrangement_of(a: NumpyArray, b: NumpyArray, limit: float) -> Arrangement | None:
     """The first arrangement in which ``a`` is ``b`` up to an error of ``limit``; None if there is none.
 
-    As they are, then channels first against channels last, then all others.
+    It tries the arrays as they are, then channels first against channels last, then all others.
     """
     return next((each for each in _arrangements(a, b) if error(a, b, each) <= limit), None)
 
 
 def is_reordered(a: NumpyArray, b: NumpyArray, limit: float) -> bool:
-    """Whether they have the same values in another order."""
+    """Whether two arrays have the same values in another order."""
     return a.size == b.size > 1 and apart(np.sort(a, axis=None), np.sort(b, axis=None)) <= limit
 
 
 def nearest(a: NumpyArray, b: NumpyArray) -> float:
-    """The smallest error of all that need no search: as they are, and with the channels moved."""
+    """The smallest error of the arrays as they are, and with the channels moved."""
     moves = [Arrangement(axes, a.shape) for axes in _channel_moves(a.ndim)]
     turned = [each for each in moves if a.ndim == b.ndim and _turned(each) == b.shape]
     return min(error(a, b, each) for each in (AS_IT_IS, *turned))
 
 
 def _arrangements(a: NumpyArray, b: NumpyArray) -> Iterator[Arrangement]:
-    """As they are, then with axes in another order; merged axes of ``a`` are those of ``b``."""
+    """All arrangements that fit the shapes. If ``a`` has fewer axes, some of them are merged."""
     yield AS_IT_IS
     if a.size != b.size:
         return
     if a.ndim == b.ndim:
-        for axes in _all_orders(a.ndim):
+        for axes in _orders(a.ndim):
             if _turned(each := Arrangement(axes, a.shape)) == b.shape:
                 yield each
     elif a.ndim < b.ndim:
-        for axes in _all_orders(b.ndim):  # a is b with axes merged, after they were exchanged
+        for axes in _orders(b.ndim):  # a is b with axes merged, after they were exchanged
             inverse = tuple(int(axis) for axis in np.argsort(axes))
             yield Arrangement(axes, tuple(b.shape[axis] for axis in inverse))
     else:
-        for axes in _all_orders(a.ndim):
+        for axes in _orders(a.ndim):
             yield Arrangement(axes, a.shape)
 
 
@@ -152,25 +159,22 @@ def _turned(arrangement: Arrangement) -> tuple[int, ...]:
     return tuple(arrangement.of[axis] for axis in arrangement.axes or ())
 
 
-def _all_orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    channels = _channel_moves(ndim)
-    yield from channels
+def _orders(ndim: int) -> dict[tuple[int, ...], None]:
+    """Other orders of the axes: channels moved, then exchanges of two, which are the usual mistake."""
     usual = tuple(range(ndim))
-    yield from (axes for axes in _orders(ndim) if axes != usual and axes not in channels)
+    found = dict.fromkeys(_channel_moves(ndim))
+    for i, j in combinations(usual, 2):
+        axes = [*usual]
+        axes[i], axes[j] = j, i
+        found[tuple(axes)] = None
+    if ndim <= MOST_AXES:
+        found |= dict.fromkeys(permutations(usual))
+    found.pop(usual, None)
+    return found
 
 
 def _channel_moves(ndim: int) -> tuple[tuple[int, ...], ...]:
-    """To channels last, and to channels first."""
+    """The orders of axes that move the channels to the end, and to the front."""
     if ndim < 3:
         return ()
     return (0, *range(2, ndim), 1), (0, ndim - 1, *range(1, ndim - 1))
-
-
-def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Exchanges of two axes first: they are what is usually mistaken."""
-    for i, j in combinations(range(ndim), 2):
-        axes = list(range(ndim))
-        axes[i], axes[j] = j, i
-        yield tuple(axes)
-    if ndim <= MOST_AXES:
-        yield from permutations(range(ndim))

@@ -64,7 +64,7 @@ class ModelExplanation(TabularReport):
         return replace(self, ops=tuple(row for row in self.ops if row.op in wanted))
 
     def table(self) -> Table:
-        """As it is printed; without the last column if it is empty."""
+        """As it is printed; the last column is left out if it is empty."""
         header = UsedOp._fields if any(row.why for row in self.ops) else UsedOp._fields[:-1]
         return Table(
             f"{self.policy!r} on {self.backend} ({self.device}): the ops of {self.model}",
@@ -109,25 +109,20 @@ def explain(policy: str | Policy, backend: Any, *inputs: Any, **named: Any) -> A
         CallOrderError: for a model that is decorated already.
     """
     chosen = registry.backend(backend)
-    if chosen.kind(backend) == "model":
-        return _of_model(single(policy), backend, inputs, named)
-    if inputs or named:
-        msg = f"Only a model is explained with inputs, not {described(backend, chosen)}.\n"
-        raise ArgumentError(msg + f"Hint: amp.explain({policy!r}, model, x)")
-    return explain_backend(policy, backend)
-
-
-def _of_model(
-    policy: Policy, model: Model, inputs: Sequence[Any], named: dict[str, Any]
-) -> ModelExplanation:
+    if chosen.kind(backend) != "model":
+        if inputs or named:
+            msg = f"Only a model is explained with inputs, not {described(backend, chosen)}.\n"
+            raise ArgumentError(msg + f"Hint: amp.explain({policy!r}, model, x)")
+        return explain_backend(policy, backend)
+    parsed = single(policy)
     if not (inputs or named):
         msg = "A model is called once to see its ops, and no inputs were passed for that call.\n"
-        raise ArgumentError(msg + f"Hint: amp.explain({str(policy)!r}, model, x)")
+        raise ArgumentError(msg + f"Hint: amp.explain({str(parsed)!r}, model, x)")
 
     def call(model: Model, inputs: Sequence[Any], named: dict[str, Any]) -> None:
         model(*inputs, **named)
 
-    return of_pass(policy, call, model, inputs, named)
+    return of_pass(parsed, call, backend, inputs, named)
 
 
 def of_pass(

@@ -12,23 +12,25 @@ for each possible cure, the likeliest first:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
-from ampbridge.adapters.observation import OpCall, Operand
+from ampbridge.adapters.observation import OpCall
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
 from ampbridge_lens.census import is_within
-from ampbridge_lens.closeness import EPSILON, apart, rounded
+from ampbridge_lens.closeness import EPSILON, apart, root_mean_square
 from ampbridge_lens.exponents import Bin, Exponents
-from ampbridge_lens.ranges import is_cast_down, power_of_two, safe_scale
-from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale
+from ampbridge_lens.op_arrays import ArrayObserver, Key, OpArray, Side
+from ampbridge_lens.ranges import power_of_two, safe_scale
+from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale, in_layer
 
 Kind = Literal["overflow", "nan", "underflow", "inexact", "raised", "scale"]
 Direction = Literal["forward", "backward"]
@@ -103,8 +105,8 @@ class Other(NamedTuple):
     total: int
 
     def __str__(self) -> str:
-        where = f"{self.op}, {self.layer or 'the model itself'}, {self.direction}"
-        return f"{where}: {self.number} of {self.total} {self.what}"
+        where = in_layer(self.op, self.layer)
+        return f"{where}, {self.direction}: {self.number} of {self.total} {self.what}"
 
 
 @dataclass(frozen=True)
@@ -228,124 +230,102 @@ def locate(
     """
     parsed, subject = single(policy), Subject(loss_fn, model)
     checked_scale(scale)
-    search = Search(subject, batch, parsed)
-    trial = search.trial(Patch(scale=scale))
+    diagnosis = Diagnosis(subject, batch, parsed)
+    trial = diagnosis.trial(Patch(scale=scale))
     if trial.sound:
-        return _scale_finding(search, scale, trial) or _finding(search, scale, trial)
-    beginning, in_float32 = search.beginning(trial)
-    patch = None if in_float32 else search.cure(trial, beginning)
-    return _finding(search, scale, trial, beginning, in_float32, patch)
+        return _scale_finding(diagnosis, scale, trial) or _finding(diagnosis, scale, trial)
+    beginning = diagnosis.beginning(trial)
+    patch = None if beginning.in_float32 else diagnosis.cure(trial, beginning)
+    return _finding(diagnosis, scale, trial, beginning, patch)
 
 
 # -- one pass
 
 
-Side = Literal["input", "output", "arrived", "left"]
-
-
-class Key(NamedTuple):
-    """Identifies an event in every pass: the n-th call of an op in a layer, and which of its arrays."""
-
-    op: str
-    layer: str
-    occurrence: int
-    side: Side
-    place: int
-
-
 class Event(NamedTuple):
     """The values of one observed array; those of an input are as the op casts them.
 
-    ``operands``: the inputs of its op, or the gradients of the op's outputs; of an input, what was cast.
+    Attributes:
+        operands: the inputs of its op, or the gradients of the op's outputs; of an input, what was cast.
+        expected: the values in float32; None if that pass has no such array, or is this one.
     """
 
     key: Key
     call: OpCall
     values: Exponents
     operands: tuple[Exponents, ...]
+    expected: Exponents | None
 
     @property
     def is_finite(self) -> bool:
-        return not self.values.infinities and not self.values.nans
+        return not _has_inf_or_nan(self.values)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it is inf or NaN, and is not in float32."""
+        expected = self.expected
+        return not self.is_finite and (expected is None or not _has_inf_or_nan(expected))
 
     @property
     def operands_had_it(self) -> bool:
         """Whether an operand was inf or NaN already."""
-        return any(operand.infinities or operand.nans for operand in self.operands)
+        return any(map(_has_inf_or_nan, self.operands))
 
     @property
-    def is_forward(self) -> bool:
-        return self.key.side in ("input", "output")
+    def lost(self) -> int:
+        """How many more zeros it has than in float32."""
+        return 0 if self.expected is None else self.values.zeros - self.expected.zeros
 
-    def loses(self, expected: Event) -> bool:
-        """Whether more than ``STARVED`` of its values are zero, and are not in float32."""
-        most = max(self.values.total, 1)
-        return (self.values.zeros - expected.values.zeros) / most > STARVED
+    @property
+    def has_lost_most(self) -> bool:
+        return self.lost / max(self.values.total, 1) > STARVED
+
+    @property
+    def direction(self) -> Direction:
+        return "backward" if self.key.is_gradient else "forward"
 
 
-class Events:
-    """An observer that records the exponents of all arrays, in order."""
+def _has_inf_or_nan(values: Exponents) -> bool:
+    return bool(values.infinities or values.nans)
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._counts: dict[tuple[str, str], int] = {}
-        self._occurrences: dict[int, int] = {}
-        self._arrived: dict[int, list[Exponents]] = {}
+
+class Events(ArrayObserver):
+    """An observer that records the exponents of all arrays, in order, beside those in float32."""
+
+    def __init__(self, backend: Backend, expected: Mapping[Key, Exponents]) -> None:
+        super().__init__(backend, self._note)
+        self._expected = expected
+        self._operands: dict[tuple[int, Side], list[Exponents]] = defaultdict(list)
         self.events: list[Event] = []
 
-    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        occurrence = self._counts.get((call.op, call.layer), 0)
-        self._counts[call.op, call.layer] = occurrence + 1
-        self._occurrences[call.number] = occurrence
-        operands = []
-        for place, handed in enumerate(inputs):
-            values = self._backend.to_numpy(handed.values)
-            found = cast = Exponents.of(values)
-            if is_cast_down(call, handed):
-                cast = Exponents.of(rounded(values, call.dtype))
-            self._note(call, "input", place, cast, (found,))
-            operands.append(cast)
-        for place, output in enumerate(outputs):
-            self._note(call, "output", place, self._exponents(output), tuple(operands))
-
-    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        values = self._exponents(gradient)
-        self._arrived.setdefault(call.number, []).append(values)
-        self._note(call, "arrived", output, values, (values,))
-
-    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        operands = tuple(self._arrived.get(call.number, ()))
-        self._note(call, "left", input, self._exponents(gradient), operands)
-
-    def _exponents(self, operand: Operand) -> Exponents:
-        return Exponents.of(self._backend.to_numpy(operand.values))
-
-    def _note(
-        self,
-        call: OpCall,
-        side: Side,
-        place: int,
-        values: Exponents,
-        operands: tuple[Exponents, ...],
-    ) -> None:
-        key = Key(call.op, call.layer, self._occurrences[call.number], side, place)
-        self.events.append(Event(key, call, values, operands))
+    def _note(self, seen: OpArray) -> None:
+        side, call, handed = seen.key.side, seen.call, seen.on_host()
+        values = Exponents.of(seen.as_cast(handed))
+        if side in ("input", "arrived"):
+            operands = [Exponents.of(handed) if seen.is_cast_down else values]
+            self._operands[call.number, side].append(values)
+        else:
+            operands = self._operands[call.number, "input" if side == "output" else "arrived"]
+        expected = self._expected.get(seen.key)
+        self.events.append(Event(seen.key, call, values, tuple(operands), expected))
 
 
 class Beginning(NamedTuple):
     """Where the problem begins: the event, or None if no observed op caused it.
 
-    ``led_to``: the event that became inf or NaN because values were lost in ``event``.
+    ``led_to``: the event that became inf or NaN because values were lost in ``event``. ``in_float32``:
+    whether the problem also occurs in float32.
     """
 
     kind: Kind
     direction: Direction
     event: Event | None
     led_to: Event | None = None
+    in_float32: bool = False
 
 
 @dataclass(frozen=True)
-class Trial:
+class PatchedPass:
     """A pass under the policy with a patch.
 
     Attributes:
@@ -364,7 +344,7 @@ class Trial:
 
 
 @dataclass
-class Search:
+class Diagnosis:
     """Passes of one subject on one batch, compared with its pass in float32."""
 
     subject: Subject
@@ -373,17 +353,17 @@ class Search:
     trials: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        recorded = Events(self.subject.backend)
+        recorded = Events(self.subject.backend, {})
         self.reference = self.subject.run(
             self.batch, FLOAT32, observer=recorded, shown_as_under=self.policy
         )
-        self.expected = {event.key: event for event in recorded.events}
+        self.expected = {event.key: event.values for event in recorded.events}
         self.reference_events = recorded.events
 
-    def trial(self, patch: Patch) -> Trial:
-        """A pass with ``patch``, and the loss scale in it."""
+    def trial(self, patch: Patch) -> PatchedPass:
+        """Run a pass with ``patch``, at the loss scale in it."""
         self.trials += 1
-        recorded = Events(self.subject.backend)
+        recorded = Events(self.subject.backend, self.expected)
         scale = 1.0 if patch.scale is None else patch.scale
         policy = patch.applied_to(self.policy)
         passed = self.subject.run(self.batch, policy, scale, recorded)
@@ -393,134 +373,121 @@ class Search:
             _is_finite(passed)
             and not starved
             and loss_error <= self.rounding
-            and not any(map(self._is_bad, recorded.events))
+            and not any(event.is_bad for event in recorded.events)
         )
-        return Trial(patch, passed, recorded.events, starved, loss_error, sound)
+        return PatchedPass(patch, passed, recorded.events, starved, loss_error, sound)
 
     @property
     def rounding(self) -> float:
         """How far rounding may bring the loss from float32's."""
         return ROUNDINGS * EPSILON[self.policy.dtype if self.policy.level != "O0" else "float32"]
 
-    def _is_bad(self, event: Event) -> bool:
-        """Whether it is inf or NaN, and is not in float32."""
-        expected = self.expected.get(event.key)
-        return not event.is_finite and (expected is None or expected.is_finite)
-
-    def beginning(self, trial: Trial) -> tuple[Beginning, bool]:
-        """Where the problem of an unsound trial begins, and whether it also occurs in float32."""
-        bad = next(filter(self._is_bad, trial.events), None)
+    def beginning(self, trial: PatchedPass) -> Beginning:
+        """Where the problem of a pass that is not sound begins."""
+        bad = next((event for event in trial.events if event.is_bad), None)
         if bad is not None:
             origin = self._lost_before(bad, trial)
             if origin is not None:
-                return Beginning("underflow", "forward", origin, bad), False
-            return _beginning(bad), False
+                return Beginning("underflow", "forward", origin, bad)
+            return _beginning(bad)
         if trial.passed.raised:
             last = trial.events[-1] if trial.events else None
-            direction: Direction = "forward" if last is None or last.is_forward else "backward"
-            return Beginning("raised", direction, last), False
-        finite = _is_finite(trial.passed)
-        if finite and trial.loss_error > self.rounding:
-            lost = self._first_lost(trial, forward=True)
-            return Beginning("inexact" if lost is None else "underflow", "forward", lost), False
+            return Beginning("raised", "forward" if last is None else last.direction, last)
+        if _is_finite(trial.passed) and trial.loss_error > self.rounding:
+            lost = self._first_lost(trial, "forward")
+            return Beginning("inexact" if lost is None else "underflow", "forward", lost)
         if trial.starved:
-            lost = self._first_lost(trial, forward=False)
-            return Beginning("underflow", "backward", lost), False
+            return Beginning("underflow", "backward", self._first_lost(trial, "backward"))
         if _is_finite(self.reference):
-            direction = "backward" if np.isfinite(trial.passed.loss) else "forward"
-            return Beginning(_kind_of(trial.passed), direction, None), False
-        return self._beginning_in_float32(), True
+            direction: Direction = "backward" if np.isfinite(trial.passed.loss) else "forward"
+            return Beginning(_kind_of(trial.passed), direction, None)
+        return self._beginning_in_float32()._replace(in_float32=True)
 
-    def _first_lost(self, trial: Trial, *, forward: bool) -> Event | None:
+    def _first_lost(self, trial: PatchedPass, direction: Direction) -> Event | None:
         """The first array in one direction that is zero where float32's is not."""
-        for event in trial.events:
-            expected = self.expected.get(event.key)
-            if event.is_forward is forward and expected is not None and event.loses(expected):
-                return event
-        return None
+        lost = (e for e in trial.events if e.direction == direction and e.has_lost_most)
+        return next(lost, None)
 
-    def _lost_before(self, bad: Event, trial: Trial) -> Event | None:
-        """The event that lost the values of which zeros made ``bad``; None if no zero did.
+    def _lost_before(self, bad: Event, trial: PatchedPass) -> Event | None:
+        """The event that made the zeros because of which ``bad`` is inf or NaN; None if none did.
 
         A quotient or a logarithm is inf, although float32's fits into the dtype, because an operand is
-        zero. From there back to the op, or the cast, that made a zero of operands that were none.
+        zero. The search goes back to the op, or the cast, whose operands were not zero yet.
         """
-        expected = self.expected.get(bad.key)
-        in_float16 = bad.call.dtype == "float16"
-        if bad.key.side != "output" or expected is None or bad.operands_had_it:
+        if bad.key.side != "output" or bad.expected is None or bad.operands_had_it:
             return None
-        if in_float16 and expected.values.overflowing:
+        if bad.call.dtype == "float16" and bad.expected.overflowing:
             return None
         outputs = [e for e in trial.events if e.key.side == "output"]
         origin, number = None, bad.call.number
         while True:
             inputs = [e for e in trial.events if e.key.side == "input" and e.call.number == number]
-            lost = next(filter(self._has_lost, inputs), None)
+            lost = next((e for e in inputs if e.lost > 0), None)
             if lost is None:
                 return origin
             if lost.operands[0].zeros < lost.values.zeros:
                 return lost
-            earlier = [e for e in outputs if e.call.number < number and self._has_lost(e)]
+            earlier = [e for e in outputs if e.call.number < number and e.lost > 0]
             same = [e for e in earlier if e.values == lost.operands[0]]
             if not earlier:
                 return origin
             origin = (same or earlier)[-1]
             number = origin.call.number
 
-    def _has_lost(self, event: Event) -> bool:
-        """Whether it has more zeros than in float32."""
-        expected = self.expected.get(event.key)
-        return expected is not None and event.values.zeros > expected.values.zeros
-
-    def others(self, trial: Trial, beginning: Event | None) -> tuple[Other, ...]:
+    def others(self, trial: PatchedPass, beginning: Event | None) -> tuple[Other, ...]:
         """What else is inf, NaN or lost under the policy alone, though the op's inputs are not."""
         found: dict[tuple[str, str, str, str], Other] = {}
         losing: set[int] = set()
         for event in trial.events:
-            values, expected = event.values, self.expected.get(event.key)
-            if self._is_bad(event) and not event.operands_had_it:
+            values = event.values
+            if event.is_bad and not event.operands_had_it:
                 what, count = (
                     ("inf", values.infinities) if values.infinities else ("NaN", values.nans)
                 )
-            elif expected is not None and event.is_forward and event.loses(expected):
+            elif event.has_lost_most and not event.key.is_gradient:
                 is_first = event.call.number not in losing and (
                     event.key.side == "output" or event.operands[0].zeros < values.zeros
                 )
                 losing.add(event.call.number)
                 if not is_first:
                     continue
-                what, count = "zero", values.zeros - expected.values.zeros
+                what, count = "zero", event.lost
             else:
                 continue
             op = "cast" if event.key.side == "input" else event.call.op
-            direction: Direction = "forward" if event.is_forward else "backward"
-            other = Other(what, op, event.call.layer, direction, count, values.total)
+            other = Other(what, op, event.call.layer, event.direction, count, values.total)
             if event is not beginning:
                 found.setdefault(other[:4], other)
         return tuple(found.values())
 
-    def cast_before(self, event: Event, trial: Trial) -> tuple[str, Exponents] | None:
-        """The layer, and the values, whose cast is what an op was handed as inf.
+    def cast_at(self, beginning: Beginning, trial: PatchedPass) -> tuple[str, Exponents] | None:
+        """The layer of the cast that made a problem, and what it cast; None if no cast made it.
 
-        They are an input of the model's, or an earlier output in a wider dtype, with as many values that
-        float16 does not hold. None if there are no such values: then an op made it that is not observed.
+        Where an op was handed inf already, the cast is of an input of the model's, or of an earlier
+        output in a wider dtype, with as many values that float16 does not hold. If there are no such
+        values, an op made the inf that is not observed.
         """
+        event = beginning.event
+        if event is None or event.key.side != "input" or beginning.kind == "raised":
+            return None
         handed = event.operands[0]
+        if not event.operands_had_it:
+            return event.call.layer, handed
         inputs = (("", Exponents.of(each)) for each in self.subject.float_inputs(self.batch))
         outputs = ((e.call.layer, e.values) for e in trial.events if e.key.side == "output")
         for layer, values in (*inputs, *outputs):
             overflowing = round(values.overflowing * values.total)
-            fits = values.total == handed.total and not values.infinities and not values.nans
+            fits = values.total == handed.total and not _has_inf_or_nan(values)
             if fits and overflowing and overflowing == handed.infinities:
                 return layer, values
         return None
 
-    def depends_on_scale(self, scale: float) -> tuple[list[str], str, Event | None] | None:
+    def depending_on_scale(self, scale: float) -> tuple[list[str], Event | None]:
         """Parameters to whose gradients, in float32, the loss scale does more than multiply them.
 
-        With the layer, and the event, at which that begins; without an event if no op's gradient is so.
+        With the event at which that begins; None if no op's gradient is so.
         """
-        recorded = Events(self.subject.backend)
+        recorded = Events(self.subject.backend, self.expected)
         scaled = self.subject.run(self.batch, FLOAT32, scale, recorded, shown_as_under=self.policy)
         names = [
             name
@@ -528,19 +495,16 @@ class Search:
             if np.isfinite(found := scaled.gradients.get(name, expected)).all()
             and apart(found / found.dtype.type(scale), expected) > SCALED_ALIKE
         ]
-        if not names:
-            return None
         powers = int(np.log2(scale))
-        for event in recorded.events:
-            expected = self.expected.get(event.key)
-            if expected is None or event.is_forward:
+        for event in recorded.events if names else ():
+            if event.expected is None or not event.key.is_gradient:
                 continue
-            if _mass_apart(expected.values.shifted(powers), event.values) > SCALED_ALIKE:
-                return names, event.call.layer, event
-        return names, names[-1].rpartition(".")[0], None
+            if _mass_apart(event.expected.shifted(powers), event.values) > SCALED_ALIKE:
+                return names, event
+        return names, None
 
     def _beginning_in_float32(self) -> Beginning:
-        """The likeliest origin: an op with finite operands; NaN before inf, which may be intended."""
+        """The likeliest origin: an op with finite operands; NaN first, because inf may be intended."""
         bad = [event for event in self.reference_events if not event.is_finite]
         origins = [event for event in bad if not event.operands_had_it]
         likely = [
@@ -556,7 +520,7 @@ class Search:
 
     # -- cures
 
-    def cure(self, trial: Trial, beginning: Beginning) -> Patch | None:
+    def cure(self, trial: PatchedPass, beginning: Beginning) -> Patch | None:
         """A patch with which a pass is sound; None if there is none after ``MOST_TRIALS`` passes."""
         start = trial.patch
         untried = self._cures(trial, beginning)
@@ -567,50 +531,39 @@ class Search:
             changed = self.trial(trial.patch + change)
             if changed.sound:
                 return self._minimal(changed.patch, start)
-            reached, in_float32 = self.beginning(changed)
-            if not in_float32 and _is_further(reached, beginning, changed, trial):
+            reached = self.beginning(changed)
+            if not reached.in_float32 and _is_later(reached.event, beginning.event):
                 trial, beginning = changed, reached
                 untried = self._cures(trial, beginning)
         return None
 
-    def _cures(self, trial: Trial, beginning: Beginning) -> Iterator[Patch]:
+    def _cures(self, trial: PatchedPass, beginning: Beginning) -> Iterator[Patch]:
         """Possible cures, the likeliest first."""
-        if beginning.kind == "underflow" and beginning.direction == "backward":
-            yield from self._higher_scale(trial)
-        overflows_backward = beginning.direction == "backward" and beginning.kind in (
-            "overflow",
-            "nan",
-        )
-        if overflows_backward and _is_finite(trial.passed):  # what overflows is swallowed
-            yield from self._lower_scales(trial)
+        is_backward, scale = beginning.direction == "backward", trial.patch.scale or 1.0
+        if is_backward and beginning.kind == "underflow":
+            safe = self._safe_scale(trial)
+            if safe is not None and safe / 4 > scale:  # other batches may have larger gradients
+                yield Patch(scale=safe / 4)
+        overflows = is_backward and beginning.kind in ("overflow", "nan")
+        if overflows and _is_finite(trial.passed):  # what overflows is swallowed
+            while scale > 1.0:
+                scale = max(scale / 16, 1.0)
+                yield Patch(scale=scale)
             return
-        scale = self._safe_scale(trial) if overflows_backward else None
-        if scale is not None and scale >= 1:
-            yield Patch(scale=scale)
+        safe = self._safe_scale(trial) if overflows else None
+        if safe is not None and safe >= 1:
+            yield Patch(scale=safe)
             return
         yield from self._wider(trial, beginning.event)
-        if scale is not None:  # below 1 it is the last resort
-            yield Patch(scale=scale)
+        if safe is not None:  # below 1 it is the last resort
+            yield Patch(scale=safe)
 
-    def _higher_scale(self, trial: Trial) -> Iterator[Patch]:
-        """A quarter of the largest safe scale, because other batches may have larger gradients."""
-        safe = self._safe_scale(trial)
-        if safe is not None and safe / 4 > (trial.patch.scale or 1.0):
-            yield Patch(scale=safe / 4)
-
-    @staticmethod
-    def _lower_scales(trial: Trial) -> Iterator[Patch]:
-        scale = trial.patch.scale or 1.0
-        while scale > 1.0:
-            scale = max(scale / 16, 1.0)
-            yield Patch(scale=scale)
-
-    def _safe_scale(self, trial: Trial) -> float | None:
+    def _safe_scale(self, trial: PatchedPass) -> float | None:
         gradients = Exponents.merged(map(Exponents.of, self.reference.gradients.values()))
         policy = trial.patch.applied_to(self.policy)
         return safe_scale(self.subject, self.batch, policy, gradients)
 
-    def _wider(self, trial: Trial, event: Event | None) -> Iterator[Patch]:
+    def _wider(self, trial: PatchedPass, event: Event | None) -> Iterator[Patch]:
         """Ops and layers to run in float32: first where the problem begins, then those before it."""
         calls = list({e.call.number: e.call for e in trial.events}.values())
         last = max((call.number for call in calls), default=0)
@@ -622,21 +575,14 @@ class Search:
 
     def _minimal(self, patch: Patch, start: Patch) -> Patch:
         """``patch`` without the entries that are not needed."""
-        for smaller in _one_entry_less(patch, start):
-            if self.trial(smaller).sound:
-                return self._minimal(smaller, start)
+        deny, keep, has_scale = patch.deny, patch.keep, patch.scale != start.scale
+        smaller = [replace(patch, deny=tuple(o for o in deny if o != op)) for op in deny]
+        smaller += [replace(patch, keep=tuple(k for k in keep if k != layer)) for layer in keep]
+        smaller += [replace(patch, scale=start.scale)] if has_scale else []
+        for each in smaller if len(smaller) > 1 else ():
+            if self.trial(each).sound:
+                return self._minimal(each, start)
         return Patch(patch.deny, patch.keep, None if patch.scale == start.scale else patch.scale)
-
-
-def _one_entry_less(patch: Patch, start: Patch) -> Iterator[Patch]:
-    if len(patch.deny) + len(patch.keep) + (patch.scale != start.scale) < 2:
-        return
-    for op in patch.deny:
-        yield Patch(tuple(o for o in patch.deny if o != op), patch.keep, patch.scale)
-    for layer in patch.keep:
-        yield Patch(patch.deny, tuple(k for k in patch.keep if k != layer), patch.scale)
-    if patch.scale != start.scale:
-        yield Patch(patch.deny, patch.keep, start.scale)
 
 
 def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Patch]:
@@ -650,26 +596,25 @@ def _in_float32(call: OpCall, low: Sequence[OpCall], policy: Policy) -> list[Pat
     return [patch for _, patch in sorted(ways, key=lambda way: way[0])]
 
 
-def _is_further(reached: Beginning, before: Beginning, now: Trial, then: Trial) -> bool:
-    """Whether the problem begins later in the pass than before."""
-    if reached.event is None or before.event is None:
+def _is_later(reached: Event | None, before: Event | None) -> bool:
+    """Whether one event is later in the pass than the other; the backward pass reverses the calls."""
+    if reached is None or before is None:
         return False
-    return _place(reached.event, now) > _place(before.event, then)
 
+    def place(event: Event) -> tuple[bool, int]:
+        forward = event.direction == "forward"
+        return (not forward, event.call.number if forward else -event.call.number)
 
-def _place(event: Event, trial: Trial) -> tuple[bool, int]:
-    """A sort key: the forward pass in the order of calls, then the backward pass in reverse."""
-    forward = event.is_forward
-    return (not forward, event.call.number if forward else -event.call.number)
+    return place(reached) > place(before)
 
 
 def _beginning(event: Event) -> Beginning:
     kind: Kind = "nan" if event.values.nans and not event.values.infinities else "overflow"
-    return Beginning(kind, "forward" if event.is_forward else "backward", event)
+    return Beginning(kind, event.direction, event)
 
 
 def _mass_apart(a: Exponents, b: Exponents) -> float:
-    """The fraction of values that two histograms have in other bins."""
+    """The fraction of values that are in other bins in the other histogram."""
     bins = a.bins.keys() | b.bins.keys()
     none = Bin(0, 0, 0)
     moved = sum(abs(a.bins.get(e, none).values - b.bins.get(e, none).values) for e in bins)
@@ -686,74 +631,62 @@ def _is_finite(passed: Pass) -> bool:
 
 def _is_starved(passed: Pass, reference: Pass) -> bool:
     """Whether a checked parameter has lost more than ``STARVED`` of its gradient's elements."""
-    sizes = {name: _root_mean_square(g) for name, g in reference.gradients.items()}
+    sizes = {name: root_mean_square(g) for name, g in reference.gradients.items()}
     counting = COUNTS * max(sizes.values(), default=0.0)
-    return any(
-        _lost_fraction(passed.gradients[name], expected) > STARVED
-        for name, expected in reference.gradients.items()
-        if sizes[name] > counting and name in passed.gradients
-    )
-
-
-def _root_mean_square(values: Any) -> float:
-    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
-
-
-def _lost_fraction(values: Any, expected: Any) -> float:
-    there = expected != 0
-    return float(np.mean(values[there] == 0)) if there.any() else 0.0
+    for name, expected in reference.gradients.items():
+        if sizes[name] > counting and name in passed.gradients:
+            is_lost = passed.gradients[name][expected != 0] == 0
+            if is_lost.size and np.mean(is_lost) > STARVED:
+                return True
+    return False
 
 
 # -- in words
 
 
 def _finding(
-    search: Search,
+    diagnosis: Diagnosis,
     scale: float,
-    trial: Trial,
+    trial: PatchedPass,
     beginning: Beginning | None = None,
-    in_float32: bool = False,
     patch: Patch | None = None,
 ) -> Finding:
     event = None if beginning is None else beginning.event
     found = Finding(
-        search.policy,
-        search.subject.backend.name,
+        diagnosis.policy,
+        diagnosis.subject.backend.name,
         scale,
-        in_float32=in_float32,
         patch=patch,
         loss_error=trial.loss_error,
-        others=search.others(trial, event),
+        others=diagnosis.others(trial, event),
         raised=trial.passed.raised,
     )
     if beginning is None:
         return found
+    cast = diagnosis.cast_at(beginning, trial)
+    advice = " ".join(_advice(diagnosis, trial, beginning, cast is not None, patch))
     found = replace(
         found,
         kind=beginning.kind,
         direction=beginning.direction,
-        advice=" ".join(_advice(search, trial, beginning, in_float32, patch)),
+        in_float32=beginning.in_float32,
+        advice=advice,
     )
     if event is None:
         return found
     op, layer, operands = event.call.op, event.call.layer, event.operands
-    if event.key.side == "input" and beginning.kind != "raised":
-        before = search.cast_before(event, trial)
-        if not event.operands_had_it:
-            op = "cast"
-        elif before is not None:
-            op, layer, operands = "cast", before[0], (before[1],)
+    if cast is not None:
+        op, layer, operands = "cast", cast[0], (cast[1],)
     return replace(found, op=op, layer=layer, dtype=event.call.dtype, operands=operands)
 
 
-def _scale_finding(search: Search, scale: float, trial: Trial) -> Finding | None:
-    """What is found where the policy changes nothing, and the loss scale alone does."""
-    if not search.policy.needs_scaling or scale == 1.0:
+def _scale_finding(diagnosis: Diagnosis, scale: float, trial: PatchedPass) -> Finding | None:
+    """The finding if gradients depend on the loss scale, though the policy makes no problem."""
+    if not diagnosis.policy.needs_scaling or scale == 1.0:
         return None
-    found = search.depends_on_scale(scale)
-    if found is None:
+    names, event = diagnosis.depending_on_scale(scale)
+    if not names:
         return None
-    names, layer, event = found
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     advice = (
         f"The gradients of {', '.join(names[:SHOWN])}{more} depend on the loss scale, in float32 as well: "
@@ -761,55 +694,52 @@ def _scale_finding(search: Search, scale: float, trial: Trial) -> Finding | None
         "as one with a threshold. Multiply its constants by scaler.get_scale(), call it after the "
         "gradients are unscaled, or take bfloat16, which needs no scale."
     )
-    finding = replace(
-        _finding(search, scale, trial),
-        kind="scale",
-        direction="backward",
-        layer=layer,
-        advice=advice,
+    found = replace(
+        _finding(diagnosis, scale, trial), kind="scale", direction="backward", advice=advice
     )
     if event is None:
-        return finding
-    return replace(finding, op=event.call.op, dtype=event.call.dtype, operands=event.operands)
+        return replace(found, layer=names[-1].rpartition(".")[0])
+    call = event.call
+    return replace(found, op=call.op, layer=call.layer, dtype=call.dtype, operands=event.operands)
 
 
 def _advice(
-    search: Search, trial: Trial, beginning: Beginning, in_float32: bool, patch: Patch | None
+    diagnosis: Diagnosis,
+    trial: PatchedPass,
+    beginning: Beginning,
+    is_cast: bool,
+    patch: Patch | None,
 ) -> Iterator[str]:
     event, led_to = beginning.event, beginning.led_to
-    if event is not None and event.key.side == "input" and beginning.kind != "raised":
-        if not event.operands_had_it or search.cast_before(event, trial) is not None:
-            yield f"A cast to {event.call.dtype} makes it, of what {event.call.op} takes."
-        else:
-            yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
-    elif event is not None and event.key.side == "output" and event.operands_had_it:
+    has_raised = beginning.kind == "raised"
+    sides = ("output",) if has_raised else ("input", "output")
+    if event is not None and is_cast:
+        yield f"A cast to {event.call.dtype} makes it, of what {event.call.op} takes."
+    elif event is not None and event.operands_had_it and event.key.side in sides:
         yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
     if led_to is not None:
         made = "inf" if led_to.values.infinities else "NaN"
-        where = f"{led_to.call.op}, {led_to.call.layer or 'the model itself'}"
+        where = in_layer(led_to.call.op, led_to.call.layer)
         yield f"The values that are lost there make {made} in {where}."
-    if event is not None and beginning.kind == "raised":
+    if event is not None and has_raised:
         yield "It is the last op that was seen before the exception."
-    if np.isfinite(trial.loss_error) and trial.loss_error > search.rounding:
-        loss, expected = trial.passed.loss, search.reference.loss
-        roundings = trial.loss_error / search.rounding * ROUNDINGS
-        level = str(search.policy)
+    if np.isfinite(trial.loss_error) and trial.loss_error > diagnosis.rounding:
+        loss, expected = trial.passed.loss, diagnosis.reference.loss
+        roundings = trial.loss_error / diagnosis.rounding * ROUNDINGS
+        level = str(diagnosis.policy)
         yield (
             f"The loss is {loss:.6g}, in float32 {expected:.6g}: off by {trial.loss_error:.2g} of it, "
             f"{roundings:.0f} roundings. lens.ranges(loss_fn, model, *batch) shows how large each value "
             f"is, lens.align((loss_fn, model, 'O0'), (loss_fn, model, {level!r}), *batch) where they "
             "differ first."
         )
-    yield _advice_on_patch(beginning, in_float32, patch)
-
-
-def _advice_on_patch(beginning: Beginning, in_float32: bool, patch: Patch | None) -> str:
-    if in_float32:
-        return "It also occurs in float32, so no policy cures it. Fix the model, or the batch."
-    if patch is None:
-        return "No patch cured it. lens.bisect looks for a set of ops and layers."
-    if patch.scale is not None and not patch.deny and not patch.keep:
-        if beginning.kind == "underflow":
-            return "Raise the loss scale: the gradients are too small for float16."
-        return "Lower the loss scale; a dynamic scaler does so by itself."
-    return "Keep the ops and layers of the patch in float32."
+    if beginning.in_float32:
+        yield "It also occurs in float32, so no policy cures it. Fix the model, or the batch."
+    elif patch is None:
+        yield "No patch cured it. lens.bisect looks for a set of ops and layers."
+    elif patch.scale is None or patch.deny or patch.keep:
+        yield "Keep the ops and layers of the patch in float32."
+    elif beginning.kind == "underflow":
+        yield "Raise the loss scale: the gradients are too small for float16."
+    else:
+        yield "Lower the loss scale; a dynamic scaler does so by itself."

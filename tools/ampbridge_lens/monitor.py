@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import floor, log2
 from typing import Any, NamedTuple
 
-from ampbridge.adapters import registry
+from ampbridge.adapters.backend import Model
 from ampbridge.errors import ArgumentTypeError
 from ampbridge.errors.flags import checked_count
 from ampbridge.policies.policy import Policy
@@ -77,7 +76,6 @@ class Monitor:
         self.rows: list[MonitorRow] = []
         self.ranges: Ranges | None = None
         self._every, self._writes = every, tuple(writes)
-        self._backend = registry.backend(registry.framework_of(step.model))
         self._dtypes: dict[Policy, Dtypes] = {}
         self._pending: list[StepResult] = []
         self._taken, self._skipped = 0, 0
@@ -98,15 +96,17 @@ class Monitor:
 
     def _look(self, batch: Sequence[Any], named: Mapping[str, Any]) -> Ranges:
         """The ranges without a loss scale."""
-        step, backend = self.step, self._backend
-        policy = step.policy
+        step, policy, both = self.step, self.step.policy, (batch, named)
+
+        def loss_fn(model: Model, batch: Sequence[Any], named: Mapping[str, Any]) -> Any:
+            return step.loss_fn(model, *batch, **named)
+
         with undecorated(step.model, step.optimizer):
-            subject = Subject(_with_named(step.loss_fn), step.model)
-            both = batch, named
+            subject = Subject(loss_fn, step.model)
             if policy not in self._dtypes:
                 self._dtypes[policy] = dtypes_of(subject, both, policy)
             rows, _ = measured_rows(subject, both, policy, self._dtypes[policy])
-        return Ranges(policy, backend.name, 1.0, None, rows)
+        return Ranges(policy, subject.backend.name, 1.0, None, rows)
 
     def _report(self, seen: Ranges, result: StepResult) -> None:
         pending, self._pending = self._pending, []
@@ -167,10 +167,6 @@ def monitor(
     return Monitor(step, every, [_write_to(target, prefix) for target in targets])
 
 
-def _with_named(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda model, batch, named: loss_fn(model, *batch, **named)
-
-
 def _by_layer(rows: Sequence[RangeRow]) -> dict[tuple[str, Kind], Exponents]:
     parts: dict[tuple[str, Kind], list[Exponents]] = {}
     for row in rows:
@@ -184,19 +180,20 @@ def _by_layer(rows: Sequence[RangeRow]) -> dict[tuple[str, Kind], Exponents]:
 
 def _write_to(target: Target, prefix: str) -> Write:
     if isinstance(target, (str, os.PathLike)):
-        return partial(_append, CsvFile(target, MonitorRow._fields))
+        file = CsvFile(target, MonitorRow._fields)
+
+        def append(rows: Sequence[MonitorRow]) -> None:
+            for row in rows:
+                file.append(row)
+
+        return append
     example = "lens.monitor(step, 'ranges.csv', SummaryWriter(), wandb.log)"
     write = numbers_to(target, "A monitor", example)
     return lambda rows: write(_tagged(rows, prefix), rows[0].step)
 
 
-def _append(file: CsvFile, rows: Sequence[MonitorRow]) -> None:
-    for row in rows:
-        file.append(row)
-
-
 def _tagged(rows: Sequence[MonitorRow], prefix: str) -> dict[str, float]:
-    """All numbers of a look by their tags."""
+    """The numbers of one look, by their tags."""
     found = {f"{prefix}{name}": float(getattr(rows[0], name)) for name in ("scale", "skipped")}
     for row in rows:
         for name in _NUMBERS:

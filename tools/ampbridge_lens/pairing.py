@@ -7,11 +7,11 @@ longest ones it is that with the most ops of the same magnitude.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from math import isnan
 
 from ampbridge.checkpoints.weights import Match
+from ampbridge_lens.closeness import root_mean_square
 from ampbridge_lens.recording import RecordedOp
 
 MOVING = frozenset(
@@ -20,7 +20,7 @@ MOVING = frozenset(
         "split", "squeeze", "stack", "tile", "transpose", "unbind", "unsqueeze",
     }
 )  # fmt: skip
-"""They compute nothing, and each framework has others of them, or reports none."""
+"""Ops that compute nothing. Each framework has different ones, or reports none of them."""
 
 ALIKE = 1e-3
 """Two ops are of the same magnitude if their outputs' root mean squares differ by no more."""
@@ -34,76 +34,55 @@ def computes(op: RecordedOp) -> bool:
 def paired_ops(
     a: Sequence[RecordedOp], b: Sequence[RecordedOp], weights: Sequence[Match]
 ) -> list[tuple[int, int]]:
-    """The places of paired ops, ascending; ``weights`` pairs those of ``a``, its sources, and ``b``."""
-    computing_a = [i for i, op in enumerate(a) if computes(op)]
-    computing_b = [i for i, op in enumerate(b) if computes(op)]
-    scores = _Scores([a[i] for i in computing_a], [b[i] for i in computing_b], weights)
-    return [(computing_a[i], computing_b[j]) for i, j in _longest(scores)]
+    """The places of paired ops, ascending. In ``weights``, those of ``a`` are the sources."""
+    layers = {_layer(match.source.name): _layer(match.target.name) for match in weights}
+    paired_layers = set(layers.values())
+    computing_a = [(i, op, _magnitude(op)) for i, op in enumerate(a) if computes(op)]
+    computing_b = [(j, op, _magnitude(op)) for j, op in enumerate(b) if computes(op)]
 
+    def score(i: int, j: int) -> int:
+        """How well two ops fit: 0 for not at all, 2 with outputs of one magnitude, else 1."""
+        (_, one, size), (_, other, other_size) = computing_a[i], computing_b[j]
+        if one.op != other.op or one.outputs[0].low.size != other.outputs[0].low.size:
+            return 0
+        both_paired = one.layer in layers and other.layer in paired_layers
+        if both_paired and layers[one.layer] != other.layer:
+            return 0
+        is_alike = abs(size - other_size) <= ALIKE * max(size, other_size)
+        return 2 if is_alike or isnan(size) else 1
 
-def layers_of(weights: Sequence[Match]) -> dict[str, str]:
-    """The layers of paired weights."""
-    return {_layer(match.source.name): _layer(match.target.name) for match in weights}
+    # Usually the ops are the same ones, or begin so; that is seen without a search.
+    n, m = len(computing_a), len(computing_b)
+    same = n if n == m and all(score(k, k) for k in range(n)) else 0
+    while same < min(n, m) and score(same, same) == 2:
+        same += 1
+    rest = _longest(lambda i, j: score(same + i, same + j), n - same, m - same)
+    pairs = [*((k, k) for k in range(same)), *((same + i, same + j) for i, j in rest)]
+    return [(computing_a[i][0], computing_b[j][0]) for i, j in pairs]
 
 
 def _layer(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
-class _Scores:
-    """How well ops fit: 0 for not at all, 2 with outputs of one magnitude, else 1."""
-
-    def __init__(
-        self, a: Sequence[RecordedOp], b: Sequence[RecordedOp], weights: Sequence[Match]
-    ) -> None:
-        self.a, self.b = a, b
-        self._layers = layers_of(weights)
-        self._paired_layers = set(self._layers.values())
-        self._magnitudes = [*map(_magnitude, a)], [*map(_magnitude, b)]
-
-    def __call__(self, i: int, j: int) -> int:
-        if not self._fit(self.a[i], self.b[j]):
-            return 0
-        one, other = self._magnitudes[0][i], self._magnitudes[1][j]
-        return 2 if abs(one - other) <= ALIKE * max(one, other) or one != one != other else 1
-
-    def _fit(self, a: RecordedOp, b: RecordedOp) -> bool:
-        if a.op != b.op or a.outputs[0].low.size != b.outputs[0].low.size:
-            return False
-        expected: Mapping[str, str] = self._layers
-        if a.layer in expected and b.layer in self._paired_layers:
-            return expected[a.layer] == b.layer
-        return True
-
-
 def _magnitude(op: RecordedOp) -> float:
     output = op.outputs[0]
-    values = output.low if output.full is None else output.full
-    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+    return root_mean_square(output.low if output.full is None else output.full)
 
 
-def _longest(scores: _Scores) -> list[tuple[int, int]]:
-    """The pairing with the highest sum of scores, ascending.
-
-    Usually the ops are the same ones, or begin so; that is seen without a search.
-    """
-    n, m, same = len(scores.a), len(scores.b), 0
-    if n == m and all(scores(k, k) for k in range(n)):
-        return [(k, k) for k in range(n)]
-    while same < min(n, m) and scores(same, same) == 2:
-        same += 1
-    n, m = n - same, m - same
+def _longest(score: Callable[[int, int], int], n: int, m: int) -> list[tuple[int, int]]:
+    """The pairing of ``n`` ops with ``m`` that has the highest sum of scores, ascending."""
     best = [[0] * (m + 1) for _ in range(n + 1)]
     for i in reversed(range(n)):
         for j in reversed(range(m)):
-            fit = scores(same + i, same + j)
+            fit = score(i, j)
             taken = best[i + 1][j + 1] + fit if fit else 0
             best[i][j] = max(taken, best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [(k, k) for k in range(same)], 0, 0
+    pairs, i, j = [], 0, 0
     while i < n and j < m:
-        fit = scores(same + i, same + j)
+        fit = score(i, j)
         if fit and best[i][j] == best[i + 1][j + 1] + fit:
-            pairs.append((same + i, same + j))
+            pairs.append((i, j))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
             i += 1

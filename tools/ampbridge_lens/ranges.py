@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import inf, log2
@@ -9,13 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ampbridge.adapters.backend import Backend, LossFn, Model
-from ampbridge.adapters.observation import OpCall, Operand
-from ampbridge.policies.policy import LOW_DTYPES, Policy
+from ampbridge.adapters.backend import LossFn, Model
+from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport, shortened
-from ampbridge_lens.census import Calls
 from ampbridge_lens.exponents import Exponents
+from ampbridge_lens.op_arrays import ArrayObserver, OpArray, Side
 from ampbridge_lens.subject import FLOAT32, Subject, checked_scale, ended
 
 Kind = Literal["cast", "output", "gradient", "parameter"]
@@ -88,25 +88,21 @@ class Ranges(TabularReport):
             safe = f"safe up to {power_of_two(self.safe_scale)}"
         else:
             safe = "no scale was tried" if self.raised else "no scale is safe"
+        remarks = [
+            "overflow, to zero, subnormal: fractions of the values in float16; "
+            "headroom: doublings until the largest overflows."
+        ]
+        if self.raised:
+            without = "Ops that come later have no dtype in this report."
+            remarks.insert(0, f"{ended(self.raised)} {without}")
         return Table(
             f"{self.backend}, in float32, gradients at a loss scale of {power_of_two(self.scale)}; {safe}",
             (
-                "values",
-                "name",
-                "layer",
-                "runs in",
-                "max |x|",
-                "overflow",
-                "to zero",
-                "subnormal",
-                "headroom",
+                *("values", "name", "layer", "runs in", "max |x|"),
+                *("overflow", "to zero", "subnormal", "headroom"),
             ),
             tuple(_cells(row) for row in self.rows),
-            (
-                *((_without_dtypes(self.raised),) if self.raised else ()),
-                "overflow, to zero, subnormal: fractions of the values in float16; "
-                "headroom: doublings until the largest overflows.",
-            ),
+            tuple(remarks),
         )
 
     def short(self) -> Table:
@@ -116,7 +112,7 @@ class Ranges(TabularReport):
 
 
 def _loss(row: RangeRow) -> tuple[float, ...]:
-    """Least for the most that is lost: to inf, then to zero, then digits; then by what is left until inf."""
+    """A sort key, smallest for the most loss: to inf, to zero, of digits; then by the headroom."""
     values, stays = row.values, row.kind != "parameter" and row.dtype in ("float32", "float64")
     headroom = inf if values.headroom is None else values.headroom
     return stays, -values.overflowing, -values.flushed, -values.subnormal, headroom
@@ -130,10 +126,6 @@ def _cells(row: RangeRow) -> tuple[str, ...]:
         row.kind, row.name, row.layer, row.dtype, f"{values.largest:.3g}",
         *(_percent(fraction) for fraction in fractions), headroom,
     )  # fmt: skip
-
-
-def _without_dtypes(raised: str) -> str:
-    return f"{ended(raised)} Ops that come later have no dtype in this report."
 
 
 def _percent(fraction: float) -> str:
@@ -190,82 +182,47 @@ class Dtypes(NamedTuple):
 
 def dtypes_of(subject: Subject, batch: Sequence[Any], policy: Policy) -> Dtypes:
     """The dtypes in which the ops run under ``policy``, by one pass."""
-    calls = _CallsAndCasts()
-    raised = subject.run(batch, policy, observer=calls, gradients=False).raised
+    cast: set[tuple[str, str, int]] = set()
+
+    def see(seen: OpArray) -> None:
+        if seen.is_cast_down:
+            cast.add((seen.key.op, seen.key.layer, seen.key.place))
+
+    observer = ArrayObserver(subject.backend, see)
+    raised = subject.run(batch, policy, observer=observer, gradients=False).raised
     found: dict[tuple[str, str], dict[str, None]] = {}
-    for call in calls.seen:
+    for call, _ in observer.calls.values():
         found.setdefault((call.op, call.layer), {})[call.dtype] = None
-    return Dtypes({key: ", ".join(dtypes) for key, dtypes in found.items()}, calls.cast, raised)
+    return Dtypes({key: ", ".join(dtypes) for key, dtypes in found.items()}, cast, raised)
 
 
-def is_cast_down(call: OpCall, handed: Operand) -> bool:
-    """Whether the policy casts this input to the low precision in which its op runs."""
-    return call.dtype in LOW_DTYPES and handed.dtype != call.dtype
-
-
-class _CallsAndCasts(Calls):
-    """An observer that keeps the calls, and which of their inputs are cast down."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cast: set[tuple[str, str, int]] = set()
-
-    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        super().op_ran(call, inputs, outputs)
-        self.cast.update(
-            (call.op, call.layer, place)
-            for place, each in enumerate(inputs)
-            if is_cast_down(call, each)
-        )
+KINDS: Mapping[Side, Kind] = {"input": "cast", "output": "output", "arrived": "gradient"}
+"""What is measured of an op. A gradient that leaves it arrives at another op, or is a parameter's."""
 
 
 def measured_rows(
     subject: Subject, batch: Sequence[Any], policy: Policy, dtypes: Dtypes
 ) -> tuple[tuple[RangeRow, ...], Exponents]:
-    """The rows of a report without a loss scale, and all parameters' gradients; by one pass."""
-    measured = _Measured(subject.backend, dtypes.cast)
-    found = subject.run(batch, FLOAT32, observer=measured, shown_as_under=policy)
+    """The rows of a report without a loss scale, and all parameters' gradients, by one pass."""
+    measured: dict[Kind, dict[tuple[str, str], list[Exponents]]] = {
+        kind: defaultdict(list) for kind in KINDS.values()
+    }
+
+    def see(seen: OpArray) -> None:
+        op, layer, _, side, place = seen.key
+        if side in KINDS and (side != "input" or (op, layer, place) in dtypes.cast):
+            measured[KINDS[side]][op, layer].append(Exponents.of(seen.on_host()))
+
+    observer = ArrayObserver(subject.backend, see)
+    found = subject.run(batch, FLOAT32, observer=observer, shown_as_under=policy)
     gradients = {name: Exponents.of(values) for name, values in found.gradients.items()}
-    rows = (
-        *measured.rows("cast", dtypes),
-        *measured.rows("output", dtypes),
-        *measured.rows("gradient", dtypes),
-        *(RangeRow("parameter", n, "", "float32", v) for n, v in gradients.items()),
-    )
-    return rows, Exponents.merged(gradients.values())
-
-
-class _Measured:
-    """An observer that records the exponents of what is cast, of what ops return, and of gradients."""
-
-    def __init__(self, backend: Backend, cast: Set[tuple[str, str, int]]) -> None:
-        self._backend, self._cast = backend, cast
-        self._found: dict[tuple[Kind, str, str], list[Exponents]] = {}
-
-    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        for place, each in enumerate(inputs):
-            if (call.op, call.layer, place) in self._cast:
-                self._note("cast", call, each)
-        for output in outputs:
-            self._note("output", call, output)
-
-    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        self._note("gradient", call, gradient)
-
-    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        """It arrives at another op, or is a parameter's."""
-
-    def _note(self, kind: Kind, call: OpCall, operand: Operand) -> None:
-        exponents = Exponents.of(self._backend.to_numpy(operand.values))
-        self._found.setdefault((kind, call.op, call.layer), []).append(exponents)
-
-    def rows(self, kind: Kind, dtypes: Dtypes) -> list[RangeRow]:
-        """The rows of one kind."""
-        return [
-            RangeRow(kind, op, layer, dtypes.found.get((op, layer), ""), Exponents.merged(parts))
-            for (found_kind, op, layer), parts in self._found.items()
-            if found_kind == kind
-        ]
+    rows = [
+        RangeRow(kind, op, layer, dtypes.found.get((op, layer), ""), Exponents.merged(parts))
+        for kind, of_kind in measured.items()
+        for (op, layer), parts in of_kind.items()
+    ]
+    rows += [RangeRow("parameter", n, "", "float32", v) for n, v in gradients.items()]
+    return tuple(rows), Exponents.merged(gradients.values())
 
 
 def safe_scale(

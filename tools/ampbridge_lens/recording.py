@@ -15,9 +15,9 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from math import floor, log2
@@ -29,18 +29,18 @@ import numpy.typing as npt
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.nested import map_leaves
-from ampbridge.adapters.observation import OpCall, Operand
+from ampbridge.adapters.observation import OpCall
 from ampbridge.checkpoints import atomic_files
 from ampbridge.checkpoints.weights import Weight, match_weights
 from ampbridge.errors import StateError, WriteError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
-from ampbridge_lens.closeness import EPSILON, apart, largest, rounded
-from ampbridge_lens.subject import FLOAT32, Pass, Subject, checked_scale, ended
+from ampbridge_lens.closeness import EPSILON, apart, largest
+from ampbridge_lens.op_arrays import ArrayObserver, Key, OpArray
+from ampbridge_lens.subject import FLOAT32, Subject, checked_scale, ended
 
 NumpyArray = npt.NDArray[Any]
-Side = Literal["input", "output", "arrived", "left"]
 
 LARGEST_GRADIENT = 2.0**14
 """What the loss scale brings the largest gradient to, unless a scale is passed."""
@@ -147,11 +147,10 @@ class Recording(TabularReport):
             WriteError: if that cannot be.
         """
         path = atomic_files.path_of(path, _HINT)
-        arrays = _Arrays()
-        described = _described(self, arrays)
+        described, arrays = _described(self)
         content = io.BytesIO()
-        text = np.frombuffer(json.dumps(described).encode(), np.uint8)
-        np.savez(content, allow_pickle=False, recording=text, **arrays.by_name)
+        text = np.frombuffer(described.encode(), np.uint8)
+        np.savez(content, allow_pickle=False, recording=text, **arrays)
         try:
             atomic_files.write(path, content.getbuffer())
         except OSError as error:
@@ -232,54 +231,6 @@ def fitting(
 # -- the passes
 
 
-class Key(NamedTuple):
-    """Identifies an array in every pass: the n-th call of an op in a layer, and which of its arrays."""
-
-    op: str
-    layer: str
-    occurrence: int
-    side: Side
-    place: int
-
-
-@dataclass
-class _Observer:
-    """Hands every array on with its key."""
-
-    backend: Backend
-    calls: dict[int, tuple[OpCall, int]] = field(default_factory=dict)
-    """By number: the call and its occurrence."""
-    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def op_ran(self, call: OpCall, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        occurrence = self._counts.get((call.op, call.layer), 0)
-        self._counts[call.op, call.layer] = occurrence + 1
-        self.calls[call.number] = call, occurrence
-        for place, each in enumerate(inputs):
-            self._see(call, "input", place, each, cast_to=call.dtype)
-        for place, each in enumerate(outputs):
-            self._see(call, "output", place, each)
-
-    def gradient_arrived(self, call: OpCall, output: int, gradient: Operand) -> None:
-        self._see(call, "arrived", output, gradient)
-
-    def gradient_left(self, call: OpCall, input: int, gradient: Operand) -> None:
-        self._see(call, "left", input, gradient)
-
-    def _see(
-        self, call: OpCall, side: Side, place: int, operand: Operand, cast_to: str = "float32"
-    ) -> None:
-        """Take one array; an input as the op casts it."""
-        key = Key(call.op, call.layer, self.calls[call.number][1], side, place)
-        values = self.backend.to_numpy(operand.values)
-        if operand.dtype != cast_to:
-            values = rounded(values, cast_to)
-        self.take(key, operand.dtype, values)
-
-    def take(self, key: Key, dtype: str, values: NumpyArray) -> None:
-        """Receive one array; it may change after the call."""
-
-
 class _Kept(dict[bytes, NumpyArray]):
     """Arrays by what they contain, so that each is in memory once."""
 
@@ -291,81 +242,72 @@ class _Kept(dict[bytes, NumpyArray]):
         return self.setdefault(digest.digest(), contiguous.copy())
 
 
-@dataclass
-class _Recorder(_Observer):
-    """Keeps all arrays."""
-
-    kept: _Kept = field(default_factory=_Kept)
-    scale: float = 1.0
-    arrays: dict[Key, tuple[str, NumpyArray]] = field(default_factory=dict)
-
-    def take(self, key: Key, dtype: str, values: NumpyArray) -> None:
-        self.arrays[key] = dtype, self.kept.one(self.unscaled(key, values))
-
-    def unscaled(self, key: Key, values: NumpyArray) -> NumpyArray:
-        """``values`` without the loss scale, a power of two, if they are a gradient."""
-        is_gradient = key.side in ("arrived", "left")
-        return values / values.dtype.type(self.scale) if is_gradient else values
-
-
-@dataclass
-class _Noise(_Observer):
-    """Compares all arrays with those of an undisturbed pass."""
-
-    before: _Recorder = field(kw_only=True)
-    noise: dict[Key, float] = field(default_factory=dict)
-
-    def take(self, key: Key, dtype: str, values: NumpyArray) -> None:
-        if key in self.before.arrays:
-            self.noise[key] = _noise(self.before.unscaled(key, values), self.before.arrays[key][1])
-
-
-def _noise(disturbed: NumpyArray, before: NumpyArray) -> float:
-    """1 where infinities and NaN come and go."""
-    change = apart(disturbed, before) if disturbed.shape == before.shape else 1.0
-    return min(change, 1.0)
+Measured = tuple[NumpyArray, float]
+"""An array, and its noise."""
 
 
 class _Passes(NamedTuple):
-    """A pass and its disturbed twin."""
+    """A pass and its disturbed twin: each array with its dtype, and the noise of each."""
 
-    seen: _Recorder
-    found: Pass
+    calls: Sequence[tuple[OpCall, int]]
+    arrays: Mapping[Key, tuple[str, NumpyArray]]
     noise: Mapping[Key, float]
-    disturbed: Pass
+    loss: Measured
+    gradients: Mapping[str, Measured]
+    raised: str
 
-    def gradient(self, name: str, scale: float) -> tuple[NumpyArray, float]:
-        """That of a parameter without the loss scale, and its noise."""
-        values = self.found.gradients[name]
-        noise = _noise(self.disturbed.gradients.get(name, values), values)
-        return values / values.dtype.type(scale), noise
 
-    @property
-    def loss(self) -> tuple[NumpyArray, float]:
-        """The loss and its noise."""
-        loss = np.asarray(self.found.loss)
-        return loss, _noise(np.asarray(self.disturbed.loss), loss)
+def _noise(disturbed: NumpyArray, before: NumpyArray) -> float:
+    """How far a disturbance moved an array; 1 where infinities and NaN come and go."""
+    change = apart(disturbed, before) if disturbed.shape == before.shape else 1.0
+    return min(change, 1.0)
 
 
 def _passes(
     subject: Subject, batch: Sequence[Any], run: Policy, scale: float, shown: Policy, kept: _Kept
 ) -> _Passes:
     backend, model = subject.backend, subject.model
-    seen = _Recorder(backend, kept=kept, scale=scale)
-    found = subject.run(batch, run, scale, seen, shown_as_under=shown)
+    arrays: dict[Key, tuple[str, NumpyArray]] = {}
+    noise: dict[Key, float] = {}
+
+    def unscaled(seen: OpArray) -> NumpyArray:
+        values = seen.as_cast(seen.on_host())
+        return values / values.dtype.type(scale) if seen.key.is_gradient else values
+
+    def keep(seen: OpArray) -> None:
+        arrays[seen.key] = seen.operand.dtype, kept.one(unscaled(seen))
+
+    def compare(seen: OpArray) -> None:
+        if seen.key in arrays:
+            noise[seen.key] = _noise(unscaled(seen), arrays[seen.key][1])
+
+    first = ArrayObserver(backend, keep)
+    found = subject.run(batch, run, scale, first, shown_as_under=shown)
     rng = np.random.default_rng(0)
     by = EPSILON[run.dtype if run.level != "O0" else "float32"]
     values, names = backend.read_weights(model), backend.parameter_names(model)
     others = {name: _disturbed(values[name], by, rng) for name in names}
     inputs = map_leaves(partial(_disturbed_input, backend=backend, by=by, rng=rng), tuple(batch))
     with subject.with_weights(others):
-        noise = _Noise(backend, before=seen)
+        again = partial(subject.run, policy=run, scale=scale, shown_as_under=shown)
         try:
-            disturbed = subject.run(inputs, run, scale, noise, shown_as_under=shown)
+            disturbed = again(inputs, observer=ArrayObserver(backend, compare))
         except Exception:  # a check of the user's, which shifted inputs do not pass
-            noise = _Noise(backend, before=seen)
-            disturbed = subject.run(batch, run, scale, noise, shown_as_under=shown)
-    return _Passes(seen, found, noise.noise, disturbed)
+            noise.clear()
+            disturbed = again(batch, observer=ArrayObserver(backend, compare))
+    loss = np.asarray(found.loss)
+    gradients = {}
+    for name, scaled in found.gradients.items():
+        change = _noise(disturbed.gradients.get(name, scaled), scaled)
+        gradients[name] = scaled / scaled.dtype.type(scale), change
+    return _Passes(
+        tuple(first.calls.values()),
+        arrays,
+        noise,
+        (loss, _noise(np.asarray(disturbed.loss), loss)),
+        gradients,
+        found.raised,
+    )
 
 
 def _disturbed(values: NumpyArray, by: float, rng: np.random.Generator) -> NumpyArray:
@@ -373,23 +315,21 @@ def _disturbed(values: NumpyArray, by: float, rng: np.random.Generator) -> Numpy
     return moved.astype(values.dtype)
 
 
-def _disturbed_in_range(values: NumpyArray, by: float, rng: np.random.Generator) -> NumpyArray:
-    """Disturbed, but for whole numbers that a dtype of this epsilon holds, and within the extremes.
+def _disturbed_input(x: Any, backend: Backend, by: float, rng: np.random.Generator) -> Any:
+    """An input disturbed, as an array of NumPy's, if it is one in float32; others as they are.
 
-    Counts stay counts, and probabilities between 0 and 1.
+    Whole numbers that a dtype of this epsilon holds stay, and nothing leaves the range of the values.
+    So counts stay counts, and probabilities stay between 0 and 1.
     """
+    if "float32" not in str(getattr(x, "dtype", "")):
+        return x
+    values = x if isinstance(x, np.ndarray) else backend.to_numpy(x)
+    if not values.size:
+        return values
     moved = _disturbed(values, by, rng)
     whole = (values == np.rint(values)) & (np.abs(values) <= 2 / by)
     lowest, highest = np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)
     return np.where(whole, values, np.clip(moved, lowest, highest))
-
-
-def _disturbed_input(x: Any, backend: Backend, by: float, rng: np.random.Generator) -> Any:
-    """An input, as an array of NumPy's if it is one in float32; others as they are."""
-    if "float32" not in str(getattr(x, "dtype", "")):
-        return x
-    values = x if isinstance(x, np.ndarray) else backend.to_numpy(x)
-    return _disturbed_in_range(values, by, rng) if values.size else values
 
 
 def _recorded(
@@ -400,54 +340,56 @@ def _recorded(
 
     full = _passes(subject, batch, FLOAT32, 1.0, policy, kept)
     if scale is None:
-        scale = _scale(policy, full.seen.arrays)
+        scale = _scale(policy, full.arrays)
     low = full if policy == FLOAT32 else _passes(subject, batch, policy, scale, policy, kept)
 
-    def seen(key: Key) -> Values:
-        dtype, values = low.seen.arrays[key]
-        exact = full.seen.arrays.get(key)
-        noises = low.noise.get(key, 0.0), full.noise.get(key, 0.0)
-        return Values(dtype, values, exact and exact[1], *noises)
+    def in_both(own: Measured, exact: Measured | None) -> Values:
+        full, full_noise = exact or (None, 0.0)
+        return Values("float32", own[0], full, own[1], full_noise)
 
-    ops, backward = _ops(low.seen, seen)
-    loss, exact_loss = low.loss, full.loss
+    arrays: dict[Key, Values] = {}
+    for key, (dtype, array) in low.arrays.items():
+        exact = full.arrays.get(key)
+        noises = low.noise.get(key, 0.0), full.noise.get(key, 0.0)
+        arrays[key] = Values(dtype, array, exact and exact[1], *noises)
+    ops, backward = _ops(low.calls, arrays)
     return Recording(
         backend.name,
         policy,
         scale,
-        Values("float32", loss[0], exact_loss[0], loss[1], exact_loss[1]),
+        in_both(low.loss, full.loss),
         ops,
         backward,
-        dict(_gradients(low, full, scale)),
+        {name: in_both(own, full.gradients.get(name)) for name, own in low.gradients.items()},
         tuple(backend.weights(subject.model)),
         values,
-        low.found.raised,
+        low.raised,
     )
 
 
 def _scale(policy: Policy, arrays: Mapping[Key, tuple[str, NumpyArray]]) -> float:
     """The power of two that brings the largest gradient to ``LARGEST_GRADIENT`` or half of it."""
-    found = [largest(a) for key, (_, a) in arrays.items() if key.side in ("arrived", "left")]
+    found = [largest(array) for key, (_, array) in arrays.items() if key.is_gradient]
     most = max(found, default=0.0)
     if not policy.needs_scaling or most == 0:
         return 1.0
     return 2.0 ** min(max(floor(log2(LARGEST_GRADIENT / most)), -126), 127)
 
 
-def _ops(low: _Recorder, seen: Any) -> tuple[tuple[RecordedOp, ...], tuple[Arrival, ...]]:
-    numbers = {
-        (call.op, call.layer, occurrence): index
-        for index, (call, occurrence) in enumerate(low.calls.values())
+def _ops(
+    calls: Sequence[tuple[OpCall, int]], arrays: Mapping[Key, Values]
+) -> tuple[tuple[RecordedOp, ...], tuple[Arrival, ...]]:
+    """The ops with their arrays, and the gradients in the order in which they came."""
+    sides: dict[tuple[str, str, int], dict[str, dict[int, Values]]] = {
+        (call.op, call.layer, occurrence): {"input": {}, "output": {}, "arrived": {}, "left": {}}
+        for call, occurrence in calls
     }
-    sides: list[dict[str, dict[int, Values]]] = [
-        {"input": {}, "output": {}, "arrived": {}, "left": {}} for _ in numbers
-    ]
+    index = {call: i for i, call in enumerate(sides)}
     backward = []
-    for key in low.arrays:
-        index = numbers[key[:3]]
-        sides[index][key.side][key.place] = seen(key)
+    for key, values in arrays.items():
+        sides[key[:3]][key.side][key.place] = values
         if key.side == "arrived" or key.side == "left":
-            backward.append(Arrival(index, key.side, key.place))
+            backward.append(Arrival(index[key[:3]], key.side, key.place))
     ops = tuple(
         RecordedOp(
             call.op,
@@ -458,18 +400,9 @@ def _ops(low: _Recorder, seen: Any) -> tuple[tuple[RecordedOp, ...], tuple[Arriv
             of["arrived"],
             of["left"],
         )
-        for (call, _), of in zip(low.calls.values(), sides, strict=True)
+        for (call, _), of in zip(calls, sides.values(), strict=True)
     )
     return ops, tuple(backward)
-
-
-def _gradients(low: _Passes, full: _Passes, scale: float) -> Iterator[tuple[str, Values]]:
-    for name in low.found.gradients:
-        values, noise = low.gradient(name, scale)
-        exact, exact_noise = (
-            full.gradient(name, 1.0) if name in full.found.gradients else (None, 0.0)
-        )
-        yield name, Values("float32", values, exact, noise, exact_noise)
 
 
 # -- files
@@ -482,51 +415,30 @@ _NOT_A_RECORDING = (
 """What NumPy and JSON raise for other files."""
 
 
-class _Arrays:
-    """The arrays of a file, each once."""
+def _described(recording: Recording) -> tuple[str, dict[str, NumpyArray]]:
+    """A recording as JSON, in which arrays have names; and the arrays by these, each once."""
+    named: dict[int, tuple[str, NumpyArray]] = {}
 
-    def __init__(self) -> None:
-        self.by_name: dict[str, NumpyArray] = {}
-        self._names: dict[int, str] = {}
-
-    def name(self, array: NumpyArray | None) -> str | None:
-        """The name of an array in the file, to which it is added."""
-        if array is None:
-            return None
-        name = self._names.setdefault(id(array), f"array{len(self._names)}")
-        self.by_name[name] = array
-        return name
-
-
-def _described(recording: Recording, arrays: _Arrays) -> dict[str, Any]:
-    def one(v: Values) -> list[Any]:
-        return [v.dtype, arrays.name(v.low), arrays.name(v.full), v.low_noise, v.full_noise]
+    def name(array: NumpyArray) -> str:
+        return named.setdefault(id(array), (f"array{len(named)}", array))[0]
 
     def by_place(values: Mapping[int, Values]) -> list[Any]:
-        return [[place, *one(v)] for place, v in values.items()]
+        return [[place, *v] for place, v in values.items()]
 
-    return {
+    content = {
         "version": VERSION,
         "backend": recording.backend,
         "policy": recording.policy.to_dict(),
         "scale": recording.scale,
-        "loss": one(recording.loss),
-        "ops": [
-            [
-                *op[:3],
-                [one(v) for v in op.inputs],
-                [one(v) for v in op.outputs],
-                by_place(op.arrived),
-                by_place(op.left),
-            ]
-            for op in recording.ops
-        ],
+        "loss": recording.loss,
+        "ops": [[*op[:5], by_place(op.arrived), by_place(op.left)] for op in recording.ops],
         "backward": recording.backward,
-        "gradients": {name: one(v) for name, v in recording.gradients.items()},
+        "gradients": dict(recording.gradients),
         "weights": [weight._asdict() for weight in recording.weights],
-        "values": {name: arrays.name(v) for name, v in recording.values.items()},
+        "values": dict(recording.values),
         "raised": recording.raised,
     }
+    return json.dumps(content, default=name), dict(named.values())
 
 
 def _restored(data: Mapping[str, Any], arrays: Mapping[str, NumpyArray]) -> Recording:

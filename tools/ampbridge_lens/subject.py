@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from textwrap import shorten
@@ -90,7 +90,15 @@ class Subject:
                 yield
             finally:
                 self.backend.undecorate(self.model, None)
-                self._check_no_new_weights(known)
+                weights = self.backend.weights(self.model)
+                created = [weight.name for weight in weights if weight.name not in known]
+                if created:
+                    msg = (
+                        f"The model created its weights only now ({created[0]}, ...): the lens cannot "
+                        "restore a model from before its first call.\n"
+                        "Hint: model(x) once, then lens.census(...)"
+                    )
+                    raise CallOrderError(msg)
 
     def float_inputs(self, batch: Sequence[Any]) -> list[NumpyArray]:
         """The arrays of float32 and float64 in a batch, on the host."""
@@ -113,15 +121,6 @@ class Subject:
         else:
             with self.backend.undecorated(self.model, None):
                 yield
-
-    def _check_no_new_weights(self, known: Collection[str]) -> None:
-        created = [w.name for w in self.backend.weights(self.model) if w.name not in known]
-        if created:
-            msg = (
-                f"The model created its weights only now ({created[0]}, ...): the lens cannot restore "
-                "a model from before its first call.\nHint: model(x) once, then lens.census(...)"
-            )
-            raise CallOrderError(msg)
 
     def run(
         self,
@@ -197,7 +196,7 @@ class Subject:
     def _check_sound_in_float32(
         error: Exception, policy: Policy, in_float32: Callable[[], object]
     ) -> None:
-        """Raise the exception of a pass again if it is ours, or float32 has one as well."""
+        """Raise the exception of a pass again if it is ours, or if float32 raises one as well."""
         if isinstance(error, AmpBridgeError) or policy == FLOAT32:
             raise error
         try:
@@ -211,8 +210,13 @@ def in_words(error: Exception) -> str:
     return shorten(f"{type(error).__name__}: {error}", 200)
 
 
+def in_layer(op: str, layer: str) -> str:
+    """An op and its layer, as reports name them."""
+    return f"{op}, {layer or 'the model itself'}"
+
+
 def ended(raised: str) -> str:
-    """What a report says of a pass that an exception ended, and of what it has then."""
+    """A report's remark about a pass that an exception ended."""
     return f"The pass ended there, under the policy and not in float32, with {raised!r}."
 
 

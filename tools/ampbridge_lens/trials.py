@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ampbridge.adapters.observation import OpCall
 from ampbridge.errors import ArgumentError
 from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.reports.progress import Report
@@ -84,13 +83,14 @@ class Trials:
         return _largest(map(_errors, again, self._reference))
 
     def run(self, policy: Policy, doing: str = "") -> Trial:
-        """The trial of ``policy``."""
+        """Run ``policy`` on all batches, unless that has been done."""
         if policy not in self._known:
             calls = Calls()
             found = self._passes(policy, self.scale, doing, calls)
             errors = _largest(map(_errors, found, self._reference))
             raised = next((each.raised for each in found if each.raised), "")
-            self._known[policy] = Trial(errors, _low_calls(calls.seen), raised)
+            low = Counter((c.op, c.layer) for c in calls.seen if c.dtype in LOW_DTYPES)
+            self._known[policy] = Trial(errors, low, raised)
         return self._known[policy]
 
     def lower_scale(self, policy: Policy) -> None:
@@ -110,28 +110,21 @@ class Trials:
         # Inf and NaN are what is looked for; NumPy would warn of each.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             found = [
-                _unscaled(self.subject.run(batch, policy, scale, calls, gradients=False), scale)
+                self.subject.run(batch, policy, scale, calls, gradients=False)
                 for batch in self.batches
             ]
         self.runs += 1
-        return found
-
-
-def _low_calls(calls: Iterable[OpCall]) -> Counter[tuple[str, str]]:
-    return Counter((call.op, call.layer) for call in calls if call.dtype in LOW_DTYPES)
-
-
-def _unscaled(found: Pass, scale: float) -> Pass:
-    return Pass(
-        found.loss,
-        {name: g.astype(np.float64) / scale for name, g in found.gradients.items()},
-        found.raised,
-    )
+        return [
+            each._replace(
+                gradients={n: g.astype(np.float64) / scale for n, g in each.gradients.items()}
+            )
+            for each in found
+        ]
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _errors(found: Pass, reference: Pass) -> Errors:
-    """A gradient that only one of the two has is held against zero."""
+    """The errors of one pass. A gradient that only one of the two has is compared with zero."""
     names = found.gradients.keys() | reference.gradients.keys()
     difference = _norm(
         found.gradients.get(name, 0.0) - reference.gradients.get(name, 0.0) for name in names

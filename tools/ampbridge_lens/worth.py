@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from math import comb
+from operator import truediv
 from typing import Any, NamedTuple
 
 from ampbridge.adapters.arguments import backend_of_decorated
@@ -24,9 +25,9 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
-from ampbridge.reports.progress import Progress, Report, reported
+from ampbridge.reports.progress import Progress, reported
 from ampbridge.training.result import StepResult
-from ampbridge.training.step import TrainStep, train_step
+from ampbridge.training.step import train_step
 from ampbridge_lens.subject import FLOAT32, in_words
 
 FEWEST_WARM_UP, MOST_WARM_UP = 3, 25
@@ -48,11 +49,11 @@ class Times(NamedTuple):
     @classmethod
     def of(cls, ratios: Sequence[float]) -> Times:
         """The statistics of at least two ratios."""
-        ordered, count = sorted(ratios), len(ratios)
+        ordered, number = sorted(ratios), len(ratios)
         low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
         # Each ratio falls above or below the median: the numbers of ways with k or fewer below it.
-        ways = list(accumulate(comb(count, k) for k in range(count // 2)))
-        outside = max(0, sum(number <= 0.025 * 2**count for number in ways) - 1)
+        ways = accumulate(comb(number, k) for k in range(number // 2))
+        outside = max(0, sum(each <= 0.025 * 2**number for each in ways) - 1)
         return cls(median, (low, high), (ordered[outside], ordered[-1 - outside]))
 
 
@@ -96,10 +97,22 @@ class WorthIt(TabularReport):
 
     def table(self) -> Table:
         """As it is printed."""
+        rows = []
+        for row in self.rows:
+            measured = ("", "", "", "")
+            if row.times is not None:
+                low, high = row.times.quartiles
+                measured = (
+                    f"{1000 * statistics.median(row.seconds):.3f}",
+                    f"{row.times.median:.3f}",
+                    f"{low:.3f} to {high:.3f}",
+                    "unknown" if row.memory is None else f"{row.memory / 2**20:.1f} MiB",
+                )
+            rows.append((row.name, row.execution, *measured, row.verdict))
         return Table(
             f"{self.backend} on {self.device}: {self.rounds} rounds of {self.steps} steps, in turns",
             ("policy", "execution", "ms a step", "time", "quartiles", "step's memory", "verdict"),
-            tuple(map(_cells, self.rows)),
+            tuple(rows),
             (
                 "Time is relative to float32 in the same round. Memory is the peak of a step, without "
                 "weights and optimizer state.",
@@ -107,16 +120,23 @@ class WorthIt(TabularReport):
         )
 
 
-def _cells(row: WorthRow) -> tuple[str, ...]:
-    memory = "unknown" if row.memory is None else f"{row.memory / 2**20:.1f} MiB"
-    if row.times is None:
-        return (row.name, row.execution, "", "", "", "", row.verdict)
-    low, high = row.times.quartiles
-    milliseconds = f"{1000 * statistics.median(row.seconds):.3f}"
-    return (
-        row.name, row.execution, milliseconds, f"{row.times.median:.3f}",
-        f"{low:.3f} to {high:.3f}", memory, row.verdict,
-    )  # fmt: skip
+@dataclass
+class _Timed:
+    """A policy with a training step of its own, and what was measured of it."""
+
+    name: str
+    policy: Policy
+    step: Callable[[], StepResult] = field(init=False)
+    seconds: list[float] = field(default_factory=list)
+    skipped: int = 0
+    memory: int | None = None
+    refusal: str = ""
+
+    def measure_memory(self, backend: Backend) -> None:
+        self.memory = backend.peak_memory(lambda: _wait_for(self.step()))
+
+    def times_relative_to(self, baseline: _Timed) -> Times:
+        return Times.of(list(map(truediv, self.seconds, baseline.seconds)))
 
 
 def worth_it(
@@ -152,24 +172,36 @@ def worth_it(
     """
     _check(policies, steps, rounds)
     others = [policy for policy in dict.fromkeys(map(single, policies)) if policy != FLOAT32]
-    names = ["float32", "float32, again", *map(_name, others)]
-    timed = [FLOAT32, FLOAT32, *others]
-    backend, pairs = _created(make, len(timed))
-    contestants = [
-        Contestant(name, policy, partial(train_step, loss_fn, *pair, policy=policy), batch)
-        for name, policy, pair in zip(names, timed, pairs, strict=True)
-    ]
+    float32, again = _Timed("float32", FLOAT32), _Timed("float32, again", FLOAT32)
+    timed = [float32, again, *(_Timed(_name(policy), policy) for policy in others)]
+    pairs = _made(make, len(timed))
+    backend = backend_of_decorated(*pairs[0])
     with reported(progress) as report:
-        _race(backend, contestants, steps, rounds, report)
-    noise = _noise(contestants[1].times(contestants[0]))
-    return WorthIt(
-        backend.name,
-        backend.devices()[0].model,
-        steps,
-        rounds,
-        noise,
-        tuple(_row(backend, each, contestants[0], noise, steps) for each in contestants),
-    )
+        done, total = count(), len(timed) * (rounds + 2)
+
+        def each(order: Sequence[_Timed], doing: str) -> Iterator[_Timed]:
+            for one in order:
+                report(next(done), total, f"{one.name}, {doing}")
+                if not one.refusal:
+                    yield one
+
+        for one, pair in zip(each(timed, "warming up"), pairs, strict=True):
+            _warm_up(one, loss_fn, pair, batch)
+        for i in range(rounds):
+            # Rotated, and reversed in every other round: none of them always follows the same one.
+            order = timed[i % len(timed) :] + timed[: i % len(timed)]
+            for one in each(order[::-1] if i % 2 else order, f"round {i + 1}"):
+                start = time.perf_counter()
+                results = [one.step() for _ in range(steps)]
+                _wait_for(results[-1])
+                one.seconds.append((time.perf_counter() - start) / steps)
+                one.skipped += sum(not result.applied for result in results)
+        for one in each(timed, "memory"):
+            one.measure_memory(backend)
+        report(total, total, "")
+    noise = max(abs(1 - bound) for bound in again.times_relative_to(float32).interval)
+    rows = tuple(_row(backend, one, float32, noise, steps * rounds) for one in timed)
+    return WorthIt(backend.name, backend.devices()[0].model, steps, rounds, noise, rows)
 
 
 def _check(policies: object, steps: int, rounds: int) -> None:
@@ -187,155 +219,77 @@ def _name(policy: Policy) -> str:
     return short if Policy.parse(short) == policy else repr(policy)
 
 
-def _created(
-    make: Callable[[], tuple[Model, Optimizer]], count: int
-) -> tuple[Backend, list[tuple[Model, Optimizer]]]:
-    """The backend, and ``count`` models with their optimizers, all of them different objects."""
-    pairs = [make() for _ in range(count)]
+def _made(
+    make: Callable[[], tuple[Model, Optimizer]], number: int
+) -> list[tuple[Model, Optimizer]]:
+    """Make that many models with their optimizers, and check that all are different objects."""
+    pairs = [make() for _ in range(number)]
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             msg = f"make() returned {pair!r:.80}; allowed is (model, optimizer).\n"
             raise ArgumentTypeError(msg + "Hint: return model, optimizer")
-    if len({id(part) for pair in pairs for part in pair}) < 2 * count:
+    if len({id(part) for pair in pairs for part in pair}) < 2 * number:
         msg = "make() returned the same model or optimizer twice; each policy needs its own.\n"
         raise ArgumentTypeError(msg + "Hint: make them inside: def make(): model = Net(); ...")
-    return backend_of_decorated(*pairs[0]), pairs
+    return pairs
 
 
-@dataclass
-class Contestant:
-    """A policy with its own training step, and its measurements."""
-
-    name: str
-    policy: Policy
-    make_step: Callable[[], TrainStep]
-    batch: Sequence[Any]
-    step: TrainStep = field(init=False)
-    seconds: list[float] = field(default_factory=list, init=False)
-    skipped: int = field(default=0, init=False)
-    memory: int | None = field(default=None, init=False)
-    refusal: str = field(default="", init=False)
-
-    def warm_up(self) -> None:
-        """Compile, and find a loss scale that fits; or record that the backend refuses the policy."""
-        try:
-            self.step = self.make_step()
-            for i in range(MOST_WARM_UP):
-                applied = self.step(*self.batch).applied
-                if applied and i + 1 >= FEWEST_WARM_UP:
-                    break
-        except UnsupportedError as error:
-            self.refusal = "refused: " + str(error).partition("\n")[0]
-        except Exception as error:
-            if self.policy == FLOAT32:
-                raise
-            self.refusal = "raised: " + in_words(error)
-
-    def take_turn(self, steps: int) -> None:
-        """Run ``steps`` steps and record their mean time."""
-        start = time.perf_counter()
-        results = [self.step(*self.batch) for _ in range(steps)]
-        _wait_for(results[-1])
-        self.seconds.append((time.perf_counter() - start) / steps)
-        self.skipped += sum(not result.applied for result in results)
-
-    def measure_memory(self, backend: Backend) -> None:
-        """Run one more step, to measure its peak memory."""
-        self.memory = backend.peak_memory(lambda: _wait_for(self.step(*self.batch)))
-
-    def times(self, baseline: Contestant) -> Times:
-        """The times relative to ``baseline`` in the same rounds."""
-        pairs = zip(self.seconds, baseline.seconds, strict=True)
-        return Times.of([own / its for own, its in pairs])
+def _warm_up(
+    timed: _Timed, loss_fn: LossFn, pair: tuple[Model, Optimizer], batch: Sequence[Any]
+) -> None:
+    """Compile, and find a loss scale that fits; or note why the policy cannot be timed."""
+    try:
+        timed.step = partial(train_step(loss_fn, *pair, policy=timed.policy), *batch)
+        for i in range(MOST_WARM_UP):
+            applied = timed.step().applied
+            if applied and i + 1 >= FEWEST_WARM_UP:
+                break
+    except UnsupportedError as error:
+        timed.refusal = "refused: " + str(error).partition("\n")[0]
+    except Exception as error:
+        if timed.policy == FLOAT32:
+            raise
+        timed.refusal = "raised: " + in_words(error)
 
 
 def _wait_for(result: StepResult) -> None:
     result.loss  # noqa: B018  # reading it waits for all earlier work of the device
 
 
-def _race(
-    backend: Backend, contestants: Sequence[Contestant], steps: int, rounds: int, report: Report
-) -> None:
-    """Warm up all contestants, run all rounds, and measure memory."""
-    total = len(contestants) * (rounds + 2)
-    done = 0
-
-    def each(of: Sequence[Contestant], doing: str, action: Callable[[Contestant], None]) -> None:
-        nonlocal done
-        for contestant in of:
-            report(done, total, f"{contestant.name}, {doing}")
-            if not contestant.refusal:
-                action(contestant)
-            done += 1
-
-    each(contestants, "warming up", Contestant.warm_up)
-    for i in range(rounds):
-        each(_in_turn(contestants, i), f"round {i + 1}", lambda c: c.take_turn(steps))
-    each(contestants, "memory", lambda c: c.measure_memory(backend))
-    report(total, total, "")
-
-
-def _in_turn(contestants: Sequence[Contestant], turn: int) -> list[Contestant]:
-    """The contestants in rotated order, reversed in every other round.
-
-    So none of them always follows the same one.
-    """
-    first = turn % len(contestants)
-    rotated = [*contestants[first:], *contestants[:first]]
-    return rotated[::-1] if turn % 2 else rotated
-
-
-def _noise(again: Times) -> float:
-    return max(abs(1 - bound) for bound in again.interval)
-
-
-def _row(
-    backend: Backend, contestant: Contestant, baseline: Contestant, noise: float, steps: int
-) -> WorthRow:
-    if contestant.refusal:
-        refusal = contestant.refusal
-        return WorthRow(contestant.name, contestant.policy, "", (), None, None, 0, refusal)
-    low = contestant.policy.level != "O0"
-    execution = backend.execution(contestant.policy) if low else "native"
-    times = contestant.times(baseline)
-    timed = steps * len(contestant.seconds)
-    if low:
-        verdict = _verdict(times, noise, _share(contestant.memory, baseline.memory), execution)
+def _row(backend: Backend, timed: _Timed, float32: _Timed, noise: float, steps: int) -> WorthRow:
+    if timed.refusal:
+        return WorthRow(timed.name, timed.policy, "", (), None, None, 0, timed.refusal)
+    times, execution = timed.times_relative_to(float32), "native"
+    if timed.policy.level != "O0":
+        execution = backend.execution(timed.policy)
+        verdict = _verdict(times, noise)
+        if timed.memory is not None and float32.memory:
+            verdict += f", {timed.memory / float32.memory:.2g} of the memory"
+        if execution == "simulated":
+            verdict += "; simulated: its time says nothing of a GPU"
+    elif timed is float32:
+        verdict = "the baseline of the others"
     else:
-        verdict = "the baseline of the others" if contestant is baseline else _noise_in_words(noise)
-    if contestant.skipped:
-        verdict += f"; {contestant.skipped} of {timed} steps were skipped"
+        verdict = f"the noise of +-{noise:.1%}"
+    if timed.skipped:
+        verdict += f"; {timed.skipped} of {steps} steps were skipped"
     return WorthRow(
-        contestant.name,
-        contestant.policy,
+        timed.name,
+        timed.policy,
         execution,
-        tuple(contestant.seconds),
+        tuple(timed.seconds),
         times,
-        contestant.memory,
-        contestant.skipped,
+        timed.memory,
+        timed.skipped,
         verdict,
     )
 
 
-def _share(memory: int | None, baseline: int | None) -> float | None:
-    return None if memory is None or not baseline else memory / baseline
-
-
-def _verdict(times: Times, noise: float, memory: float | None, execution: str) -> str:
-    """Faster or slower is what is so beyond the noise, by the whole interval of the median."""
+def _verdict(times: Times, noise: float) -> str:
+    """Whether a policy is faster or slower, beyond the noise and by the whole interval."""
     low, high = times.interval
     if times.median < 1 - noise and high < 1:
-        said = f"{1 / times.median:.1f}x faster"
-    elif times.median > 1 + noise and low > 1:
-        said = f"slower: {times.median:.2f} times the time"
-    else:
-        said = f"no gain here: within {_noise_in_words(noise)}"
-    if memory is not None:
-        said += f", {memory:.2g} of the memory"
-    if execution == "simulated":
-        said += "; simulated: its time says nothing of a GPU"
-    return said
-
-
-def _noise_in_words(noise: float) -> str:
-    return f"the noise of +-{noise:.1%}"
+        return f"{1 / times.median:.1f}x faster"
+    if times.median > 1 + noise and low > 1:
+        return f"slower: {times.median:.2f} times the time"
+    return f"no gain here: within the noise of +-{noise:.1%}"

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache, partial, wraps
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import autograd.numpy as anp
 import ml_dtypes
@@ -71,14 +71,17 @@ def is_box(x: Any) -> bool:
 
 
 def value_of(x: Any) -> Any:
-    """The plain array behind a traced one; anything else as it is."""
+    """Return the plain array behind a traced one; other values are returned unchanged."""
     while type(x) in _BOXES:
         x = x._value
     return x
 
 
 def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> Any:
-    """``x`` in ``to``, rounded to ``through`` ahead of it; its gradient likewise, in ``x``'s dtype."""
+    """Cast ``x`` to ``to``, by way of ``through`` if it is given.
+
+    The gradient is rounded by the same way, and has the dtype of ``x``.
+    """
     if type(x) not in _BOXES:
         return _converted(x, to, through)
     if type(x._node) is not VJPNode:
@@ -92,13 +95,13 @@ def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> An
 
 
 def _node(parents: list[VJPNode], vjp: Callable[[Any], Sequence[Any]]) -> VJPNode:
-    """``vjp`` gives the gradient of each of ``parents``."""
+    """A node of autograd's graph; ``vjp`` returns the gradient of each of its parents."""
     node = VJPNode.__new__(VJPNode)
     node.parents, node.vjp = parents, vjp
     return node
 
 
-# Of arrays, where NumPy has no overflow to warn of.
+# Conversions of arrays in which NumPy warns of no overflow.
 _CONVERSIONS: Mapping[Any, Callable[[np.ndarray], np.ndarray]] = {
     (FLOAT16, FLOAT32): rounding.widened,
     (FLOAT32, FLOAT16): rounding.halves,
@@ -125,11 +128,12 @@ def _converted(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) 
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """``x`` in ``dtype``, its gradient in its own; float64 and integers as they are."""
-    return _cast(x, DTYPES[dtype]) if _dtype_of(x) in CASTABLE else x
+    """Cast ``x`` to ``dtype``, and its gradient back; float64 and integers stay as they are."""
+    return _cast(x, DTYPES[dtype]) if dtype_of(x) in CASTABLE else x
 
 
-def _dtype_of(x: Any) -> np.dtype[Any] | None:
+def dtype_of(x: Any) -> np.dtype[Any] | None:
+    """The dtype of an array, traced or not; None for what is no array."""
     value = value_of(x)
     return value.dtype if isinstance(value, _PLAIN) else None
 
@@ -142,10 +146,10 @@ _OF_MATRICES: Mapping[str, str] = dict.fromkeys(_PRODUCTS, "numpy.matmul")
 
 
 class Rules(NamedTuple):
-    """A policy as the ops look it up: by canonical name or, with ``numpy.`` ahead, by NumPy's.
+    """The rules of a policy, by canonical name or by NumPy's name with ``numpy.`` before it.
 
-    ``of_matrices``: what stands for a name where the arguments are matrices. A name that the user
-    listed stands for itself.
+    ``of_matrices``: the name whose rule a product follows if its arguments are matrices. A product
+    that the user has listed keeps its own rule.
     """
 
     low: np.dtype[Any]
@@ -157,14 +161,9 @@ class Rules(NamedTuple):
     def category(self, name: str) -> Category:
         return self.categories.get(name, self.unlisted)
 
-    def name(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The name under which the rule of this call is looked up."""
-        is_product = name in _PRODUCTS and _multiplies_matrices(*args, **kwargs)
-        return self.of_matrices.get(name, name) if is_product else name
-
 
 def _multiplies_matrices(a: Any, b: Any, *args: Any, axes: Any = 2, **_: Any) -> bool:
-    """Whether one of the two is a matrix at least, and neither a scalar; without axes nothing is summed."""
+    """Whether neither argument is a scalar, one has two dimensions or more, and axes are summed."""
     (axes,) = args or (axes,)
     values = [value_of(x) for x in (a, b)]
     dimensions = [x.ndim if hasattr(x, "ndim") else np.ndim(x) for x in values]
@@ -173,7 +172,7 @@ def _multiplies_matrices(a: Any, b: Any, *args: Any, axes: Any = 2, **_: Any) ->
 
 ALL_FLOAT32 = Rules(FLOAT32, {}, "deny")
 UNTOUCHED = Rules(FLOAT32, {}, "promote")
-"""Of a region that is there only for its ops to be seen: nothing is cast."""
+"""The rules of a region in which ops are only observed, and nothing is cast."""
 
 
 def rules_of(policy: Policy) -> Rules:
@@ -195,7 +194,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     for name in own.keys() - op_names().values():
         known = [each.removeprefix("numpy.") for each in op_names().values()]
         raise no_such_op(name.replace(".", ":", 1), "autograd.numpy", known)
-    warn_of_rules_without_effect(policy, "numpy", "NumPy", "numpy", has_effect)
+    warn_of_rules_without_effect(policy, "numpy", "NumPy", "numpy", lambda op: bool(spellings(op)))
     op_list = policy.op_list
     canonical = {op: op_list.category(op) for op in op_table.ops()}
     return Rules(
@@ -212,7 +211,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
 
 
 def outside_of_regions() -> AbstractContextManager[Any]:
-    """A block in no region, whatever the caller stands in."""
+    """A context in which no region is active."""
     return _interception.paused()
 
 
@@ -227,36 +226,27 @@ def region(policy: Policy) -> Iterator[None]:
         yield
 
 
-class Watch(Protocol):
-    """Sees each op that runs in a region; ``observing`` has the one there is."""
+SeesOp: TypeAlias = Callable[
+    [str, "np.dtype[Any] | None", Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any
+]
+"""Called instead of each op, with its name, the dtype it computes in, what runs it, and its arguments."""
 
-    def op(
-        self,
-        name: str,
-        dtype: np.dtype[Any] | None,
-        run: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Run it and return what it returned."""
+_watch: Scoped[SeesOp | None] = Scoped("ampbridge_numpy watch", None)
 
 
-_watch: Scoped[Watch | None] = Scoped("ampbridge_numpy watch", None)
-
-
-def watching(watch: Watch | None) -> AbstractContextManager[None]:
+def watching(watch: SeesOp | None) -> AbstractContextManager[None]:
     """Ops of this thread or task are run by ``watch``, where a region is open."""
     return _watch.during(watch)
 
 
 def is_unwatched() -> bool:
-    """Whether ops run here without being seen, as parts of another."""
+    """Whether no observer sees the ops that run here, as inside of another op."""
     return _watch.get() is None
 
 
 @contextmanager
-def watched(watch: Watch) -> Iterator[None]:
-    """The same, also where no region is open."""
+def watched(watch: SeesOp) -> Iterator[None]:
+    """As ``watching``, also where no region is open."""
     with _interception.region(_interception.active.get() or UNTOUCHED), watching(watch):
         yield
 
@@ -269,26 +259,15 @@ def casts_here() -> bool:
 
 # -- ops
 
-_own_ops = {"slice"}  # canonical ops that have their rule under their own name; indexing is one
-_NOT_CANONICAL = frozenset(".:")
-
-
-def _note_own(name: str) -> None:
-    if _NOT_CANONICAL.isdisjoint(name):
-        _own_ops.add(name)
+_own_ops = {"slice"}  # ops that have their rule under their own name; indexing is one
 
 
 def spellings(op: op_table.Op) -> list[str]:
-    """The names by which the rule of ``op`` is looked up; none where there is no such op here."""
+    """The names by which the rule of ``op`` is looked up; none if NumPy and this adapter lack the op."""
     if op.name in _own_ops:
         return [op.name]
     followed = frozenset(op_names().values())
     return [name for name in op.names.get("numpy", ()) if name in followed]
-
-
-def has_effect(op: op_table.Op) -> bool:
-    """Whether there is something to cast that is ``op``."""
-    return bool(spellings(op))
 
 
 def op(
@@ -296,15 +275,17 @@ def op(
 ) -> Callable[[Function], Function]:
     """Make ``function`` an op that follows the rule of ``name``.
 
-    Inside, nothing is cast any more: it is one op, whatever it is made of.
+    It is one op, whatever it is made of: nothing is cast inside of it.
 
     Args:
-        moves_only: it computes nothing; its inputs stay in the storage dtype.
-        decided_by: how many leading arguments decide where the rule is to promote, and are rounded
-            then; the others (a normalization's weights) are read as they are. All, if None.
+        moves_only: the op computes nothing, so its inputs stay in the storage dtype.
+        decided_by: the number of leading arguments that decide the dtype if the rule is to promote.
+            Only these are rounded then; the others (a normalization's weights) are read as they are.
+            None for all.
     """
 
-    _note_own(name)
+    _own_ops.add(name)
+    is_product = name in _PRODUCTS
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -312,12 +293,14 @@ def op(
             rules = _interception.active.get()
             if rules is None:
                 return function(*args, **kwargs)
-            called = rules.name(name, args, kwargs)
+            called = name
+            if is_product and _multiplies_matrices(*args, **kwargs):
+                called = rules.of_matrices.get(name, name)
             target = _target(rules, called, args, kwargs, decided_by)
             watch = _watch.get()
             if watch is not None:
                 with watching(None):  # one op, whatever it is made of
-                    return watch.op(called, target, entry, args, kwargs)
+                    return watch(called, target, entry, args, kwargs)
             if target is None:
                 return function(*args, **kwargs)
             held = target if moves_only or target == FLOAT64 else FLOAT32
@@ -352,8 +335,8 @@ def has_rule(name: str) -> bool:
 
 
 def composite(name: str) -> Callable[[Function], Function]:
-    """Make ``function`` a layer whose ops follow their own rules; denied, all of them are float32."""
-    _note_own(name)
+    """Make ``function`` a layer whose ops follow their own rules; if it is denied, all are float32."""
+    _own_ops.add(name)
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -376,10 +359,11 @@ def _target(
     kwargs: Mapping[str, Any],
     decided_by: int | None,
 ) -> np.dtype[Any] | None:
-    """The dtype that inputs and result are rounded to; None where there is nothing to round.
+    """The dtype to which an op's inputs and result are rounded; None if there is nothing to round.
 
-    With ``dtype=`` the caller has decided. A float64 array was asked for by the caller, and the op runs
-    in float64. A float64 scalar was not: ``x / np.sqrt(64)`` is meant to be of ``x``'s dtype.
+    With ``dtype=`` the caller has decided. With a float64 array the op runs in float64, because the
+    caller has made that array. A float64 scalar does not decide: ``x / np.sqrt(64)`` should have the
+    dtype of ``x``.
     """
     if rules is UNTOUCHED or kwargs.get("dtype") is not None:
         return None
@@ -405,12 +389,12 @@ def _widest(arrays: Sequence[np.ndarray | np.generic]) -> np.dtype[Any]:
 
 
 def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
-    """``x`` rounded to ``target``, kept in ``held``; what is not floating point as it is.
+    """Round ``x`` to ``target`` and store it in ``held``, if it is floating point.
 
-    The cast is there even if it changes nothing: through it the gradient comes back in ``x``'s own
-    dtype, where autograd would let float64 through (its ``maximum``, ``where`` and ``mean``).
+    A traced array is cast even if that changes nothing. The cast returns the gradient in the dtype of
+    ``x``, where autograd (its ``maximum``, ``where`` and ``mean``) would return float64.
     """
-    dtype = _dtype_of(x)
+    dtype = dtype_of(x)
     if dtype not in FLOATING:
         return x
     is_direct = dtype == FLOAT64 or target in (dtype, held)
@@ -418,7 +402,7 @@ def _rounded(x: Any, target: np.dtype[Any], held: np.dtype[Any]) -> Any:
 
 
 def _taken(casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: Any) -> Any:
-    """``x`` rounded as an op takes it; the node of the cast, if there is one, is noted in ``casts``."""
+    """Round an input of an op, and add the node of the cast to ``casts``, if there is one."""
     rounded = _rounded(x, target, held)
     if rounded is not x and is_box(rounded):
         casts.add(rounded._node)
@@ -426,12 +410,12 @@ def _taken(casts: set[VJPNode], held: np.dtype[Any], target: np.dtype[Any], x: A
 
 
 def _closed(result: Any, target: np.dtype[Any], casts: set[VJPNode]) -> Any:
-    """``result`` of an op, rounded, with the casts of its inputs inside of the op's node.
+    """Round the result of an op, and join the casts of its inputs with the op's node.
 
-    The casts stay nodes where the op is made of several. So do those of inputs which others follow
-    that were computed: gradients are summed in the order in which they would be without joining.
+    The casts stay nodes of their own if the op is made of several nodes. So do the casts of inputs
+    that stand before a computed one: gradients must be summed in the same order as without joining.
     """
-    node, dtype = result._node, _dtype_of(result)
+    node, dtype = result._node, dtype_of(result)
     inputs = [*node.parents]
     is_whole_op = inputs and casts >= {*inputs} and len({*inputs}) == len(inputs)
     if dtype not in FLOATING or not is_whole_op:
@@ -451,7 +435,7 @@ def _closed(result: Any, target: np.dtype[Any], casts: set[VJPNode]) -> Any:
 
 
 def _opened(result: Any) -> Any:
-    """Several results that autograd traces as one (``linalg.eigh``), as that many traced ones."""
+    """Split a result that autograd traces as one, though it is several arrays (``linalg.eigh``)."""
     value = value_of(result)
     if result is value or not isinstance(value, (list, tuple)):
         return result
@@ -461,7 +445,7 @@ def _opened(result: Any) -> Any:
 
 # -- what is replaced in autograd while a region is open
 
-# What the caller writes decides the dtype of their results.
+# Functions whose result has the dtype that the caller writes.
 _CONSTRUCTORS = {
     "_array_from_scalar_or_array", "_astype", "array_from_args", "astype", "full", "full_like",
     "linspace", "ones_like", "zeros_like",
@@ -476,18 +460,20 @@ _MOVES_ONLY = {
 
 
 def moves_only(name: str) -> bool:
-    """Whether an op, by its name in the rules, computes nothing."""
+    """Whether the op of this name, as in the rules, computes nothing."""
     return name == "slice" or name.removeprefix("numpy.") in _MOVES_ONLY
 
 
-# NumPy's second names that are functions of their own.
+# Second names of NumPy's for an op, with a function of their own.
 _SECOND_NAMES = {"numpy.amax": "numpy.max", "numpy.amin": "numpy.min"}
 
 
 @cache
 def _sites() -> tuple[Site, ...]:
     """Every place from which an op of autograd is called."""
-    ops = _ops()
+    ops = {f: op(name, moves_only=moves_only(name))(f) for f, name in op_names().items()}
+    slicing = vars(ArrayBox)["__getitem__"]
+    ops[slicing] = op("slice", moves_only=True)(slicing)
     owners = (anp, anp.linalg, anp.fft, look_up("numpy_wrapper"), ArrayBox)
     called = [(owner, *item) for owner in owners for item in vars(owner).items()]
     sites = [Site(o, name, f, ops[f]) for o, name, f in called if callable(f) and f in ops]
@@ -511,16 +497,6 @@ def op_names() -> Mapping[Any, str]:
             if name in listed or (function in differentiable and function not in names):
                 names[function] = name  # of absolute and abs, one function, the listed name stays
     return names
-
-
-def _ops() -> dict[Any, Any]:
-    """Each function of autograd that is an op -> the one that follows its rule."""
-    found = {
-        function: op(name, moves_only=moves_only(name))(function)
-        for function, name in op_names().items()
-    }
-    slicing = vars(ArrayBox)["__getitem__"]
-    return found | {slicing: op("slice", moves_only=True)(slicing)}
 
 
 _interception: Interception[Rules] = Interception("ampbridge_numpy rules", _sites)

@@ -8,5 +8,5 @@ from ampbridge.policies.policy import Policy
 
 
 def of(policy: Policy) -> Literal["native", "simulated"]:
-    """See ``Backend.execution``. The two are one computation here; the name is the caller's choice."""
+    """See ``Backend.execution``. Both are the same computation; the caller chooses the name."""
     return "simulated" if policy.execution == "simulated" else "native"

@@ -27,7 +27,7 @@ _LEAST_NORMAL = np.float32(2.0**-14)
 _BEYOND = np.float32(2.0**15).view(np.uint32)
 _DROPS_13_BITS = np.float32(1.5 * 2**13)
 _TO_THE_EXPONENTS_OF_HALVES = np.float32(2.0**-112)
-# Numbers, up to which the calls of NumPy are faster that convert number by number.
+# Up to so many numbers, NumPy's own conversion, number by number, is faster.
 _FEW_TO_CONVERT, _FEW_TO_ROUND = 4096, 1024
 
 
@@ -61,9 +61,9 @@ def rounded_to_halves(x: Array) -> Array:
 
 
 def _rounded(x: Array) -> Array | None:
-    """``x`` rounded to what float16 can hold, in float32, but for the sign of 0.
+    """Round to the numbers of float16, stored in float32; a zero may have the other sign.
 
-    None where NumPy has to do it.
+    None if an ``x`` is so large that NumPy has to convert it.
     """
     anchor = np.bitwise_and(x.view(np.uint32), _EXPONENT)
     if anchor.max() >= _BEYOND:

@@ -1,7 +1,7 @@
 """Seeing what runs: each op as it passes through the region's entry, with its gradients.
 
-Gradients are seen by identities around the op: on the way back they report what passes. Operators
-between plain arrays are out of reach, as they are for the region.
+The arrays that go into an op and come out of it pass through functions that change nothing forward,
+and report the gradient backward. Operators between plain arrays are out of reach, as for the region.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge.policies import function_ops, op_table
 from ampbridge_numpy import nn
 from ampbridge_numpy.autocast import casting
-from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, value_of
+from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, dtype_of, value_of
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {casting.FLOAT64: "float64"}
 
-Report = Callable[[Operand], None]
+Report = Callable[[int, Operand], None]
+"""Takes the place of an array among those of its op, and its gradient."""
 
 
 @contextmanager
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
-    """See ``Backend.observe``. NumPy's warnings of inf and NaN are left out: the observer sees them."""
+    """See ``Backend.observe``. NumPy does not warn of inf and NaN meanwhile: the observer sees them."""
     watch = Watch(observer, gradients)
     functions = function_ops.watched(watch.function)
     with casting.watched(watch), functions, nn.named_calls(model), np.errstate(all="ignore"):
@@ -40,14 +41,14 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
 
 
 class Watch:
-    """Reports the ops of one forward pass; see ``casting.watched``."""
+    """Runs and reports the ops of one forward pass; see ``casting.watched``."""
 
     def __init__(self, observer: Observer, gradients: bool) -> None:
         self._observer = observer
         self._gradients = gradients
         self._numbers = count()
 
-    def op(
+    def __call__(
         self,
         name: str,
         dtype: np.dtype[Any] | None,
@@ -61,18 +62,25 @@ class Watch:
         if not inputs or canonical is None:
             return run(*args, **kwargs)
         number, layer = next(self._numbers), nn.calling_layer()
-        left = self._reports(self._observer.gradient_left, lambda: call)
+
+        def left(index: int, gradient: Operand) -> None:
+            self._observer.gradient_left(call, index, gradient)
+
+        def arrived(index: int, gradient: Operand) -> None:
+            self._observer.gradient_arrived(call, index, gradient)
+
         if self._gradients:
             args, kwargs = _passing((args, kwargs), left)
         started = time.perf_counter()
         result = run(*args, **kwargs)
         seconds = time.perf_counter() - started
-        ran_in = _NAMES[dtype] if dtype is not None else _dtype_of(inputs)
+        if dtype is None:  # that of the first array; scalars count where there is nothing else
+            ran_in = next((o for o in inputs if o.values.ndim), inputs[0]).dtype
+        else:
+            ran_in = _NAMES[dtype]
         call = OpCall(number, canonical, layer, ran_in, (Kernel(name, ran_in),), seconds)
         self._observer.op_ran(call, inputs, _operands(result))
-        if self._gradients:
-            result = _passing(result, self._reports(self._observer.gradient_arrived, lambda: call))
-        return result
+        return _passing(result, arrived) if self._gradients else result
 
     def function(
         self,
@@ -85,27 +93,11 @@ class Watch:
         if casting.is_unwatched() or casting.has_rule(name):
             return function(*args, **kwargs)
         with casting.watching(None):
-            return self.op(name, None, function, args, kwargs)
-
-    @staticmethod
-    def _reports(
-        report: Callable[[OpCall, int, Operand], None], call: Callable[[], OpCall]
-    ) -> Iterator[Report]:
-        """A report for each array in turn, of a call that is known by the time a gradient comes."""
-        return (partial(_report, report, call, index) for index in count())
-
-
-def _report(
-    report: Callable[[OpCall, int, Operand], None],
-    call: Callable[[], OpCall],
-    index: int,
-    gradient: Operand,
-) -> None:
-    report(call(), index, gradient)
+            return self(name, None, function, args, kwargs)
 
 
 def _canonical(name: str) -> str | None:
-    """The op as the lens names it; None for what the table has not and that only moves values."""
+    """The lens's name of an op; None if the op table lacks the op and it only moves values."""
     if name in op_table.ops() or op_table.is_function(name):
         return name
     known = op_table.native_names("numpy").get(name)
@@ -118,39 +110,29 @@ def _canonical(name: str) -> str | None:
 
 
 def _operands(tree: Any) -> list[Operand]:
-    return [_operand(value_of(x)) for x in leaves(tree) if _is_floating(x)]
+    return [_operand(value_of(x)) for x in leaves(tree) if dtype_of(x) in FLOATING]
 
 
 def _operand(value: Any) -> Operand:
     return Operand(value, _NAMES[value.dtype])
 
 
-def _dtype_of(inputs: Sequence[Operand]) -> str:
-    """Of what is not cast: the first array's; scalars count where there is nothing else."""
-    return next((o for o in inputs if o.values.ndim), inputs[0]).dtype
-
-
-def _is_floating(x: Any) -> bool:
-    value = value_of(x)
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype in FLOATING
-
-
-def _passing(tree: Any, reports: Iterator[Report]) -> Any:
-    """``tree`` with an identity around each floating-point array, whose gradient is reported."""
-    return map_leaves(lambda x: _passed(x, next(reports)) if _is_floating(x) else x, tree)
+def _passing(tree: Any, report: Report) -> Any:
+    """``tree`` with each floating-point array passed through a function that reports its gradient."""
+    indices = count()
+    return map_leaves(
+        lambda x: _passed(x, partial(report, next(indices))) if dtype_of(x) in FLOATING else x, tree
+    )
 
 
 @primitive
-def _passed(x: Any, report: Report) -> Any:
-    del report
+def _passed(x: Any, report: Callable[[Operand], None]) -> Any:
     return x
 
 
-def _passed_back(answer: Any, x: Any, report: Report) -> Callable[[Any], Any]:
-    del answer, x
-
+def _passed_back(answer: Any, x: Any, report: Callable[[Operand], None]) -> Callable[[Any], Any]:
     def back(gradient: Any) -> Any:
-        if _is_floating(gradient):
+        if dtype_of(gradient) in FLOATING:
             report(_operand(gradient))
         return gradient
 
@@ -170,7 +152,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 
 def peak_memory(action: Callable[[], None]) -> int | None:
-    """See ``Backend.peak_memory``: as Python's ``tracemalloc`` counts it, to which NumPy reports."""
+    """See ``Backend.peak_memory``. NumPy reports its memory to Python's ``tracemalloc``."""
     if tracemalloc.is_tracing():  # somebody else's measurement, whose peak is not ours to reset
         action()
         return None

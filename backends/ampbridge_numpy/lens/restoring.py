@@ -1,4 +1,4 @@
-"""What a pass changes in a model, and where its random numbers come from, put back afterwards."""
+"""Restores what passes change in a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampbridge_numpy.nn import Module
 
 @contextmanager
 def restored(model: Module) -> Iterator[None]:
-    """See ``Backend.restored``: of each module all that it holds. NumPy's global generator is the core's."""
+    """See ``Backend.restored``. The core restores NumPy's global random generator."""
     with ExitStack() as stack:
         modules = [module for _, module in model.named_modules()]
         remember_attributes(stack, modules, lambda stack, held: None)

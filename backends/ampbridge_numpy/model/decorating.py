@@ -31,7 +31,7 @@ from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import optim
-from ampbridge_numpy.autocast.casting import cast, casts_here, region, rules_of, value_of
+from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
 from ampbridge_numpy.nn import (
     BatchNorm1d,
     BatchNorm2d,
@@ -91,33 +91,31 @@ class ModelCall:
         else:
             with self.in_effect():
                 outputs = forward(*inputs, **options)
-        outputs = _all_cast(outputs, policy.output_dtype)
+        outputs = map_leaves(lambda x: cast(x, policy.output_dtype), outputs)
         warn_of_low_values_inside(outputs, policy.output_dtype, _dtype_name)
         return outputs
 
     @contextmanager
     def in_effect(self) -> Iterator[None]:
-        """Parameters are read in ``policy.dtype``, layers are kept; within another one, no more."""
+        """A context in which parameters are read in ``policy.dtype``, and kept layers run in float32."""
+        if not self.low and not self.decoration.kept:
+            yield
+            return
         dtype = self.decoration.policy.dtype
         rounded = {id(array): cast(present(array), dtype) for array in self.low}
         with substituted(rounded), keeping(self.decoration.kept):
             yield
 
 
+def _dtype_name(value: Any) -> str | None:
+    dtype = dtype_of(value)
+    return None if dtype is None else dtype.name
+
+
 def decorated(model: Model) -> AbstractContextManager[None]:
-    """The decoration of ``model``, if it has one, is in effect also where its parts are called."""
+    """A context in which parts of ``model`` that are called by themselves follow its decoration too."""
     call = _call_of(model)
     return nullcontext() if call is None else call.in_effect()
-
-
-def _dtype_name(value: Any) -> str | None:
-    """None for what is no array."""
-    array = value_of(value)
-    return array.dtype.name if isinstance(array, (np.ndarray, np.generic)) else None
-
-
-def _all_cast(tree: Any, dtype: str) -> Any:
-    return map_leaves(lambda x: cast(x, dtype), tree)
 
 
 # -- decorate and undecorate
@@ -145,7 +143,13 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     policy, kept = decoration.policy, decoration.kept
     rules_of(policy)  # refuses what there are no rules for
     check_parts(_checked(model).named_modules(), _decoration_of, policy)
-    _check_save_dtype(decoration)
+    if decoration.save_dtype not in (None, "float32"):
+        msg = (
+            f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
+            "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
+            "for name, array in model.named_parameters()})"
+        )
+        raise UnsupportedError(msg)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
     if policy.level == "O2" and not policy.master_weights:
@@ -164,13 +168,13 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     del model.around_forward
     if call.rounding is None:
         return
-    call.rounding.arrays.clear()  # for optimizers that are not given here, and call it still
+    call.rounding.arrays.clear()  # an optimizer that was not passed goes on calling it
     if isinstance(optimizer, optim.Optimizer) and call.rounding in optimizer.after_step:
         optimizer.after_step.remove(call.rounding)
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
-    """See ``Backend.decoration``. Masters need nothing of an optimizer: any will do."""
+    """See ``Backend.decoration``. With master weights, any optimizer fits."""
     call = _call_of(model)
     if call is None:
         return None
@@ -190,7 +194,7 @@ def _decoration_of(module: Module) -> Decoration | None:
 
 
 def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
-    """The parameters that neither a normalization nor a kept layer holds; ``cast`` passes float64."""
+    """The parameters outside of normalizations and kept layers; ``cast`` leaves float64 as it is."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
     for each in layers(model):
         if is_normalization(each, NORMALIZATIONS):
@@ -220,18 +224,8 @@ def _checked(model: Model) -> Module:
     raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
 
 
-def _check_save_dtype(decoration: Decoration) -> None:
-    if decoration.save_dtype not in (None, "float32"):
-        msg = (
-            f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
-            "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
-            "for name, array in model.named_parameters()})"
-        )
-        raise UnsupportedError(msg)
-
-
 def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
-    """What ``optimizer`` calls after each step."""
+    """The list of functions that ``optimizer`` calls after each step."""
     if isinstance(optimizer, optim.Optimizer):
         return optimizer.after_step
     msg = (

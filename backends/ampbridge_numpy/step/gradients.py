@@ -117,7 +117,10 @@ def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array |
 
 
 def _in_model_precision(batch: Sequence[Any], arrays: Sequence[np.ndarray]) -> Any:
-    """NumPy makes float64 arrays unasked; a float32 model would compute in float64 with them."""
+    """The batch with float64 arrays as float32, if the model is float32.
+
+    NumPy makes float64 arrays without being asked, and the model would compute in float64 with them.
+    """
     if any(array.dtype != np.float32 for array in arrays):
         return batch
 
