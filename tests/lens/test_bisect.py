@@ -16,7 +16,8 @@ from sixty_ops import ALL_LOW, BATCHES, OPS, SCALE, SixtyOps
 
 import ampbridge as amp
 from ampbridge import lens
-from ampbridge_lens.bisect import Kept, Search, candidates, culprits, without_spare
+from ampbridge_lens.bisect import Kept, Search, candidates
+from ampbridge_lens.search import culprits, without_spare
 from ampbridge_lens.trials import Errors, Trial
 from ampbridge_numpy import functional, nn
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, log2
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.errors import ArgumentError, ArgumentTypeError
@@ -18,6 +18,7 @@ from ampbridge.reports.progress import Progress, reported
 from ampbridge_lens.census import is_within
 from ampbridge_lens.locate import Patch
 from ampbridge_lens.ranges import power_of_two
+from ampbridge_lens.search import culprits, without_spare
 from ampbridge_lens.subject import FLOAT32, Subject, checked_scale, ended
 from ampbridge_lens.trials import Errors, Trial, Trials
 
@@ -327,45 +328,3 @@ def _calls_within(low: Counter[tuple[str, str]], layers: Sequence[str]) -> int:
     return sum(
         calls for (_, layer), calls in low.items() if any(is_within(layer, name) for name in layers)
     )
-
-
-# -- group testing: the few culprits among many candidates, by halving
-
-T = TypeVar("T")
-
-
-def culprits(candidates: Sequence[T], passes: Callable[[Sequence[T]], bool]) -> Iterator[T]:
-    """Yield the members of a minimal set that passes, one after the other.
-
-    Requires that all ``candidates`` together pass, and that adding candidates never makes a set fail.
-
-    while the culprits so far do not pass:
-        prefix <- the shortest prefix that passes together with them, found by halving
-        its last candidate is a culprit: the prefix does not pass without it
-        continue with the candidates before it
-
-    If several candidates can replace each other, it yields the first. With k culprits among n it
-    takes at most k * (log2(n) + 1) + 1 calls of ``passes``, with log2(n) rounded up.
-    """
-    found: list[T] = []
-    prefix = list(candidates)
-    while not passes(found):
-        failing, passing = 0, len(prefix)
-        while passing - failing > 1:
-            middle = (failing + passing) // 2
-            if passes([*found, *prefix[:middle]]):
-                passing = middle
-            else:
-                failing = middle
-        found.append(prefix[passing - 1])
-        yield prefix[passing - 1]
-        prefix = prefix[: passing - 1]
-
-
-def without_spare(found: Sequence[T], passes: Callable[[Sequence[T]], bool]) -> list[T]:
-    """A minimal part of ``found`` that passes: it fails if any of its members is removed."""
-    for i in range(len(found)):
-        rest = [*found[:i], *found[i + 1 :]]
-        if passes(rest):
-            return without_spare(rest, passes)
-    return list(found)
