@@ -29,6 +29,7 @@ from ampbridge_torch.autocast.cuda_composites import by_parts
 from ampbridge_torch.autocast.functions import (
     PYTHON_METHODS,
     Function,
+    aten_functions,
     computing_functions,
     functions_named,
     is_composite,
@@ -69,14 +70,18 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """What the mode does with each function: a ``Rule``, or the twin of a composite.
+    """What the mode does with each function.
 
-    ``functions`` are Python functions that are ops (``ampbridge.policies.function_ops``), by name;
-    ``by_path``: some of them are found where modules hold them; ``unseen_by_dynamo``: some are the
-    ``apply`` of a ``torch.autograd.Function``, which Dynamo calls without looking it up.
-    ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it
-    would run in low precision run in float32. ``simulates``: what is low on the CPU is simulated;
-    ``simulates_alone``: and nothing else will do.
+    Attributes:
+        table: for each function a ``Rule``, or the twin of a composite.
+        functions: Python functions that are ops (``ampbridge.policies.function_ops``), by name.
+        by_path: some of them are found where modules hold them.
+        unseen_by_dynamo: some are the ``apply`` of a ``torch.autograd.Function``, which Dynamo calls
+            without looking it up.
+        follows_autocast: the rules do nothing where ``torch.autocast`` is disabled.
+        lifts: ops that ``torch.autocast`` would run in low precision run in float32.
+        simulates: what is low on the CPU is simulated.
+        simulates_alone: nothing but a simulation is allowed.
     """
 
     def __init__(
@@ -90,9 +95,11 @@ class Rules:
     ) -> None:
         self.table = table
         self.functions = {name: Rule(category, category, False) for name, category in functions}
-        self.by_path = bool(function_ops.named_by_path(functions))
+        by_path = function_ops.named_by_path(functions)
+        self.by_path = bool(by_path)
         self.unseen_by_dynamo = any(
-            map(_is_autograd_function, function_ops.named_by_path(functions))
+            op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
+            for op in by_path
         )
         self.follows_autocast = follows_autocast
         self.lifts = lifts
@@ -106,10 +113,6 @@ class Rules:
     def is_empty(self) -> bool:
         """Whether ``torch.autocast`` does all there is to do."""
         return not (self.table or self.functions)
-
-
-def _is_autograd_function(op: function_ops.FunctionOp) -> bool:
-    return op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
 
 
 _compiled = SimpleNamespace()
@@ -169,14 +172,21 @@ def _compile(
         function: _rule(function, on_cpu.get(function), elsewhere.get(function), simulates)
         for function in {**on_cpu, **elsewhere}
     }
-    if simulates:
-        table.update(_by_parts(policy))
+    if (
+        simulates
+    ):  # C++ composites that the policy leaves to what CUDA's autocast does with their parts
+        on_cuda = native_list("cuda")
+        for function, (ops, run) in by_parts().items():
+            same = all(policy.category(op) == on_cuda.category(op) for op in ops)
+            if same and ops[0] not in policy.deny:
+                table[function] = run
     table.update(revealed_composites(table))
     if policy.level == "O0" or policy.lists == "native":
         return Rules(table, follows_autocast=policy.level != "O0")
+    perhaps_low = [native_list(d).allow if is_known(d) else cast_by(d) for d in device_types]
     return Rules(
         table,
-        lifts=any(policy.op_list.deny & _perhaps_low(device) for device in device_types),
+        lifts=any(policy.op_list.deny & low for low in perhaps_low),
         simulates=simulates,
         simulates_alone=policy.execution == "simulated",
         functions=functions,
@@ -196,21 +206,10 @@ def _rule(
         input_alone,
         simulation.rounds_once().get(function, "never"),
         simulation.native_arguments(function),
-        function in simulation.saves_result(),
-        function in simulation.multiplies(),
+        function in aten_functions(simulation.SAVES_RESULT),
+        function in aten_functions(simulation.MULTIPLIES),
         function in functions_named("aten", "linear"),
     )
-
-
-def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
-    """The C++ composites that the policy leaves to what CUDA's autocast does with their parts."""
-    native = native_list("cuda")
-    return {
-        function: run
-        for function, (ops, run) in by_parts().items()
-        if ops[0] not in policy.deny
-        and all(policy.category(op) == native.category(op) for op in ops)
-    }
 
 
 def _following() -> frozenset[Function]:
@@ -219,13 +218,9 @@ def _following() -> frozenset[Function]:
     Not those that ``torch.autocast`` casts by itself, under whatever name, and not those whose
     kernels are as good as the simulation.
     """
-    cast_by_autocast = {
-        function
-        for name in _private.registered_for_autocast("cpu") or ()
-        for function in functions_named("aten", name)
-    }
+    cast_by_autocast = _private.registered_for_autocast("cpu") or frozenset()
     exact = {f for f, kernel in simulation.rounds_once().items() if kernel == "always"}
-    return computing_functions() - cast_by_autocast - exact
+    return computing_functions() - aten_functions(cast_by_autocast) - exact
 
 
 def _categories(
@@ -235,7 +230,10 @@ def _categories(
 
     Under simulation also of those that it would run low.
     """
-    own = _own_categories(policy)
+    own_rules = policy.own_rules(
+        "torch"
+    )  # for ops that the op table lacks; torch casts none of them
+    own = {function: own_rules[name] for name in own_rules for function in own_functions(name)}
     if policy.level == "O0":
         return {**dict.fromkeys(computing_functions(), "deny"), **own}
     if policy.lists == "native":
@@ -268,11 +266,12 @@ def _categories(
     if device_type == "cpu" and not simulates:
         found.update(
             (function, "follow")
-            for function in _without_low_kernels()
+            for function in aten_functions(_WITHOUT_LOW_KERNELS)
             if found.get(function, "promote") == "promote"
         )
     if simulates:
-        found.update(_low_on_cuda(policy))
+        low_on_cuda = [op for op in simulation.LOW_ON_CUDA if policy.category(op) == "promote"]
+        found.update(dict.fromkeys(aten_functions(frozenset(low_on_cuda)), "follow"))
         # Where the policy says nothing of it: no op of any list, and a sum in its gradient.
         found.setdefault(torch.Tensor.__getitem__, "follow")
     return {**found, **own}
@@ -290,22 +289,11 @@ def _is_ours(function: Function, category: Category, verdict: str, device_type: 
     return verdict != "native" or function.__name__.removeprefix("special_") not in registered
 
 
-def _low_on_cuda(policy: Policy) -> dict[Function, Treatment]:
-    """The functions that the CPU's autocast widens for want of a kernel, and the policy does not."""
-    names = [name for name in simulation.LOW_ON_CUDA if policy.category(name) == "promote"]
-    return {function: "follow" for name in names for function in functions_named("aten", name)}
-
-
 # torch's CPU refuses them in 16 bits, and its autocast does not widen them.
 _WITHOUT_LOW_KERNELS = (
     *("det", "linalg_det", "slogdet", "linalg_slogdet", "logdet", "linalg_pinv", "linalg_lu"),
     *("linalg_lu_factor", "linalg_ldl_factor", "linalg_solve_triangular"),
 )
-
-
-@cache
-def _without_low_kernels() -> frozenset[Function]:
-    return frozenset(f for name in _WITHOUT_LOW_KERNELS for f in functions_named("aten", name))
 
 
 def functions_of(op: Op) -> list[tuple[Function, str, str]]:
@@ -321,12 +309,6 @@ def functions_of(op: Op) -> list[tuple[Function, str, str]]:
 def has_effect(op: Op) -> bool:
     """Whether torch has a function that is ``op``, and that a region can cast."""
     return bool(functions_of(op))
-
-
-def _own_categories(policy: Policy) -> dict[Function, Treatment]:
-    """Of the listed ops that the op table lacks; none of them is cast by ``torch.autocast``."""
-    rules = policy.own_rules("torch")
-    return {function: rules[name] for name in rules for function in own_functions(name)}
 
 
 def _verdict(
@@ -364,21 +346,16 @@ def native_list(device_type: DeviceType) -> OpList:
         recorded = op_table.op_list("torch", "O1", "float16")
     else:
         return OpList(frozenset(), frozenset(), frozenset(), "follow")
-    absent = _unregistered(device_type)
+    installed = _private.registered_for_autocast(device_type)
+    if installed is None:
+        return recorded
+    names = frozenset(_data()["registered"]["cpu" if device_type == "cpu" else "cuda"])
+    if device_type not in ("cpu", "cuda"):
+        names -= _OF_CUDA_ALONE
+    absent = _ops_of(names - installed)  # the installed torch is older than the record, or newer
     return OpList(
         recorded.allow - absent, recorded.deny - absent, recorded.promote - absent, "follow"
     )
-
-
-def _unregistered(device_type: DeviceType) -> frozenset[str]:
-    """The ops whose recorded registrations the installed torch lacks: it is older, or newer."""
-    installed = _private.registered_for_autocast(device_type)
-    if installed is None:
-        return frozenset()
-    recorded = frozenset(_data()["registered"]["cpu" if device_type == "cpu" else "cuda"])
-    if device_type not in ("cpu", "cuda"):
-        recorded -= _OF_CUDA_ALONE
-    return _ops_of(recorded - installed)
 
 
 def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
@@ -413,10 +390,6 @@ def cast_by(device_type: DeviceType) -> frozenset[str]:
         return native.allow | native.deny
     installed = _private.registered_for_autocast(device_type)
     return frozenset(op_table.ops()) if installed is None else _ops_of(installed)
-
-
-def _perhaps_low(device_type: DeviceType) -> frozenset[str]:
-    return native_list(device_type).allow if is_known(device_type) else cast_by(device_type)
 
 
 def ops_without_kernels(device_type: DeviceType) -> frozenset[str]:

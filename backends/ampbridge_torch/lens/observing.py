@@ -28,7 +28,7 @@ from ampbridge.adapters.interception import INHERITED, Interception, Site
 from ampbridge.adapters.observation import Observer, OpCall, Operand
 from ampbridge.policies import function_ops, op_table
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.functions import Function, functions_named, twin_of
+from ampbridge_torch.autocast.functions import Function, functions_named, twins
 from ampbridge_torch.autocast.mode import OpListMode, active_mode
 from ampbridge_torch.autocast.rules import Rule, Rules
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
@@ -186,7 +186,7 @@ def _narrowest(kernels: Sequence[Ran], default: torch.dtype) -> torch.dtype:
 
 def _shown_in_parts(func: Function) -> FunctionType | None:
     """The twin of a composite whose parts are reported: what is no op, or is cast part by part."""
-    twin = twin_of(func)
+    twin = twins().get(func)
     if twin is None:
         return None
     ops = _spellings().get(func)

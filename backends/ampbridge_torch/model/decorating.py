@@ -40,10 +40,10 @@ from ampbridge_torch.model.low_weights import (
 from ampbridge_torch.model.model_calls import (
     ModelCall,
     Removable,
+    cast_parameters,
     installed_call,
     model_call,
     overlapping_calls,
-    weights_in_use,
 )
 
 
@@ -72,9 +72,10 @@ def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoratio
     if call is None:
         return None
     present: Decoration = call.decoration
-    if optimizer is None or present.policy.level != "O2" or not _has_masters(present):
-        return present
-    return present if master_weights.updates_of(optimizer) is not None else None
+    has_masters = present.policy.level == "O2" and present.policy.master_weights
+    if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
+        return None
+    return present
 
 
 def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: Decoration) -> None:
@@ -93,7 +94,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     model = unwrapped(model)
     overlapping = overlapping_calls(model)
     _check_overlap(policy, overlapping)
-    kept = list(_called_layers(decoration.kept))
+    kept = _called_layers(decoration.kept)
     _check_kept(model, kept)
     weights = None
     if at_o2:
@@ -101,11 +102,10 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         _check_optimizer(optimizer)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
-        gradients = "float32" if decoration.master_grad else policy.dtype
+        low = DTYPES[policy.dtype]
+        gradients = torch.float32 if decoration.master_grad else low
         wide = _wide_parameters(model, kept)
-        weights = LowWeights(
-            model, wide, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]
-        )
+        weights = LowWeights(model, wide, low, policy.master_weights, gradients)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
@@ -158,9 +158,8 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         weights.restore(unwrapped(model))
     if optimizer is not None:
         master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
-        if call is not None and weights is not None and not weights.masters:
-            low = DTYPES[call.decoration.policy.dtype]
-            master_weights.fit_slots(optimizer, weights.parameters, low)
+        if weights is not None and not weights.masters:
+            master_weights.fit_slots(optimizer, weights.parameters, weights.dtype)
     if call is not None:
         call.remove()
 
@@ -228,17 +227,11 @@ def _other_hooks(model: nn.Module, decoration: Decoration) -> list[Removable]:
     return hooks
 
 
-def _has_masters(present: Decoration) -> bool:
-    return present.policy.level == "O2" and present.policy.master_weights
-
-
-def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Parameter]:
     """Those that stay float32 at O2."""
-    for layer in kept:
-        yield from layer.parameters()
-    for each in layers(model):
-        if is_normalization(each, NORMALIZATIONS):
-            yield from own_parameters(each.layer).values()
+    norms = [each.layer for each in layers(model) if is_normalization(each, NORMALIZATIONS)]
+    of_norms = [parameter for norm in norms for parameter in own_parameters(norm).values()]
+    return of_norms + [parameter for layer in kept for parameter in layer.parameters()]
 
 
 @torch.no_grad()
@@ -250,8 +243,10 @@ def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magn
         for name, parameter in own_parameters(layer.layer).items():
             if id(parameter) in low and _has_plain_values(parameter):
                 held.setdefault(id(parameter), (layer, name, parameter))
+    if not held:
+        return []
     norms = [torch.linalg.vector_norm(parameter, math.inf) for _, _, parameter in held.values()]
-    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist() if norms else []
+    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
     return [Magnitude(*each[:2], norm) for each, norm in zip(held.values(), largest, strict=True)]
 
 
@@ -261,19 +256,17 @@ def _has_plain_values(parameter: nn.Parameter) -> bool:
     return type(parameter.data) is torch.Tensor and parameter.numel() > 0
 
 
-def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
+def _called_layers(kept: Sequence[nn.Module]) -> list[nn.Module]:
     """Kept layers and all below them, which a method may call, without containers (ModuleList)."""
-    seen: set[int] = set()
+    found: dict[int, nn.Module] = {}
     queue = list(kept)
-    while queue:
-        layer = queue.pop(0)
-        if id(layer) in seen:
-            continue
-        seen.add(id(layer))
-        if not isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
-            yield layer
-        if not isinstance(layer, torch.jit.ScriptModule):
-            queue.extend(layer.children())
+    for layer in queue:  # which grows meanwhile
+        if id(layer) not in found:
+            found[id(layer)] = layer
+            if not isinstance(layer, torch.jit.ScriptModule):
+                queue.extend(layer.children())
+    containers = (nn.ModuleList, nn.ModuleDict)
+    return [layer for layer in found.values() if not isinstance(layer, containers)]
 
 
 # -- what is refused
@@ -281,7 +274,7 @@ def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Those of ``parameters`` that no decorated model has cast."""
-    cast = {id(p) for weights in weights_in_use() for p in weights.parameters} if parameters else ()
+    cast = cast_parameters() if parameters else ()
     return [parameter for parameter in parameters if id(parameter) not in cast]
 
 
@@ -291,7 +284,7 @@ def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:
         if "O2" in (policy.level, call.decoration.policy.level):
             msg = (
                 f"A part of the model, or one that it is a part of, is decorated already: a "
-                f"{type(call.model).__name__}, with {call.decoration.policy!r}.\n"
+                f"{type(call.module()).__name__}, with {call.decoration.policy!r}.\n"
                 "Hint: amp.undecorate it, then amp.decorate(model, optimizer)."
             )
             raise UnsupportedError(msg)
@@ -326,20 +319,21 @@ def _check_model(model: nn.Module) -> None:
     """Parameters have to be whole tensors, of which there are no copies, and modules Python."""
     sharding = _loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
     for name, module in model.named_modules():
+        shown = f"{repr(name) if name else 'The model'} ({type(module).__name__})"
         if isinstance(module, sharding):
             msg = (
-                f"{_shown(name, module)} is sharded by FSDP, which keeps float32 masters by itself.\n"
+                f"{shown} is sharded by FSDP, which keeps float32 masters by itself.\n"
                 "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
                 "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
             )
         elif isinstance(module, nn.DataParallel):
             msg = (
-                f"{_shown(name, module)} calls copies of its module, which masters do not follow.\n"
+                f"{shown} calls copies of its module, which masters do not follow.\n"
                 "Hint: amp.decorate(model, optimizer, policy), then DistributedDataParallel(model)."
             )
         elif isinstance(module, torch.jit.ScriptModule):
             msg = (
-                f"{_shown(name, module)} is TorchScript, whose types are fixed.\n"
+                f"{shown} is TorchScript, whose types are fixed.\n"
                 "Hint: policy='O1'; or amp.decorate what it was made from."
             )
         else:
@@ -363,10 +357,11 @@ def _check_model(model: nn.Module) -> None:
 
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
+    kind = type(optimizer)
+    wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
     if optimizer is not None and not _private.has_hooks(optimizer):
-        kind, inner = type(optimizer), next(iter(master_weights.inside(optimizer)), None)
         what, hint = "has none", "policy='O1'"
-        if inner is not None:
+        for inner in master_weights.inside(optimizer)[:1]:
             by_accelerate = kind.__module__.partition(".")[0] == "accelerate"
             wrap = "accelerator.prepare" if by_accelerate else kind.__name__
             what = f"is around a {type(inner).__name__}, and has none"
@@ -378,18 +373,14 @@ def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
             f"O2 puts masters into an optimizer by its hooks; this {kind.__name__} {what}.\n"
             f"Hint: {hint}"
         )
-        raise UnsupportedError(msg)
-    wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
-    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
+    elif isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
         msg = (
-            f"{type(optimizer).__name__} steps another optimizer, which masters would not reach.\n"
+            f"{kind.__name__} steps another optimizer, which masters would not reach.\n"
             "Hint: an optimizer of torch.optim; or policy='O1'."
         )
-        raise UnsupportedError(msg)
-
-
-def _shown(name: str, module: object) -> str:
-    return f"{repr(name) if name else 'The model'} ({type(module).__name__})"
+    else:
+        return
+    raise UnsupportedError(msg)
 
 
 def _loaded(module: str, *names: str) -> tuple[type, ...]:

@@ -54,17 +54,19 @@ class Call:
 
     ``torch.compile`` guards on the object: the same one serves each time that a model is decorated in
     the same way, so that it is traced once.
+
+    Attributes:
+        module: returns the module; None once it is gone.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module: Callable[[], Any] = ref(
-            module
-        )  # which would else live until the garbage collector's next run
+        # Weakly: the module would else live until the garbage collector's next run.
+        self.module: Callable[[], Any] = ref(module)
         self._replaced: Callable[..., Any] | None = None
         self._handles: list[Removable] = []
 
     def install(self) -> None:
-        module = self._module()
+        module = self.module()
         self._replaced = vars(module).get("forward")
         module.forward = self
 
@@ -73,34 +75,32 @@ class Call:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        module = self._module()
-        above = None
-        for call in calls_of(module):
-            if call is self and above is not None:
-                above._replaced = self._replaced
-            elif call is self:
-                del module.forward
-                if self._replaced is not None:
-                    module.forward = self._replaced
-            above = call
+        module = self.module()
+        calls = calls_of(module)
+        if self in calls[1:]:
+            calls[calls.index(self) - 1]._replaced = self._replaced
+        elif self in calls:
+            del module.forward
+            if self._replaced is not None:
+                module.forward = self._replaced
         self._replaced = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_module": self._module()}
+        return {**vars(self), "module": self.module()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _module=ref(state["_module"]))
+        vars(self).update(state, module=ref(state["module"]))
 
     @property
     def __signature__(self) -> Signature:
         """That of the module's own ``forward``, which trainers look at."""
-        module = self._module()
+        module = self.module()
         return signature(self._replaced or type(module).forward.__get__(module))
 
     @property
     def __code__(self) -> NoReturn:
         """What ``torch.export`` looks for first."""
-        kind = type(self._module()).__name__
+        kind = type(self.module()).__name__
         msg = (
             f"This {kind} is decorated: what exporters read is a forward that casts around the model's "
             "own.\nHint: with amp.undecorated(model): program = torch.export.export(model, inputs)"
@@ -108,7 +108,7 @@ class Call:
         raise NoCodeError(msg)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
+        module = self.module()
         # An attribute is not told whose it is. The caller knows: nn.Module's call, or a method.
         if not torch.compiler.is_dynamo_compiling():
             caller = sys._getframe(1).f_locals.get("self")
@@ -199,17 +199,11 @@ class ModelCall(Call):
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
 
-    @property
-    def model(self) -> Any:
-        """The decorated model; None once it is gone."""
-        return self._module()
-
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not self._opens_region:
             output = self._forward(module, args, kwargs)
-            if not (torch.is_autocast_enabled("cpu") or casts_here()):
-                return output
-            return self._cast(output)
+            casts = torch.is_autocast_enabled("cpu") or casts_here()
+            return self._cast(output) if casts else output
         policy, device_types = self.decoration.policy, self._device_types()
         if in_force(policy, device_types):
             return self._cast(self._forward(module, args, kwargs))
@@ -247,12 +241,12 @@ class KeptCall(Call):
         super().install()
         # A hook, and not ``forward`` alone: torch's fused transformer layers, which run past their
         # parts' ``forward``, look for hooks.
-        hook = self._module().register_forward_pre_hook(self._raised, with_kwargs=True)
+        hook = self.module().register_forward_pre_hook(self._raised, with_kwargs=True)
         self._handles.append(hook)
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            kept_calls.note(self._module())
+            kept_calls.note(self.module())
         if not casts_here():
             return self._forward(module, args, kwargs)
         with region(FLOAT32_REGION):
@@ -306,15 +300,16 @@ def overlapping_calls(model: nn.Module) -> list[ModelCall]:
         call
         for call in list(_installed)
         # Held while it is looked at: the garbage collector may run in between.
-        if (other := call.model) is not None
+        if (other := call.module()) is not None
         and other is not model
         and (id(other) in parts or any(part is model for part in other.modules()))
     ]
 
 
-def weights_in_use() -> list[LowWeights]:
-    """Those of all models that are decorated at O2."""
-    return [call.weights for call in list(_installed) if call.weights is not None]
+def cast_parameters() -> set[int]:
+    """The ids of the parameters that models at O2 have in low precision."""
+    at_o2 = [call.weights for call in list(_installed) if call.weights is not None]
+    return {id(parameter) for weights in at_o2 for parameter in weights.parameters}
 
 
 # -- regions
@@ -345,10 +340,6 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
 def cast_nested(value: Any, dtype: torch.dtype) -> Any:
     """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
 
-    if type(value) is Tensor:  # as of most models
-        present = value.dtype
-        return value if present is dtype or present not in CASTABLE else value.to(dtype)
-
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, (Tensor, PackedSequence)):
             present = leaf.data.dtype if isinstance(leaf, PackedSequence) else leaf.dtype
@@ -357,10 +348,9 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
             return type(leaf)(cast_nested(item, dtype) for item in leaf)
         return leaf
 
-    # Most models return one tensor.
-    return (
-        cast(value) if type(value) is Tensor else map_leaves(cast, value, (Tensor, PackedSequence))
-    )
+    if type(value) is Tensor:  # as of most models
+        return value if value.dtype is dtype or value.dtype not in CASTABLE else value.to(dtype)
+    return map_leaves(cast, value, (Tensor, PackedSequence))
 
 
 def _dtype_name(value: Any) -> str | None:
