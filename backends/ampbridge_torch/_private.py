@@ -121,7 +121,7 @@ def _owner(path: str) -> Any:
         return getattr(_owner(parent), attribute)
 
 
-# Looked up here, because Dynamo cannot trace the lookup.
+# Looked up at once, because Dynamo cannot trace the lookup.
 function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function_mode_stack")
 """The function modes of this thread, outermost first."""
 
@@ -154,8 +154,7 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
 
     ``parameters`` builds every name on its way; models that override it are asked.
     """
-    kind = type(model)
-    inherited = torch.nn.Module
+    kind, inherited = type(model), torch.nn.Module
     if (
         kind.parameters is not inherited.parameters
         or kind.named_parameters is not inherited.named_parameters
@@ -163,18 +162,16 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
     ):
         return [p for p in model.parameters() if p.requires_grad]
     found: dict[int, torch.Tensor] = {}
-    _collect(model, found, set())
+    waiting, seen = [model], set()
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad:
+                    found[id(parameter)] = parameter
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
     return list(found.values())
-
-
-def _collect(module: torch.nn.Module, found: dict[int, torch.Tensor], seen: set[int]) -> None:
-    seen.add(id(module))
-    for parameter in module._parameters.values():
-        if parameter is not None and parameter.requires_grad:
-            found[id(parameter)] = parameter
-    for child in module._modules.values():
-        if child is not None and id(child) not in seen:
-            _collect(child, found, seen)
 
 
 def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -229,17 +226,11 @@ def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether hooks can be registered: torch's own ``__init__`` makes what holds them."""
-    return all(name in vars(optimizer) for name in _OPTIMIZER_HOOKS)
-
-
-_OPTIMIZER_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
+    return all(
+        f"_optimizer_{call}_{when}_hooks" in vars(optimizer)
+        for call in ("step", "state_dict", "load_state_dict")
+        for when in ("pre", "post")
+    )
 
 
 def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
@@ -304,18 +295,13 @@ def is_aten(name: str) -> bool:
 
 def computes(aten_name: str) -> bool:
     """Whether an aten op makes new tensors from tensors: no view, nothing in place, no query."""
-    schemas = lookup("_jit_get_schemas_for_operator")(f"aten::{aten_name}")
-    return any(
-        _has_tensor(schema.arguments) and _has_tensor(schema.returns) for schema in schemas
-    ) and not any(
-        argument.alias_info is not None and not argument.is_out
-        for schema in schemas
-        for argument in schema.arguments
-    )
-
-
-def _has_tensor(arguments: Sequence[Any]) -> bool:
-    return any("Tensor" in str(argument.type) for argument in arguments)
+    maps_tensors = False
+    for schema in lookup("_jit_get_schemas_for_operator")(f"aten::{aten_name}"):
+        if any(each.alias_info is not None and not each.is_out for each in schema.arguments):
+            return False
+        kinds = ([str(each.type) for each in of] for of in (schema.arguments, schema.returns))
+        maps_tensors |= all(any("Tensor" in kind for kind in each) for each in kinds)
+    return maps_tensors
 
 
 @cache
@@ -330,16 +316,11 @@ def registered_for_autocast(device_type: str) -> frozenset[str] | None:
     )
 
 
-def _dispatch_key(device_type: str) -> str:
-    renamed = lookup("_get_privateuse1_backend_name")
-    if renamed is not None and device_type == renamed():
-        return "PrivateUse1"
-    return device_type.upper()
-
-
 def autocast_key(device_type: str) -> str:
     """The dispatch key of ``torch.autocast(device_type)``."""
-    return f"Autocast{_dispatch_key(device_type)}"
+    renamed = lookup("_get_privateuse1_backend_name")
+    is_extension = renamed is not None and device_type == renamed()
+    return "AutocastPrivateUse1" if is_extension else f"Autocast{device_type.upper()}"
 
 
 def has_kernel(overload: Any, key: str) -> bool:
@@ -493,14 +474,14 @@ def _has_momentum_to_make(optimizer: torch.optim.Optimizer) -> bool:
 # -- what the lens sees by
 
 
+def backward_pass() -> int:
+    """A number that tells one backward pass from another, inside of it; -1 outside."""
+    return int(lookup("_current_graph_task_id")())
+
+
 def is_backward_pass() -> bool:
     """Whether autograd's engine calls, in this thread."""
-    return bool(lookup("_current_graph_task_id")() != -1)
-
-
-def backward_pass() -> int:
-    """A number that tells one backward pass from another, inside of it."""
-    return int(lookup("_current_graph_task_id")())
+    return backward_pass() != -1
 
 
 def at_the_end_of_the_backward_pass(call: Callable[[], None]) -> None:
@@ -541,18 +522,10 @@ def backward(loss: torch.Tensor, factor: Any, inputs: Sequence[torch.Tensor] | N
     if isinstance(factor, torch.Tensor):
         seed = factor.to(loss.device, loss.dtype, copy=True).reshape(loss.shape)
     else:
-        seed = torch.full(
-            (), 1.0 if factor is None else factor, dtype=loss.dtype, device=loss.device
-        )
-    run(
-        (loss,),
-        (seed,),
-        False,
-        False,
-        tuple(inputs or ()),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+        number = 1.0 if factor is None else factor
+        seed = torch.full((), number, dtype=loss.dtype, device=loss.device)
+    as_backward = {"allow_unreachable": True, "accumulate_grad": True}
+    run((loss,), (seed,), False, False, tuple(inputs or ()), **as_backward)
 
 
 def is_transforming() -> bool:

@@ -38,16 +38,11 @@ OPS = (
 
 
 class _Here(threading.local):
-    """What the innermost region of this thread wants.
-
-    Attributes:
-        merges: that ops take tensors of two dtypes.
-    """
-
     merges = False
 
 
 here = _Here()
+"""``here.merges``: whether the innermost region of this thread lets ops take tensors of two dtypes."""
 
 registered: set[DeviceType] = set()
 """The types of devices that have the kernels."""

@@ -111,16 +111,12 @@ def raised(value: Any, dtype: torch.dtype, weights: Weights | None) -> Any:
             return value
         if weights is not None and type(value) is nn.Parameter and not value.is_inference():
             return weights.raised(value, dtype)
-        return _raised(value, dtype)
+        return to(to(value, dtype), torch.float32)
     if type(value) in (list, tuple):
         return type(value)([raised(item, dtype, weights) for item in value])
     if type(value) is dict:
         return {name: raised(item, dtype, weights) for name, item in value.items()}
     return value
-
-
-def _raised(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return to(to(x, dtype), torch.float32)
 
 
 def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -205,7 +201,7 @@ class Weights:
         # A weight that is stored low may be written through `.data`, which makes no new version;
         # the tensors of a transform are of no use after it.
         if weight.dtype is dtype or _private.is_transforming():
-            return _raised(weight, dtype)
+            return to(to(weight, dtype), torch.float32)
         is_differentiated = torch.is_grad_enabled()
         key = id(weight), dtype, is_differentiated, weight.requires_grad
         known = self._known.get(key)

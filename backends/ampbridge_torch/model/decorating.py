@@ -222,7 +222,8 @@ def _other_hooks(model: nn.Module, decoration: Decoration) -> list[Removable]:
         hooks += follow_loaded_state(model)
     if decoration.save_dtype is not None:
         hooks += save_in(model, DTYPES[decoration.save_dtype])
-    if decoration.standalone and keras_on_torch.is_trained_by_keras(model):
+    has_fit = keras_on_torch.is_layer(model) and hasattr(model, "make_train_function")
+    if decoration.standalone and has_fit:
         hooks.append(keras_on_torch.CheckedFit(model, decoration.policy))
     return hooks
 
