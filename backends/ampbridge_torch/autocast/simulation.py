@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -195,44 +195,31 @@ class Weights:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, torch.dtype, bool, bool], _RoundedWeight] = {}
+        # Of each: the weight, its version and address, and it rounded: low, and in float32 if autograd
+        # may save that.
+        self._known: dict[Any, tuple[Tensor, int, int, Tensor, Tensor | None]] = {}
 
     def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """``weight`` rounded to ``dtype``, in float32."""
         # A weight that is stored low may be written through `.data`, which makes no new version;
         # the tensors of a transform are of no use after it.
         if weight.dtype is dtype or _private.is_transforming():
             return to(to(weight, dtype), torch.float32)
-        is_differentiated = torch.is_grad_enabled()
-        key = id(weight), dtype, is_differentiated, weight.requires_grad
+        is_recorded = torch.is_grad_enabled()
+        key = id(weight), dtype, is_recorded, weight.requires_grad
+        made_from = weight._version, weight.data_ptr()
         known = self._known.get(key)
-        if known is not None and known[1:3] == (weight._version, weight.data_ptr()):
-            return known.in_float32()
-        low = weight.to(dtype)
-        wide = low.to(torch.float32)
-        self._known[key] = _RoundedWeight(
-            weight, weight._version, weight.data_ptr(), low, wide if is_differentiated else None
-        )
-        return wide
-
-
-class _RoundedWeight(NamedTuple):
-    """What ``weight`` was rounded to when it had this version and address.
-
-    ``wide`` is ``low`` in float32, or None where no gradients are computed and nothing is saved.
-    """
-
-    weight: Tensor
-    version: int
-    address: int
-    low: Tensor
-    wide: Tensor | None
-
-    def in_float32(self) -> Tensor:
-        if self.wide is None:
-            return self.low.to(torch.float32)
-        if not self.wide.requires_grad:
-            return self.wide
-        shared: Tensor = _InSharedMemory.apply(self.low, self.wide)  # type: ignore[no-untyped-call]
+        if known is None or known[1:3] != made_from:
+            low = weight.to(dtype)
+            wide = low.to(torch.float32)
+            self._known[key] = (weight, *made_from, low, wide if is_recorded else None)
+            return wide
+        *_, low, saved = known
+        if saved is None:
+            return low.to(torch.float32)
+        if not saved.requires_grad:
+            return saved
+        shared: Tensor = _InSharedMemory.apply(low, saved)  # type: ignore[no-untyped-call]
         return shared
 
 

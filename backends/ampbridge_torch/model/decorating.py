@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
@@ -28,22 +28,14 @@ from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
-from ampbridge_torch.model import keras_on_torch, master_weights
-from ampbridge_torch.model.keras_on_torch import named_layers, own_parameters
+from ampbridge_torch.model import keras_on_torch, master_weights, model_calls
+from ampbridge_torch.model.keras_on_torch import own_parameters
 from ampbridge_torch.model.low_weights import (
     NORMALIZATIONS,
     LowWeights,
     follow_loaded_state,
     save_in,
     to_be_cast,
-)
-from ampbridge_torch.model.model_calls import (
-    ModelCall,
-    Removable,
-    cast_parameters,
-    installed_call,
-    model_call,
-    overlapping_calls,
 )
 
 
@@ -60,15 +52,15 @@ def layers(model: nn.Module) -> list[Layer]:
                 if not nn.parameter.is_lazy(p)
             },
         )
-        for name, module in named_layers(unwrapped(model))
+        for name, module in keras_on_torch.named_layers(unwrapped(model))
     ]
 
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
     call = vars(model).get("forward")
-    if type(call) is not ModelCall:
-        call = installed_call(unwrapped(model))
+    if type(call) is not model_calls.ModelCall:
+        call = model_calls.installed_call(unwrapped(model))
     if call is None:
         return None
     present: Decoration = call.decoration
@@ -92,7 +84,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     if at_o2:
         _check_wrapper(model, "amp.decorate(model, optimizer), then DistributedDataParallel(model)")
     model = unwrapped(model)
-    overlapping = overlapping_calls(model)
+    overlapping = model_calls.overlapping_calls(model)
     _check_overlap(policy, overlapping)
     kept = _called_layers(decoration.kept)
     _check_kept(model, kept)
@@ -111,7 +103,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         # Steps of a model and of its part take turns: each runs under its own policy alone.
         if not (call.decoration.standalone or decoration.standalone):
             call.remove()
-    model_call(model, decoration, kept).install_with(weights, handles)
+    model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
         if policy.master_weights:
             master_weights.attach(optimizer)
@@ -151,7 +143,7 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         UnsupportedError: at O2 for a model in a DistributedDataParallel, whose gradients would not be
             reduced any more.
     """
-    call = installed_call(unwrapped(model))
+    call = model_calls.installed_call(unwrapped(model))
     weights = call.weights if call is not None else None
     if weights is not None:
         _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
@@ -166,7 +158,7 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
 
 def has_masters(model: nn.Module) -> bool:
     """Whether there are float32 masters of its parameters."""
-    call = installed_call(unwrapped(model))
+    call = model_calls.installed_call(unwrapped(model))
     return call is not None and call.weights is not None and bool(call.weights.masters)
 
 
@@ -178,7 +170,7 @@ def masters_in(model: nn.Module) -> Iterator[None]:
     reduction of DistributedDataParallel).
     """
     inner = unwrapped(model)
-    call = installed_call(inner)
+    call = model_calls.installed_call(inner)
     assert call is not None
     weights, present = call.weights, call.decoration
     assert weights is not None
@@ -215,9 +207,9 @@ def _uncompiled(model: Any) -> Any:
     return model._orig_mod if "_orig_mod" in model._modules else model
 
 
-def _other_hooks(model: nn.Module, decoration: Decoration) -> list[Removable]:
+def _other_hooks(model: nn.Module, decoration: Decoration) -> list[model_calls.Removable]:
     """Those of state dicts, and of Keras' own training loop."""
-    hooks: list[Removable] = []
+    hooks: list[model_calls.Removable] = []
     if decoration.policy.level == "O2":
         hooks += follow_loaded_state(model)
     if decoration.save_dtype is not None:
@@ -273,13 +265,7 @@ def _called_layers(kept: Sequence[nn.Module]) -> list[nn.Module]:
 # -- what is refused
 
 
-def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Those of ``parameters`` that no decorated model has cast."""
-    cast = cast_parameters() if parameters else ()
-    return [parameter for parameter in parameters if id(parameter) not in cast]
-
-
-def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:
+def _check_overlap(policy: Policy, overlapping: Sequence[model_calls.ModelCall]) -> None:
     """Parameters have one dtype. Below O2 a model and its part may be decorated one by one."""
     for call in overlapping:
         if "O2" in (policy.level, call.decoration.policy.level):

@@ -306,10 +306,11 @@ def overlapping_calls(model: nn.Module) -> list[ModelCall]:
     ]
 
 
-def cast_parameters() -> set[int]:
-    """The ids of the parameters that models at O2 have in low precision."""
+def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those of ``parameters`` that no model at O2 has cast."""
     at_o2 = [call.weights for call in list(_installed) if call.weights is not None]
-    return {id(parameter) for weights in at_o2 for parameter in weights.parameters}
+    cast = {id(p) for weights in at_o2 for p in weights.parameters} if parameters else set()
+    return [parameter for parameter in parameters if id(parameter) not in cast]
 
 
 # -- regions
