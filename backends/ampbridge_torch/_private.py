@@ -192,7 +192,7 @@ def is_sharded(parameter: torch.Tensor) -> TypeGuard[DTensor]:
 
 
 def any_is_sharded(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether any of them is; of plain parameters it is seen by their one type."""
+    """Whether any of them is sharded; plain parameters show by their one type that none is."""
     return set(map(type, parameters)) != {torch.nn.Parameter} and any(map(is_sharded, parameters))
 
 
@@ -243,7 +243,7 @@ def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
 
 
 def is_outermost_step() -> bool:
-    """Whether the calling code, a hook, is in one call of ``step`` alone, of whichever optimizer."""
+    """Whether the calling code, a hook, is in one call of ``step`` alone, of any optimizer."""
     return sum(1 for _ in _stepping()) == 1
 
 
@@ -485,7 +485,7 @@ def is_backward_pass() -> bool:
 
 
 def at_the_end_of_the_backward_pass(call: Callable[[], None]) -> None:
-    """Have ``call`` called once the backward pass is over; inside of one alone."""
+    """Call ``call`` once this backward pass is over."""
     lookup("_execution_engine").queue_callback(call)
 
 
@@ -500,7 +500,7 @@ def is_made_since(node: Any, number: int) -> bool:
 
 
 def is_leaf_node(node: Any) -> bool:
-    """Whether it adds to the ``.grad`` of a leaf, its ``variable``."""
+    """Whether a node adds to the ``.grad`` of a leaf, its ``variable``."""
     return bool(node.name() == "torch::autograd::AccumulateGrad")
 
 
@@ -547,7 +547,7 @@ def write_below_transforms(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def is_within_transform(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``torch.func`` maps or differentiates with any of them, which then has no values."""
+    """Whether ``torch.func`` maps or differentiates with any tensor, which has no values then."""
     return any(map(lookup("is_functorch_wrapped_tensor"), tensors))
 
 

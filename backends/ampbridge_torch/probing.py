@@ -49,7 +49,7 @@ from ampbridge_torch.model import decorating
 
 
 def devices() -> list[Device]:
-    """The accelerator's, the current one first, and the CPU."""
+    """See ``Backend.devices``: accelerators, the current one first, and the CPU."""
     cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=_bfloat16_instructions())
     device_type = accelerators.available()
     if device_type is None:
@@ -133,7 +133,7 @@ def _float32_precision(backend: str, operator: str) -> str:
 
 
 def products(model: nn.Module) -> list[Product]:
-    """Of linear, convolution, attention and recurrent layers."""
+    """See ``Backend.products``: linear, convolution, attention and recurrent layers have some."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)

@@ -127,7 +127,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _plain(name: str, model: nn.Module) -> str:
-    """A dotted name without what wrappers of parts put in."""
+    """A dotted name without what wrappers of a model's parts have put into it."""
     parts, owner = [], model
     for part in name.split("."):
         replicated = part == "module" and isinstance(owner, _REPLICATING)
@@ -168,7 +168,7 @@ def _is_counter(each: _Named) -> bool:
 
 
 def _role(each: _Named) -> tuple[str, str]:
-    """What a tensor is for; of unknown modules, its own name and axes without meaning."""
+    """A tensor's role and axes; of unknown modules, its own name and axes without meaning."""
     for kinds, roles in ROLES.items():
         if isinstance(each.module, kinds) and each.attribute in roles:
             role, axes = roles[each.attribute]
@@ -386,7 +386,7 @@ def _setting(optimizer: optim.Optimizer, name: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Of a tensor its number; of one that JSON has not (Prodigy's ``growth_rate=inf``) its name."""
+    """A tensor as a number, and a number that JSON lacks (Prodigy's ``growth_rate=inf``) as text."""
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -429,7 +429,7 @@ def _in_type_of(present: Any, value: Any) -> Any:
 def _check_settings(
     optimizer: optim.Optimizer, settings: Mapping[str, Any], present: Sequence[Mapping[str, Any]]
 ) -> None:
-    """That settings are of this optimizer and of the kinds that ``read_optimizer`` gives."""
+    """Check that settings are of this optimizer and of the kinds that ``read_optimizer`` gives."""
     kind = type(optimizer).__qualname__
     if settings.get("kind") != kind:
         raise _refused(f"the optimizer was {settings.get('kind')!r:.100}, this one is {kind!r}")
@@ -468,7 +468,7 @@ def _check_group(optimizer: optim.Optimizer, group: Any, own: Mapping[str, Any])
 def _made_anew(
     optimizer: optim.Optimizer, settings: Mapping[str, Any], parameter: Tensor
 ) -> optim.Optimizer | None:
-    """One of torch's own with these settings, for another parameter; None where it is not torch's."""
+    """A new optimizer of torch's own, with these settings; None where it is not torch's."""
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return None
@@ -478,7 +478,7 @@ def _made_anew(
 
 
 def _is_like(value: Any, present: Any) -> bool:
-    """Whether ``value`` can take the place of ``present``. Numbers are one kind; None is any but that."""
+    """Whether ``value`` can replace ``present``: numbers by numbers; None by all but numbers."""
     if isinstance(value, list) and isinstance(present, list):
         return len(value) == len(present) and all(map(_is_like, value, present))
     if not _is_plain(value) or isinstance(present, list):
@@ -528,7 +528,7 @@ def _by_parameter(
 def _check_shape(
     key: str, value: np.ndarray, parameter: Tensor, optimizer: optim.Optimizer
 ) -> None:
-    """Torch's slots are as their parameter, or but one along an axis, or one number."""
+    """Check that a slot of torch's has its parameter's shape, perhaps with 1 for a size, or none."""
     pairs = list(zip(value.shape, parameter.shape, strict=False))
     fits = value.ndim == parameter.ndim and all(size in (1, full) for size, full in pairs)
     if value.ndim and not fits and type(optimizer).__module__.startswith("torch.optim"):
@@ -543,7 +543,7 @@ def _check_completeness(
     optimizer: optim.Optimizer,
     names: Sequence[str],
 ) -> None:
-    """That each parameter has all the slots which a step makes, in their shapes, or none at all."""
+    """Check that each parameter has all the slots which a step makes, in their shapes, or none."""
     grouped = zip(optimizer.param_groups, settings["groups"], strict=True)
     owners = [(p, described["settings"]) for group, described in grouped for p in group["params"]]
     for position, slots in saved.items():
@@ -557,7 +557,7 @@ def _check_completeness(
 def _shapes_of_slots(
     optimizer: optim.Optimizer, settings: Mapping[str, Any], shape: tuple[int, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """What a step of torch's own remembers of a parameter, by a step with a small one; else nothing."""
+    """The shapes of what a step of torch's own makes for a parameter, found by a step with a small one."""
     small = torch.zeros([min(size, 2) for size in shape])
     small.grad = torch.ones_like(small)
     made = _made_anew(optimizer, settings, small)

@@ -101,7 +101,7 @@ class Region:
         self._mode: OpListMode | None = None
 
     def run(self, loss_fn: Callable[..., T], *arguments: Any) -> T:
-        """``loss_fn`` of the arguments, in the region."""
+        """Call ``loss_fn`` in the region."""
         try:
             self.open()
             result = loss_fn(*arguments)
@@ -192,7 +192,7 @@ class Region:
 
 
 def run_outside(function: Callable[..., T], *arguments: Any) -> T:
-    """``function`` of the arguments in no region, whatever low one the caller stands in."""
+    """Call ``function`` in no region of low precision, even if the caller is in one."""
     if not _private.lookup("_is_any_autocast_enabled")():
         return function(*arguments)
     return Region(Policy("O0"), devices.in_use(), NOTHING).run(function, *arguments)
@@ -207,7 +207,7 @@ def _nesting() -> int:
 def _traced_region(
     policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
 ) -> Iterator[None]:
-    """The region within a function that Dynamo traces, of what it can follow."""
+    """The region within a function that Dynamo traces, made of what Dynamo can follow."""
     if policy.level == "O0":
         casts = [torch.autocast(device_type, enabled=False) for device_type in types]
     else:

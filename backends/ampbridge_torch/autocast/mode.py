@@ -58,7 +58,7 @@ def listed(rules: Rules, outer: OpListMode | None) -> Iterator[None]:
 
 
 def _replaced(rules: Rules) -> AbstractContextManager[Any]:
-    """The functions that are ops, where modules hold them."""
+    """A context in which modules hold replacements of the functions that are ops."""
     if not rules.functions:
         return nullcontext()
     if not is_compiling():
@@ -95,7 +95,7 @@ class OpListMode(TorchFunctionMode):
         return self._run(func, rule, args, kwargs or {})
 
     def _trace(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The same under Dynamo, within what it can follow."""
+        """``__torch_function__`` under Dynamo, within what Dynamo can follow."""
         if self.rules.unseen_by_dynamo:
             refuse_to_compile("the apply of a torch.autograd.Function, which torch.compile")
         rule = self.rules.traceable.get(func)
@@ -192,7 +192,7 @@ class OpListMode(TorchFunctionMode):
         low: torch.dtype,
         switched_off: str | None,
     ) -> Any:
-        """``func`` in float32, on inputs and with results rounded to ``low``."""
+        """Run ``func`` in float32, on inputs and with results rounded to ``low``."""
         compiling = is_compiling()
         weights = None if compiling else self._weights
         if rule.input_alone:
@@ -263,7 +263,7 @@ def _kernel_will_do(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def _run_on_statistics(
     func: Function, args: Sequence[Any], kwargs: Mapping[str, Any], switched_off: str | None
 ) -> Any:
-    """``func`` on an input in float32 where ``func`` writes to the others, which may be low."""
+    """Run ``func`` on an input in float32; it writes to the others, which may be low."""
     others = [*args[1:], *kwargs.values()]
     wide = [
         simulation.to(value, torch.float32)

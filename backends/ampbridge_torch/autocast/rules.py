@@ -43,16 +43,17 @@ from ampbridge_torch.devices import DeviceType
 # where that is low.
 Treatment: TypeAlias = Category | Literal["follow"]
 
-# They write to their running statistics: only the input is cast, the kernels take it mixed.
-_CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
-
 
 class Rule(NamedTuple):
     """The treatment of one function by device; None leaves it to ``torch.autocast``.
 
-    Those from ``rounds_once`` on are for simulation: when torch's own low kernel is as good, the
-    arguments (with their positions) with which it has to run, and of what kernels it, or its gradient,
-    is made. ``always_simulated``: natively, too, for want of low kernels.
+    Attributes:
+        input_alone: only the first argument is cast.
+        rounds_once: when torch's own low kernel is as good as a simulation; this and what follows are for
+            simulation.
+        native_with: the arguments with which torch's own kernel has to run, and their positions.
+        saves_result, multiplies, adds_bias: how its kernels, and those of its gradient, compute.
+        always_simulated: natively too, for want of low kernels.
     """
 
     cpu: Treatment | None
@@ -172,9 +173,8 @@ def _compile(
         function: _rule(function, on_cpu.get(function), elsewhere.get(function), simulates)
         for function in {**on_cpu, **elsewhere}
     }
-    if (
-        simulates
-    ):  # C++ composites that the policy leaves to what CUDA's autocast does with their parts
+    if simulates:
+        # C++ composites that the policy leaves to what CUDA's autocast does with their parts.
         on_cuda = native_list("cuda")
         for function, (ops, run) in by_parts().items():
             same = all(policy.category(op) == on_cuda.category(op) for op in ops)
@@ -196,7 +196,8 @@ def _compile(
 def _rule(
     function: Function, on_cpu: Treatment | None, elsewhere: Treatment | None, simulates: bool
 ) -> Rule:
-    input_alone = function.__name__ in _CAST_INPUT_ALONE
+    # They write to their running statistics: only the input is cast, the kernels take it mixed.
+    input_alone = function.__name__ in ("batch_norm", "instance_norm")
     if not simulates:
         alone = on_cpu == "follow"  # which natively stands for nothing else
         return Rule(on_cpu, elsewhere, input_alone, always_simulated=alone)
@@ -230,10 +231,9 @@ def _categories(
 
     Under simulation also of those that it would run low.
     """
-    own_rules = policy.own_rules(
-        "torch"
-    )  # for ops that the op table lacks; torch casts none of them
-    own = {function: own_rules[name] for name in own_rules for function in own_functions(name)}
+    # Ops that the policy lists and the op table lacks: torch.autocast casts none of them.
+    listed_alone = policy.own_rules("torch")
+    own = {f: category for name, category in listed_alone.items() for f in own_functions(name)}
     if policy.level == "O0":
         return {**dict.fromkeys(computing_functions(), "deny"), **own}
     if policy.lists == "native":
@@ -384,7 +384,7 @@ def is_known(device_type: DeviceType) -> bool:
 
 @cache
 def cast_by(device_type: DeviceType) -> frozenset[str]:
-    """The ops that ``torch.autocast(device_type)`` casts low or to float32; or may, as far as known."""
+    """The ops that ``torch.autocast(device_type)`` casts low or to float32, as far as torch tells."""
     if is_known(device_type):
         native = native_list(device_type)
         return native.allow | native.deny

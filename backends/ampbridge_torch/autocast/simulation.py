@@ -131,7 +131,7 @@ def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
 
 
 def spread(values: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
-    """The values as wide as they are broadcast; what returns to each element is rounded on its way."""
+    """The values, broadcast to one shape; the gradient of each element is rounded on its way back."""
     tensors = tensors_in(values)
     if len(tensors) < 2 or all(x.shape == tensors[0].shape for x in tensors):
         return values

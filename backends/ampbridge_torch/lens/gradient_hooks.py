@@ -88,7 +88,7 @@ class GradientReports:
 
     @torch.no_grad()
     def _end(self) -> None:
-        """Report what left the last op: all of it has."""
+        """Report what left the last op, which is complete now."""
         call, left = self._call, self._left
         self._call, self._left = None, {}
         whole: dict[int, Tensor] = {}
@@ -121,7 +121,7 @@ class History:
                 self._nodes[x.grad_fn, x.output_nr] += (place,)
 
     def hook(self, call: OpCall, outputs: Sequence[Tensor], reports: GradientReports) -> None:
-        """Have the gradients of an op that ran, from ``outputs`` on, reported."""
+        """Set the hooks that report the gradients of an op, which has made ``outputs``."""
         ends: dict[Node, None] = {}
         for place, x in enumerate(outputs):
             if x.grad_fn is not None and _private.is_made_since(x.grad_fn, self._made_before):

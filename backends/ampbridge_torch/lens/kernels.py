@@ -84,7 +84,6 @@ class Collected:
         self.kernels: list[Ran] = []
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a kernel and note it."""
         written = set(map(_memory, _private.written(func, args, kwargs)))
         if written:
             self.inputs = [x.clone() if _memory(x) in written else x for x in self.inputs]

@@ -157,7 +157,7 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
 
 
 def has_masters(model: nn.Module) -> bool:
-    """Whether there are float32 masters of its parameters."""
+    """Whether the model is decorated so that its parameters have float32 masters."""
     call = model_calls.installed_call(unwrapped(model))
     return call is not None and call.weights is not None and bool(call.weights.masters)
 
@@ -208,7 +208,7 @@ def _uncompiled(model: Any) -> Any:
 
 
 def _other_hooks(model: nn.Module, decoration: Decoration) -> list[model_calls.Removable]:
-    """Those of state dicts, and of Keras' own training loop."""
+    """Install the hooks of state dicts, and that of Keras' own training loop."""
     hooks: list[model_calls.Removable] = []
     if decoration.policy.level == "O2":
         hooks += follow_loaded_state(model)
@@ -221,7 +221,7 @@ def _other_hooks(model: nn.Module, decoration: Decoration) -> list[model_calls.R
 
 
 def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Those that stay float32 at O2."""
+    """The parameters that stay float32 at O2."""
     norms = [each.layer for each in layers(model) if is_normalization(each, NORMALIZATIONS)]
     of_norms = [parameter for norm in norms for parameter in own_parameters(norm).values()]
     return of_norms + [parameter for layer in kept for parameter in layer.parameters()]

@@ -30,7 +30,7 @@ COUNTED_NORMALIZATIONS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-"""Those with running statistics, and a counter of batches."""
+"""Torch's normalizations with running statistics and a counter of batches."""
 
 NORMALIZATIONS = (*COUNTED_NORMALIZATIONS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Torch's own normalizations, whose parameters stay float32 at O2."""
@@ -104,7 +104,7 @@ class LowWeights:
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
-        """The parameters in float32 again, at their masters' values; copies that came in, at their own."""
+        """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
         known = set(map(id, (*self._low_before, *self.parameters)))
         came = {
             name: parameter
@@ -208,5 +208,4 @@ def save_parameters(
 
 
 def _named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's own."""
     return module.named_parameters(recurse=False, remove_duplicate=False)

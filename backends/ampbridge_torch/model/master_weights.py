@@ -104,7 +104,6 @@ class Master:
         return self._widened
 
     def forget(self) -> None:
-        """Let the low tensor have no master any more."""
         _masters.pop(id(self.low), None)
         if not _masters:
             _watch.stop()
@@ -216,7 +215,7 @@ class MasterUpdates:
                 state[master.low] = state.pop(master.wide)
 
     def clear_up(self, optimizer: optim.Optimizer) -> None:
-        """After a step that raised. Gradients that came in the meantime are the valid ones."""
+        """Take masters out after a step that raised. Gradients that came in the meantime are valid."""
         if self._replaced:
             self._replaced = [
                 place._replace(grad=place.master.low.grad) for place in self._replaced
@@ -224,7 +223,7 @@ class MasterUpdates:
             self._take_masters_out(optimizer)
 
     def _hand_over_gradients(self) -> None:
-        """The masters' gradients: those given, or their parameters', in float32."""
+        """Give masters their gradients in float32: those of ``step``, or their parameters'."""
         narrow, wide = [], []
         for _, _, master, grad in self._replaced:
             grad = self._given.get(id(master.low), grad)
@@ -259,7 +258,7 @@ class MasterUpdates:
         return args, {**kwargs, "closure": closure}
 
     def _evaluate(self, optimizer: optim.Optimizer, closure: Callable[[], Any]) -> Any:
-        """A closure meets the model's parameters, in its ``zero_grad`` too, at their newest values."""
+        """Call a closure, which finds the model's parameters in the optimizer, at their newest values."""
         self._take_masters_out(optimizer, rounded=True)
         loss = closure()
         with torch.no_grad():
@@ -295,7 +294,7 @@ class MasterUpdates:
     def _call(
         self, optimizer: ref[optim.Optimizer], method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """``optimizer.train()`` and the like: what it reads and writes are masters and their gradients."""
+        """Call ``optimizer.train()`` and the like: it reads and writes masters and their gradients."""
         present = optimizer()
         assert present is not None  # its own method is being called
         if self._calling or _private.steps_under_way(present):  # called by the optimizer itself
@@ -392,12 +391,12 @@ def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
 
 
 def inside(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
-    """The optimizers that ``optimizer`` is around."""
+    """The optimizers that ``optimizer`` is a wrapper of."""
     return [each for each in vars(optimizer).values() if isinstance(each, optim.Optimizer)]
 
 
 class _Watch:
-    """What torch has no hook for on a parameter, watched on all of them while there are masters."""
+    """Watches all steps and all ``.data`` while there are masters: torch has no hook on one parameter."""
 
     def __init__(self) -> None:
         self._handle: RemovableHandle | None = None
@@ -466,7 +465,7 @@ def attach(optimizer: optim.Optimizer) -> None:
 
 @torch.no_grad()
 def _adopt_loaded(optimizer: optim.Optimizer) -> None:
-    """Masters from a state dict that was loaded before there were any, unless weights have changed."""
+    """Take masters from a state dict that was loaded before there were any, unless weights changed."""
     adopted = []
     for parameter in held_parameters(optimizer):
         slots, master = optimizer.state.get(parameter, {}), master_of(parameter)
@@ -494,7 +493,7 @@ def detach(optimizer: optim.Optimizer) -> None:
 
 @contextmanager
 def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
-    """Optimizers that update any of ``masters`` hold them as parameters, as if there were none low."""
+    """Optimizers that update any of ``masters`` hold them as plain float32 parameters."""
     ids = {id(master.low) for master in masters}
     with ExitStack() as afterwards:
         for optimizer, updates in list(_attached.items()):

@@ -46,7 +46,7 @@ class Removable(Protocol):
 
 
 class NoCodeError(UnsupportedError, AttributeError):
-    """The call of a decorated layer is no function; ``hasattr`` sees an attribute that there is not."""
+    """The call of a decorated layer has no code; ``hasattr`` takes it for an attribute that is missing."""
 
 
 class Call:
@@ -71,7 +71,7 @@ class Call:
         module.forward = self
 
     def remove(self) -> None:
-        """Put back what was there, also from below another call's replacement."""
+        """Put back what was there, even if another call has replaced this one."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -93,13 +93,13 @@ class Call:
 
     @property
     def __signature__(self) -> Signature:
-        """That of the module's own ``forward``, which trainers look at."""
+        """The signature of the module's own ``forward``, which trainers look at."""
         module = self.module()
         return signature(self._replaced or type(module).forward.__get__(module))
 
     @property
     def __code__(self) -> NoReturn:
-        """What ``torch.export`` looks for first."""
+        """Refused, because ``torch.export`` looks for it first."""
         kind = type(self.module()).__name__
         msg = (
             f"This {kind} is decorated: what exporters read is a forward that casts around the model's "
@@ -117,7 +117,7 @@ class Call:
         return self._run(module, args, kwargs)
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """The call of ``module``, or of a shallow copy."""
+        """Call ``module``, which is the module or a shallow copy of it."""
         raise NotImplementedError
 
     def _forward(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ class ModelCall(Call):
         self._sample = parameters[0] if one_device else None
 
     def install_with(self, weights: LowWeights | None, handles: Sequence[Removable]) -> None:
-        """``handles``: of other hooks, that go with this one."""
+        """Install this call and its kept layers'; ``handles`` are other hooks, which go when it goes."""
         for call in self._kept_calls:
             call.install()
         self.install()
@@ -218,7 +218,7 @@ class ModelCall(Call):
         return result
 
     def _device_types(self) -> tuple[DeviceType, ...]:
-        """Those of the model, wherever it has been moved to; all that are in use if it has several."""
+        """The devices of the model, wherever it has been moved to; all in use if it has several."""
         if self._sample is None:
             return devices.in_use()
         if self._sample.is_cpu or self._sample.is_meta:
@@ -273,7 +273,7 @@ _installed: WeakSet[ModelCall] = WeakSet()
 
 
 def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> ModelCall:
-    """The call of ``model`` under ``decoration``, made once."""
+    """The call of ``model`` under ``decoration``; the same one each time."""
     if any(layer is model for layer in kept):  # it would keep the model, and so itself, alive
         return ModelCall(model, decoration, kept)
     key = decoration.policy, decoration.standalone, tuple(id(layer) for layer in kept)
@@ -286,7 +286,7 @@ def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Modul
 
 
 def installed_call(model: nn.Module) -> ModelCall | None:
-    """That of a decorated model. It may be a kept layer of another one besides."""
+    """The call of a decorated model, which may be a kept layer of another one besides."""
     forward = vars(model).get("forward")
     if forward is None or type(forward) is ModelCall:
         return forward
@@ -294,7 +294,7 @@ def installed_call(model: nn.Module) -> ModelCall | None:
 
 
 def overlapping_calls(model: nn.Module) -> list[ModelCall]:
-    """Those of other decorated models that are parts of ``model``, or that it is a part of."""
+    """The calls of other decorated models that are parts of ``model``, or that it is a part of."""
     parts = set(map(id, model.modules()))
     return [
         call
@@ -339,7 +339,7 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
 
 
 def cast_nested(value: Any, dtype: torch.dtype) -> Any:
-    """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
+    """``value`` with its tensors in ``dtype``; float64, and what is not floating point, stays as it is."""
 
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, (Tensor, PackedSequence)):
@@ -355,7 +355,7 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _dtype_name(value: Any) -> str | None:
-    """None for what is no tensor."""
+    """The dtype of a tensor or a packed sequence; None for anything else."""
     if isinstance(value, PackedSequence):
         value = value.data
     return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else None

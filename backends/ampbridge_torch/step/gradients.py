@@ -37,7 +37,7 @@ grad_of = attrgetter("grad")
 _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 _traits, _of_group = attrgetter("__class__", "dtype", "is_cpu"), itemgetter("params")
 _PLAIN = {(nn.Parameter, torch.float32, True)}
-"""Parameters of which nothing is to be looked at."""
+"""The traits of parameters that need no closer look."""
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -73,7 +73,6 @@ def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
 
 
 def store(owners: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
-    """Set ``.grad`` of each parameter."""
     for parameter, grad in zip(owners, grads, strict=False):
         parameter.grad = grad
 

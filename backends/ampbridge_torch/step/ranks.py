@@ -53,7 +53,7 @@ def shard_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def alike(slot: Tensor, parameter: Tensor) -> bool:
-    """Whether a slot is on its ranks as its parameter is, or the same number on each of them."""
+    """Whether a slot is sharded as its parameter is, or the same number on each rank."""
     if not slot.ndim or not _private.is_sharded(parameter):
         return not _private.is_sharded(slot)
     return _private.is_sharded(slot) and _placed(slot) == _placed(parameter)

@@ -23,7 +23,7 @@ from ampbridge_torch.model.model_calls import casts_here
 
 @contextmanager
 def noticed(model: nn.Module, policy: Policy) -> Iterator[None]:
-    """A block with a backward pass of ``model``: low layers are warned of, all told beside an error."""
+    """A block with a backward pass of ``model``. Warns of layers with low weights; an error names all."""
     found: dict[str, bool] = {}
     names = {id(layer): name for name, layer in model.named_modules()}
 

@@ -39,7 +39,7 @@ _ZERO, _ONE = torch.zeros((), device="cpu"), torch.ones((), device="cpu")
 
 _traits = attrgetter("__class__", "dtype", "is_cpu", "layout", "requires_grad")
 _PLAIN = {(Tensor, torch.float32, True, torch.strided, False)}
-"""What a kernel of the CPU may read as it is, outside of any graph."""
+"""The traits of gradients that a kernel of the CPU may read as they are."""
 
 
 # -- unscale and check
@@ -122,7 +122,7 @@ def _check_and_unscale(grads: list[Tensor], not_finite: Tensor, inverse: Tensor)
 
 
 def _widest(value: Tensor) -> Tensor:
-    """In float64, where the device has it (MPS has not)."""
+    """``value`` in float64, if the device has it (MPS has not)."""
     return value.double() if _has_float64(value.device.type) else value
 
 
@@ -293,7 +293,7 @@ class _DeviceState(ScaleState):
     __slots__ = ()
 
     def on_host(self) -> ScaleState:
-        """All numbers, by one wait for the device."""
+        """As Python numbers, by one wait for the device."""
         counts = [count.int() for count in self[1:] if isinstance(count, Tensor)]
         scale, *read = torch.stack([self.scale.view(torch.int32), *counts]).cpu()
         known = (read.pop(0).item() if isinstance(n, Tensor) else n for n in self[1:])
