@@ -94,11 +94,7 @@ NAMES = {
 
 @cache
 def lookup(name: str) -> Any:
-    """The object of that name in ``NAMES``; None where an optional one has moved.
-
-    Raises:
-        UnsupportedError: where a required one has moved.
-    """
+    """The object of that name in ``NAMES``. If it has moved: None, or an error if it is required."""
     entry = NAMES[name]
     module, _, attribute = entry.path.rpartition(".")
     try:
@@ -142,10 +138,7 @@ def pop_function_mode(mode: Any) -> None:
 def autocast_settings(
     device_type: str, dtype: torch.dtype | None
 ) -> tuple[bool, torch.dtype | None]:
-    """Whether ``torch.autocast`` of ``dtype`` turns it on for a type of device; None turns it off.
-
-    Raises: what its constructor does, for a device that cannot compute in ``dtype``.
-    """
+    """Whether ``torch.autocast`` of ``dtype`` casts on a type of device, or raises; None never casts."""
     return dtype is not None and torch.autocast(device_type, dtype=dtype)._enabled, dtype
 
 
@@ -197,11 +190,7 @@ def any_is_sharded(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def check_gradient_dtypes() -> None:
-    """See whether ``.grad`` may be of another dtype than its parameter.
-
-    Raises:
-        UnsupportedError: if it may not.
-    """
+    """Refuse a torch whose ``.grad`` has to be of its parameter's dtype."""
     if lookup("grad_dtype") is None:
         msg = (
             f"torch {torch.__version__} cannot hold float32 gradients of low-precision parameters.\n"
@@ -212,11 +201,7 @@ def check_gradient_dtypes() -> None:
 
 
 def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
-    """Let ``tensor.grad``, which is None now, be of ``dtype``; None: autograd's, or what is set.
-
-    Raises:
-        UnsupportedError: if this torch knows no dtype but the tensor's own.
-    """
+    """Let ``tensor.grad``, which is None now, be of ``dtype``; with None, of any that is set."""
     if lookup("grad_dtype") is None and dtype is tensor.dtype:
         return
     check_gradient_dtypes()
@@ -429,11 +414,9 @@ def tracing_gradients() -> Iterator[None]:
 def inductor(
     graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], keeps_roundings: bool
 ) -> Callable[..., Any]:
-    """``graph`` compiled by Inductor.
+    """``graph`` compiled by Inductor, and its backward pass, whenever that is compiled.
 
-    Args:
-        keeps_roundings: casts to 16 bits and back round, as they do in eager code. By default they
-            are fused away. Holds for the backward pass too, whenever that is compiled.
+    With ``keeps_roundings`` casts to 16 bits and back round, as in eager code; else they are fused away.
     """
     compile_graph = cast(Callable[..., Callable[..., Any]], lookup("lookup_backend")("inductor"))
     if not keeps_roundings:

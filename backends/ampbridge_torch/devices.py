@@ -57,11 +57,7 @@ def has_autocast(device_type: DeviceType) -> bool:
 
 
 def types_of(tensors: Iterable[Tensor]) -> tuple[DeviceType, ...]:
-    """The device types of a model's tensors, the CPU first.
-
-    Raises:
-        UnsupportedError: if they are of two accelerators, or of a device without an autocast.
-    """
+    """The device types of a model's tensors, the CPU first; at most one more, that has an autocast."""
     found = {tensor.device.type for tensor in tensors}
     others = tuple(found - {"cpu"})
     if len(others) > 1 or not all(map(has_autocast, others)):

@@ -47,8 +47,6 @@ def region(policy: Policy) -> AbstractContextManager[Any]:
 
     They are the CPU, and the accelerator once this process has initialised it. There the mode that the
     CPU's lists need sees CUDA's calls too, at about 2 us each, which a step on known devices saves.
-
-    Raises: as ``region_on``.
     """
     return region_on(devices.in_use(), policy)
 

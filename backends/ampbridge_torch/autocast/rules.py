@@ -123,12 +123,7 @@ _lock = Lock()
 
 
 def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
-    """The rules that ``torch.autocast`` does not have by itself on these devices; made once.
-
-    Raises:
-        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
-            ``lists="native"``.
-    """
+    """The rules that ``torch.autocast`` does not have by itself on these devices; made once."""
     rules: Rules = getattr(_compiled, _name(policy, device_types))
     return rules
 

@@ -41,9 +41,7 @@ class Leaving(NamedTuple):
 class GradientReports:
     """Tells an observer of an op's gradients, first of those that arrive, then of those that leave.
 
-    Attributes:
-        has_begun: whether the forward pass is over. The gradients that it takes itself are no part of the
-            backward pass.
+    It does so once it ``has_begun``: gradients that the forward pass takes itself are none of them.
     """
 
     def __init__(self, observer: Observer) -> None:

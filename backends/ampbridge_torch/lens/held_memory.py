@@ -36,11 +36,7 @@ def peak_memory(action: Callable[[], None]) -> int | None:
 
 
 class HeldMemory(TorchDispatchMode):
-    """Counts the memory that kernels of this thread make, forward and backward.
-
-    Attributes:
-        peak: the most bytes that were held at once.
-    """
+    """Counts the memory that kernels of this thread make; ``peak`` is the most that was held at once."""
 
     supports_higher_order_operators = True
 

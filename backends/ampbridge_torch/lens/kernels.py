@@ -44,10 +44,7 @@ class Ran(NamedTuple):
 class Kernels(TorchDispatchMode):
     """Notes the kernels of this thread while an op is ``collected``, and hands the others to ``alone``.
 
-    Those of a backward pass go through unseen.
-
-    Attributes:
-        op: the op that is under way.
+    ``op`` is the op that is under way. Kernels of a backward pass go through unseen.
     """
 
     supports_higher_order_operators = True

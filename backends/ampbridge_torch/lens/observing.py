@@ -91,11 +91,7 @@ def _calls_noted(model: nn.Module, path: list[str]) -> Iterator[None]:
 
 
 class ObservingMode(TorchFunctionMode):
-    """Reports the ops of one forward pass.
-
-    Args:
-        path: the names of the layers that call, the innermost last.
-    """
+    """Reports the ops of one forward pass; ``path`` names the layers that call, the innermost last."""
 
     def __init__(self, observer: Observer, path: Sequence[str], gradients: bool) -> None:
         super().__init__()
@@ -124,9 +120,7 @@ class ObservingMode(TorchFunctionMode):
     ) -> Any:
         """``call(*args, **kwargs)``, reported as an op unless one is under way, of which it is a part.
 
-        Args:
-            func: what the rules know it by.
-            name: the op, by the kernels that computed; None if it is none.
+        The rules know the op as ``func``; ``name`` names it by the kernels that computed, or gives None.
         """
         inputs = floating_tensors((args, kwargs))
         if self.kernels.op is not None or _private.is_within_transform(inputs):

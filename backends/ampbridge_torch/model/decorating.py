@@ -112,11 +112,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
 
 
 def update_masters_by(optimizer: optim.Optimizer) -> None:
-    """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not.
-
-    Raises:
-        UnsupportedError: for optimizers around other optimizers.
-    """
+    """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not."""
     if master_weights.updates_of(optimizer) is None:
         _check_optimizer(optimizer)
         master_weights.attach(optimizer)

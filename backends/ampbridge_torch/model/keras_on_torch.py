@@ -48,11 +48,7 @@ def is_layer(module: Any) -> bool:
 
 
 def check_copy(model: nn.Module) -> None:
-    """That a copy of ``model`` has parameters which a copy of its optimizer holds.
-
-    Raises:
-        UnsupportedError: for models of Keras, which makes new parameters.
-    """
+    """Refuse to copy a model of Keras: the copy has parameters that a copy of its optimizer lacks."""
     if is_layer(model):
         msg = (
             f"Keras copies a {type(model).__name__} on torch with new parameters, which a copy of its "
@@ -73,11 +69,6 @@ class CheckedFit:
         model.make_train_function = self
 
     def __call__(self, force: bool = False) -> None:
-        """Look at the optimizer.
-
-        Raises:
-            UnsupportedError: at O2; in float16 for one that does not scale the loss.
-        """
         model: Any = self._model()
         policy, optimizer = self._policy, model.optimizer
         kind = type(optimizer).__name__

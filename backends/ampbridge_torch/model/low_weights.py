@@ -168,11 +168,7 @@ def load_masters(
     local_metadata: Mapping[str, Any],
     *_: Any,
 ) -> None:
-    """Load hook: masters take what is wider than their low tensors. (The rest they adopt.)
-
-    Raises:
-        UnsupportedError: for ``assign=True``.
-    """
+    """Load hook: masters take what is wider than their low tensors, and adopt the rest later."""
     if local_metadata.get("assign_to_params_buffers", False):
         msg = (
             "load_state_dict(assign=True) would put other parameters in the place of those whose "

@@ -437,11 +437,7 @@ _watch = _Watch()
 
 
 def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Before any optimizer's step.
-
-    Raises:
-        CallOrderError: if it would train the rounding of masters that it does not know.
-    """
+    """Hook before any optimizer's step: refuse one that would train the rounding of others' masters."""
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
     if any(master_of(p) is not None and p.grad is not None for p in held_parameters(optimizer)):

@@ -41,8 +41,7 @@ FLOAT32_REGION = Policy("O0")
 class Removable(Protocol):
     """A hook, as torch's ``RemovableHandle``."""
 
-    def remove(self) -> None:
-        """Take it out."""
+    def remove(self) -> None: ...
 
 
 class NoCodeError(UnsupportedError, AttributeError):
@@ -141,14 +140,10 @@ def calls_of(module: nn.Module) -> list[Call]:
 
 
 class ModelCall(Call):
-    """The ``forward`` of a decorated model: a region is opened, and outputs are cast.
+    """The ``forward`` of a decorated model: it opens a region and casts outputs.
 
-    Args:
-        kept: the layers in ``decoration.kept`` that are called.
-
-    Attributes:
-        decoration: what the model is decorated with.
-        weights: those in low precision, at O2; None elsewhere.
+    ``kept`` are the layers in ``decoration.kept`` that are called, and ``weights`` those in low precision,
+    at O2.
     """
 
     def __init__(self, model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> None:
@@ -229,8 +224,7 @@ class ModelCall(Call):
 class KeptCall(Call):
     """The ``forward`` of a kept layer: a region of float32, in which its inputs are float32.
 
-    Args:
-        everywhere: whether it is one outside of regions too, where inputs may be low all the same.
+    ``everywhere``: inputs are raised outside of regions too, where they may be low all the same.
     """
 
     def __init__(self, layer: nn.Module, everywhere: bool) -> None:

@@ -301,9 +301,9 @@ class _DeviceState(ScaleState):
 
 
 class DeviceStore:
-    """The scaler's state in tensors that are replaced, never changed: what was read stays so.
+    """The scaler's state in tensors; a count is a number where the host knows it.
 
-    A count is a number where the host knows it.
+    Tensors are replaced, never changed: what was read stays as it is.
     """
 
     def __init__(self, state: ScaleState, device: torch.device) -> None:
