@@ -101,11 +101,7 @@ class Bound:
     """
 
     def __init__(
-        self,
-        loss_fn: LossFn,
-        model: nn.Module,
-        policy: Policy,
-        optimizer: optim.Optimizer | None,
+        self, loss_fn: LossFn, model: nn.Module, policy: Policy, optimizer: optim.Optimizer | None
     ) -> None:
         self._loss_fn, self._model, self._policy = loss_fn, model, policy
         self._owner = model if optimizer is None else optimizer
