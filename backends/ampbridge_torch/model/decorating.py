@@ -41,19 +41,12 @@ from ampbridge_torch.model.low_weights import (
 
 def layers(model: nn.Module) -> list[Layer]:
     """See ``Backend.layers``. Parameters of lazy layers that have no shape yet are left out."""
-    return [
-        Layer(
-            name,
-            type(module).__name__,
-            module,
-            {
-                key: tuple(p.shape)
-                for key, p in own_parameters(module).items()
-                if not nn.parameter.is_lazy(p)
-            },
-        )
-        for name, module in keras_on_torch.named_layers(unwrapped(model))
-    ]
+    found = []
+    for name, module in keras_on_torch.named_layers(unwrapped(model)):
+        own = own_parameters(module).items()
+        shapes = {key: tuple(p.shape) for key, p in own if not nn.parameter.is_lazy(p)}
+        found.append(Layer(name, type(module).__name__, module, shapes))
+    return found
 
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
@@ -227,16 +220,17 @@ def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Par
 def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``. Without tensors of other kinds: sharded, fake, on "meta"."""
     low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
-    held: dict[int, tuple[Layer, str, nn.Parameter]] = {}
+    places, norms = [], []
     for layer in layers(model):
         for name, parameter in own_parameters(layer.layer).items():
             if id(parameter) in low and _has_plain_values(parameter):
-                held.setdefault(id(parameter), (layer, name, parameter))
-    if not held:
+                low.remove(id(parameter))  # each comes once
+                places.append((layer, name))
+                norms.append(torch.linalg.vector_norm(parameter, math.inf))
+    if not norms:
         return []
-    norms = [torch.linalg.vector_norm(parameter, math.inf) for _, _, parameter in held.values()]
     largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
-    return [Magnitude(*each[:2], norm) for each, norm in zip(held.values(), largest, strict=True)]
+    return [Magnitude(*place, norm) for place, norm in zip(places, largest, strict=True)]
 
 
 def _has_plain_values(parameter: nn.Parameter) -> bool:
