@@ -11,9 +11,7 @@ import ampbridge as amp
 from ampbridge.adapters.calling_code import warn
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [
-    path for part in ("ampbridge", "backends", "tools") for path in (ROOT / part).rglob("*.py")
-]
+SOURCES = [path for part in ("ampbridge", "backends", "tools") for path in (ROOT / part).rglob("*.py")]
 
 
 def test_nothing_else_warns():
